@@ -1,0 +1,1 @@
+"""What all levels share: typed work, typed capacity, rates and prices, one loop, one journal. Knows no level."""

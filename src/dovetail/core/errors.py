@@ -1,0 +1,48 @@
+"""The errors a user sees, each with the exit code of the command that meets it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DovetailError(Exception):
+    """Something went wrong that the user should read about without a traceback."""
+
+    exit_code = 1
+
+
+class InputError(DovetailError):
+    """Bad input or usage: says where, what was found and what was expected."""
+
+    exit_code = 2
+
+
+class PolicyError(DovetailError):
+    """A policy asked for something the engine does not allow, or stopped deciding while work is left."""
+
+
+class MissingExtraError(DovetailError):
+    """An optional part is not installed."""
+
+    exit_code = 2
+
+    def __init__(self, extra: str, package: str, what_for: str) -> None:
+        super().__init__(f"{what_for} needs {package}, which is not installed: pip install 'dovetail[{extra}]'")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint to append to an error about an unknown word.
+
+    >>> did_you_mean("memory_gib", ["memory_gb", "name"])
+    "; did you mean 'memory_gb'?"
+    >>> did_you_mean("zzz", ["memory_gb"])
+    '; known: memory_gb'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    if not known:
+        return ""
+    return "; known: " + ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")

@@ -1,0 +1,83 @@
+"""Policies by level and name. Ours and a third party's register the same way.
+
+A third-party package names its module under the entry-point group `dovetail.policies`; importing the module runs the
+`@policy` decorators in it, and the names work in every command.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+import msgspec
+
+from dovetail.core.errors import InputError, did_you_mean
+
+GROUP = "dovetail.policies"
+_policies: dict[tuple[str, str], Callable[..., Any]] = {}
+_plugins_loaded = False
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def policy(name: str, *, level: str) -> Callable[[T], T]:
+    """Register a policy class or factory; its keyword parameters become the policy's options."""
+
+    def register(factory: T) -> T:
+        known = _policies.get((level, name))
+        if known is not None and (known.__module__, known.__qualname__) != (factory.__module__, factory.__qualname__):
+            raise InputError(f"{level} policy {name!r} is registered twice: {known.__module__}, {factory.__module__}")
+        _policies[level, name] = factory
+        return factory
+
+    return register
+
+
+def _load_plugins() -> None:
+    global _plugins_loaded
+    if _plugins_loaded:
+        return
+    _plugins_loaded = True
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            warnings.warn(f"policy plug-in {entry.name} ({entry.value}) does not load: {error}", stacklevel=2)
+
+
+def names(level: str) -> list[str]:
+    _load_plugins()
+    return sorted(name for of, name in _policies if of == level)
+
+
+def promise(level: str, name: str) -> str:
+    """The first line of a policy's docstring: what it promises."""
+    return (inspect.getdoc(_policies[level, name]) or "").split("\n")[0]
+
+
+def options_of(level: str, name: str) -> dict[str, inspect.Parameter]:
+    """The options a policy takes: the keyword parameters of its constructor."""
+    parameters = inspect.signature(_policies[level, name]).parameters
+    return {key: p for key, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+
+
+def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """A policy by name, with its options checked and converted; unknown names and options get a hint."""
+    _load_plugins()
+    factory = _policies.get((level, name))
+    if factory is None:
+        raise InputError(f"no {level} policy is called {name!r}{did_you_mean(name, names(level))}")
+    known = options_of(level, name)
+    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    checked = {}
+    for key, value in (options or {}).items():
+        if key not in known:
+            raise InputError(f"policy {name} has no option {key!r}{did_you_mean(key, known)}")
+        try:
+            checked[key] = msgspec.convert(value, hints.get(key, Any), strict=False)
+        except msgspec.ValidationError as error:
+            raise InputError(f"policy {name}, option {key}={value!r}: {error}") from None
+    return factory(**checked)

@@ -1,0 +1,107 @@
+"""Typed capacity: device types, devices, hosts, and the pool that work is placed on. Amounts are integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from msgspec import Struct
+
+from dovetail.core.errors import InputError, did_you_mean
+
+
+class DeviceType(Struct, frozen=True, omit_defaults=True):
+    """`speed` is relative to the reference device; `memory_mib` None means that memory is not modelled."""
+
+    name: str
+    memory_mib: int | None = None
+    speed: float = 1.0
+
+
+class Device(Struct, frozen=True, omit_defaults=True):
+    id: int
+    type: str
+    host: int = 0
+
+
+class Pool(Struct, frozen=True):
+    """Devices numbered from 0, with their types. Neighbouring ids are neighbours in the machine.
+
+    >>> types = {"a100": DeviceType("a100"), "l4": DeviceType("l4", speed=0.4)}
+    >>> pool = Pool.parse("a100:2,l4:1", types)
+    >>> [d.type for d in pool.devices]
+    ['a100', 'a100', 'l4']
+    >>> pool.windows(2, aligned=False)
+    ((0, 1), (1, 2))
+    """
+
+    devices: tuple[Device, ...]
+    types: dict[str, DeviceType]
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @classmethod
+    def parse(cls, text: str, types: Mapping[str, DeviceType], per_host: int = 8) -> Pool:
+        """`4` (devices of the plain type) or `a100:2,l4:4` (counts of named types)."""
+        wanted: list[str] = []
+        used: dict[str, DeviceType] = {}
+        for item in text.split(","):
+            name, colon, count_text = item.strip().rpartition(":")
+            name = name if colon else "gpu"
+            kind = types.get(name) or (DeviceType("gpu") if name == "gpu" else None)
+            if kind is None:
+                raise InputError(f"--gpus {text}: {name!r} is not a GPU type{did_you_mean(name, types)}")
+            if not count_text.isdigit():
+                raise InputError(f"--gpus {text}: {count_text!r} is not a count; expected 4, or a100:2,l4:4")
+            used[name] = kind
+            wanted += [name] * int(count_text)
+        if not wanted:
+            raise InputError(f"--gpus {text}: expected at least one GPU")
+        return cls(tuple(Device(i, name, i // per_host) for i, name in enumerate(wanted)), used)
+
+    @property
+    def speeds(self) -> list[float]:
+        return [self.types[d.type].speed for d in self.devices]
+
+    @property
+    def memories(self) -> list[int | None]:
+        return [self.types[d.type].memory_mib for d in self.devices]
+
+    def windows(self, width: int, aligned: bool = True) -> tuple[tuple[int, ...], ...]:
+        """Runs of `width` neighbouring devices; aligned ones start at a multiple of `width` and never fragment."""
+        return _windows(len(self.devices), width, aligned)
+
+
+@lru_cache(maxsize=1024)
+def _windows(devices: int, width: int, aligned: bool) -> tuple[tuple[int, ...], ...]:
+    step = width if aligned else 1
+    return tuple(tuple(range(i, i + width)) for i in range(0, devices - width + 1, step))
+
+
+class Ledger:
+    """Which device is held by whom. The engine asks it before it carries an instruction out."""
+
+    __slots__ = ("holders",)
+
+    def __init__(self, pool: Pool) -> None:
+        self.holders: list[str | None] = [None] * len(pool)
+
+    def conflict(self, devices: Sequence[int]) -> str | None:
+        """Why these devices cannot be taken, or None."""
+        if len(set(devices)) != len(devices):
+            return f"device named twice in {list(devices)}"
+        for d in devices:
+            if not 0 <= d < len(self.holders):
+                return f"device {d} does not exist (pool of {len(self.holders)})"
+            if self.holders[d] is not None:
+                return f"device {d} is held by {self.holders[d]}"
+        return None
+
+    def take(self, devices: Sequence[int], holder: str) -> None:
+        for d in devices:
+            self.holders[d] = holder
+
+    def free(self, devices: Sequence[int]) -> None:
+        for d in devices:
+            self.holders[d] = None
