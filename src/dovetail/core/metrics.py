@@ -1,0 +1,155 @@
+"""Every figure of a run, computed from its journal and nothing else: follow a run, or feed a recorded one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.resources import Pool
+
+
+class Spread(Struct, frozen=True):
+    """A distribution in five numbers; percentiles interpolate linearly between order statistics."""
+
+    mean: float
+    median: float
+    p99: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        if not len(values):
+            return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+        x = np.asarray(values)
+        median, p99 = np.percentile(x, [50, 99])
+        return cls(float(x.mean()), float(median), float(p99), float(x.min()), float(x.max()))
+
+
+class DeviceFigures(Struct, frozen=True):
+    """A device counts as busy while it is set up or runs, whichever place in the window it has."""
+
+    id: int
+    executions: int
+    busy_s: float
+    setup_s: float
+    utilisation: float
+
+
+class Figures(Struct, frozen=True):
+    arrived: int
+    completed: int
+    rejected: int
+    late: int
+    parts: int
+    failures: int
+    makespan_s: float
+    switches: int
+    switch_time_s: float
+    loads: int
+    load_time_s: float
+    response_s: Spread
+    part_wait_s: Spread
+    part_response_s: Spread
+    devices: list[DeviceFigures]
+    kinds: dict[str, int]
+
+    @property
+    def utilisation(self) -> float:
+        return sum(d.utilisation for d in self.devices) / len(self.devices) if self.devices else 0.0
+
+
+class Metrics:
+    """Follows a run step by step. Keeps some bytes per work and part, and nothing of what is done with."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._arrived: dict[str, tuple[float, float | None]] = {}
+        self._running: dict[tuple[str, str], tuple[float, Start]] = {}
+        self._batches: set[int] = set()
+        self._counts = {"arrived": 0, "completed": 0, "rejected": 0, "late": 0, "failures": 0}
+        self._switches, self._switch_s, self._loads, self._load_s = 0, 0.0, 0, 0.0
+        self._makespan = 0.0
+        self._response, self._wait, self._part_response = array("d"), array("d"), array("d")
+        self._busy = [0.0] * len(pool)
+        self._setup = [0.0] * len(pool)
+        self._executions = [0] * len(pool)
+        self._kinds: dict[str, int] = {}
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for event in events:
+            kind = type(event)
+            if kind is Start:
+                self._start(t, event)
+            elif kind is Finished:
+                self._finish(t, event, True)
+            elif kind is Arrived:
+                self._counts["arrived"] += 1
+                self._arrived[event.work] = (t, event.due_s)
+            elif kind is Complete:
+                arrived, due = self._arrived.pop(event.work)
+                self._counts["completed"] += 1
+                self._counts["late"] += due is not None and t > due
+                self._response.append(t - arrived)
+            elif kind is Failed:
+                self._counts["failures"] += 1
+                self._finish(t, event, False)
+            elif kind is Reject:
+                self._counts["rejected"] += 1
+                self._arrived.pop(event.work, None)
+
+    def _start(self, t: float, start: Start) -> None:
+        self._running[start.work, start.part] = (t, start)
+        self._wait.append(t - start.ready_s)
+        if start.batch:
+            if start.batch in self._batches:
+                return
+            self._batches.add(start.batch)
+        if start.replaces is not None:
+            self._switches += 1
+            self._switch_s += start.setup_s
+        elif start.setup_s:
+            self._loads += 1
+            self._load_s += start.setup_s
+
+    def _finish(self, t: float, event: Finished | Failed, good: bool) -> None:
+        began, start = self._running.pop((event.work, event.part))
+        self._makespan = max(self._makespan, t)
+        if good:
+            self._kinds[start.kind] = self._kinds.get(start.kind, 0) + 1
+            self._part_response.append(t - start.ready_s)
+        alone = not start.batch or start.batch in self._batches
+        self._batches.discard(start.batch)
+        for gpu in start.devices:
+            self._executions[gpu] += good
+            if alone:
+                self._busy[gpu] += t - began
+                self._setup[gpu] += start.setup_s
+
+    def figures(self) -> Figures:
+        span = self._makespan
+        devices = [
+            DeviceFigures(d.id, self._executions[d.id], self._busy[d.id], self._setup[d.id], self._busy[d.id] / span)
+            if span
+            else DeviceFigures(d.id, 0, 0.0, 0.0, 0.0)
+            for d in self._pool.devices
+        ]
+        return Figures(
+            **self._counts,
+            parts=sum(self._kinds.values()),
+            makespan_s=span,
+            switches=self._switches,
+            switch_time_s=self._switch_s,
+            loads=self._loads,
+            load_time_s=self._load_s,
+            response_s=Spread.of(self._response),
+            part_wait_s=Spread.of(self._wait),
+            part_response_s=Spread.of(self._part_response),
+            devices=devices,
+            kinds=dict(sorted(self._kinds.items())),
+        )
