@@ -1,0 +1,106 @@
+"""The `dovetail` command: one table of verbs, each imported only when it is used, and one place where errors end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from cyclopts import App, CycloptsError
+
+from dovetail import __version__
+from dovetail.core.errors import DovetailError
+
+
+class Command(NamedTuple):
+    """A verb: the function (or sub-app) behind it as `module:name`, and its line in `dovetail --help`."""
+
+    verb: str
+    target: str
+    summary: str
+
+
+# One line per verb. The target returns an exit code, or None for 0; a sub-app must be named like its verb.
+# The summary repeats the first line of the target's docstring, so that --help need not import it; a test compares them.
+COMMANDS = (
+    Command("doctor", "dovetail.cli.doctor:doctor", "List the optional parts: which are usable, and why not."),
+    Command("completion", "dovetail.cli:completion", "Print a shell completion script."),
+)
+
+_EPILOGUE = """\
+--debug, given anywhere, shows the traceback of an error.
+
+Exit codes: 0 done; 1 failed, or the schedule is invalid; 2 bad input or usage; 3 finished, but some work was rejected.
+"""
+
+
+def build_app(argv: Sequence[str] = ()) -> App:
+    """The application for a command line: all verbs are registered by name, none is imported."""
+    app = App(
+        name="dovetail",
+        help="Fit machine-learning work to mixed hardware, in simulation and for real.",
+        help_epilogue=_EPILOGUE,
+        help_format="plaintext",
+        version=__version__,
+        result_action="return_value",
+        print_error=False,
+        exit_on_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+    for verb, target, summary in COMMANDS:
+        # A summary given here would replace the docstring on the verb's own help page.
+        app.command(target, name=verb, help=None if verb in argv else summary)
+    return app
+
+
+def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
+    """Print a shell completion script.
+
+    For bash: dovetail completion bash > ~/.local/share/bash-completion/completions/dovetail
+    For zsh, into a folder of $fpath: dovetail completion zsh > ~/.zfunc/_dovetail
+    For fish: dovetail completion fish > ~/.config/fish/completions/dovetail.fish
+    """
+    sys.stdout.write(build_app().generate_completion(shell=shell))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and give its exit code; every error ends here, as one line on stderr."""
+    argv, debug = _take_debug(sys.argv[1:] if argv is None else argv)
+    try:
+        code = build_app(argv)(argv)
+        sys.stdout.flush()  # a closed pipe must show here, not while the interpreter shuts down
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has no reader
+        return 141  # as a shell reports a program that SIGPIPE ended
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130, debug)
+    except CycloptsError as error:
+        return _complain(f"error: {error}", 2, debug)
+    except DovetailError as error:
+        return _complain(f"error: {error}", error.exit_code, debug)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
+        return _complain(f"internal error: {what}; run again with --debug for the traceback", 1, debug)
+    return code if isinstance(code, int) else 0
+
+
+def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """Take `--debug` out of the words before a `--`.
+
+    >>> _take_debug(["check", "--debug", "--", "--debug"])
+    (['check', '--', '--debug'], True)
+    """
+    words = list(argv)
+    end = words.index("--") if "--" in words else len(words)
+    rest = [word for word in words[:end] if word != "--debug"]
+    return rest + words[end:], len(rest) < end
+
+
+def _complain(message: str, exit_code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+    return exit_code

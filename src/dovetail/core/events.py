@@ -16,7 +16,8 @@ class Event(Struct, frozen=True, gc=False, tag_field="k", omit_defaults=True):
 
 
 class Arrived(Event, frozen=True, gc=False, tag="arrived"):
-    """A work has arrived. `sizes` are seconds per part on a device of speed 1, in the order of the shape's parts.
+    """A work has arrived. `sizes` are seconds per part on a device of speed 1, in the order of the shape's parts;
+    `due_s` is how long after its arrival it should be complete.
 
     `fault` tells why an input is unusable: it arrives all the same, is rejected, and so is never silently missing.
     """

@@ -94,7 +94,7 @@ class Metrics:
             elif kind is Complete:
                 arrived, due = self._arrived.pop(event.work)
                 self._counts["completed"] += 1
-                self._counts["late"] += due is not None and t > due
+                self._counts["late"] += due is not None and t - arrived > due
                 self._response.append(t - arrived)
             elif kind is Failed:
                 self._counts["failures"] += 1

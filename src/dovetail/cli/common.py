@@ -1,0 +1,118 @@
+"""What the commands share: output as table or JSON, progress, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from dovetail.core.errors import InputError
+
+Format = Literal["table", "json"]
+
+_PIPED_WIDTH = 100_000  # columns; wide enough that no cell is ever wrapped for a reader that is a program
+
+
+def print_json(obj: Any) -> None:
+    """Print what msgspec can encode (structs, containers, numbers) as indented JSON.
+
+    >>> print_json({"usable": True})
+    {
+      "usable": true
+    }
+    """
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(obj)).decode())
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+    """Print rows under headings; a column of numbers is right-aligned, and a pipe gets plain text, never cut.
+
+    >>> print_table(["policy", "makespan_s"], [["fcfs", 12.5], ["sjf", 9]])
+     policy   makespan_s
+    ─────────────────────
+     fcfs           12.5
+     sjf               9
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    content = [list(row) for row in rows]
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    for i, heading in enumerate(columns):
+        cells = [row[i] for row in content if row[i] is not None]
+        right = bool(cells) and all(map(_is_number, cells))
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for row in content:
+        table.add_row(*map(_text, row))
+    tty = sys.stdout.isatty()
+    width = None if tty else _PIPED_WIDTH
+    console = Console(force_terminal=tty, width=width, markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    # Not printed by rich itself: it would end the program on a closed pipe, with its own exit code.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(value: object) -> str:
+    """A cell's text.
+
+    >>> [_text(value) for value in (None, True, 3, 0.1234567, 1234567.8, "a100")]
+    ['-', 'yes', '3', '0.123457', '1234568', 'a100']
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
+    return str(value)
+
+
+@contextmanager
+def progress(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr that vanishes at the end; gives a function that reports how much is done so far.
+
+    `total` None means that the end is unknown. Without a terminal there is no bar.
+
+    >>> with progress("simulating", total=10) as done:
+    ...     done(10)
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda completed: bar.update(task, completed=completed)
+
+
+def atomic_write(path: Path, content: bytes | str) -> None:
+    """Write a file, and the folders above it, so that a reader sees the old content or the new, never a part of it."""
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)  # /dev/null or a pipe must not be replaced by a file; a folder is refused
+            return
+        target = path.resolve()  # a link stays a link
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Not from tempfile, whose files only their owner may read.
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error

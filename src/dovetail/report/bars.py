@@ -1,0 +1,199 @@
+"""Bars of a Gantt chart: what each device did from when to when, put together from a run's starts and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from dovetail.core.errors import InputError
+from dovetail.core.events import Failed, Finished, Start
+from dovetail.core.resources import Pool
+
+DONE, FAILED, OPEN = 0, 1, 2
+
+
+class Bar(Struct, gc=False):
+    """One stretch of time on some devices: set up until `start_s + setup_s`, then running until `end_s`.
+
+    `parts` counts the parts of a batch. A bar that `Shelf` merged stands for `merged` bars; what it names then (work,
+    part, kind, reason) is the longest of them, and `setup_s` and `run_s` are sums.
+    """
+
+    devices: tuple[int, ...]
+    start_s: float
+    setup_s: float
+    run_s: float
+    end_s: float
+    work: str
+    part: str
+    kind: str
+    why: str
+    wait_s: float
+    replaces: str | None = None
+    parts: int = 1
+    state: int = DONE
+    merged: int = 1
+    longest_s: float = 0.0
+
+    @property
+    def setup_end_s(self) -> float:
+        return min(self.start_s + self.setup_s, self.end_s)
+
+
+class Bars:
+    """Follows a run and gives each bar when it ends. Keeps only what is running."""
+
+    def __init__(self, pool: Pool, where: str) -> None:
+        self._devices = len(pool)
+        self._where = where
+        self._running: dict[tuple[str, str], Bar] = {}
+        self._batch_of: dict[tuple[str, str], int] = {}
+        self._batches: dict[int, tuple[Bar, int]] = {}
+
+    def step(self, t: float, events: Iterable[Any]) -> Iterator[Bar]:
+        for event in events:
+            if isinstance(event, Start):
+                self._start(t, event)
+            elif isinstance(event, Finished | Failed):
+                bar = self._end(t, event)
+                if bar is not None:
+                    yield bar
+
+    def still_open(self, t: float) -> Iterator[Bar]:
+        """What had started and not ended when the journal broke off."""
+        bars = [bar for key, bar in self._running.items() if key not in self._batch_of]
+        bars += [bar for bar, _ in self._batches.values()]
+        for bar in sorted(bars, key=lambda bar: (bar.start_s, bar.devices)):
+            yield _close(bar, max(t, bar.start_s), OPEN)
+
+    def _start(self, t: float, start: Start) -> None:
+        key = (start.work, start.part)
+        if key in self._running:
+            raise InputError(f"{self._where}: {start.work}/{start.part} started again at {t} s while it was running")
+        if not start.devices or not all(0 <= d < self._devices for d in start.devices):
+            raise InputError(
+                f"{self._where}: {start.work}/{start.part} started at {t} s on devices {list(start.devices)}; "
+                f"the pool has 0 to {self._devices - 1}"
+            )
+        known = self._batches.get(start.batch) if start.batch else None
+        bar = known[0] if known else _open(t, start)
+        self._running[key] = bar
+        if start.batch:
+            members = known[1] + 1 if known else 1
+            self._batches[start.batch] = (bar, members)
+            self._batch_of[key] = start.batch
+            bar.parts = members
+
+    def _end(self, t: float, event: Finished | Failed) -> Bar | None:
+        """The bar that ends, unless other parts of its batch still run."""
+        key = (event.work, event.part)
+        bar = self._running.pop(key, None)
+        if bar is None:
+            raise InputError(f"{self._where}: {event.work}/{event.part} ended at {t} s but had not started")
+        state = FAILED if isinstance(event, Failed) else bar.state
+        batch = self._batch_of.pop(key, 0)
+        if batch:
+            members = self._batches[batch][1] - 1
+            if members:
+                self._batches[batch] = (bar, members)
+                bar.state = state
+                return None
+            del self._batches[batch]
+        return _close(bar, t, state)
+
+
+def _open(t: float, start: Start) -> Bar:
+    return Bar(
+        start.devices,
+        t,
+        start.setup_s,
+        0.0,
+        t,
+        start.work,
+        start.part,
+        start.kind,
+        start.why,
+        max(t - start.ready_s, 0.0),
+        start.replaces,
+    )
+
+
+def _close(bar: Bar, t: float, state: int) -> Bar:
+    bar.end_s = t
+    bar.setup_s = min(bar.setup_s, t - bar.start_s)
+    bar.run_s = bar.longest_s = t - bar.start_s - bar.setup_s
+    bar.state = state
+    return bar
+
+
+class Shelf:
+    """Keeps at most `limit` bars of a time window, whatever the length of the run.
+
+    When there are more, neighbours are merged: bars on the same devices that are shorter than `resolution_s` and begin
+    in the same stretch of that length become one. The resolution doubles until half of the limit is free again. So a
+    picture of the whole window looks the same, long bars stay as they are, and only a deep zoom meets merged ones.
+
+    >>> shelf = Shelf(limit=4)
+    >>> for i in range(6):
+    ...     shelf.put(Bar((0,), i * 1.0, 0.0, 1.0, i + 1.0, f"w{i}", "p", "llm", "", 0.0))
+    >>> [(bar.start_s, bar.end_s, bar.merged) for bar in shelf.take()]
+    [(0.0, 3.0, 3), (3.0, 6.0, 3)]
+    """
+
+    def __init__(self, limit: int, from_s: float = 0.0, to_s: float | None = None) -> None:
+        self.limit = limit
+        self.resolution_s = 0.0
+        self.seen = 0
+        self.outside = 0
+        self._from = from_s
+        self._to = to_s
+        self._bars: list[Bar] = []
+
+    def put(self, bar: Bar) -> None:
+        self.seen += 1
+        if bar.end_s < self._from or (self._to is not None and bar.start_s > self._to):
+            self.outside += 1
+            return
+        self._bars.append(bar)
+        if len(self._bars) > self.limit:
+            self._shrink()
+
+    def take(self) -> list[Bar]:
+        """The bars kept, in the order of their start; the shelf is empty afterwards."""
+        if self.resolution_s:
+            self._merge()
+        bars, self._bars = self._bars, []
+        return sorted(bars, key=lambda bar: (bar.start_s, bar.devices))
+
+    def _shrink(self) -> None:
+        span = max(bar.end_s for bar in self._bars) - self._from
+        while len(self._bars) > self.limit // 2 and self.resolution_s <= 4 * span:
+            self.resolution_s = 2 * self.resolution_s or max(span / self.limit, 1e-9)
+            self._merge()
+
+    def _merge(self) -> None:
+        kept: list[Bar] = []
+        last_cell = -1
+        for bar in sorted(self._bars, key=lambda bar: (bar.devices, bar.start_s)):
+            cell = int((bar.start_s - self._from) // self.resolution_s)
+            short = bar.end_s - bar.start_s <= self.resolution_s
+            if short and cell == last_cell and kept[-1].devices == bar.devices:
+                _absorb(kept[-1], bar)
+            else:
+                kept.append(bar)
+                last_cell = cell if short else -1
+        self._bars = kept
+
+
+def _absorb(into: Bar, bar: Bar) -> None:
+    if bar.longest_s > into.longest_s:
+        into.longest_s, into.wait_s, into.replaces = bar.longest_s, bar.wait_s, bar.replaces
+        into.work, into.part, into.kind, into.why = bar.work, bar.part, bar.kind, bar.why
+    into.end_s = max(into.end_s, bar.end_s)
+    into.setup_s += bar.setup_s
+    into.run_s += bar.run_s
+    into.parts += bar.parts
+    into.merged += bar.merged
+    into.state = max(into.state, bar.state)

@@ -1,0 +1,335 @@
+"""Certified lower bounds: what no schedule of these works on this pool can beat.
+
+The problem: rigid parts that hold a window of GPUs, in the order of their shape, after their arrival, with a setup
+wherever a model is not resident. All bounds rest on *measures*. A measure gives every width `g` a weight `w(g)` such
+that, whatever windows are held at one instant, the sum of `w(g) * (slowest speed in the window)` is at most 1. A part
+of size `s` runs for `s / speed` seconds, so it fills `w(g) * s` of the seconds that the pool has. With the speeds
+sorted, `v(1)` the fastest of `G`:
+
+- blocks of `b` GPUs, `w(g) = (g // b) / (v(b) + v(2b) + ... )`: a window of width `g` contains `g // b` disjoint blocks
+  at least as fast as itself, and the j-th fastest of disjoint blocks is no faster than `v(jb)`. `b = 1` is the area:
+  GPU-seconds over the sum of the speeds. (Adding up `1 / (G // g)` over unlike widths is no measure: widths 3 and 5
+  run side by side on 8 GPUs, yet would fill 1/2 + 1.)
+- for `k <= G / 2`, `w(g) = 1 / v(g)` if `g > G - k`, 0 if `g < k`, else `g / sum(v)`: beside a window wider than
+  `G - k` only widths below `k` find room; without one it is the area.
+
+A setup holds its window as a run does, and each model used is set up at least once.
+
+The figures hold for the sizes given: noise that shortens parts, or rates above the pool's speeds, void them. They are
+exact up to floating-point rounding; compare with a relative tolerance.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from dovetail.core.events import Arrived, Complete, Reject
+from dovetail.core.resources import Pool
+from dovetail.core.work import Shape
+
+Floats = NDArray[np.float64]
+
+_CHUNK = 1 << 16  # works handled at once
+_GRID = 32  # thresholds of heads, and of tails: so many lowest, so many highest, so many between
+_WINDOWS = 9  # arrival instants between which responses are bounded
+
+
+class Bounds(Struct, frozen=True):
+    """No schedule that completes all works has a smaller makespan, mean, median or 99th percentile of response.
+
+    The makespan is the last completion on the clock; a response is completion minus arrival. `area_s` to
+    `head_body_tail_s` are what each argument gives for the makespan; `binding` names the simplest that is largest.
+    """
+
+    makespan_s: float
+    mean_s: float
+    median_s: float
+    p99_s: float
+    area_s: float
+    wide_s: float
+    path_s: float
+    head_body_tail_s: float
+    binding: str
+
+
+class BoundsAccumulator:
+    """Collects works and bounds every schedule of them; keeps eight bytes per part and nine per work.
+
+    `setup_min` is the least that making a model resident can cost; `batch_gain` is how much less GPU time a part may
+    need when it shares a run with others (the run is never shorter than the part alone). A work with a fault, or one
+    that cannot complete on this pool (too wide, or with a part that never becomes ready), does not count.
+
+    >>> from dovetail.core.work import Part
+    >>> shapes = {"one": Shape("one", [Part("a", "llm")], [])}
+    >>> bounds = BoundsAccumulator(Pool.parse("2", {}), shapes, {"llm": 3.0})
+    >>> for name in ("x", "y", "z"):
+    ...     bounds.add(0.0, Arrived(name, "one", (10.0,)))
+    >>> bounds.result().area_s  # 30 GPU-seconds and one load, on two GPUs
+    16.5
+    """
+
+    def __init__(
+        self, pool: Pool, shapes: Mapping[str, Shape], setup_min: Mapping[str, float], batch_gain: float = 1.0
+    ) -> None:
+        self._speeds = sorted(pool.speeds, reverse=True)
+        self._setup_min = setup_min
+        self._gain = batch_gain
+        self._stores = [_Store(i, shape, self._speeds, setup_min) for i, shape in enumerate(shapes.values())]
+        self._by_name = dict(zip(shapes, self._stores, strict=True))
+        self._open: dict[str, int] = {}
+        self._first_s = float("inf")
+
+    def add(self, arrival_s: float, work: Arrived) -> None:
+        """Count a work that will complete."""
+        if not work.fault:
+            self._keep(arrival_s, work, 1)
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        """Follow a run: a work counts once it is complete, and never if it is rejected or left open."""
+        for event in events:
+            if isinstance(event, Arrived):
+                if not event.fault:
+                    self._open[event.work] = self._keep(t, event, 0)
+            elif isinstance(event, Complete):
+                place = self._open.pop(event.work, None)
+                if place is not None:
+                    row, number = divmod(place, len(self._stores))
+                    self._stores[number].counts[row] = 1
+            elif isinstance(event, Reject):
+                self._open.pop(event.work, None)
+
+    def _keep(self, arrival_s: float, work: Arrived, counts: int) -> int:
+        store = self._by_name[work.of]
+        sizes = work.sizes
+        if len(sizes) != store.parts:
+            raise ValueError(f"{work.work} has {len(sizes)} sizes, but {work.of} has {store.parts} parts")
+        if arrival_s < self._first_s:
+            self._first_s = arrival_s
+        store.arrivals.append(arrival_s)
+        store.sizes.extend(sizes)
+        store.counts.append(counts)
+        return (len(store.counts) - 1) * len(self._stores) + store.number
+
+    def result(self) -> Bounds:
+        """The bounds for the works counted so far; zeros if there are none."""
+        stores = [store for store in self._stores if store.completes and any(store.counts)]
+        if not stores:
+            return Bounds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "area")
+        tally = _Tally(stores, self._first_s)
+        measures = _measures(self._speeds, tally.widths)
+        setups = _setups(tally, measures, self._setup_min, self._speeds[-1])
+        filled = measures @ tally.sizes.sum(axis=0) / self._gain
+        whole = self._first_s + filled + setups[:, 0]
+        area_s = float(whole[0])
+        wide_s = float(whole[1:].max(initial=self._first_s))
+        path_s = float((tally.arrivals + tally.responses).max())
+        hbt_s = float(_head_body_tail(tally, measures, setups, self._gain).max(initial=self._first_s))
+        loads = [tally.sizes @ measures[0] / self._gain]
+        best = int(filled.argmax())
+        if best:
+            loads.append(tally.sizes @ measures[best] / self._gain)
+        ordered = _ordered_responses(tally.arrivals, tally.responses, loads)
+        named = {"area": area_s, "wide": wide_s, "path": path_s, "head-body-tail": hbt_s}
+        makespan_s = max(named.values())
+        return Bounds(
+            makespan_s=makespan_s,
+            mean_s=max(float(ordered.mean()), *(_srpt_mean(tally.arrivals, load) for load in loads)),
+            median_s=float(np.percentile(ordered, 50)),
+            p99_s=float(np.percentile(ordered, 99)),
+            area_s=area_s,
+            wide_s=wide_s,
+            path_s=path_s,
+            head_body_tail_s=hbt_s,
+            binding=next(name for name, s in named.items() if s >= makespan_s * (1 - 1e-12)),
+        )
+
+
+class _Store:
+    """The works of one shape: arrivals, sizes row after row, and which rows count."""
+
+    __slots__ = ("arrivals", "completes", "counts", "number", "parts", "setups", "shape", "sizes", "speeds")
+
+    def __init__(self, number: int, shape: Shape, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
+        self.number = number
+        self.shape = shape
+        self.parts = len(shape.parts)
+        self.completes = not shape.never and all(part.width <= len(speeds) for part in shape.parts)
+        fastest = [max(speeds[0], 1.0), *speeds]  # the slowest of g GPUs is no faster than the g-th fastest of all
+        self.speeds = [fastest[part.width] if part.width <= len(speeds) else 1.0 for part in shape.parts]
+        self.setups = [setup_min.get(part.kind, 0.0) for part in shape.parts]
+        self.arrivals = array("d")
+        self.sizes = array("d")
+        self.counts = bytearray()
+
+    def chunks(self) -> Iterator[tuple[Floats, Floats]]:
+        """Arrivals of the works that count, and their sizes with one row per part."""
+        for low in range(0, len(self.counts), _CHUNK):
+            high = min(low + _CHUNK, len(self.counts))
+            counted = np.frombuffer(bytes(self.counts[low:high]), dtype=np.bool_)
+            sizes = np.array(self.sizes[low * self.parts : high * self.parts]).reshape(high - low, self.parts)
+            yield np.array(self.arrivals[low:high])[counted], np.ascontiguousarray(sizes[counted].T)
+
+    def times(self, arrivals: Floats, sizes: Floats, first_s: float) -> tuple[list[Floats], list[Floats], Floats]:
+        """Earliest start of each part, least time from its end to the work's end, and earliest end of the work.
+
+        A part starts after its arrival, after its predecessors, and after some first setup of its model, which no
+        schedule begins before the first arrival of all.
+        """
+        shape = self.shape
+        runs = [sizes[i] / speed for i, speed in enumerate(self.speeds)]
+        heads, tails = [arrivals] * self.parts, [np.zeros_like(arrivals)] * self.parts
+        ends = arrivals
+        for i in shape.topological:
+            heads[i] = np.maximum(arrivals, first_s + self.setups[i])
+            for j in shape.after[i]:
+                heads[i] = np.maximum(heads[i], heads[j] + runs[j])
+            ends = np.maximum(ends, heads[i] + runs[i])
+        for i in reversed(shape.topological):
+            for j in shape.before[i]:
+                tails[i] = np.maximum(tails[i], tails[j] + runs[j])
+        return heads, tails, ends
+
+
+class _Tally:
+    """What one pass over the works leaves: figures per work, and sizes by width, head and tail.
+
+    `heads` and `tails` are thresholds, the first of which all parts reach; any choice of them gives valid bounds, and
+    few enough distinct values are all taken. `body[w, h, q]` is the size of the parts of a width that reach both.
+    """
+
+    def __init__(self, stores: Sequence[_Store], first_s: float) -> None:
+        self.widths = sorted({part.width for store in stores for part in store.shape.parts})
+        self.kinds: dict[str, tuple[int, float]] = {}  # the least width, and the longest tail
+        self._choose_thresholds(stores, first_s)
+        cells = len(self.heads) * len(self.tails)
+        body = np.zeros((len(self.widths), cells))
+        arrivals, responses, sizes = [], [], []
+        for store in stores:
+            columns = [self.widths.index(part.width) for part in store.shape.parts]
+            for chunk_arrivals, chunk in store.chunks():
+                heads, tails, ends = store.times(chunk_arrivals, chunk, first_s)
+                by_width = np.zeros((len(ends), len(self.widths)))
+                for i, column in enumerate(columns):
+                    by_width[:, column] += chunk[i]
+                    head = np.searchsorted(self.heads, heads[i], side="right") - 1
+                    cell = head * len(self.tails) + np.searchsorted(self.tails, tails[i], side="right") - 1
+                    body[column] += np.bincount(cell, weights=chunk[i], minlength=cells)
+                    self._use(store.shape.parts[i].kind, self.widths[column], tails[i])
+                arrivals.append(chunk_arrivals)
+                responses.append(ends - chunk_arrivals)
+                sizes.append(by_width)
+        self.arrivals, self.responses = np.concatenate(arrivals), np.concatenate(responses)
+        self.sizes = np.concatenate(sizes)
+        grid = body.reshape(len(self.widths), len(self.heads), len(self.tails))
+        self.body = grid[:, ::-1, ::-1].cumsum(axis=1).cumsum(axis=2)[:, ::-1, ::-1]
+
+    def _choose_thresholds(self, stores: Sequence[_Store], first_s: float) -> None:
+        heads, tails = [np.array([first_s])], [np.zeros(1)]
+        for store in stores:
+            stride = 1 + len(store.counts) * store.parts // (1 << 14)
+            for arrivals, sizes in store.chunks():
+                for some in (slice(0, _GRID), slice(None, None, stride)):
+                    some_heads, some_tails, _ = store.times(arrivals[some], sizes[:, some], first_s)
+                    heads += some_heads
+                    tails += some_tails
+        self.heads, self.tails = _thin(np.concatenate(heads)), _thin(np.concatenate(tails))
+
+    def _use(self, kind: str, width: int, tails: Floats) -> None:
+        if len(tails):
+            least, longest = self.kinds.get(kind, (width, 0.0))
+            self.kinds[kind] = (min(least, width), max(longest, float(tails.max())))
+
+
+def _thin(values: Floats) -> Floats:
+    """Some of the distinct values: the lowest, the highest, and evenly by rank between."""
+    distinct = np.unique(values)
+    if len(distinct) <= 3 * _GRID:
+        return distinct
+    between = np.linspace(_GRID, len(distinct) - _GRID, _GRID, endpoint=False).astype(np.intp)
+    return np.concatenate([distinct[:_GRID], distinct[between], distinct[-_GRID:]])
+
+
+def _measures(speeds: Sequence[float], widths: Sequence[int]) -> Floats:
+    """One row per measure with the weight of each width: first the area, then the wide ones (see the module)."""
+    gpus, g = len(speeds), np.array(widths, dtype=np.intp)
+    sorted_speeds = np.array(speeds)
+    total = float(sorted_speeds.sum())
+    area = g / total
+    rows = [g // b / sorted_speeds[b - 1 :: b].sum() for b in range(2, gpus + 1)]
+    rows += [
+        np.where(g > gpus - k, 1 / sorted_speeds[g - 1], np.where(g < k, 0.0, area)) for k in range(1, gpus // 2 + 1)
+    ]
+    wide = np.unique(np.array(rows).reshape(len(rows), len(g)), axis=0)
+    kept = [row for i, row in enumerate(wide) if not (np.delete(wide, i, axis=0) >= row).all(axis=1).any()]
+    return np.array([area, *kept])
+
+
+def _setups(tally: _Tally, measures: Floats, setup_min: Mapping[str, float], slowest: float) -> Floats:
+    """What setups fill, for each measure and each tail: a model needed by a part with that tail is set up before it."""
+    filled = np.zeros((len(measures), len(tally.tails)))
+    for kind, (width, tail) in tally.kinds.items():
+        weight = measures[:, tally.widths.index(width)] * slowest * setup_min.get(kind, 0.0)
+        filled += weight[:, None] * (tally.tails <= tail)
+    return filled
+
+
+def _head_body_tail(tally: _Tally, measures: Floats, setups: Floats, gain: float) -> Floats:
+    """Parts that start at `h` or later and leave `q` or more to run after them fill the time between: `h + body + q`.
+
+    Setups may be over before a later head, so they count from the first arrival only.
+    """
+    body = np.tensordot(measures, tally.body, axes=1) / gain
+    body[:, 0, :] += setups
+    bound: Floats = np.where(body > 0, tally.heads[:, None] + body + tally.tails, -np.inf)
+    return bound
+
+
+def _ordered_responses(arrivals: Floats, responses: Floats, loads: Sequence[Floats]) -> Floats:
+    """A bound for the smallest response, the second smallest, and so on.
+
+    No response is shorter than its own longest path. And if `k` of `n` works respond within `x`, then at least
+    `j = m - (n - k)` of the `m` works that arrive from `a` to `b` are done between `a` and `b + x`: `x` is at least the
+    sum of the `j` smallest loads among them, less `b - a`. With all arrivals at once this says that the k-th completion
+    waits for the k smallest loads.
+    """
+    bound = np.sort(responses)
+    cuts = np.unique(np.quantile(arrivals, np.linspace(0, 1, _WINDOWS), method="inverted_cdf"))
+    for load in loads:
+        order = load.argsort()
+        ascending, arrived = load[order], arrivals[order]
+        for i, low in enumerate(cuts):
+            for high in cuts[i:]:
+                needed = ascending[(arrived >= low) & (arrived <= high)].cumsum() - (high - low)
+                last = bound[len(bound) - len(needed) :]
+                np.maximum(last, needed, out=last)
+    return bound
+
+
+def _srpt_mean(arrivals: Floats, loads: Floats) -> float:
+    """Mean response of the shortest-remaining-first order on one machine that any part of a work may fill.
+
+    Every schedule is one for that machine too, and there no order has a smaller mean.
+
+    >>> _srpt_mean(np.array([0.0, 1.0]), np.array([4.0, 1.0]))  # the second overtakes: ends at 5 and 2
+    3.0
+    """
+    order = arrivals.argsort(kind="stable")
+    left: list[float] = []
+    now = ended = 0.0
+    for arrival, load in zip(arrivals[order].tolist(), loads[order].tolist(), strict=True):
+        while left and now + left[0] <= arrival:
+            now += heappop(left)
+            ended += now
+        if left:
+            left[0] -= arrival - now
+        now = arrival
+        heappush(left, load)
+    ended += float((now + np.sort(left).cumsum()).sum())
+    return (ended - float(arrivals.sum())) / len(arrivals)

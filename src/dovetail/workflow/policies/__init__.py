@@ -1,0 +1,17 @@
+"""Workflow policies, one per file. A policy is pure: it sees a `View` and says what to start next, where, and why.
+
+The smallest policy is a `rank`: which of the ready nodes goes first. See docs/adding-a-policy.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from dovetail.workflow.policies.base import ListPolicy, Place, Policy, Wait
+from dovetail.workflow.view import Queue, Task, View
+
+__all__ = ["ListPolicy", "Place", "Policy", "Queue", "Task", "View", "Wait"]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

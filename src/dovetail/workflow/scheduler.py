@@ -1,0 +1,198 @@
+"""The workflow scheduler: a state machine that follows requests and GPUs and lets a policy choose. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from dovetail.core.errors import PolicyError
+from dovetail.core.events import (
+    Arrived,
+    Complete,
+    Failed,
+    Finished,
+    Instruction,
+    Reject,
+    Start,
+    Stimulus,
+    WakeAt,
+)
+from dovetail.core.work import Shape
+from dovetail.workflow.policies.base import Place, Policy, Wait
+from dovetail.workflow.view import Run, Task, View, Window
+
+
+class WorkflowScheduler:
+    """`retries` is how often a failed node is tried again before its request is rejected."""
+
+    def __init__(self, view: View, shapes: Mapping[str, Shape], policy: Policy, retries: int = 0) -> None:
+        self.view = view
+        self._shapes = shapes
+        self._policy = policy
+        self._retries = retries
+        self._runs: dict[str, Run] = {}
+        self._running: dict[tuple[str, str], tuple[Task, Window]] = {}
+        self._batches: dict[int, int] = {}
+        self._batch_of: dict[tuple[str, str], int] = {}
+        self._seq = count()
+        self._next_batch = count(1)
+        self._begun = False
+        self._refuses = type(policy).refuse is not Policy.refuse
+
+    def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
+        self.view.now = now
+        if not self._begun:
+            self._begun = True
+            self._policy.begin(self.view)
+        out: list[Instruction] = []
+        for stimulus in stimuli:
+            if isinstance(stimulus, Finished):
+                self._finished(stimulus, now, out)
+            elif isinstance(stimulus, Arrived):
+                self._arrived(stimulus, now, out)
+            elif isinstance(stimulus, Failed):
+                self._failed(stimulus, now, out)
+        self._decide(now, out)
+        return out
+
+    def close(self, now: float) -> list[Instruction]:
+        """What is left can never be completed: its parts wait for something that will not come."""
+        out: list[Instruction] = []
+        for run in self._runs.values():
+            never = run.shape.never
+            if not never:
+                continue
+            i, why = next(iter(never.items()))
+            out.append(Reject(run.id, f"node {run.shape.parts[i].name!r} {why}"))
+        for order in out:
+            assert isinstance(order, Reject)
+            del self._runs[order.work]
+        return out
+
+    # --- what happened ----------------------------------------------------------------------------
+
+    def _arrived(self, event: Arrived, now: float, out: list[Instruction]) -> None:
+        if event.fault:
+            out.append(Reject(event.work, event.fault))
+            return
+        shape = self._shapes[event.of]
+        due = None if event.due_s is None else now + event.due_s
+        run = self._runs[event.work] = Run(event.work, shape, event.sizes, now, due, event.weight)
+        demand = self.view.demand
+        for part, size in zip(shape.parts, event.sizes, strict=True):
+            demand[part.kind] += size * part.width
+        for i in shape.roots:
+            self._ready(Task(run, i, now, next(self._seq)), now, out)
+
+    def _finished(self, event: Finished, now: float, out: list[Instruction]) -> None:
+        task, window = self._running.pop((event.work, event.part))
+        self._release((event.work, event.part), window)
+        run = task.run
+        if event.work not in self._runs:  # rejected while this part ran
+            return
+        run.left -= 1
+        run.gpu_s_left -= task.gpu_s
+        if not run.left:
+            del self._runs[event.work]
+            out.append(Complete(event.work))
+            return
+        waiting, never = run.waiting, run.shape.never
+        for j in run.shape.before[task.index]:
+            waiting[j] -= 1
+            if not waiting[j] and j not in never:
+                self._ready(Task(run, j, now, next(self._seq)), now, out)
+
+    def _failed(self, event: Failed, now: float, out: list[Instruction]) -> None:
+        task, window = self._running.pop((event.work, event.part))
+        self._release((event.work, event.part), window)
+        if event.work not in self._runs:
+            return
+        if task.attempt <= self._retries:
+            self.view.demand[task.model] += task.gpu_s
+            self._ready(Task(task.run, task.index, now, next(self._seq), task.attempt + 1), now, out)
+            return
+        self._reject(task.run, f"node {event.part!r} failed {task.attempt} times: {event.why}", out)
+
+    def _release(self, key: tuple[str, str], window: Window) -> None:
+        batch = self._batch_of.pop(key, 0)
+        if batch:
+            self._batches[batch] -= 1
+            if self._batches[batch]:
+                return
+            del self._batches[batch]
+        if window:
+            self.view.release(window)
+
+    def _ready(self, task: Task, now: float, out: list[Instruction]) -> None:
+        view = self.view
+        if self._refuses and (why := self._policy.refuse(task, view)) is not None:
+            self._reject(task.run, why, out)
+            return
+        if not task.width:  # needs no GPU
+            self._start(Place(task, (), "needs no GPU"), now, out)
+            return
+        task.rank = self._policy.rank(task, view)
+        view.enqueue(task)
+
+    def _reject(self, run: Run, why: str, out: list[Instruction]) -> None:
+        if self._runs.pop(run.id, None) is None:
+            return
+        out.append(Reject(run.id, why))
+        for queue in list(self.view.queues.values()):
+            for task in queue.tasks():
+                if task.run is run:
+                    self.view.dequeue(task)
+
+    # --- what to do -------------------------------------------------------------------------------
+
+    def _decide(self, now: float, out: list[Instruction]) -> None:
+        view, choose = self.view, self._policy.choose
+        while view.queues and view.free_count:
+            choice = choose(view)
+            if choice is None:
+                return
+            if isinstance(choice, Wait):
+                if choice.until_s > now:
+                    out.append(WakeAt(choice.until_s))
+                return
+            if choice.task.gone:
+                raise PolicyError(f"[{now:.2f}s] the policy chose {choice.task.run.id}/{choice.task.name} twice")
+            self._start(choice, now, out)
+
+    def _start(self, choice: Place, now: float, out: list[Instruction]) -> None:
+        task, window, why = choice
+        view = self.view
+        tasks = [task] if not view.costs.batching else self._batch(task)
+        run_s = view.run_s(task, window)
+        batch = 0
+        if len(tasks) > 1:
+            batch = next(self._next_batch)
+            self._batches[batch] = len(tasks)
+            slowest = max(tasks, key=lambda t: t.size)
+            run_s = view.run_s(slowest, window) * view.models[task.model].batch_curve[len(tasks) - 1]
+        setup_s = view.setup_s(window, task.model) if window else 0.0
+        replaces = view.residents.replaced(window, task.model) if setup_s else None
+        setup_s = view.residents.visible(setup_s, run_s)
+        for member in tasks:
+            name = member.name
+            key = (member.run.id, name)
+            out.append(
+                Start(member.run.id, name, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch)
+            )
+            self._running[key] = (member, window)
+            if batch:
+                self._batch_of[key] = batch
+            view.demand[member.model] -= member.gpu_s
+            if window:
+                view.dequeue(member)
+        if window:
+            view.occupy(window, task.model, now + setup_s + run_s)
+
+    def _batch(self, task: Task) -> list[Task]:
+        """The node and those that may ride along: the next of its model, as many as the curve allows."""
+        curve = self.view.models[task.model].batch_curve
+        queue = self.view.queues.get(task.model)
+        if len(curve) < 2 or queue is None or queue.count < 2:
+            return [task]
+        others = [other for other in queue.tasks() if other is not task]
+        return [task, *others[: len(curve) - 1]]

@@ -1,0 +1,211 @@
+"""What a policy sees: the ready nodes, the GPUs and what they hold, and the prices. It may read, never change."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.core.rates import RateTable
+from dovetail.core.resources import Pool
+from dovetail.core.work import Shape
+from dovetail.workflow.costs import Costs, ModelCost, Residents
+
+Window = tuple[int, ...]
+
+
+class Run:
+    """A request under way."""
+
+    __slots__ = ("arrived_s", "due_s", "gpu_s_left", "id", "left", "shape", "sizes", "tails", "waiting", "weight")
+
+    def __init__(
+        self, id: str, shape: Shape, sizes: Sequence[float], arrived_s: float, due_s: float | None, weight: float
+    ) -> None:
+        self.id = id
+        self.shape = shape
+        self.sizes = sizes
+        self.arrived_s = arrived_s
+        self.due_s = due_s  # on the clock, not after arrival
+        self.weight = weight
+        self.left = len(shape.parts)
+        self.waiting = [len(a) for a in shape.after]
+        self.gpu_s_left = sum([size * part.width for size, part in zip(sizes, shape.parts, strict=True)])
+        self.tails: list[float] | None = None
+
+
+class Task:
+    """A node that is ready to run."""
+
+    __slots__ = ("attempt", "gone", "index", "model", "rank", "ready_s", "run", "seq", "size", "width")
+
+    def __init__(self, run: Run, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
+        part = run.shape.parts[index]
+        self.run = run
+        self.index = index
+        self.model = part.kind
+        self.width = part.width
+        self.size = run.sizes[index]
+        self.ready_s = ready_s
+        self.seq = seq
+        self.attempt = attempt
+        self.rank: Any = seq
+        self.gone = False
+
+    @property
+    def name(self) -> str:
+        return self.run.shape.parts[self.index].name
+
+    @property
+    def gpu_s(self) -> float:
+        return self.size * self.width
+
+    @property
+    def tail_s(self) -> float:
+        """Longest path from the start of this node to the end of its request (its upward rank)."""
+        run = self.run
+        if run.tails is None:
+            run.tails = run.shape.tails(run.sizes)
+        return run.tails[self.index]
+
+
+class Queue:
+    """The ready nodes of one model, in the policy's order."""
+
+    __slots__ = ("_heap", "count", "gpu_s", "model", "width")
+
+    def __init__(self, model: str, width: int) -> None:
+        self.model = model
+        self.width = width
+        self.count = 0
+        self.gpu_s = 0.0
+        self._heap: list[tuple[Any, int, Task]] = []
+
+    def push(self, task: Task) -> None:
+        heapq.heappush(self._heap, (task.rank, task.seq, task))
+        self.count += 1
+        self.gpu_s += task.gpu_s
+
+    @property
+    def head(self) -> Task:
+        heap = self._heap
+        while heap[0][2].gone:
+            heapq.heappop(heap)
+        return heap[0][2]
+
+    def remove(self, task: Task) -> None:
+        task.gone = True
+        self.count -= 1
+        self.gpu_s -= task.gpu_s
+
+    def tasks(self) -> list[Task]:
+        """All of them, in order. Costs time: a policy for large queues looks at heads only."""
+        return [task for _, _, task in sorted(self._heap) if not task.gone]
+
+
+class View:
+    """The state that a policy decides on, at one instant.
+
+    `queues` holds one non-empty queue per model; `demand` the GPU-seconds per model of arrived requests that have not
+    started, ready or not; `forecast` the GPU-seconds per model of the whole input where that is known.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        models: Mapping[str, ModelCost],
+        costs: Costs,
+        rates: RateTable | None = None,
+        forecast: Mapping[str, float] | None = None,
+    ) -> None:
+        self.pool = pool
+        self.models = models
+        self.costs = costs
+        self.forecast = dict(forecast or {})
+        self.residents = Residents(pool, models, costs, rates)
+        self.now = 0.0
+        self.queues: dict[str, Queue] = {}
+        self.demand: dict[str, float] = dict.fromkeys(models, 0.0)
+        self.free = [True] * len(pool)
+        self.free_count = len(pool)
+        self.idle_since = [0.0] * len(pool)
+        self.until = [0.0] * len(pool)  # when a busy GPU is expected to be free
+        self._rates = rates or RateTable()
+        self._types = [d.type for d in pool.devices]
+        self._speeds = pool.speeds
+        self._even = not self._rates.rates and set(self._speeds) == {1.0}
+        self._windows: dict[tuple[int, bool], list[Window]] = {}
+        self._roomy: dict[tuple[str, bool], frozenset[Window]] = {}
+        self._limited = any(m is not None for m in pool.memories)
+
+    # --- what a policy may ask --------------------------------------------------------------------
+
+    def free_windows(self, model: str, aligned: bool = True) -> list[Window]:
+        """The windows of GPUs that are free now and have room for the model."""
+        width = self.models[model].width
+        found = self._windows.get((width, aligned))
+        if found is None:
+            free = self.free
+            found = [w for w in self.pool.windows(width, aligned) if all(free[gpu] for gpu in w)]
+            self._windows[width, aligned] = found
+        if self._limited:
+            roomy = self.roomy_windows(model, aligned)
+            return [w for w in found if w in roomy]
+        return found
+
+    def roomy_windows(self, model: str, aligned: bool = True) -> frozenset[Window]:
+        """The windows, free or not, whose GPUs have the memory that the model needs."""
+        key = (model, aligned)
+        if key not in self._roomy:
+            memories, shard = self.pool.memories, self.models[model].shard_mib
+            self._roomy[key] = frozenset(
+                w
+                for w in self.pool.windows(self.models[model].width, aligned)
+                if all((m := memories[gpu]) is None or m >= shard for gpu in w)
+            )
+        return self._roomy[key]
+
+    def setup_s(self, window: Window, model: str) -> float:
+        """Seconds until the model is resident on a window; 0 where it is warm."""
+        return self.residents.setup(window, model)
+
+    def run_s(self, task: Task, window: Window) -> float:
+        """Seconds that the node takes on a window: the slowest of its GPUs sets the pace."""
+        return task.size if self._even or not window else task.size / self.speed(task.model, window)
+
+    def speed(self, model: str, window: Window) -> float:
+        rates, types, speeds = self._rates, self._types, self._speeds
+        return min(rates.rate(model, types[gpu], len(window)) or speeds[gpu] for gpu in window)
+
+    def free_at(self, window: Window) -> float:
+        """When a window is expected to be free."""
+        return max(self.now, *[self.until[gpu] for gpu in window if not self.free[gpu]], self.now)
+
+    # --- what only the scheduler does -------------------------------------------------------------
+
+    def occupy(self, window: Window, model: str, until: float) -> None:
+        self.residents.load(window, model)
+        for gpu in window:
+            self.free[gpu] = False
+            self.until[gpu] = until
+        self.free_count -= len(window)
+        self._windows.clear()
+
+    def release(self, window: Window) -> None:
+        for gpu in window:
+            self.free[gpu] = True
+            self.idle_since[gpu] = self.now
+        self.free_count += len(window)
+        self._windows.clear()
+
+    def enqueue(self, task: Task) -> None:
+        queue = self.queues.get(task.model)
+        if queue is None:
+            queue = self.queues[task.model] = Queue(task.model, task.width)
+        queue.push(task)
+
+    def dequeue(self, task: Task) -> None:
+        queue = self.queues[task.model]
+        queue.remove(task)
+        if not queue.count:
+            del self.queues[task.model]
