@@ -1,1 +1,1 @@
-"""Pictures and pages from journals, and from nothing else: Gantt, distributions, utilisation, Perfetto, one-file HTML."""
+"""Pictures and pages from journals and nothing else: Gantt, distributions, utilisation, Perfetto, one-file HTML."""

@@ -139,7 +139,7 @@ class Shelf:
     >>> for i in range(6):
     ...     shelf.put(Bar((0,), i * 1.0, 0.0, 1.0, i + 1.0, f"w{i}", "p", "llm", "", 0.0))
     >>> [(bar.start_s, bar.end_s, bar.merged) for bar in shelf.take()]
-    [(0.0, 3.0, 3), (3.0, 6.0, 3)]
+    [(0.0, 3.0, 3), (3.0, 5.0, 2), (5.0, 6.0, 1)]
     """
 
     def __init__(self, limit: int, from_s: float = 0.0, to_s: float | None = None) -> None:
@@ -169,21 +169,25 @@ class Shelf:
 
     def _shrink(self) -> None:
         span = max(bar.end_s for bar in self._bars) - self._from
-        while len(self._bars) > self.limit // 2 and self.resolution_s <= 4 * span:
+        if self.resolution_s:
+            self._merge()
+        while len(self._bars) > self.limit // 2 and self.resolution_s <= span:
             self.resolution_s = 2 * self.resolution_s or max(span / self.limit, 1e-9)
             self._merge()
+        if len(self._bars) > self.limit // 2:  # more device windows than bars allowed: one bar each, and no more work
+            self.limit *= 2
 
     def _merge(self) -> None:
         kept: list[Bar] = []
-        last_cell = -1
+        last_cell: int | None = None
         for bar in sorted(self._bars, key=lambda bar: (bar.devices, bar.start_s)):
             cell = int((bar.start_s - self._from) // self.resolution_s)
-            short = bar.end_s - bar.start_s <= self.resolution_s
+            short = bar.merged > 1 or bar.end_s - bar.start_s <= self.resolution_s
             if short and cell == last_cell and kept[-1].devices == bar.devices:
                 _absorb(kept[-1], bar)
             else:
                 kept.append(bar)
-                last_cell = cell if short else -1
+                last_cell = cell if short else None
         self._bars = kept
 
 

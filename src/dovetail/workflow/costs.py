@@ -131,6 +131,10 @@ class Residents:
             self._seen[key] = known
         return known
 
+    def reload_s(self, old: str, new: str) -> float:
+        """What it would cost to replace `old` by `new`, on a device of the plain price."""
+        return self._switch(old, new, "")
+
     def setup(self, gpus: Sequence[int], model: str) -> float:
         """Seconds until the model is resident on a whole window."""
         if len(gpus) == 1 or self.costs.window == "primary":

@@ -18,7 +18,7 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.work import Shape
-from dovetail.workflow.policies.base import Place, Policy, Wait
+from dovetail.workflow.policy import Place, Policy, Wait
 from dovetail.workflow.view import Run, Task, View, Window
 
 
@@ -78,6 +78,7 @@ class WorkflowScheduler:
         shape = self._shapes[event.of]
         due = None if event.due_s is None else now + event.due_s
         run = self._runs[event.work] = Run(event.work, shape, event.sizes, now, due, event.weight)
+        self.view.open_requests += 1
         demand = self.view.demand
         for part, size in zip(shape.parts, event.sizes, strict=True):
             demand[part.kind] += size * part.width
@@ -94,6 +95,7 @@ class WorkflowScheduler:
         run.gpu_s_left -= task.gpu_s
         if not run.left:
             del self._runs[event.work]
+            self.view.open_requests -= 1
             out.append(Complete(event.work))
             return
         waiting, never = run.waiting, run.shape.never
@@ -137,6 +139,7 @@ class WorkflowScheduler:
     def _reject(self, run: Run, why: str, out: list[Instruction]) -> None:
         if self._runs.pop(run.id, None) is None:
             return
+        self.view.open_requests -= 1
         out.append(Reject(run.id, why))
         for queue in list(self.view.queues.values()):
             for task in queue.tasks():

@@ -106,8 +106,9 @@ class Queue:
 class View:
     """The state that a policy decides on, at one instant.
 
-    `queues` holds one non-empty queue per model; `demand` the GPU-seconds per model of arrived requests that have not
-    started, ready or not; `forecast` the GPU-seconds per model of the whole input where that is known.
+    `queues` holds one non-empty queue per model; `open_requests` counts those under way; `demand` is the GPU-seconds
+    per model of arrived requests that have not started, ready or not; `forecast` the GPU-seconds per model of the
+    whole input, where that is known.
     """
 
     def __init__(
@@ -125,15 +126,17 @@ class View:
         self.residents = Residents(pool, models, costs, rates)
         self.now = 0.0
         self.queues: dict[str, Queue] = {}
+        self.open_requests = 0
         self.demand: dict[str, float] = dict.fromkeys(models, 0.0)
         self.free = [True] * len(pool)
         self.free_count = len(pool)
         self.idle_since = [0.0] * len(pool)
+        self.executions = [0] * len(pool)
         self.until = [0.0] * len(pool)  # when a busy GPU is expected to be free
-        self._rates = rates or RateTable()
+        self.rates = rates or RateTable()
         self._types = [d.type for d in pool.devices]
         self._speeds = pool.speeds
-        self._even = not self._rates.rates and set(self._speeds) == {1.0}
+        self._even = not self.rates.rates and set(self._speeds) == {1.0}
         self._windows: dict[tuple[int, bool], list[Window]] = {}
         self._roomy: dict[tuple[str, bool], frozenset[Window]] = {}
         self._limited = any(m is not None for m in pool.memories)
@@ -174,12 +177,12 @@ class View:
         return task.size if self._even or not window else task.size / self.speed(task.model, window)
 
     def speed(self, model: str, window: Window) -> float:
-        rates, types, speeds = self._rates, self._types, self._speeds
+        rates, types, speeds = self.rates, self._types, self._speeds
         return min(rates.rate(model, types[gpu], len(window)) or speeds[gpu] for gpu in window)
 
     def free_at(self, window: Window) -> float:
         """When a window is expected to be free."""
-        return max(self.now, *[self.until[gpu] for gpu in window if not self.free[gpu]], self.now)
+        return max([self.now, *[self.until[gpu] for gpu in window if not self.free[gpu]]])
 
     # --- what only the scheduler does -------------------------------------------------------------
 
@@ -188,6 +191,7 @@ class View:
         for gpu in window:
             self.free[gpu] = False
             self.until[gpu] = until
+            self.executions[gpu] += 1
         self.free_count -= len(window)
         self._windows.clear()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from dovetail.workflow.policies.base import ListPolicy, Place, Policy, Wait
+from dovetail.workflow.policy import ListPolicy, Place, Policy, Wait
 from dovetail.workflow.view import Queue, Task, View
 
 __all__ = ["ListPolicy", "Place", "Policy", "Queue", "Task", "View", "Wait"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Policy, Wait
+from dovetail.workflow.policy import Place, Policy, Wait
 from dovetail.workflow.view import Task, View
 
 

@@ -1,0 +1,485 @@
+"""Invariants that every run must keep, whatever its level: follow a run, or feed a recorded one; faults come as data.
+
+The checker keeps its own books and trusts nothing that the engine, the scheduler or the summary says. What it accepts
+as physically possible it passes on to its followers (the metrics, a level's own rules), so these meet no nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from dovetail.core.errors import InputError
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, WakeAt
+from dovetail.core.journal import Ended, Header, Observer, Reader
+from dovetail.core.metrics import Figures, Metrics
+from dovetail.core.work import Shape
+
+CODES = {
+    "time": "an instant before the one written ahead of it, or not a time",
+    "number": "a negative or endless number of seconds",
+    "shape": "a work of an unknown shape, or with sizes that do not match it",
+    "arrival": "a work that arrives twice, or of which something happens before it arrives",
+    "part": "a part that its shape does not have",
+    "order": "a part started before a predecessor finished, or one that can never be ready",
+    "twice": "a part run again although it had not failed",
+    "ready": "a wrong instant at which a part became ready",
+    "kind": "a part run as something else than its shape says",
+    "width": "a part on more or fewer devices than its shape says",
+    "device": "a device that does not exist, or is named twice",
+    "overlap": "a device held by two parts at a time",
+    "batch": "parts in one batch that do not run as one",
+    "finish": "an end of something that does not run",
+    "duration": "an end that is not start + setup + run",
+    "complete": "a work called complete at another time than its last part's end",
+    "missing": "a work called complete without all of its parts",
+    "closed": "something about a work that was completed or rejected before",
+    "reason": "a work rejected without a reason",
+    "running": "a part still running at the end",
+    "unclosed": "a work neither completed nor rejected",
+    "end": "a run that did not end, or went on after its end",
+    "summary": "a figure of the summary that differs from the recount",
+}
+TOLERANCE = 1e-9
+
+
+def close(found: float, expected: float) -> bool:
+    """Equal but for rounding: to 1e-9, relative for large numbers."""
+    return abs(found - expected) <= TOLERANCE * max(1.0, abs(expected))
+
+
+class Fault(Struct, frozen=True):
+    """One thing that is wrong: which rule (see `CODES`), where, and what was found instead of what."""
+
+    code: str
+    where: str
+    message: str
+
+
+def _step(n: int, t: float) -> str:
+    return f"step {n} at {t:.6g} s"
+
+
+class Faults:
+    """All faults are counted, the first few of each code are kept.
+
+    >>> faults = Faults(limit=1)
+    >>> faults.at(7, 2.5)
+    >>> for gpu in (0, 1):
+    ...     faults.add("overlap", "req_1/a", f"device {gpu} is held")
+    >>> faults.counts, faults.first
+    ({'overlap': 2}, [Fault(code='overlap', where='step 7 at 2.5 s: req_1/a', message='device 0 is held')])
+    """
+
+    def __init__(self, limit: int = 20, place: Callable[[int, float], str] = _step) -> None:
+        self.counts: dict[str, int] = {}
+        self.first: list[Fault] = []
+        self._limit = limit
+        self._place = place
+        self._at: tuple[int, float] | None = None
+
+    def at(self, n: int, t: float) -> None:
+        """The step that is looked at from now on."""
+        self._at = (n, t)
+
+    def nowhere(self) -> None:
+        """What follows concerns no step."""
+        self._at = None
+
+    def add(self, code: str, who: str, message: str) -> None:
+        count = self.counts[code] = self.counts.get(code, 0) + 1
+        if count <= self._limit:
+            place = self._place(*self._at) if self._at else ""
+            self.first.append(Fault(code, ": ".join(filter(None, (place, who))), message))
+
+    def take(self, other: Faults) -> None:
+        """Count what another collector found as well."""
+        for code, count in other.counts.items():
+            self.counts[code] = self.counts.get(code, 0) + count
+        self.first += other.first
+
+
+class Report(Struct, frozen=True):
+    """What a check came to. `notes` say what could not be checked, `counted` are the figures as recounted."""
+
+    log: str
+    kind: str
+    valid: bool
+    faults_by_code: dict[str, int]
+    faults: list[Fault]
+    notes: list[str]
+    counted: dict[str, float]
+
+    @classmethod
+    def of(cls, log: str, kind: str, faults: Faults, notes: Sequence[str], counted: Mapping[str, float]) -> Report:
+        return cls(log, kind, not faults.counts, faults.counts, faults.first, list(notes), dict(counted))
+
+
+class _Work:
+    """A work that has arrived: which of its parts wait, run or are done."""
+
+    __slots__ = ("arrived", "last", "left", "ready", "shape", "state", "waiting")
+
+    def __init__(self, arrived: Arrived, shape: Shape, t: float) -> None:
+        self.arrived = arrived
+        self.shape = shape
+        self.waiting = [len(after) for after in shape.after]
+        self.ready = [t] * len(shape.parts)
+        self.state = bytearray(len(shape.parts))
+        self.left = len(shape.parts)
+        self.last = t
+
+
+class _Run:
+    """A part that runs. `sound` tells whether followers were told of its start."""
+
+    __slots__ = ("index", "sound", "start", "t", "work")
+
+    def __init__(self, t: float, start: Start, work: _Work | None, index: int | None, sound: bool) -> None:
+        self.t = t
+        self.start = start
+        self.work = work
+        self.index = index
+        self.sound = sound
+
+
+class _Batch:
+    __slots__ = ("first", "left", "t")
+
+    def __init__(self, t: float, first: Start) -> None:
+        self.t = t
+        self.first = first
+        self.left = 0
+
+
+_IDLE, _RUNNING, _DONE = 0, 1, 2
+_NOTHING = Shape("", (), ())
+
+
+class Check:
+    """Follows a run step by step; `finish` says what only its end can tell. Keeps one name per work, and what is open.
+
+    `exact` says that everything takes as long as was expected: no noise, no real executor.
+    """
+
+    def __init__(
+        self, header: Header, faults: Faults | None = None, followers: Sequence[Observer] = (), exact: bool = True
+    ) -> None:
+        self.faults = faults if faults is not None else Faults()
+        self._shapes = header.build_shapes()
+        self._metrics = Metrics(header.pool)
+        self._followers = (self._metrics, *followers)
+        self._exact = exact
+        self._t = -inf
+        self._seen: set[str] = set()
+        self._open: dict[str, _Work] = {}
+        self._running: dict[tuple[str, str], list[_Run]] = {}
+        self._holders: list[list[_Run]] = [[] for _ in header.pool.devices]
+        self._batches: dict[int, _Batch] = {}
+        self._closed_batches: set[int] = set()
+        self._ended: Ended | None = None
+        self._handlers: dict[type, Callable[[float, Any], bool]] = {
+            Start: self._started,
+            Finished: self._finished,
+            Arrived: self._arrived,
+            Complete: self._completed,
+            Failed: self._finished,
+            Reject: self._rejected,
+            WakeAt: self._wake_at,
+            Ended: self._ends,
+        }
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self.faults.at(n, t)
+        if not self._t <= t < inf:
+            self.faults.add("time", "", f"found {t}, expected a time from {self._t} on")
+        if t == t:
+            self._t = t
+        if self._ended is not None:
+            self.faults.add("end", "", "the run goes on after its end")
+        handlers = self._handlers
+        sound = [event for event in events if (handle := handlers.get(type(event))) is None or handle(t, event)]
+        for follower in self._followers:
+            follower.step(n, t, sound)
+
+    # --- works ------------------------------------------------------------------------------------
+
+    def _arrived(self, t: float, event: Arrived) -> bool:
+        if event.work in self._seen:
+            self.faults.add("arrival", event.work, "arrived before; expected each work once")
+            return False
+        self._seen.add(event.work)
+        shape = self._shapes.get(event.of)
+        if not event.fault:
+            if shape is None:
+                self.faults.add("shape", event.work, f"is of {event.of!r}, which the header does not describe")
+            elif len(event.sizes) != len(shape.parts):
+                found = f"found {len(event.sizes)} sizes, expected one for each of the {len(shape.parts)} parts"
+                self.faults.add("shape", event.work, found)
+            elif not all(0 <= size < inf for size in event.sizes):
+                self.faults.add("number", event.work, f"found sizes {list(event.sizes)}, expected seconds")
+        self._open[event.work] = _Work(event, shape or _NOTHING, t)
+        return True
+
+    def _close(self, work: str, what: str) -> _Work | None:
+        opened = self._open.pop(work, None)
+        if opened is None:
+            if work in self._seen:
+                self.faults.add("closed", work, f"{what}, but it was completed or rejected before")
+            else:
+                self.faults.add("arrival", work, f"{what}, but it has not arrived")
+        return opened
+
+    def _completed(self, t: float, event: Complete) -> bool:
+        opened = self._close(event.work, "completed")
+        if opened is None:
+            return False
+        if opened.arrived.fault:
+            self.faults.add("missing", event.work, f"completed, but it could not run: {opened.arrived.fault}")
+            return False
+        if opened.left:
+            lacking = [part.name for part, s in zip(opened.shape.parts, opened.state, strict=True) if s != _DONE]
+            self.faults.add("missing", event.work, f"lacks {_some(lacking)}")
+            return False
+        if not close(t, opened.last):
+            self.faults.add("complete", event.work, f"completed at {t} s, but its last part ended at {opened.last} s")
+        return True
+
+    def _rejected(self, t: float, event: Reject) -> bool:
+        if not event.why:
+            self.faults.add("reason", event.work, "rejected without a reason")
+        return self._close(event.work, "rejected") is not None
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _started(self, t: float, start: Start) -> bool:
+        key, who = (start.work, start.part), f"{start.work}/{start.part}"
+        work = self._open.get(start.work)
+        index = None if work is None else work.shape.index.get(start.part)
+        for name in ("setup_s", "run_s"):
+            if not 0 <= getattr(start, name) < inf:
+                self.faults.add("number", who, f"found {name} {getattr(start, name)}, expected seconds")
+        if work is None:
+            if start.work in self._seen:
+                self.faults.add("closed", who, "started after its work was completed or rejected")
+            else:
+                self.faults.add("arrival", who, "started before its work arrived")
+        elif index is None:
+            self.faults.add("part", who, f"{work.arrived.of!r} has no such part")
+        else:
+            self._check_start(start, who, work, index)
+        again = self._running.get(key)
+        sound = self._take(t, start, who) and not again
+        run = _Run(t, start, work, index, sound)
+        self._running.setdefault(key, []).append(run)
+        for device in start.devices:
+            if 0 <= device < len(self._holders):
+                self._holders[device].append(run)
+        return sound
+
+    def _check_start(self, start: Start, who: str, work: _Work, i: int) -> None:
+        shape, part, add = work.shape, work.shape.parts[i], self.faults.add
+        if work.state[i] != _IDLE:
+            add("twice", who, f"started again, but it {'runs' if work.state[i] == _RUNNING else 'finished before'}")
+        elif work.waiting[i]:
+            lacking = [shape.parts[j].name for j in shape.after[i] if work.state[j] != _DONE]
+            add("order", who, f"started before {_some(lacking)} finished")
+        elif i in shape.never:
+            add("order", who, f"started, but it {shape.never[i]}")
+        elif not close(start.ready_s, work.ready[i]):
+            add("ready", who, f"found ready at {start.ready_s} s, expected {work.ready[i]} s")
+        if work.state[i] == _IDLE:
+            work.state[i] = _RUNNING
+        if start.kind != part.kind:
+            add("kind", who, f"found {start.kind!r}, expected {part.kind!r}")
+        if len(start.devices) != part.width:
+            add("width", who, f"found devices {list(start.devices)}, expected {part.width}")
+
+    def _take(self, t: float, start: Start, who: str) -> bool:
+        """Whether the devices exist; that they are free is checked on the way."""
+        devices, holders = start.devices, self._holders
+        together = self._joins(t, start, who) if start.batch else False
+        good = True
+        if len(set(devices)) != len(devices):
+            self.faults.add("device", who, f"a device is named twice in {list(devices)}")
+            good = False
+        clash = False
+        for device in devices:
+            if not 0 <= device < len(holders):
+                self.faults.add("device", who, f"found device {device}, expected 0 to {len(holders) - 1}")
+                good = False
+                continue
+            for other in holders[device]:
+                if not clash and not (together and other.start.batch == start.batch):
+                    clash = True
+                    name = f"{other.start.work}/{other.start.part}"
+                    message = f"takes device {device} at {t} s, which {name} holds since {other.t} s"
+                    self.faults.add("overlap", who, message)
+        return good
+
+    def _joins(self, t: float, start: Start, who: str) -> bool:
+        """Whether a part of a batch runs as one with the others of it."""
+        batch = self._batches.get(start.batch)
+        if batch is None:
+            if start.batch in self._closed_batches:
+                self.faults.add("batch", who, f"batch {start.batch} ended before")
+            batch = self._batches[start.batch] = _Batch(t, start)
+        batch.left += 1
+        first = batch.first
+        for name, found, expected in (
+            ("at", t, batch.t),
+            ("on", list(start.devices), list(first.devices)),
+            ("as", start.kind, first.kind),
+            ("replacing", start.replaces, first.replaces),
+            ("with setup_s", start.setup_s, first.setup_s),
+            ("with run_s", start.run_s, first.run_s),
+        ):
+            if found != expected:
+                message = f"found batch {start.batch} {name} {found}, but its first part is {name} {expected}"
+                self.faults.add("batch", who, message)
+                return False
+        return True
+
+    def _finished(self, t: float, event: Finished | Failed) -> bool:
+        key, who, good = (event.work, event.part), f"{event.work}/{event.part}", isinstance(event, Finished)
+        runs = self._running.get(key)
+        if not runs:
+            self.faults.add("finish", who, f"{'finished' if good else 'failed'}, but it does not run")
+            return False
+        run = runs.pop(0)
+        if not runs:
+            del self._running[key]
+        self._release(run)
+        self._check_duration(t, run, who, good)
+        work, i = run.work, run.index
+        if work is not None and i is not None and work.state[i] == _RUNNING:
+            work.state[i] = _DONE if good else _IDLE
+            work.last = t
+            if good:
+                work.left -= 1
+                for j in work.shape.before[i]:
+                    work.waiting[j] -= 1
+                    work.ready[j] = t
+            else:
+                work.ready[i] = t
+        return run.sound
+
+    def _release(self, run: _Run) -> None:
+        for device in run.start.devices:
+            if 0 <= device < len(self._holders):
+                self._holders[device].remove(run)
+        if run.start.batch:
+            batch = self._batches[run.start.batch]
+            batch.left -= 1
+            if not batch.left:
+                del self._batches[run.start.batch]
+                self._closed_batches.add(run.start.batch)
+
+    def _check_duration(self, t: float, run: _Run, who: str, good: bool) -> None:
+        begun = run.t + run.start.setup_s
+        ends = begun + run.start.run_s
+        if not self._exact:
+            if good and t < begun and not close(t, begun):
+                self.faults.add("duration", who, f"ended at {t} s, before its setup was over at {begun} s")
+        elif (good and not close(t, ends)) or (t > ends and not close(t, ends)):
+            parts = f"{run.t} + {run.start.setup_s} setup + {run.start.run_s} run"
+            self.faults.add("duration", who, f"ended at {t} s, expected {ends} s ({parts})")
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def _wake_at(self, t: float, event: WakeAt) -> bool:
+        if not t <= event.at_s < inf:
+            self.faults.add("time", "", f"asked at {t} s to be woken at {event.at_s} s")
+        return True
+
+    def _ends(self, t: float, event: Ended) -> bool:
+        self._ended = event
+        return True
+
+    def finish(self, torn: bool = False) -> Figures:
+        """Check what only the end can tell; gives the figures as recounted."""
+        self.faults.nowhere()
+        add = self.faults.add
+        if self._ended is None:
+            add("end", "", "the run did not end" + (": its last line is torn" if torn else ""))
+        elif torn:
+            add("end", "", "a torn line follows the end of the run")
+        for work, part in self._running:
+            add("running", f"{work}/{part}", "still runs at the end")
+        for name in self._open:
+            add("unclosed", name, "arrived, but was neither completed nor rejected")
+        figures = self._metrics.figures()
+        if self._ended is not None:
+            compare(self._ended.summary, recount(figures), self.faults)
+        return figures
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def recount(figures: Figures) -> dict[str, float]:
+    """The figures under the names that a summary gives them."""
+    names = ("arrived", "completed", "rejected", "late", "parts", "failures", "makespan_s", "switches", "switch_time_s")
+    response = figures.response_s
+    return {
+        **{name: getattr(figures, name) for name in (*names, "loads", "load_time_s", "utilisation")},
+        "avg_request_s": response.mean,
+        "median_request_s": response.median,
+        "p99_request_s": response.p99,
+        "min_request_s": response.min,
+        "max_request_s": response.max,
+        "avg_wait_s": figures.part_wait_s.mean,
+        "p99_wait_s": figures.part_wait_s.p99,
+    }
+
+
+def compare(claimed: Mapping[str, Any], counted: Mapping[str, float], faults: Faults, code: str = "summary") -> None:
+    """A fault for each claimed figure that differs from what was counted; what was not counted is not compared."""
+    for key, expected in counted.items():
+        if key not in claimed:
+            continue
+        found = claimed[key]
+        if not isinstance(found, int | float) or isinstance(found, bool) or not close(found, expected):
+            faults.add(code, key, f"found {found}, expected {expected}")
+
+
+def check_header(header: Header, path: Path) -> Header:
+    """The same header, if a run can be followed with it."""
+    try:
+        header.build_shapes()
+        if [device.id for device in header.pool.devices] != list(range(len(header.pool))):
+            raise ValueError("devices are not numbered from 0")
+        _ = header.pool.speeds
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{path}:1: not a usable header: {error!r}") from None
+    return header
+
+
+def read_steps(reader: Reader, faults: Faults) -> Iterator[tuple[int, float, list[Any]]]:
+    """The steps of a journal, with a fault where they are not numbered upwards or a step has two times."""
+    last = 0
+    for n, group in groupby(reader, key=lambda entry: entry.n):
+        entries = list(group)
+        t = entries[0].t
+        faults.at(n, t)
+        if n <= last:
+            faults.add("time", "", f"found step {n} after step {last}")
+        if any(entry.t != t for entry in entries):
+            found = sorted({entry.t for entry in entries})
+            faults.add("time", "", f"found one step at {', '.join(map(str, found))} s, expected one instant")
+        last = n
+        yield n, t, [entry.event for entry in entries]
+
+
+def check_journal(reader: Reader, faults: Faults, followers: Sequence[Observer] = (), exact: bool = True) -> Figures:
+    """Check a recorded run; a level adds its own rules as followers."""
+    check = Check(check_header(reader.header, reader.path), faults, followers, exact)
+    for n, t, events in read_steps(reader, faults):
+        check.step(n, t, events)
+    return check.finish(reader.torn)

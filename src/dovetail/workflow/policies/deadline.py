@@ -1,0 +1,35 @@
+"""Least slack first: who must start soonest to meet its deadline."""
+
+from __future__ import annotations
+
+from dovetail.core.registry import policy
+from dovetail.workflow.policy import ListPolicy
+from dovetail.workflow.view import Task, View
+
+
+@policy("deadline", level="workflow")
+class Deadline(ListPolicy):
+    """The node with the earliest latest start goes first: its deadline less the longest path that is left.
+
+    A request without a deadline gets one at `slack` times its longest path after arrival. With `admit`, a request that
+    cannot meet its deadline any more is rejected at once instead of being finished late.
+    """
+
+    def __init__(self, *, slack: float = 10.0, admit: bool = False, hysteresis: float = 4.0) -> None:
+        super().__init__(hysteresis=hysteresis)
+        self.slack = slack
+        self.admit = admit
+
+    def rank(self, task: Task, view: View) -> float:
+        run = task.run
+        due_s = run.due_s
+        if due_s is None:
+            due_s = run.arrived_s + self.slack * run.shape.longest_path(run.sizes)
+        return due_s - task.tail_s
+
+    def refuse(self, task: Task, view: View) -> str | None:
+        due_s = task.run.due_s
+        fastest = max(view.pool.speeds)
+        if not self.admit or due_s is None or view.now + task.tail_s / fastest <= due_s:
+            return None
+        return f"cannot meet its deadline: {task.tail_s:.1f} s of work left, {due_s - view.now:.1f} s of time"

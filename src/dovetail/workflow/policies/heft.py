@@ -1,0 +1,32 @@
+"""Heterogeneous earliest finish time: longest remaining path first, where it finishes first."""
+
+from __future__ import annotations
+
+from dovetail.core.registry import policy
+from dovetail.workflow.policy import Place, Policy, Wait
+from dovetail.workflow.view import Task, View
+
+
+@policy("heft", level="workflow")
+class Heft(Policy):
+    """The node with the longest path behind it goes first, to the window where it would finish earliest.
+
+    If that window is still busy, the node waits for it, and others may use only what it does not need.
+    """
+
+    def rank(self, task: Task, view: View) -> float:
+        return -task.tail_s
+
+    def choose(self, view: View) -> Place | Wait | None:
+        claimed: set[int] = set()
+        for head in sorted((queue.head for queue in view.queues.values()), key=lambda t: (t.rank, t.seq)):
+            open_windows = [w for w in view.roomy_windows(head.model) if claimed.isdisjoint(w)]
+            if not open_windows:
+                continue
+            _, window = min(
+                (view.free_at(w) + view.setup_s(w, head.model) + view.run_s(head, w), w) for w in open_windows
+            )
+            if all(view.free[gpu] for gpu in window):
+                return Place(head, window, "earliest finish")
+            claimed.update(window)
+        return None

@@ -1,0 +1,27 @@
+"""Batches by model: stay with a model while it has work, then turn to the largest group that waits."""
+
+from __future__ import annotations
+
+from dovetail.core.registry import policy
+from dovetail.workflow.policy import Place, Policy, Wait
+from dovetail.workflow.view import View
+
+
+@policy("offline", level="workflow")
+class Offline(Policy):
+    """A GPU keeps its model while nodes for it are ready; a switch goes to the largest waiting group of one model."""
+
+    def choose(self, view: View) -> Place | Wait | None:
+        best = None
+        for queue in view.queues.values():
+            if queue.width > view.free_count:
+                continue
+            for window in view.free_windows(queue.model):
+                price = view.setup_s(window, queue.model)
+                key = (price > 0, -queue.gpu_s if price else 0.0, price, queue.head.seq, window)
+                if best is None or key < best[0]:
+                    best = (key, queue)
+        if best is None:
+            return None
+        (cold, _, _, _, window), queue = best
+        return Place(queue.head, window, "largest group" if cold else "same model")

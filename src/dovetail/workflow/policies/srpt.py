@@ -1,0 +1,19 @@
+"""Shortest remaining work first, with ageing."""
+
+from __future__ import annotations
+
+from dovetail.core.registry import policy
+from dovetail.workflow.policy import ListPolicy
+from dovetail.workflow.view import Task, View
+
+
+@policy("srpt", level="workflow")
+class Srpt(ListPolicy):
+    """The request with the fewest GPU-seconds left goes first; each second of waiting counts as `ageing` of them."""
+
+    def __init__(self, *, ageing: float = 0.1, hysteresis: float = 40.0) -> None:
+        super().__init__(hysteresis=hysteresis)
+        self.ageing = ageing
+
+    def rank(self, task: Task, view: View) -> float:
+        return task.run.gpu_s_left / task.run.weight + self.ageing * task.ready_s
