@@ -24,6 +24,10 @@ class Command(NamedTuple):
 # One line per verb. The target returns an exit code, or None for 0; a sub-app must be named like its verb.
 # The summary repeats the first line of the target's docstring, so that --help need not import it; a test compares them.
 COMMANDS = (
+    Command("workflow", "dovetail.cli.workflow:app", "Schedule workflows of many models on a pool of GPUs."),
+    Command("check", "dovetail.cli.check:check", "Check that a recorded run is a valid schedule."),
+    Command("report", "dovetail.cli.report:report", "Draw a run, or several side by side, from their journals."),
+    Command("demo", "dovetail.cli.demo:demo", "Run a small example of each level and write one page about it."),
     Command("doctor", "dovetail.cli.doctor:doctor", "List the optional parts: which are usable, and why not."),
     Command("completion", "dovetail.cli:completion", "Print a shell completion script."),
 )

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from dovetail.core.errors import InputError
 
 Format = Literal["table", "json"]
+Pairs = Annotated[list[str], Parameter(consume_multiple=True, negative=())]  # NAME=VALUE, any number
 
 _PIPED_WIDTH = 100_000  # columns; wide enough that no cell is ever wrapped for a reader that is a program
 
@@ -116,3 +119,26 @@ def atomic_write(path: Path, content: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def pairs(flag: str, given: list[str] | None) -> dict[str, Any]:
+    """What `--flag NAME=VALUE` was given.
+
+    >>> pairs("--option", ["patience=40"])
+    {'patience': '40'}
+    """
+    pairs = {}
+    for item in given or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise InputError(f"{flag} {item}: expected NAME=VALUE")
+        pairs[key.replace("-", "_")] = value
+    return pairs
+
+
+def make_folder(out: Path) -> None:
+    """The folder that results go to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be made: {error.strerror}") from error

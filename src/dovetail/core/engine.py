@@ -124,25 +124,24 @@ class Guard:
 
     def see(self, stimulus: Stimulus) -> None:
         """Follow what happened."""
-        if isinstance(stimulus, Arrived):
-            if stimulus.work in self._open:
-                raise PolicyError(f"work {stimulus.work} arrived twice")
-            shape = self._shapes.get(stimulus.of)
-            self._open[stimulus.work] = _Open(shape or Shape(stimulus.of, (), ()))
-        elif isinstance(stimulus, Finished | Failed):
-            key = (stimulus.work, stimulus.part)
-            self._release(key)
+        if type(stimulus) is Finished or type(stimulus) is Failed:
+            self._release((stimulus.work, stimulus.part))
             opened = self._open.get(stimulus.work)
             if opened is None:  # its work was rejected while it ran
                 return
             i = opened.shape.index[stimulus.part]
-            if isinstance(stimulus, Failed):
+            if type(stimulus) is Failed:
                 opened.state[i] = _IDLE
                 return
             opened.state[i] = _DONE
             opened.left -= 1
             for j in opened.shape.before[i]:
                 opened.waiting[j] -= 1
+        elif type(stimulus) is Arrived:
+            if stimulus.work in self._open:
+                raise PolicyError(f"work {stimulus.work} arrived twice")
+            shape = self._shapes.get(stimulus.of)
+            self._open[stimulus.work] = _Open(shape or Shape(stimulus.of, (), ()))
 
     def _release(self, key: tuple[str, str]) -> None:
         devices = self._held.pop(key)
@@ -157,48 +156,58 @@ class Guard:
 
     def allow(self, order: Instruction, now: float) -> None:
         """Take note of an instruction, or refuse it."""
-        if isinstance(order, Start):
-            self._allow_start(order, now)
-        elif isinstance(order, Complete):
+        if type(order) is Start:
+            problem = self._problem(order, now)
+            if problem is not None:
+                where = f"[{now:.2f}s] start of {order.work}/{order.part} on {list(order.devices)} refused: "
+                raise PolicyError(where + problem)
+            self._take(order, now)
+        elif type(order) is Complete:
             opened = self._open.pop(order.work, None)
             if opened is None or opened.left:
                 raise PolicyError(f"[{now:.2f}s] {order.work} was called complete, but it is not")
-        elif isinstance(order, Reject):
+        elif type(order) is Reject:
             if self._open.pop(order.work, None) is None:
                 raise PolicyError(f"[{now:.2f}s] rejected {order.work}, which is not open")
-        elif order.at_s < now:
+        elif type(order) is WakeAt and order.at_s < now:
             raise PolicyError(f"[{now:.2f}s] asked to be woken in the past, at {order.at_s}")
 
-    def _allow_start(self, order: Start, now: float) -> None:
-        where = f"[{now:.2f}s] start of {order.work}/{order.part} on {list(order.devices)} refused: "
+    def _problem(self, order: Start, now: float) -> str | None:
+        """Why a start is not allowed, or None."""
         opened = self._open.get(order.work)
         if opened is None:
-            raise PolicyError(where + "the work has not arrived or is closed")
-        i = opened.shape.index.get(order.part)
+            return "the work has not arrived or is closed"
+        shape = opened.shape
+        i = shape.index.get(order.part)
         if i is None:
-            raise PolicyError(where + f"{opened.shape.name} has no such part")
-        part = opened.shape.parts[i]
+            return f"{shape.name} has no such part"
+        part = shape.parts[i]
         if opened.state[i] != _IDLE:
-            raise PolicyError(where + "it was started before")
-        if opened.waiting[i] or i in opened.shape.never:
-            missing = [opened.shape.parts[j].name for j in opened.shape.after[i] if opened.state[j] != _DONE]
-            raise PolicyError(where + f"it must wait for {', '.join(missing) or opened.shape.never[i]}")
+            return "it was started before"
+        if opened.waiting[i] or i in shape.never:
+            missing = [shape.parts[j].name for j in shape.after[i] if opened.state[j] != _DONE]
+            return f"it must wait for {', '.join(missing) or shape.never[i]}"
         if part.kind != order.kind or part.width != len(order.devices):
-            raise PolicyError(where + f"it needs {part.width} devices with {part.kind}, not {order.kind}")
-        key = (order.work, order.part)
+            return f"it needs {part.width} devices with {part.kind}, not {order.kind}"
         batch = self._batches.get(order.batch) if order.batch else None
         if batch is None:
-            conflict = self._ledger.conflict(order.devices)
-            if conflict:
-                raise PolicyError(where + conflict)
-            self._ledger.take(order.devices, f"{order.work}/{order.part}")
-        elif batch[0] != order.devices or batch[1] != now:
-            raise PolicyError(where + f"batch {order.batch} started at {batch[1]} on {list(batch[0])}")
-        if order.batch:
-            self._batches[order.batch] = (order.devices, now, (batch[2] if batch else 0) + 1)
-            self._in_batch[key] = order.batch
-        opened.state[i] = _RUNNING
+            return self._ledger.conflict(order.devices)
+        if batch[0] != order.devices or batch[1] != now:
+            return f"batch {order.batch} started at {batch[1]} on {list(batch[0])}"
+        return None
+
+    def _take(self, order: Start, now: float) -> None:
+        key = (order.work, order.part)
+        opened = self._open[order.work]
+        opened.state[opened.shape.index[order.part]] = _RUNNING
         self._held[key] = order.devices
+        if order.batch:
+            members = self._batches[order.batch][2] if order.batch in self._batches else 0
+            self._batches[order.batch] = (order.devices, now, members + 1)
+            self._in_batch[key] = order.batch
+            if members:
+                return
+        self._ledger.take(order.devices, key)
 
 
 def simulate(
@@ -222,12 +231,13 @@ def simulate(
         orders = scheduler.handle(stimuli, now)
         for order in orders:
             guard.allow(order, now)
-            if isinstance(order, Start):
+            if type(order) is Start:
                 agenda.push(*executor.start(order, now))
-            elif isinstance(order, WakeAt):
+            elif type(order) is WakeAt:
                 agenda.push(order.at_s, Woke())
+        events = [*stimuli, *orders]
         for observer in observers:
-            observer.step(n, now, [*stimuli, *orders])
+            observer.step(n, now, events)
     closing = scheduler.close(now)
     if closing:
         n += 1

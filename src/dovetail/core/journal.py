@@ -54,7 +54,7 @@ class ShapeRecord(Struct, frozen=True, omit_defaults=True):
         return Shape(self.name, self.parts, self.edges, self.never)
 
 
-class Header(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Header(Struct, frozen=True, kw_only=True):
     """The journal's first line: what ran, on what, decided by whom. `facts` holds what only the level understands."""
 
     journal: int = VERSION

@@ -85,20 +85,20 @@ class Ledger:
     __slots__ = ("holders",)
 
     def __init__(self, pool: Pool) -> None:
-        self.holders: list[str | None] = [None] * len(pool)
+        self.holders: list[tuple[str, str] | None] = [None] * len(pool)
 
     def conflict(self, devices: Sequence[int]) -> str | None:
         """Why these devices cannot be taken, or None."""
-        if len(set(devices)) != len(devices):
+        if len(devices) > 1 and len(set(devices)) != len(devices):
             return f"device named twice in {list(devices)}"
         for d in devices:
             if not 0 <= d < len(self.holders):
                 return f"device {d} does not exist (pool of {len(self.holders)})"
-            if self.holders[d] is not None:
-                return f"device {d} is held by {self.holders[d]}"
+            if (holder := self.holders[d]) is not None:
+                return f"device {d} is held by {holder[0]}/{holder[1]}"
         return None
 
-    def take(self, devices: Sequence[int], holder: str) -> None:
+    def take(self, devices: Sequence[int], holder: tuple[str, str]) -> None:
         for d in devices:
             self.holders[d] = holder
 

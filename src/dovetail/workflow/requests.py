@@ -243,19 +243,19 @@ class Requests:
             fault = error
         if not count and self._on_error == "skip":
             return None, stamp
+        if self._on_error == "reject":
+            if not name or (seen is not None and name in seen):
+                self._renamed += 1
+                name = f"{name or 'request'}#{self._renamed}"
+            return Arrived(name, of, fault=f"{fault.key}: {fault}" if fault.key else str(fault)), stamp
         text = self._describe(fault, name, place)
         if self._on_error == "fail":
             self._faults.append(text)
             return None, stamp
-        if self._on_error == "skip":
-            self.skipped_count += 1
-            if len(self.skipped) < _SHOWN:
-                self.skipped.append(text)
-            return None, stamp
-        if not name or (seen is not None and name in seen):
-            self._renamed += 1
-            name = f"{name or 'request'}#{self._renamed}"
-        return Arrived(name, of, fault=text), stamp
+        self.skipped_count += 1
+        if len(self.skipped) < _SHOWN:
+            self.skipped.append(text)
+        return None, stamp
 
     @staticmethod
     def _describe(fault: _Fault, name: str, place: str | tuple[Document, int, bool]) -> str:

@@ -46,11 +46,11 @@ class WorkflowScheduler:
             self._policy.begin(self.view)
         out: list[Instruction] = []
         for stimulus in stimuli:
-            if isinstance(stimulus, Finished):
+            if type(stimulus) is Finished:
                 self._finished(stimulus, now, out)
-            elif isinstance(stimulus, Arrived):
+            elif type(stimulus) is Arrived:
                 self._arrived(stimulus, now, out)
-            elif isinstance(stimulus, Failed):
+            elif type(stimulus) is Failed:
                 self._failed(stimulus, now, out)
         self._decide(now, out)
         return out
@@ -65,7 +65,7 @@ class WorkflowScheduler:
             i, why = next(iter(never.items()))
             out.append(Reject(run.id, f"node {run.shape.parts[i].name!r} {why}"))
         for order in out:
-            assert isinstance(order, Reject)
+            assert type(order) is Reject
             del self._runs[order.work]
         return out
 

@@ -137,6 +137,8 @@ class View:
         self._types = [d.type for d in pool.devices]
         self._speeds = pool.speeds
         self._even = not self.rates.rates and set(self._speeds) == {1.0}
+        self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
+        self._masks: dict[tuple[int, bool], list[tuple[Window, int]]] = {}
         self._windows: dict[tuple[int, bool], list[Window]] = {}
         self._roomy: dict[tuple[str, bool], frozenset[Window]] = {}
         self._limited = any(m is not None for m in pool.memories)
@@ -148,9 +150,12 @@ class View:
         width = self.models[model].width
         found = self._windows.get((width, aligned))
         if found is None:
-            free = self.free
-            found = [w for w in self.pool.windows(width, aligned) if all(free[gpu] for gpu in w)]
-            self._windows[width, aligned] = found
+            masks = self._masks.get((width, aligned))
+            if masks is None:
+                windows = self.pool.windows(width, aligned)
+                masks = self._masks[width, aligned] = [(w, sum(1 << gpu for gpu in w)) for w in windows]
+            free = self._free_mask
+            found = self._windows[width, aligned] = [w for w, mask in masks if mask & free == mask]
         if self._limited:
             roomy = self.roomy_windows(model, aligned)
             return [w for w in found if w in roomy]
@@ -190,6 +195,7 @@ class View:
         self.residents.load(window, model)
         for gpu in window:
             self.free[gpu] = False
+            self._free_mask &= ~(1 << gpu)
             self.until[gpu] = until
             self.executions[gpu] += 1
         self.free_count -= len(window)
@@ -198,6 +204,7 @@ class View:
     def release(self, window: Window) -> None:
         for gpu in window:
             self.free[gpu] = True
+            self._free_mask |= 1 << gpu
             self.idle_since[gpu] = self.now
         self.free_count += len(window)
         self._windows.clear()

@@ -34,30 +34,37 @@ class Dovetail(Policy):
 
     def choose(self, view: View) -> Place | Wait | None:
         waiting = max(self.patience, view.open_requests) / len(view.pool)
-        candidates: list[tuple[Any, ...]] = []
-        starved: Task | None = None
+        starved, reserved, free_s = self._reservation(view)
+        best: tuple[Any, ...] | None = None
         for queue in view.queues.values():
+            if queue.width > view.free_count:
+                continue
             task = queue.head
-            windows = view.free_windows(queue.model) if queue.width <= view.free_count else ()
-            for window in windows:
-                setup_s, wasted, regret = self._waste(queue, window, view)
-                key = task.rank + waiting * wasted
-                candidates.append((key, wasted + regret, task.seq, window, task, setup_s))
-            if not windows and queue.width > 1 and self._is_starved(task, view):
-                starved = task if starved is None or task.rank < starved.rank else starved
-        if starved is not None and candidates:
-            candidates = self._backfill(starved, candidates, view)
-        if not candidates:
+            windows = view.free_windows(queue.model)
+            if reserved:
+                windows = [w for w in windows if self._may_backfill(task, w, reserved, free_s, view)]
+            if windows:
+                wasted, _, window, setup_s = self._cheapest(queue, windows, view)
+                key = (task.rank + waiting * wasted, task.seq, window, task, setup_s)
+                best = key if best is None or key < best else best
+        if best is None:
             return None
-        _, _, _, window, task, setup_s = min(candidates)
-        return Place(task, window, self._reason(setup_s, starved))
+        _, _, window, task, setup_s = best
+        why = "worth the switch" if setup_s else "warm"
+        return Place(task, window, why if starved is None else f"{why}; {starved} has a reservation elsewhere")
 
-    def _waste(self, queue: Queue, window: Window, view: View) -> tuple[float, float, float]:
-        """The switch's price, the GPU-seconds it wastes, and how sorry one would be for what is evicted."""
+    def _cheapest(self, queue: Queue, windows: list[Window], view: View) -> tuple[float, float, Window, float]:
+        """The window that wastes least for a queue: GPU-seconds wasted, regret, the window, the switch's price."""
+        held, model = view.residents.held, queue.model
+        for window in windows:
+            if all(model in held[gpu] for gpu in window):
+                return 0.0, 0.0, window, 0.0
+        return min([self._waste(queue, window, view) for window in windows], key=lambda w: (w[0] + w[1], w[2]))
+
+    def _waste(self, queue: Queue, window: Window, view: View) -> tuple[float, float, Window, float]:
+        """What a switch here wastes, and how sorry one would be for what is evicted."""
         residents, model = view.residents, queue.model
         setup_s = residents.setup(window, model)
-        if not setup_s:
-            return 0.0, 0.0, 0.0
         wasted, regret = setup_s * queue.width, 0.0
         evicted: dict[str, float] = {}
         for gpu in window:
@@ -70,18 +77,24 @@ class Dovetail(Policy):
         for other, back_s in evicted.items():
             if other in view.queues:
                 wasted += back_s * view.models[other].width
-        return setup_s, wasted, regret
+        return wasted, regret, window, setup_s
+
+    def _reservation(self, view: View) -> tuple[str | None, set[int], float]:
+        """The wide node that has waited too long, the GPUs kept for it, and when the last of them will be free."""
+        starved: Task | None = None
+        for queue in view.queues.values():
+            if queue.width > 1 and not view.free_windows(queue.model) and self._is_starved(queue.head, view):
+                starved = queue.head if starved is None or queue.head.rank < starved.rank else starved
+        if starved is None:
+            return None, set(), 0.0
+        free_s, window = min((view.free_at(w), w) for w in view.roomy_windows(starved.model))
+        return f"{starved.run.id}/{starved.name}", set(window), free_s
 
     def _is_starved(self, task: Task, view: View) -> bool:
         backlog_s = sum([queue.gpu_s for queue in view.queues.values()]) / len(view.pool)
         return view.now - task.ready_s > self.starvation * (backlog_s + task.size)
 
-    def _backfill(self, starved: Task, candidates: list[tuple[Any, ...]], view: View) -> list[tuple[Any, ...]]:
-        free_s, window = min((view.free_at(w), w) for w in view.roomy_windows(starved.model))
-        kept = set(window)
-        return [c for c in candidates if kept.isdisjoint(c[3]) or view.now + c[5] + view.run_s(c[4], c[3]) <= free_s]
-
     @staticmethod
-    def _reason(setup_s: float, starved: Task | None) -> str:
-        why = "warm" if not setup_s else "worth the switch"
-        return why if starved is None else f"{why}; GPUs are reserved for {starved.run.id}/{starved.name}"
+    def _may_backfill(task: Task, window: Window, reserved: set[int], free_s: float, view: View) -> bool:
+        ends_s = view.now + view.setup_s(window, task.model) + view.run_s(task, window)
+        return reserved.isdisjoint(window) or ends_s <= free_s

@@ -1,0 +1,42 @@
+# `make help` lists the targets. Each one sets up what it needs in .venv first.
+
+PYTHON ?= python3
+JOBS ?= 2
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@echo "Variables: PYTHON=$(PYTHON) (3.11 or newer), JOBS=$(JOBS) (test processes)"
+
+demo: .venv/.with-plot ## run the demonstration and say where its page is
+	$(BIN)/dovetail demo --out out/demo
+	@find "$(CURDIR)/out/demo" -name '*.html' | sed 's|^|open file://|'
+
+test: lint ## lint, then run every test
+	$(BIN)/pytest -n $(JOBS)
+
+lint: .venv/.with-test ## check style, types and the layer rule
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: .venv/.with-test ## run the measured comparisons
+	@for script in $(wildcard bench/[!_]*.py); do echo "== $$script"; $(BIN)/python "$$script" || exit; done
+
+clean: ## remove outputs and caches, but not .venv
+	rm -rf out dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installs again when the dependencies change: .with-EXTRA is the stamp of `pip install dovetail[EXTRA]`.
+.venv/.with-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Dovetail needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv

@@ -1,0 +1,160 @@
+"""`dovetail check`: whether a recorded run is a valid schedule, from its journal or its execution log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+from msgspec import Struct
+
+from dovetail.cli.common import Format, atomic_write, print_json, print_table
+from dovetail.core.check import CODES as CORE_CODES
+from dovetail.core.check import Fault, Faults, Report, check_journal, recount
+from dovetail.core.errors import InputError
+from dovetail.core.journal import Reader
+
+_SHOWN = 10  # faults on the screen; the report has more
+
+
+def check(
+    log: Path = Path("baseline_execution_log.json"),
+    /,
+    *,
+    config: Path | None = None,
+    requests: Path | None = None,
+    save_report: bool = False,
+    quiet: Annotated[bool, Parameter(alias="-q")] = False,
+    format: Format = "table",
+) -> int:
+    """Check that a recorded run is a valid schedule.
+
+    It looks for overlaps on every GPU of a window, broken order, starts before arrival, wrong prices of switches,
+    missing and doubled nodes, wrong durations, a summary that differs from a recount, and figures below a bound.
+
+    Exit code 0: valid; 1: faults were found; 2: the log cannot be read.
+
+    Parameters
+    ----------
+    log
+        A journal, or an execution log: ours, or one of the older schedulers.
+    config
+        The configuration it is a run of. An older log does not hold the GPUs, order and prices of its nodes.
+    requests
+        The requests it is a run of: none may be missing, and each must be as the file says.
+    save_report
+        Write the report beside the log, as LOG_report.json without the log's suffix.
+    quiet
+        Print only PASS or FAIL.
+    format
+        table for people, json for programs.
+    """
+    report = examine(log, config, requests)
+    if save_report:
+        _save(report, log, [path for path in (config, requests) if path is not None])
+    if quiet:
+        print("PASS" if report.valid else f"FAIL: {_count(report)}")
+    elif format == "json":
+        print_json(report)
+    else:
+        _show(report)
+    return 0 if report.valid else 1
+
+
+def examine(log: Path, config: Path | None = None, requests: Path | None = None) -> Report:
+    """Check a log of whatever kind."""
+    for path in (log, config, requests):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path}: {'is a folder; expected a file' if path.is_dir() else 'no such file'}")
+    try:
+        if not _is_journal(log):
+            from dovetail.workflow.check import check_log
+
+            return check_log(log, config, requests)
+        reader = Reader(log)
+        if reader.header.level == "workflow":
+            from dovetail.workflow import check as workflow
+
+            return workflow.check_journal(log, config, requests)
+    except PermissionError:
+        raise InputError(f"{log}: may not be read (permission denied)") from None
+    if config is not None or requests is not None:
+        raise InputError(f"{log}: --config and --requests are for workflow runs, this is a {reader.header.level} run")
+    faults = Faults()
+    figures = check_journal(reader, faults, exact=False)
+    notes = [f"the rules of the {reader.header.level} level are not known: only those of all levels were checked"]
+    return Report.of(str(log), "journal", faults, notes, recount(figures))
+
+
+class _Opening(Struct):
+    """What every journal's first line has, whatever its version; an execution log does not."""
+
+    level: str
+    pool: dict[str, Any]
+
+
+def _is_journal(log: Path) -> bool:
+    with log.open("rb") as file:
+        first = file.readline()
+    try:
+        msgspec.json.decode(first, type=_Opening)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _count(report: Report) -> str:
+    count = sum(report.faults_by_code.values())
+    return f"{count} fault{'' if count == 1 else 's'}"
+
+
+def _show(report: Report) -> None:
+    counted = report.counted
+    what = f"{report.kind} {report.log}"
+    figures = (
+        f"{counted['completed']} of {counted['arrived']} completed, {counted['rejected']} rejected, "
+        f"{counted['parts']} nodes run, makespan {counted['makespan_s']:.2f} s"
+    )
+    if counted.get("bound_makespan_s"):
+        figures += f" (no less than {counted['bound_makespan_s']:.2f} s is possible)"
+    for note in report.notes:
+        print(f"note: {note}")
+    if report.valid:
+        print(f"PASS: {what}: {figures}")
+        return
+    print(f"FAIL: {what}: {_count(report)}; {figures}")
+    described = _codes()
+    rows = [[code, count, described.get(code, "")] for code, count in sorted(report.faults_by_code.items())]
+    print_table(["fault", "count", "what it is"], rows)
+    print()
+    shown = _first_of_each(report)
+    print_table(["fault", "where", "what"], [[fault.code, fault.where, fault.message] for fault in shown])
+    if sum(report.faults_by_code.values()) > len(shown):
+        print("\n--format json shows more of them, --save-report keeps them.")
+
+
+def _first_of_each(report: Report) -> list[Fault]:
+    """Some faults to show: of each code at least one."""
+    per_code = max(_SHOWN // len(report.faults_by_code), 1)
+    seen: dict[str, int] = {}
+    shown = []
+    for fault in report.faults:
+        seen[fault.code] = seen.get(fault.code, 0) + 1
+        if seen[fault.code] <= per_code:
+            shown.append(fault)
+    return shown
+
+
+def _codes() -> dict[str, str]:
+    from dovetail.workflow.check import CODES
+
+    return CORE_CODES | CODES
+
+
+def _save(report: Report, log: Path, others: list[Path]) -> None:
+    """Beside the log, and never over it or another input, whatever they are called or linked to."""
+    path = log.with_name(f"{log.stem}_report.json")
+    if path.exists() and any(path.samefile(other) for other in (log, *others)):
+        raise InputError(f"{path}: is one of the inputs; the report was not written")
+    atomic_write(path, msgspec.json.format(msgspec.json.encode(report)) + b"\n")

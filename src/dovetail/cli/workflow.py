@@ -1,0 +1,416 @@
+"""`dovetail workflow`: schedule workflows of many models on a pool of GPUs."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from dovetail.cli.common import Format, Pairs, make_folder, pairs, print_json, print_table, progress
+from dovetail.cli.workflow_inputs import generate, import_app
+from dovetail.cli.workflow_study import compare, plan
+from dovetail.core import registry
+from dovetail.core.errors import InputError
+from dovetail.core.events import Complete, Reject
+from dovetail.workflow.inputs import OnError
+from dovetail.workflow.requests import Mode
+from dovetail.workflow.simulation import DEFAULT_POLICY, Compat, Outcome, Problem
+from dovetail.workflow.simulation import run as simulate_run
+
+app = App(name="workflow", help="Schedule workflows of many models on a pool of GPUs.")
+for verb in (compare, plan, generate, import_app):
+    app.command(verb)
+
+Output = Literal["journal", "log", "executions"]
+_CONFIG = Path("system_config.yaml")
+_REQUESTS = Path("workflow_requests.yaml")
+
+
+@app.command
+def run(
+    *,
+    gpus: str | None = None,
+    simulate: str = "false",
+    mode: Mode = "offline",
+    config: Path = _CONFIG,
+    requests: Path = _REQUESTS,
+    policy: str = DEFAULT_POLICY,
+    option: Pairs | None = None,
+    cost: Pairs | None = None,
+    compat: Compat | None = None,
+    on_error: OnError = "fail",
+    out: Path = Path(),
+    write: Annotated[tuple[Output, ...], Parameter(consume_multiple=True)] = ("journal", "log", "executions"),
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    seed: int = 0,
+    failure_rate: float = 0.0,
+    retries: int = 2,
+    rates: Path | None = None,
+    gpus_per_server: int = 8,
+    log_lines: int = 1000,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    format: Format = "table",
+) -> int:
+    """Simulate a file of requests under a policy.
+
+    Writes POLICY_scheduler.log, POLICY_execution_log.json and POLICY_journal.jsonl.
+
+    Example: dovetail workflow run --gpus 4 --config system_config.yaml --requests workflow_requests.yaml
+
+    Parameters
+    ----------
+    gpus
+        How many GPUs, or how many of each type: 4, or a100:2,l4:4 with gpu_types in the configuration.
+    simulate
+        true would call real models, which this version cannot do; false uses the durations in the files.
+    mode
+        offline: everything arrives at time 0; online: by the timestamps.
+    config
+        Models, workflows, GPU types and costs: YAML or JSON, whatever the suffix.
+    requests
+        The requests: YAML, JSON, or JSON lines for large sets.
+    policy
+        Who decides; `dovetail workflow policies` lists them.
+    option
+        Options of the policy: --option patience=40.
+    cost
+        Cost rules over those of the configuration: --cost overlap=0.5 noise=0.1.
+    compat
+        gswarm: read faulty files, price switches and order events as that scheduler did, to compare numbers.
+    on_error
+        A request that cannot run: fail stops before anything runs; reject counts it as rejected; skip leaves it out.
+    out
+        Folder for the results.
+    write
+        Which results to write.
+    resume
+        Go on with an interrupted run's journal, after proving that what it holds is this run.
+    seed
+        For noise and injected failures.
+    failure_rate
+        Chance that an attempt at a node fails.
+    retries
+        How often a failed node is tried again.
+    rates
+        A rate table: measured speeds and switch times.
+    gpus_per_server
+        GPUs that share a host (and its memory).
+    log_lines
+        How many lines of the log to show; the file has them all.
+    quiet
+        Print no log, only the metrics.
+    format
+        table: log and metrics for people; json: the figures for programs.
+    """
+    if simulate.lower() not in ("true", "false"):
+        raise InputError(f"--simulate {simulate}: expected true or false")
+    if simulate.lower() == "true":
+        raise InputError("--simulate true: calling real models is not part of this version; use --simulate false")
+    if not 0 <= failure_rate < 1:
+        raise InputError(f"--failure-rate {failure_rate}: expected 0 or more, and less than 1")
+    if policy == "optimise" and mode == "online":
+        raise InputError("--policy optimise plans ahead: it needs --mode offline")
+    options = pairs("--option", option)
+    registry.create("workflow", policy, options)  # a wrong name or option shows before anything is read or written
+    problem = Problem.read(
+        config,
+        requests,
+        gpus=gpus,
+        mode=mode,
+        on_error=on_error,
+        compat=compat,
+        costs=pairs("--cost", cost),
+        rates=rates,
+        gpus_per_server=gpus_per_server,
+    )
+    _warn(problem)
+    header = problem.header(policy, options, seed, retries=retries, failure_rate=failure_rate)
+    talk = format == "table" and not quiet
+    outcome, figures = _simulate(
+        problem, header, options, out, write, resume, log_lines if talk else None, seed, failure_rate, retries
+    )
+    if format == "json":
+        print_json(figures)
+    else:
+        _print_block(outcome, figures, problem)
+        for kind in write:
+            print(f"{_TITLES[kind]} written to {out / _FILES[kind].format(policy)}")
+    return 3 if outcome.figures.rejected else 0
+
+
+_FILES: dict[Output, str] = {
+    "journal": "{}_journal.jsonl",
+    "log": "{}_scheduler.log",
+    "executions": "{}_execution_log.json",
+}
+_TITLES: dict[Output, str] = {
+    "journal": "Journal",
+    "log": "Text log",
+    "executions": "Detailed execution log",
+}
+
+
+def _simulate(
+    problem: Problem,
+    header: Any,
+    options: dict[str, Any],
+    out: Path,
+    write: tuple[Output, ...],
+    resume: bool,
+    console_lines: int | None,
+    seed: int,
+    failure_rate: float,
+    retries: int,
+) -> tuple[Outcome, dict[str, Any]]:
+    """Run with all outputs attached; what was written so far is closed and kept whatever happens."""
+    from dovetail.core.journal import Writer
+    from dovetail.workflow.outputs import ExecutionLog, Rejections, TextLog, summary
+
+    make_folder(out)
+    path = {kind: out / name.format(header.policy) for kind, name in _FILES.items()}
+    rejections = Rejections()
+    observers: list[Any] = [rejections]
+    with ExitStack() as stack:
+        journal = stack.enter_context(Writer(path["journal"], header, resume)) if "journal" in write else None
+        if journal is not None:
+            observers.append(journal)
+        log = None
+        if "log" in write or console_lines is not None:
+            target = path["log"] if "log" in write else Path("/dev/null")
+            file = stack.enter_context(target.open("w", encoding="utf-8"))
+            log = TextLog(file, sys.stdout if console_lines is not None else None, console_lines)
+            stack.callback(log.close)
+            log.begin(header, len(problem.requests))
+            observers.append(log)
+        executions = None
+        if "executions" in write:
+            executions = stack.enter_context(ExecutionLog(header, path["executions"]))
+            observers.append(executions)
+        with progress("simulating", len(problem.requests)) as done:
+            if sys.stderr.isatty():
+                observers.append(_Progress(done))
+            outcome = simulate_run(
+                problem,
+                header.policy,
+                options,
+                seed=seed,
+                failure_rate=failure_rate,
+                retries=retries,
+                observers=observers,
+            )
+        figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
+        if log is not None:
+            log.end(outcome.end_s)
+        if journal is not None:
+            journal.end(outcome.steps + 1, outcome.end_s, figures)
+        if executions is not None:
+            executions.write(outcome.figures, outcome.bounds)
+    return outcome, figures | {"rejections": rejections.reasons}
+
+
+class _Progress:
+    """Counts finished requests for the progress bar."""
+
+    def __init__(self, done: Any) -> None:
+        self._done = done
+        self._count = 0
+
+    def step(self, n: int, t: float, events: list[Any]) -> None:
+        self._count += sum([type(event) is Complete or type(event) is Reject for event in events])
+        if n % 1024 == 0:
+            self._done(self._count)
+
+
+def _print_block(outcome: Outcome, figures: dict[str, Any], problem: Problem) -> None:
+    from dovetail.workflow.outputs import metrics_block
+
+    print(metrics_block(outcome.figures, outcome.bounds, figures["rejections"], problem.requests.skipped_count))
+    print()
+
+
+@app.command
+def validate(
+    *,
+    gpus: str | None = None,
+    mode: Mode = "offline",
+    config: Path = _CONFIG,
+    requests: Path = _REQUESTS,
+    rates: Path | None = None,
+    format: Format = "table",
+) -> int:
+    """Check the input files without running anything.
+
+    Example: dovetail workflow validate --gpus 4 --config system_config.yaml --requests workflow_requests.yaml
+
+    Parameters
+    ----------
+    gpus
+        The pool that they shall run on.
+    mode
+        online also needs the times of arrival.
+    config
+        Models, workflows, GPU types and costs.
+    requests
+        The requests.
+    rates
+        A rate table.
+    format
+        table or json.
+    """
+    problem = Problem.read(config, requests, gpus=gpus, mode=mode, rates=rates)
+    _warn(problem)
+    facts = {
+        "models": len(problem.models),
+        "workflows": len(problem.shapes),
+        "requests": len(problem.requests),
+        "gpus": len(problem.pool),
+        "gpu_seconds": sum(problem.requests.forecast.values()),
+        "durations": dict(problem.requests.estimates),
+    }
+    if format == "json":
+        print_json(facts)
+    else:
+        print_table(["what", "found"], [[key.replace("_", " "), value] for key, value in facts.items()])
+    return 0
+
+
+@app.command
+def policies(*, format: Format = "table") -> int:
+    """List the policies, what each promises, and its options.
+
+    Example: dovetail workflow policies
+
+    Parameters
+    ----------
+    format
+        table or json.
+    """
+    rows: list[dict[str, Any]] = []
+    for name in registry.names("workflow"):
+        options = {key: p.default for key, p in registry.options_of("workflow", name).items()}
+        rows.append({"policy": name, "promise": registry.promise("workflow", name), "options": options})
+    if format == "json":
+        print_json(rows)
+    else:
+        shown = [[r["policy"], r["promise"], " ".join(f"{k}={v}" for k, v in r["options"].items())] for r in rows]
+        print_table(["policy", "promise", "options"], shown)
+    return 0
+
+
+@app.command
+def bound(
+    *,
+    gpus: str | None = None,
+    mode: Mode = "offline",
+    config: Path = _CONFIG,
+    requests: Path = _REQUESTS,
+    on_error: OnError = "fail",
+    cost: Pairs | None = None,
+    rates: Path | None = None,
+    exact: Annotated[bool, Parameter(negative=())] = False,
+    time_limit_s: float = 60.0,
+    format: Format = "table",
+) -> int:
+    """Give the lower bounds that no schedule can beat.
+
+    Example: dovetail workflow bound --gpus 4 --config system_config.yaml --requests workflow_requests.yaml
+
+    Parameters
+    ----------
+    gpus
+        The pool.
+    mode
+        offline, or online with the times of arrival.
+    config
+        Models, workflows, GPU types and costs.
+    requests
+        The requests.
+    on_error
+        A request that cannot run: fail, or leave it out of the bounds (reject, skip).
+    cost
+        Cost rules over those of the configuration.
+    rates
+        A rate table.
+    exact
+        Also the optimal makespan, by CP-SAT: for some thirty nodes at most.
+    time_limit_s
+        How long CP-SAT may search.
+    format
+        table or json.
+    """
+    problem = Problem.read(
+        config, requests, gpus=gpus, mode=mode, on_error=on_error, costs=pairs("--cost", cost), rates=rates
+    )
+    _warn(problem)
+    bounds = problem.new_bounds()
+    for at_s, work in problem.requests.arrivals():
+        bounds.add(at_s, work)
+    found = bounds.result()
+    figures: dict[str, Any] = {f"bound_{key}": value for key, value in _fields(found).items()}
+    if exact:
+        from dovetail.workflow.exact import optimum
+
+        best = optimum(problem, time_limit_s)
+        figures |= {"optimal_makespan_s": best.value, "proven": best.optimal, "exact_bound_s": best.bound}
+    if format == "json":
+        print_json(figures)
+    else:
+        print_table(["bound", "value"], [[key, value] for key, value in figures.items()])
+    return 0
+
+
+@app.command
+def explain(
+    request: str,
+    node: str | None = None,
+    /,
+    *,
+    journal: Path | None = None,
+    format: Format = "table",
+) -> int:
+    """Tell why a node waited and why it went where it went.
+
+    Example: dovetail workflow explain req_001 generate --journal dovetail_journal.jsonl
+
+    Parameters
+    ----------
+    request
+        The request's id.
+    node
+        One of its nodes; all of them if left out.
+    journal
+        The run's journal; by default the newest *_journal.jsonl here.
+    format
+        table for sentences, json for data.
+    """
+    from dovetail.core.explain import explain as tell
+    from dovetail.core.explain import sentences
+    from dovetail.core.journal import Reader
+
+    if journal is None:
+        found = sorted(Path().glob("*_journal.jsonl"), key=lambda p: p.stat().st_mtime)
+        if not found:
+            raise InputError("no *_journal.jsonl in this folder: name one with --journal")
+        journal = found[-1]
+    if not journal.is_file():
+        raise InputError(f"{journal}: no such file")
+    stories = tell(Reader(journal), request, node)
+    if format == "json":
+        print_json(stories)
+    else:
+        print("\n\n".join("\n".join(sentences(story)) for story in stories))
+    return 0
+
+
+def _fields(struct: Any) -> dict[str, Any]:
+    return {key: getattr(struct, key) for key in struct.__struct_fields__}
+
+
+def _warn(problem: Problem) -> None:
+    for text, times in problem.requests.warnings.items():
+        print(f"warning: {problem.requests.path}: {text} ({times} requests)", file=sys.stderr)
+    for text in problem.requests.skipped:
+        print(f"skipped: {text}", file=sys.stderr)

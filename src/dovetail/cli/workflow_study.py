@@ -1,0 +1,238 @@
+"""`dovetail workflow compare` and `plan`: many runs, one answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dovetail.cli.common import Format, Pairs, atomic_write, make_folder, pairs, print_json, print_table, progress
+from dovetail.core.errors import InputError
+from dovetail.workflow.inputs import OnError
+from dovetail.workflow.requests import Mode
+from dovetail.workflow.simulation import DEFAULT_POLICY, Compat
+from dovetail.workflow.study import Cell, Target, fewest_gpus
+from dovetail.workflow.study import compare as run_cells
+
+_COLUMNS = {
+    "policy": "policy",
+    "gpus": "GPUs",
+    "makespan_s": "makespan s",
+    "gap_makespan": "gap %",
+    "avg_request_s": "mean s",
+    "p99_request_s": "P99 s",
+    "switches": "switches",
+    "utilisation": "use %",
+    "completed": "completed",
+    "rejected": "rejected",
+}
+_PERCENT = ("gap_makespan", "utilisation")
+
+
+def compare(
+    *,
+    gpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True)],
+    policy: Annotated[tuple[str, ...], Parameter(alias="--policies", consume_multiple=True)] = (
+        "baseline",
+        DEFAULT_POLICY,
+    ),
+    seed: Annotated[tuple[int, ...], Parameter(alias="--seeds", consume_multiple=True)] = (0,),
+    mode: Mode = "offline",
+    config: Path = Path("system_config.yaml"),
+    requests: Path = Path("workflow_requests.yaml"),
+    cost: Pairs | None = None,
+    compat: Compat | None = None,
+    on_error: OnError = "fail",
+    rates: Path | None = None,
+    jobs: int | None = None,
+    out: Path | None = None,
+    format: Format = "table",
+) -> int:
+    """Compare policies over pool sizes and seeds, in parallel.
+
+    Example: dovetail workflow compare --gpus 2 4 8 --policy baseline dovetail srpt --mode online --out study
+
+    Parameters
+    ----------
+    gpus
+        One or more pools: 2 4 8, or a100:2,l4:4.
+    policy
+        One or more policies, or all.
+    seed
+        Seeds for noise; without noise they make no difference.
+    mode
+        offline, or online by the timestamps.
+    config
+        Models, workflows, GPU types and costs.
+    requests
+        The requests.
+    cost
+        Cost rules over those of the configuration, such as noise=0.2.
+    compat
+        gswarm: read, price and order as that scheduler did.
+    on_error
+        A request that cannot run: fail, reject or skip.
+    rates
+        A rate table.
+    jobs
+        Processes; by default one per core.
+    out
+        A folder for the journals of the first seed, compare.json and the page compare.html.
+    format
+        table or json.
+    """
+    names = _names(policy, mode)
+    costs = pairs("--cost", cost)
+    seeds = seed if float(costs.get("noise", 0) or 0) > 0 else seed[:1]
+    if out is not None:
+        make_folder(out)
+    cells = [
+        Cell(
+            config=config,
+            requests=requests,
+            policy=name,
+            gpus=pool,
+            seed=number,
+            mode=mode,
+            on_error=on_error,
+            compat=compat,
+            costs=costs,
+            rates=rates,
+            journal=out / f"{name}_{_safe(pool)}_journal.jsonl" if out is not None and number == seeds[0] else None,
+        )
+        for pool in gpus
+        for name in names
+        for number in seeds
+    ]
+    for pool in gpus:
+        _check(cells, pool)
+    with progress("comparing", len(cells)) as done:
+        rows = run_cells(cells, jobs, done)
+    if out is not None:
+        _page(out, cells, rows)
+    if format == "json":
+        print_json(rows)
+    else:
+        print_table(list(_COLUMNS.values()), [[_cell(row, key) for key in _COLUMNS] for row in rows])
+        if out is not None:
+            print(f"\nPage written to {out / 'compare.html'}")
+    return 3 if any(row["rejected"] for row in rows) else 0
+
+
+def _names(given: tuple[str, ...], mode: Mode) -> list[str]:
+    from dovetail.core import registry
+
+    known = registry.names("workflow")
+    names = [name for name in known if name != "optimise" or mode == "offline"] if given == ("all",) else list(given)
+    for name in names:
+        registry.create("workflow", name)
+    if "optimise" in names and mode == "online":
+        raise InputError("--policy optimise plans ahead: it needs --mode offline")
+    return list(dict.fromkeys(names))
+
+
+def _check(cells: list[Cell], pool: str) -> None:
+    """Read the inputs once for each pool here, so that an error shows before any process starts."""
+    next(cell for cell in cells if cell.gpus == pool).problem()
+
+
+def _safe(pool: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in pool)
+
+
+def _cell(row: dict[str, Any], key: str) -> Any:
+    value = row.get(key)
+    if value is None:
+        return None
+    if key in _PERCENT:
+        return round(100 * value, 2)
+    return round(value, 2) if isinstance(value, float) else value
+
+
+def _page(out: Path, cells: list[Cell], rows: list[dict[str, Any]]) -> None:
+    import msgspec
+
+    from dovetail.core.journal import Reader
+    from dovetail.report.collect import collect
+    from dovetail.report.html import page
+
+    atomic_write(out / "compare.json", msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+    journals = [cell.journal for cell in cells if cell.journal is not None]
+    atomic_write(out / "compare.html", page([collect(Reader(path)) for path in journals]))
+
+
+def plan(
+    *,
+    p99: float | None = None,
+    makespan: float | None = None,
+    mean: float | None = None,
+    policy: str = DEFAULT_POLICY,
+    option: Pairs | None = None,
+    mode: Mode = "online",
+    config: Path = Path("system_config.yaml"),
+    requests: Path = Path("workflow_requests.yaml"),
+    cost: Pairs | None = None,
+    most: Annotated[int, Parameter(name="--max-gpus")] = 1024,
+    seed: int = 0,
+    format: Format = "table",
+) -> int:
+    """Find the fewest GPUs that keep P99, mean or makespan under a limit.
+
+    Exit code 1 if no pool up to --max-gpus does.
+
+    Example: dovetail workflow plan --p99 600 --config system_config.yaml --requests workflow_requests.yaml
+
+    Parameters
+    ----------
+    p99
+        The 99th percentile of the requests' completion times, in seconds.
+    makespan
+        The time until everything is done, in seconds.
+    mean
+        The mean completion time, in seconds.
+    policy
+        Who decides.
+    option
+        Options of the policy.
+    mode
+        online by the timestamps, or offline.
+    config
+        Models, workflows and costs.
+    requests
+        The requests.
+    cost
+        Cost rules over those of the configuration.
+    most
+        Where to give up.
+    seed
+        For noise.
+    format
+        table or json.
+    """
+    limits: dict[Target, float | None] = {"p99": p99, "makespan": makespan, "mean": mean}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    if len(given) != 1:
+        raise InputError("give one limit: --p99, --mean or --makespan SECONDS")
+    [(target, limit)] = given.items()
+    cell = Cell(
+        config=config,
+        requests=requests,
+        policy=policy,
+        gpus="1",
+        seed=seed,
+        options=pairs("--option", option),
+        mode=mode,
+        costs=pairs("--cost", cost),
+    )
+    with progress("planning") as done:
+        answer = fewest_gpus(cell, target, limit, most, done)
+    if format == "json":
+        print_json(answer)
+    else:
+        sizes = [(n, value, "simulated") for n, value in answer.tried.items()]
+        sizes += [(n, value, "lower bound") for n, value in answer.ruled_out.items()]
+        print_table(["GPUs", f"{target} s", "by", "meets it"], [[*row, row[1] <= limit] for row in sorted(sizes)])
+        found = f"{answer.gpus} GPUs" if answer.gpus is not None else f"no pool of up to {most} GPUs"
+        print(f"\n{target} <= {limit} s: {found} ({answer.reason})")
+    return 0 if answer.gpus is not None else 1

@@ -1,0 +1,198 @@
+"""Small charts as inline SVG. Colours and fonts come from the page's style sheet, so they follow light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.report.look import PALETTE, number, seconds, ticks, unit_for
+
+_CHARACTER = 6.4  # width of a character at the charts' font size, roughly
+
+
+class Mark(NamedTuple):
+    """A vertical line with a name, at a response time."""
+
+    name: str
+    at_s: float
+    style: str
+
+
+def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str) -> str:
+    """Histogram (bars, left axis) and cumulative share (line, right axis) of response times."""
+    values = np.sort(np.asarray(values_s, dtype=float))
+    top = max([float(values[-1]), *(mark.at_s for mark in marks)]) or 1.0
+    top *= 1.02
+    counts, _ = np.histogram(values, bins=min(48, max(8, len(values))), range=(0.0, top))
+    unit = unit_for(top)
+    width, height, left, right, bottom = 640.0, 300.0, 46.0, 46.0, 44.0
+    placed = _place(marks, lambda at: left + at / top * (width - left - right), width - right)
+    rows = 1 + max((row for _, _, row, _ in placed), default=-1)
+    above = 14.0 + 16.0 * rows
+    floor = height - bottom
+
+    def x(at: float) -> float:
+        return left + at / top * (width - left - right)
+
+    def y(share: float) -> float:
+        return floor - share * (floor - above)
+
+    peak = max(int(counts.max()), 1)
+    out = [f'<svg viewBox="0 0 {width:g} {height:g}" role="img" class="chart"><title>{escape(what)}</title>']
+    for tick in ticks(peak, 4):
+        if tick == int(tick):
+            level = f"{y(tick / peak):.1f}"
+            out.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{level}" y2="{level}"/>')
+            out.append(_text(left - 6, y(tick / peak) + 4, f"{tick:,.0f}", "end"))
+    out += [_text(width - right + 6, y(i / 4) + 4, f"{i * 25} %", "start") for i in range(5)]
+    out += [_text(x(at * unit.seconds), floor + 17, number(at), "middle") for at in ticks(top / unit.seconds, 7)]
+    step = (width - left - right) / len(counts)
+    for i, count in enumerate(counts):
+        if count:
+            low, high = i * top / len(counts), (i + 1) * top / len(counts)
+            out.append(
+                f'<rect class="bar" x="{left + i * step + 0.5:.1f}" y="{y(count / peak):.1f}" width="{step - 1:.1f}" '
+                f'height="{floor - y(count / peak):.1f}" rx="1"><title>{seconds(low)} to {seconds(high)}: {count:,}'
+                "</title></rect>"
+            )
+    out.append(f'<path class="cdf" d="{_steps(values, x, y)}H{width - right:g}"/>')
+    for mark, at, row, anchor in placed:
+        label_y = 12.0 + 16.0 * (rows - 1 - row)
+        out.append(
+            f'<line class="mark {mark.style}" x1="{at:.1f}" x2="{at:.1f}" y1="{label_y + 4:.1f}" y2="{floor:.1f}"/>'
+        )
+        shift = {"start": 4.0, "end": -4.0}[anchor]
+        out.append(_text(at + shift, label_y + 2, f"{mark.name} {seconds(mark.at_s)}", anchor, mark.style))
+    out.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{floor}" y2="{floor}"/>')
+    out.append(_text((left + width - right) / 2, height - 8, f"response time, {unit.name}", "middle"))
+    return "".join(out) + "</svg>"
+
+
+def _steps(values: NDArray[np.float64], x: Callable[[float], float], y: Callable[[float], float]) -> str:
+    """The path of a cumulative share, in at most 200 steps. The values are sorted."""
+    shares = np.linspace(0.0, 1.0, min(len(values), 200) + 1)[1:]
+    at = values[np.maximum(np.ceil(shares * len(values) - 1e-9).astype(int) - 1, 0)]
+    steps = zip(at.tolist(), shares.tolist(), strict=True)
+    return f"M{x(float(values[0])):.1f},{y(0.0):.1f}" + "".join(f"H{x(v):.1f}V{y(s):.1f}" for v, s in steps)
+
+
+def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]]) -> str:
+    """The share of works completed within a time, one line per run."""
+    top = max((max(values, default=0.0) for values in runs), default=0.0) * 1.02 or 1.0
+    unit = unit_for(top)
+    width, left, right, above, floor = 1100.0, 46.0, 14.0, 30.0, 230.0
+    legend, rows = _legend(names, left, width - right, floor + 52)
+    out = [f'<svg viewBox="0 0 {width:g} {floor + 46 + 18 * rows:g}" role="img" class="chart full">']
+    out.append("<title>Share completed within a response time, one line per run</title>")
+    out.append(_text(0, 14, "Response times: share completed within", "start", "heading"))
+
+    def x(at: float) -> float:
+        return left + at / top * (width - left - right)
+
+    def y(share: float) -> float:
+        return floor - share * (floor - above)
+
+    for i in range(5):
+        out.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y(i / 4):.1f}" y2="{y(i / 4):.1f}"/>')
+        out.append(_text(left - 6, y(i / 4) + 4, f"{i * 25} %", "end"))
+    out += [
+        _text(x(at * unit.seconds), floor + 17, f"{number(at)} {unit.name}", "middle")
+        for at in ticks(top / unit.seconds, 9)
+    ]
+    for i, values in enumerate(runs):
+        if len(values):
+            path = _steps(np.sort(np.asarray(values, dtype=float)), x, y)
+            out.append(f'<path class="line" d="{path}" {_line(i)}><title>{escape(names[i])}</title></path>')
+    return "".join([*out, *legend]) + "</svg>"
+
+
+def _line(i: int) -> str:
+    dashes = ("none", "8 4", "2 3", "10 3 2 3")[i % 4]
+    return f'style="stroke:{PALETTE[i % len(PALETTE)]};stroke-dasharray:{dashes}"'
+
+
+def _legend(names: Sequence[str], left: float, right: float, y: float) -> tuple[list[str], int]:
+    """Names with a piece of their line, in as many rows as they need."""
+    out: list[str] = []
+    x, rows = left, 1
+    for i, name in enumerate(names):
+        text = _cut(name, 40)
+        length = 34 + _CHARACTER * len(text) + 22
+        if x + length > right and x > left:
+            x, rows = left, rows + 1
+        level = y + 18 * (rows - 1)
+        out.append(f'<path class="line" d="M{x:.1f},{level - 4:.1f}h26" {_line(i)}/>')
+        out.append(_text(x + 33, level, text, "start"))
+        x += length
+    return out, rows
+
+
+def _place(marks: Sequence[Mark], x: Callable[[float], float], edge: float) -> list[tuple[Mark, float, int, str]]:
+    """Give each label a row, counted from below, in which it overlaps no other: from right to left, so that a line
+    that reaches up to its label passes left of the labels below."""
+    placed: list[tuple[Mark, float, int, str]] = []
+    taken: list[list[tuple[float, float]]] = []
+    for mark in sorted(marks, key=lambda mark: -mark.at_s):
+        at = x(mark.at_s)
+        length = _CHARACTER * len(f"{mark.name} {seconds(mark.at_s)}") + 10
+        anchor = "start" if at + length <= edge + 40 else "end"
+        span = (at, at + length) if anchor == "start" else (at - length, at)
+        row = 0
+        while row < len(taken) and any(span[0] < high and low < span[1] for low, high in taken[row]):
+            row += 1
+        if row == len(taken):
+            taken.append([])
+        taken[row].append(span)
+        placed.append((mark, at, row, anchor))
+    return placed
+
+
+def _text(x: float, y: float, text: str, anchor: str, style: str = "") -> str:
+    extra = f' class="{style}"' if style else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{escape(text)}</text>'
+
+
+class Row(NamedTuple):
+    """One run in a panel of the comparison."""
+
+    name: str
+    value_s: float | None
+    bound_s: float | None
+
+
+def panel(title: str, rows: Sequence[Row]) -> str:
+    """One bar per run with its value, and a dashed line at its lower bound."""
+    top = max([1e-12, *(v for row in rows for v in (row.value_s, row.bound_s) if v is not None)])
+    finite = [row.value_s for row in rows if row.value_s is not None]
+    best = min(finite, default=None)
+    pitch, above = 40.0, 26.0
+    width, height = 360.0, above + pitch * len(rows) + 6
+    room = width - 8
+    out = [f'<svg viewBox="0 0 {width:g} {height:g}" role="img" class="chart panel"><title>{escape(title)}</title>']
+    out.append(_text(0, 14, title, "start", "heading"))
+    for i, row in enumerate(rows):
+        y = above + i * pitch
+        out.append(_text(0, y + 12, _cut(row.name, 34), "start", "best" if row.value_s == best else ""))
+        if row.value_s is None:
+            out.append(_text(room, y + 12, "did not end", "end"))
+            continue
+        style = "bar best" if row.value_s == best else "bar"
+        out.append(_text(room, y + 12, seconds(row.value_s), "end", "value"))
+        length = max(row.value_s / top * room, 1.0)
+        out.append(f'<rect class="track" x="0" y="{y + 17:.1f}" width="{room:.1f}" height="11" rx="2"/>')
+        out.append(f'<rect class="{style}" x="0" y="{y + 17:.1f}" width="{length:.1f}" height="11" rx="2"/>')
+        if row.bound_s:
+            at = row.bound_s / top * room
+            out.append(
+                f'<line class="bound" x1="{at:.1f}" x2="{at:.1f}" y1="{y + 15:.1f}" y2="{y + 30:.1f}">'
+                f"<title>lower bound {seconds(row.bound_s)}</title></line>"
+            )
+    return "".join(out) + "</svg>"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

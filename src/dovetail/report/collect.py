@@ -1,0 +1,268 @@
+"""What a report tells of a run, gathered in one pass over its journal and in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from dovetail.core.errors import InputError
+from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
+from dovetail.core.journal import Ended, Header, Reader
+from dovetail.core.metrics import Figures, Metrics, Spread
+from dovetail.report.bars import DONE, Bar, Bars, Shelf
+from dovetail.report.timeline import Strip, Timeline
+
+MAX_BARS = 20_000
+MAX_LISTED = 100
+RUN, SETUP, QUEUE = 0, 1, 2
+
+
+class KindFigures(Struct):
+    """What one kind of part (a model) took. Times on devices count each device of a window."""
+
+    kind: str
+    starts: int = 0
+    parts: int = 0
+    failures: int = 0
+    run_device_s: float = 0.0
+    setup_device_s: float = 0.0
+    setups: int = 0
+    wait_s: float = 0.0
+    longest_wait_s: float = 0.0
+
+
+class TypeFigures(Struct, frozen=True):
+    """The response times of one type of work (a workflow)."""
+
+    type: str
+    arrived: int
+    response_s: Spread
+    completed: int
+
+
+class Incident(Struct, frozen=True):
+    """A work that was rejected, or a part that failed, and why."""
+
+    t_s: float
+    work: str
+    what: str
+    why: str
+
+
+class Story(Struct):
+    """A run as the reports show it. `figures` are of the whole run, the rest that has a time is of the window."""
+
+    name: str
+    header: Header
+    figures: Figures
+    summary: dict[str, Any]
+    ended: bool
+    torn: bool
+    end_s: float
+    unfinished: int
+    from_s: float
+    to_s: float
+    windowed: bool
+    bars: list[Bar]
+    bars_seen: int
+    bars_outside: int
+    resolution_s: float
+    strip: Strip
+    responses_s: array[float]
+    kinds: list[KindFigures]
+    types: list[TypeFigures]
+    rejected: list[Incident] = field(default_factory=list)
+    failed: list[Incident] = field(default_factory=list)
+
+    def claim(self, key: str) -> float | None:
+        """A number of the journal's closing summary, if it is there and is one."""
+        value = self.summary.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return None
+        return float(value)
+
+    @property
+    def left_out(self) -> list[str]:
+        """What the pictures do not show, in sentences."""
+        notes = []
+        if not self.ended:
+            notes.append(
+                f"This run did not end: its journal breaks off at {self.end_s:,.6g} s"
+                + (" in the middle of a record" if self.torn else "")
+                + f", with {self.unfinished:,} works unfinished. What was still waiting then is not in the queue curve."
+            )
+        if self.windowed:
+            notes.append(
+                f"The pictures over time show {self.from_s:,.6g} s to {self.to_s:,.6g} s; "
+                f"{self.bars_outside:,} of {self.bars_seen:,} bars lie outside. The figures are of the whole run."
+            )
+        if self.resolution_s:
+            notes.append(
+                f"{self.bars_seen - self.bars_outside:,} bars are drawn as {len(self.bars):,}: neighbours on the same "
+                f"devices shorter than {self.resolution_s:,.3g} s are merged. "
+                "--from and --to choose a stretch of time in which each is drawn."
+            )
+        return notes
+
+
+def collect(
+    journal: Path | Reader,
+    *,
+    from_s: float | None = None,
+    to_s: float | None = None,
+    max_bars: int = MAX_BARS,
+) -> Story:
+    """Read a journal once. A window of time limits the bars and curves, not the figures.
+
+    Beyond `max_bars` the bars are merged as `Shelf` describes, and `Story.left_out` says so.
+    """
+    if not (math.isfinite(from_s or 0.0) and math.isfinite(to_s or 0.0)):
+        raise InputError(f"the window from {from_s} s to {to_s} s is not between two instants")
+    if to_s is not None and to_s <= (from_s or 0.0):
+        raise InputError(f"the window ends at {to_s:g} s, but begins at {from_s or 0.0:g} s")
+    reader = journal if isinstance(journal, Reader) else open_journal(journal)
+    collector = _Collector(reader, from_s or 0.0, to_s, max_bars)
+    reader.feed(collector)
+    return collector.story(windowed=from_s is not None or to_s is not None)
+
+
+def open_journal(path: Path) -> Reader:
+    """A reader, or an error that says what was found instead of a journal."""
+    try:
+        if path.is_dir():
+            inside = sorted(p.name for p in path.glob("*.jsonl"))
+            hint = f" with {_some(inside)}" if inside else ""
+            raise InputError(f"{path}: expected a journal, found a folder{hint}")
+        if path.is_file() and not path.stat().st_size:
+            raise InputError(f"{path}: expected a journal, found an empty file")
+        return Reader(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+class _Collector:
+    """Follows the recorded run; keeps some bytes per work, the bars of the shelf, and what is still open."""
+
+    def __init__(self, reader: Reader, from_s: float, to_s: float | None, max_bars: int) -> None:
+        self._reader = reader
+        self._pool = reader.header.pool
+        self._from, self._to = from_s, to_s
+        self._metrics = Metrics(self._pool)
+        self._bars = Bars(self._pool, str(reader.path))
+        self._shelf = Shelf(max_bars, from_s, to_s)
+        self._line = Timeline(3, from_s, to_s)
+        self._open: dict[str, tuple[float, str]] = {}
+        self._arrived: dict[str, int] = {}
+        self._responses: dict[str, array[float]] = {}
+        self._kinds: dict[str, KindFigures] = {}
+        self._rejected: list[Incident] = []
+        self._failed: list[Incident] = []
+        self._ended: Ended | None = None
+        self._now = 0.0
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self._now = max(self._now, t)
+        for bar in self._bars.step(t, events):
+            self._put(bar)
+        for event in events:
+            if isinstance(event, Start):
+                self._start(t, event)
+            elif isinstance(event, Arrived):
+                self._open[event.work] = (t, event.of)
+                self._arrived[event.of] = self._arrived.get(event.of, 0) + 1
+            elif isinstance(event, Complete):
+                arrived, type_ = self._close(event.work, t)
+                self._responses.setdefault(type_, array("d")).append(t - arrived)
+            elif isinstance(event, Reject):
+                _, type_ = self._close(event.work, t)
+                if len(self._rejected) < MAX_LISTED:
+                    self._rejected.append(Incident(t, event.work, type_, event.why))
+            elif isinstance(event, Failed):
+                if len(self._failed) < MAX_LISTED:
+                    self._failed.append(Incident(t, event.work, event.part, event.why))
+            elif isinstance(event, Ended):
+                self._ended = event
+        self._metrics.step(n, t, events)
+
+    def _close(self, work: str, t: float) -> tuple[float, str]:
+        try:
+            return self._open.pop(work)
+        except KeyError:
+            raise InputError(f"{self._reader.path}: {work} was closed at {t} s but is not open") from None
+
+    def _kind(self, name: str) -> KindFigures:
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = KindFigures(name)
+        return kind
+
+    def _start(self, t: float, start: Start) -> None:
+        """Waits are counted per part, also where several start as one."""
+        kind = self._kind(start.kind)
+        wait_s = max(t - start.ready_s, 0.0)
+        kind.starts += 1
+        kind.wait_s += wait_s
+        kind.longest_wait_s = max(kind.longest_wait_s, wait_s)
+        self._line.add(QUEUE, start.ready_s, t)
+
+    def _put(self, bar: Bar) -> None:
+        width = len(bar.devices)
+        kind = self._kind(bar.kind)
+        kind.parts += bar.parts
+        kind.failures += bar.state != DONE
+        kind.run_device_s += bar.run_s * width
+        kind.setup_device_s += bar.setup_s * width
+        kind.setups += bar.setup_s > 0
+        self._line.add(RUN, bar.start_s + bar.setup_s, bar.end_s, width)
+        self._line.add(SETUP, bar.start_s, bar.start_s + bar.setup_s, width)
+        self._shelf.put(bar)
+
+    def story(self, windowed: bool) -> Story:
+        for bar in self._bars.still_open(self._now):
+            self._put(bar)
+        to_s = self._to if self._to is not None else max(self._now, self._from)
+        strip = self._line.strip(self._now)
+        devices = max(len(self._pool), 1)
+        busy = [[value / devices for value in strip.means[row]] for row in (RUN, SETUP)]
+        responses = array("d")
+        for values in self._responses.values():
+            responses.extend(values)
+        return Story(
+            name=self._reader.path.stem,
+            header=self._reader.header,
+            figures=self._metrics.figures(),
+            summary=self._ended.summary if self._ended else {},
+            ended=self._ended is not None,
+            torn=self._reader.torn,
+            end_s=self._now,
+            unfinished=len(self._open),
+            from_s=self._from,
+            to_s=to_s,
+            windowed=windowed,
+            bars=self._shelf.take(),
+            bars_seen=self._shelf.seen,
+            bars_outside=self._shelf.outside,
+            resolution_s=self._shelf.resolution_s,
+            strip=Strip(strip.from_s, strip.bin_s, [*busy, strip.means[QUEUE]]),
+            responses_s=responses,
+            kinds=sorted(self._kinds.values(), key=lambda k: (-k.run_device_s - k.setup_device_s, k.kind)),
+            types=self._types(),
+            rejected=self._rejected,
+            failed=self._failed,
+        )
+
+    def _types(self) -> list[TypeFigures]:
+        empty: array[float] = array("d")
+        return [
+            TypeFigures(name, count, Spread.of(self._responses.get(name, empty)), len(self._responses.get(name, ())))
+            for name, count in sorted(self._arrived.items())
+        ]

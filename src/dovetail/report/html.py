@@ -1,0 +1,382 @@
+"""One self-contained HTML page of one run, or of several side by side: no server, no request to anywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from dovetail import __version__
+from dovetail.report import charts, look
+from dovetail.report.bars import FAILED
+from dovetail.report.collect import MAX_LISTED, Incident, Story
+from dovetail.report.payload import payload
+from dovetail.report.tables import Column, Raw, table
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break
+_LOGO = (
+    '<svg viewBox="0 0 24 24" aria-hidden="true"><path fill="var(--accent)" d="M2 2h20v9l-4-1.6V14l-4.2-1.4L14 9.2 '
+    '10 8l.2 4.6L6 14V9.4L2 11z"/><path fill="var(--accent-soft)" d="M2 13l2.2-.9V16l7.8-2.6L19.8 16v-3.9L22 13v9H2z"/>'
+    "</svg>"
+)
+
+
+def page(stories: Sequence[Story], title: str | None = None) -> str:
+    """The whole page. Several stories get a comparison first, then one tab each."""
+    names = look.names(stories)
+    several = len(stories) > 1
+    heading = title or (f"{len(stories)} runs compared" if several else stories[0].name)
+    colours = look.colours(stories)
+    body = [_head(stories, heading)]
+    if several:
+        body.append(_comparison(stories, names))
+        body.append(_tabs(names))
+    body += [_run(story, names[i] if several else None, i, colours) for i, story in enumerate(stories)]
+    body.append(
+        f"<footer>Made by dovetail {__version__} from {'journals' if several else 'a journal'} and nothing else. "
+        "Response time: from arrival to the end of the last part. Percentiles interpolate between neighbours.</footer>"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f'<meta name="generator" content="dovetail {__version__}"><title>{escape(heading)} · Dovetail</title>'
+        f"<style>{_asset('page.css')}</style></head>\n<body>"
+        f'<div class="wide">{"".join(body)}</div>\n<div id="tip" role="status" hidden></div>\n'
+        f'<script type="application/json" id="data">{_script_json(payload(stories, colours))}</script>\n'
+        f"<script>{_asset('page.js')}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("dovetail.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _script_json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever names users gave."""
+    return msgspec.json.encode(value).decode().replace("<", "\\u003c").replace("\u2028", "\\u2028")
+
+
+# --- the top of the page --------------------------------------------------------------------------
+
+
+def _head(stories: Sequence[Story], heading: str) -> str:
+    first = stories[0]
+    if len(stories) == 1:
+        facts, notes = _facts(first), first.left_out
+    else:
+        pools = {look.pool_text(s.header.pool) for s in stories}
+        facts = f"<b>{escape(first.header.level)}</b> · {escape(' | '.join(sorted(pools)))}"
+        notes = [f"{name}: {note}" for name, s in zip(look.names(stories), stories, strict=True) for note in s.left_out]
+    return (
+        f'<header><div class="brand">{_LOGO}<span>Dovetail report</span></div><h1>{escape(heading)}</h1>'
+        f'<p class="facts">{facts}</p>{_notes(notes)}'
+        '<div class="notes noscript"><p>The schedule is drawn with JavaScript, which is off here. '
+        "The figures, distributions and tables below are complete without it.</p></div></header>"
+    )
+
+
+def _notes(notes: Sequence[str]) -> str:
+    if not notes:
+        return ""
+    return '<div class="notes" role="note">' + "".join(f"<p>{escape(note)}</p>" for note in notes) + "</div>"
+
+
+def _facts(story: Story) -> str:
+    header = story.header
+    items = [f"<b>{escape(header.level)}</b>", f"policy <b>{escape(header.policy)}</b>"]
+    items.append(f"<b>{escape(look.pool_text(header.pool))}</b>")
+    if header.mode:
+        items.append(escape(header.mode))
+    items += [f"seed {header.seed}", f"recorded by {escape(header.made_by)}"]
+    return " · ".join(items)
+
+
+def _figures(story: Story) -> str:
+    """The key figures, each beside its lower bound where the journal gives one."""
+    figures, words = story.figures, look.words_of(story)
+    cards = [
+        _bounded("Makespan", figures.makespan_s, story.claim("bound_makespan_s")),
+        _bounded("Mean response", figures.response_s.mean, story.claim("bound_mean_s")),
+        _bounded("P99 response", figures.response_s.p99, story.claim("bound_p99_s")),
+    ]
+    setup_s = sum(device.setup_s for device in figures.devices)
+    busy_s = sum(device.busy_s for device in figures.devices)
+    part = setup_s / busy_s * figures.utilisation if busy_s else 0.0
+    share = f"{look.percent(figures.utilisation - part)} running, {look.percent(part)} {words.setups}"
+    cards.append(_card("Utilisation", look.percent(figures.utilisation), share))
+    loads = f"{look.seconds(figures.switch_time_s)} spent; {figures.loads:,} first loads"
+    cards.append(_card(words.setups.capitalize(), f"{figures.switches:,}", loads))
+    more = [f"of {figures.arrived:,}", f"{figures.rejected:,} rejected"]
+    if figures.late:
+        more.append(f"{figures.late:,} late")
+    if figures.failures:
+        more.append(f"{figures.failures:,} failures")
+    if story.unfinished:
+        more.append(f"{story.unfinished:,} unfinished")
+    cards.append(_card(f"{words.works.capitalize()} completed", f"{figures.completed:,}", ", ".join(more)))
+    return f'<div class="figures">{"".join(cards)}</div>'
+
+
+def _card(name: str, value: str, beside: str, meter: str = "") -> str:
+    return (
+        f'<div class="figure"><div class="name">{escape(name)}</div>'
+        f'<div class="value">{escape(value)}</div>{meter}'
+        f'<div class="beside">{_UNIT.sub(chr(160), escape(beside))}</div></div>'
+    )
+
+
+def _bounded(name: str, value_s: float, bound_s: float | None) -> str:
+    value = look.seconds(value_s)
+    if not bound_s or not value_s:
+        return _card(name, value, "no lower bound recorded")
+    bound = f"the bound, {look.seconds(bound_s)}"
+    if value_s < bound_s * (1 - 1e-6):
+        return _card(name, value, f"below {bound}: one of them is wrong")
+    meter = f'<div class="meter" aria-hidden="true"><i style="width:{bound_s / value_s * 100:.1f}%"></i></div>'
+    above = look.above(value_s, bound_s)
+    return _card(name, value, f"{above} {bound}" if above.endswith("times") else f"{above} above {bound}", meter)
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
+    picks = (
+        ("Makespan", "bound_makespan_s", [s.figures.makespan_s for s in stories]),
+        ("Mean response", "bound_mean_s", [s.figures.response_s.mean for s in stories]),
+        ("P99 response", "bound_p99_s", [s.figures.response_s.p99 for s in stories]),
+    )
+    panels, columns, cells = [], [Column("run", style="name")], [[name] for name in names]
+    for title, key, values in picks:
+        bounds = [story.claim(key) for story in stories]
+        rows = zip(names, values, bounds, stories, strict=True)
+        panels.append(charts.panel(title, [charts.Row(n, v if s.ended else None, b) for n, v, b, s in rows]))
+        best = min((v for v, s in zip(values, stories, strict=True) if s.ended), default=None)
+        columns.append(Column(title, number=True))
+        for row, value, bound in zip(cells, values, bounds, strict=True):
+            text = f"<b>{look.seconds(value)}</b>" if value == best else look.seconds(value)
+            row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
+    words = look.words_of(stories[0])
+    curves = charts.cumulative(names, [story.responses_s for story in stories])
+    columns += [Column(name, number=True) for name in ("utilisation", words.setups, f"{words.setup} time")]
+    columns += [Column(name, number=True) for name in ("completed", "rejected", "late")]
+    for row, story in zip(cells, stories, strict=True):
+        f = story.figures
+        row += [look.percent(f.utilisation), f"{f.switches:,}", look.seconds(f.switch_time_s)]
+        row += [f"{f.completed:,}", f"{f.rejected:,}", f"{f.late:,}"]
+    return (
+        '<section class="card" aria-labelledby="comparison"><h2 id="comparison">Comparison</h2>'
+        '<p class="lead">Shorter is better; the best of each stands out. '
+        "The dashed line is the lower bound: no schedule can be shorter. "
+        "Small numbers say how far above it a value lies.</p>"
+        f'<div class="three">{"".join(panels)}</div><div class="scroll">{curves}</div>'
+        f'<div class="scroll">{table(columns, cells)}</div></section>'
+    )
+
+
+def _tabs(names: Sequence[str]) -> str:
+    buttons = "".join(
+        f'<button type="button" role="tab" id="tab-{i}" aria-controls="run-{i}" aria-selected="{str(not i).lower()}">'
+        f"{escape(name)}</button>"
+        for i, name in enumerate(names)
+    )
+    return f'<div class="tabs" role="tablist" aria-label="Runs">{buttons}</div>'
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+def _run(story: Story, name: str | None, index: int, colours: dict[str, str]) -> str:
+    intro = ""
+    if name is not None:
+        intro = f'<h2>{escape(name)}</h2><p class="facts">{_facts(story)}</p>{_notes(story.left_out)}'
+    sections = [
+        intro,
+        _figures(story),
+        _schedule(story, colours),
+        f'<div class="two"><div>{_responses(story)}{_types(story)}</div>{_devices(story)}</div>',
+        _kinds(story, colours),
+        _incidents(story),
+        _all_facts(story),
+    ]
+    role = "" if name is None else f' role="tabpanel" aria-labelledby="tab-{index}"'
+    return f'<article class="run" id="run-{index}"{role}>{"".join(sections)}</article>'
+
+
+def _schedule(story: Story, colours: dict[str, str]) -> str:
+    words = look.words_of(story)
+    order = list(colours)
+    keys = "".join(
+        f'<li><button type="button" class="key" data-kind="{order.index(kind.kind)}" aria-pressed="false">'
+        f'<i class="swatch" style="--c:{colours[kind.kind]}"></i><span>{escape(kind.kind)}</span></button></li>'
+        for kind in story.kinds
+    )
+    keys += f'<li class="key"><i class="swatch setup"></i><span>{words.setup}</span></li>'
+    if any(bar.state == FAILED for bar in story.bars):
+        keys += '<li class="key"><i class="swatch failed"></i><span>failed</span></li>'
+    keys += '<li class="key"><i class="swatch idle"></i><span>idle</span></li>'
+    label = (
+        f"Schedule: {len(story.bars):,} bars on {len(story.header.pool):,} {words.devices} "
+        f"from {look.seconds(story.from_s)} to {look.seconds(story.to_s)}. Arrow keys move, plus and minus zoom."
+    )
+    return (
+        '<section class="card schedule"><h2>Schedule</h2>'
+        f'<p class="lead noscript">{escape(label)}</p>'
+        '<div class="tools"><button type="button" data-do="+" aria-label="zoom in">+</button>'
+        '<button type="button" data-do="-" aria-label="zoom out">&minus;</button>'
+        '<button type="button" data-do="0">Whole run</button>'
+        f'<input type="search" placeholder="Find a {words.work}" aria-label="Find a {words.work} by name">'
+        '<span class="status hint" role="status"></span>'
+        f'<span class="hint push">wheel: zoom · drag: move · shift-drag: zoom in · click: follow a {words.work}</span>'
+        f'</div><div class="gantt"><canvas tabindex="0" role="img" aria-label="{escape(label)}"></canvas></div>'
+        f'<ul class="keys" aria-label="Colours">{keys}</ul></section>'
+    )
+
+
+def _responses(story: Story) -> str:
+    words, spread = look.words_of(story), story.figures.response_s
+    if not story.responses_s:
+        return (
+            f'<section class="card"><h2>Response times</h2><p class="lead">No {words.work} was completed.</p></section>'
+        )
+    marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
+    for key, name in (("bound_mean_s", "bound of the mean"), ("bound_p99_s", "bound of P99")):
+        bound = story.claim(key)
+        if bound:
+            marks.append(charts.Mark(name, bound, "bound"))
+    what = (
+        f"Response times of {len(story.responses_s):,} {words.works}: mean {look.seconds(spread.mean)}, "
+        f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."
+    )
+    chart = charts.distribution(story.responses_s, marks, what)
+    return (
+        f'<section class="card"><h2>Response times</h2><p class="lead">{escape(what)} '
+        f"Bars count {words.works}; the line is the share completed within that time.</p>"
+        f'<div class="scroll">{chart}</div></section>'
+    )
+
+
+def _devices(story: Story) -> str:
+    words, span = look.words_of(story), story.figures.makespan_s
+    rows = []
+    for device in story.figures.devices:
+        busy = min(device.busy_s / span, 1.0) if span else 0.0
+        setup = min(device.setup_s / span, busy) if span else 0.0
+        stack = (
+            f'<div class="stack" title="{look.percent(busy - setup)} running, {look.percent(setup)} {words.setup}, '
+            f'{look.percent(1 - busy)} idle"><i class="busy" style="width:{(busy - setup) * 100:.2f}%"></i>'
+            f'<i class="setup" style="width:{setup * 100:.2f}%"></i></div>'
+        )
+        kind = story.header.pool.devices[device.id].type
+        shares = [look.percent(busy - setup), look.percent(setup), look.percent(1 - busy)]
+        rows.append([f"{words.device} {device.id}", kind, Raw(stack), *shares, f"{device.executions:,}"])
+    columns = [Column(words.device, style="whole"), Column("type", style="whole"), Column("", style="bar")]
+    columns += [Column(name, number=True) for name in ("running", words.setup, "idle", words.parts)]
+    return (
+        f'<section class="card"><h2>Utilisation</h2><p class="lead">What each {words.device} did until the last '
+        f'{words.part} ended: <i class="swatch" style="--c:var(--accent)"></i> running, '
+        f'<i class="swatch setup"></i> {words.setup}, <i class="swatch idle"></i> idle.</p>'
+        f'<div class="scroll">{table(columns, rows)}</div></section>'
+    )
+
+
+def _kinds(story: Story, colours: dict[str, str]) -> str:
+    words = look.words_of(story)
+    top = max((kind.run_device_s + kind.setup_device_s for kind in story.kinds), default=0.0) or 1.0
+    rows = [
+        [
+            Raw(f'<i class="swatch" style="--c:{colours[kind.kind]}"></i> {escape(kind.kind)}'),
+            Raw(
+                f'<div class="stack plain"><i style="width:{kind.run_device_s / top * 100:.2f}%;'
+                f'background:{colours[kind.kind]}"></i>'
+                f'<i class="setup" style="width:{kind.setup_device_s / top * 100:.2f}%"></i></div>'
+            ),
+            look.seconds(kind.run_device_s),
+            look.seconds(kind.setup_device_s),
+            f"{kind.setups:,}",
+            f"{kind.parts:,}",
+            look.seconds(kind.wait_s / kind.starts),
+            look.seconds(kind.longest_wait_s),
+        ]
+        for kind in story.kinds
+    ]
+    heads = ("running", words.setup, words.setups, words.parts, "mean wait", "longest wait")
+    columns = [Column(words.kind, style="name"), Column("", style="bar")]
+    columns += [Column(name, number=True) for name in heads]
+    return (
+        f'<section class="card"><h2>{words.kinds.capitalize()}</h2><p class="lead">Time on {words.devices}, each of a '
+        "group counted, and the time from ready to start.</p>"
+        f'<div class="scroll">{table(columns, rows)}</div></section>'
+    )
+
+
+def _types(story: Story) -> str:
+    words = look.words_of(story)
+    rows = []
+    for type_ in story.types:
+        spread = type_.response_s
+        times = [look.seconds(v) for v in (spread.mean, spread.median, spread.p99, spread.max)]
+        rows.append(
+            [type_.type, f"{type_.arrived:,}", f"{type_.completed:,}", *(times if type_.completed else [""] * 4)]
+        )
+    columns = [Column(words.type, style="name")]
+    columns += [Column(name, number=True) for name in ("arrived", "completed", "mean", "P50", "P99", "longest")]
+    return (
+        f'<section class="card"><h2>{words.works.capitalize()} by {words.type}</h2>'
+        f'<p class="lead">Response times, from arrival to completion.</p>'
+        f'<div class="scroll">{table(columns, rows)}</div></section>'
+    )
+
+
+def _incidents(story: Story) -> str:
+    words, out = look.words_of(story), ""
+    for title, what, listed, total in (
+        (f"Rejected {words.works}", words.type, story.rejected, story.figures.rejected),
+        (f"Failed {words.parts}", words.part, story.failed, story.figures.failures),
+    ):
+        if listed:
+            out += _listed(title, [words.work, what], listed, total)
+    return out
+
+
+def _listed(title: str, names: Sequence[str], listed: Sequence[Incident], total: int) -> str:
+    note = f"The first {MAX_LISTED} of {total:,}." if total > len(listed) else f"All {total:,}."
+    columns = [
+        Column("time", number=True, style="time"),
+        *(Column(name, style="name") for name in names),
+        Column("why"),
+    ]
+    rows = [[look.seconds(i.t_s), i.work, i.what, i.why] for i in listed]
+    return (
+        f'<section class="card"><h2>{escape(title)}</h2><p class="lead">{note}</p>'
+        f'<div class="scroll">{table(columns, rows)}</div></section>'
+    )
+
+
+def _all_facts(story: Story) -> str:
+    """What the journal's header and closing summary say, as it is."""
+    header = story.header
+    groups = [("options", header.options), ("facts", header.facts), ("summary", story.summary)]
+    items = [
+        f"<dt>{escape(str(key))}</dt><dd>{escape(value if isinstance(value, str) else _compact(value))}</dd>"
+        for _, group in groups
+        for key, value in group.items()
+    ]
+    if not items:
+        return ""
+    return (
+        '<section class="card"><details><summary>Everything else the journal says of this run</summary>'
+        f'<dl class="facts-list">{"".join(items)}</dl></details></section>'
+    )
+
+
+def _compact(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 2000 else text[:2000] + " …"

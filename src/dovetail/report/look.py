@@ -1,0 +1,206 @@
+"""What all reports share: colours that colour-blind readers can tell apart, each level's words, numbers as text."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dovetail.core.resources import Pool
+from dovetail.report.collect import Story
+
+# Okabe and Ito's colours, without black and grey (grey is for set-ups) and with some more of other lightness.
+_BASE = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#d55e00",
+    "#8e83d6",
+    "#d9c72e",
+    "#a3315f",
+    "#8f9a33",
+    "#9a6a48",
+    "#63cfc0",
+)
+# Once the base colours are used up they come again darker, then lighter.
+_VARIANTS = ((255, 0.0), (0, 0.4), (255, 0.5))
+PALETTE = tuple(
+    "#" + "".join(f"{round(int(c[i : i + 2], 16) * (1 - share) + towards * share):02x}" for i in (1, 3, 5))
+    for towards, share in _VARIANTS
+    for c in _BASE
+)
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever reads better on a colour.
+
+    >>> ink_on("#0072b2"), ink_on("#e69f00")
+    ('#ffffff', '#15181d')
+    """
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else math.pow((c + 0.055) / 1.055, 2.4) for c in channels]
+    red, green, blue = linear
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#15181d" if luminance > 0.22 else "#ffffff"
+
+
+def colours(stories: Sequence[Story]) -> dict[str, str]:
+    """A colour per kind, the same in all runs; the kinds that take the most time get the most distinct colours."""
+    taken_s: dict[str, float] = {}
+    for story in stories:
+        for kind in story.kinds:
+            taken_s[kind.kind] = taken_s.get(kind.kind, 0.0) + kind.run_device_s + kind.setup_device_s
+    ranked = sorted(taken_s, key=lambda kind: (-taken_s[kind], kind))
+    return {kind: PALETTE[i % len(PALETTE)] for i, kind in enumerate(ranked)}
+
+
+class Words(NamedTuple):
+    """What a level calls the things that a journal names neutrally."""
+
+    work: str = "work"
+    works: str = "works"
+    part: str = "part"
+    parts: str = "parts"
+    kind: str = "kind"
+    kinds: str = "kinds"
+    type: str = "type of work"
+    device: str = "device"
+    devices: str = "devices"
+    setup: str = "set-up"
+    setups: str = "set-ups"
+
+
+_WORDS = {
+    "workflow": Words(
+        "request", "requests", "node", "nodes", "model", "models", "workflow", "GPU", "GPUs", "switch", "switches"
+    ),
+}
+
+
+def words_of(story: Story) -> Words:
+    return _WORDS.get(story.header.level, Words())
+
+
+def names(stories: Sequence[Story]) -> list[str]:
+    """A short name per run that tells them apart: the policy, or the file, or both."""
+    policies = [story.header.policy for story in stories]
+    if len(set(policies)) == len(stories):
+        return policies
+    files = [story.name for story in stories]
+    if len(set(files)) == len(stories):
+        return files
+    return [f"{policy} ({i})" for i, policy in enumerate(policies, start=1)]
+
+
+def pool_text(pool: Pool) -> str:
+    """How many devices of which type, in the order of the pool.
+
+    >>> from dovetail.core.resources import DeviceType
+    >>> pool_text(Pool.parse("a100:2,l4:1", {"a100": DeviceType("a100"), "l4": DeviceType("l4")}))
+    '2 x a100, 1 x l4'
+    """
+    return ", ".join(f"{count} x {name}" for name, count in Counter(d.type for d in pool.devices).items())
+
+
+def runs_of(devices: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbouring devices as (first, count).
+
+    >>> runs_of((0, 1, 3))
+    [(0, 2), (3, 1)]
+    """
+    runs: list[tuple[int, int]] = []
+    for device in sorted(devices):
+        if runs and device == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((device, 1))
+    return runs
+
+
+def devices_text(devices: Sequence[int]) -> str:
+    """
+    >>> devices_text((0, 1, 2, 5))
+    '0-2, 5'
+    """
+    return ", ".join(str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in runs_of(devices))
+
+
+class Unit(NamedTuple):
+    name: str
+    seconds: float
+
+
+_UNITS = (Unit("µs", 1e-6), Unit("ms", 1e-3), Unit("s", 1.0), Unit("h", 3600.0), Unit("d", 86400.0))
+
+
+def unit_for(seconds: float) -> Unit:
+    """The unit in which a span of time reads best. Seconds are kept up to many hours: they are what files hold.
+
+    >>> unit_for(0.02).name, unit_for(5000).name, unit_for(200_000).name
+    ('ms', 's', 'h')
+    """
+    if seconds >= 86400 * 20:
+        return _UNITS[4]
+    if seconds >= 100_000:
+        return _UNITS[3]
+    if seconds >= 1 or seconds <= 0:
+        return _UNITS[2]
+    return _UNITS[1] if seconds >= 1e-3 else _UNITS[0]
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Four significant digits, never an exponent, thousands apart.
+
+    >>> number(12345.678), number(1.23456), number(0.0), number(250)
+    ('12,346', '1.235', '0', '250')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def seconds(value: float) -> str:
+    """
+    >>> seconds(0.01234), seconds(1234.5678), seconds(0)
+    ('12.34 ms', '1,235 s', '0 s')
+    """
+    unit = unit_for(abs(value))
+    return f"{number(value / unit.seconds)} {unit.name}"
+
+
+def percent(share: float) -> str:
+    """
+    >>> percent(0.1234), percent(0.99996), percent(0)
+    ('12.3 %', '100 %', '0 %')
+    """
+    return f"{share * 100:.1f}".removesuffix(".0") + " %"
+
+
+def above(value: float, bound: float | None) -> str:
+    """How far a value lies above its lower bound; nothing where there is no bound.
+
+    >>> above(110, 100), above(2500, 100), above(100, 100), above(7, None)
+    ('10 %', '25 times', '0 %', '')
+    """
+    if not bound or bound < 0:
+        return ""
+    return percent((value - bound) / bound) if value < 5 * bound else f"{number(value / bound, 3)} times"
+
+
+def ticks(top: float, about: int = 5) -> list[float]:
+    """Round values from 0 up to `top`.
+
+    >>> ticks(23)
+    [0.0, 5.0, 10.0, 15.0, 20.0]
+    """
+    if not top > 0:
+        return [0.0]
+    rough = top / about
+    size = math.pow(10.0, math.floor(math.log10(rough)))
+    step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough * (1 - 1e-9))
+    return [i * step for i in range(int(top / step + 1e-9) + 1)]

@@ -1,0 +1,630 @@
+// The interactive part of the page: one Gantt chart per run on a canvas, with zoom, pan, hover, and curves below it.
+(() => {
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const tip = document.getElementById("tip");
+const KINDS = data.kinds;
+const DONE = 0, FAILED = 1, OPEN = 2;
+
+// --- numbers and text ----------------------------------------------------------------------------------------------
+
+const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
+
+function plain(value, digits = 4) {
+  if (!value) return "0";
+  const decimals = clamp(digits - 1 - Math.floor(Math.log10(Math.abs(value))), 0, 12);
+  const text = value.toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals});
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
+function seconds(value) {
+  const size = Math.abs(value);
+  if (size === 0) return "0 s";
+  if (size < 1e-3) return plain(value * 1e6) + " µs";
+  if (size < 1) return plain(value * 1e3) + " ms";
+  return plain(value, size < 1e4 ? 4 : 7) + " s";
+}
+
+// An instant, with as many digits as the zoom can tell apart.
+function instant(value, span) {
+  const [name, unit] = data.unit;
+  const decimals = clamp(Math.ceil(-Math.log10(span / unit / 1000)), 0, 9);
+  return (value / unit).toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals}) + " " + name;
+}
+
+function niceStep(rough) {
+  const size = 10 ** Math.floor(Math.log10(rough));
+  for (const m of [1, 2, 5, 10]) if (size * m >= rough * (1 - 1e-9)) return size * m;
+  return size * 10;
+}
+
+function element(name, text, className) {
+  const node = document.createElement(name);
+  if (text !== undefined) node.textContent = text;
+  if (className) node.className = className;
+  return node;
+}
+
+function style() {
+  const css = getComputedStyle(document.documentElement);
+  const get = name => css.getPropertyValue(name).trim();
+  return {
+    card: get("--card"), ink: get("--ink"), soft: get("--soft"), line: get("--line"), lane: get("--lane"),
+    accent: get("--accent"), accentSoft: get("--accent-soft"), bound: get("--bound"), fail: get("--fail"),
+    setup: get("--setup"), setupGround: get("--setup-ground"),
+  };
+}
+
+const FONT = getComputedStyle(document.body).fontFamily;
+
+// --- the chart ----------------------------------------------------------------------------------------------------
+
+class Gantt {
+  constructor(root, run) {
+    this.run = run;
+    this.bars = run.bars;
+    this.canvas = root.querySelector("canvas");
+    this.pen = this.canvas.getContext("2d");
+    this.find = root.querySelector("input");
+    this.status = root.querySelector(".status");
+    this.keys = [...root.querySelectorAll("button.key")];
+    this.home = [data.from, data.to];
+    this.view = [...this.home];
+    this.hover = -1;
+    this.cursor = null;
+    this.work = -1;
+    this.kind = -1;
+    this.widths = new Map();
+    this.lanes = run.devices.map(() => []);
+    const {d, s} = this.bars;
+    for (let i = 0; i < d.length; i++) for (let j = 0; j < s[i]; j++) this.lanes[d[i] + j].push(i);
+    const n = run.devices.length;
+    this.pitch = n <= 8 ? 36 : n <= 16 ? 28 : n <= 32 ? 19 : n <= 64 ? 13 : n <= 128 ? 8 : n <= 512 ? 4 : 2;
+    this.listen(root);
+    new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    this.draw();
+  }
+
+  // Geometry: a ruler, one lane per device, then two strips, all over the same time.
+  layout() {
+    const width = this.canvas.parentElement.clientWidth;
+    const gutter = this.gutter = width < 520 ? 58 : 104;
+    this.width = width;
+    this.plot = Math.max(width - gutter - 14, 10);
+    this.top = 30;
+    this.bottom = this.top + this.pitch * this.run.devices.length;
+    this.strips = [
+      {name: this.run.words.devices + " in use", y: this.bottom + 30, height: 62},
+      {name: this.run.words.parts + " waiting", y: this.bottom + 30 + 62 + 30, height: 62},
+    ];
+    this.height = this.strips[1].y + 62 + 10;
+  }
+
+  x(t) { return this.gutter + (t - this.view[0]) / (this.view[1] - this.view[0]) * this.plot; }
+  t(x) { return this.view[0] + (x - this.gutter) / this.plot * (this.view[1] - this.view[0]); }
+  device(y) { return y >= this.top && y < this.bottom ? Math.floor((y - this.top) / this.pitch) : -1; }
+
+  draw() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => { this.waiting = false; this.paint(); });
+  }
+
+  paint() {
+    if (!this.canvas.parentElement.clientWidth) return;  // hidden: painted when it is shown
+    this.layout();
+    const ratio = window.devicePixelRatio || 1, {canvas, pen} = this;
+    const w = Math.round(this.width * ratio), h = Math.round(this.height * ratio);
+    if (canvas.width !== w || canvas.height !== h) {
+      canvas.width = w;
+      canvas.height = h;
+      canvas.style.height = this.height + "px";
+    }
+    this.colour = style();
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, this.width, this.height);
+    this.hatch = this.makeHatch(ratio);
+    this.paintLanes();
+    this.paintRuler();
+    pen.save();
+    pen.beginPath();
+    pen.rect(this.gutter, 0, this.plot, this.height);
+    pen.clip();
+    this.paintBars();
+    this.paintWaits();
+    this.paintStrips();
+    this.paintBound();
+    this.paintCursor();
+    pen.restore();
+    this.paintStripLabels();
+    canvas.dataset.view = this.view.join(",");
+    canvas.dataset.drawn = this.drawn;
+  }
+
+  makeHatch(ratio) {
+    const tile = document.createElement("canvas"), size = Math.max(Math.round(6 * ratio), 4);
+    tile.width = tile.height = size;
+    const pen = tile.getContext("2d");
+    pen.fillStyle = this.colour.setupGround;
+    pen.fillRect(0, 0, size, size);
+    pen.strokeStyle = this.colour.setup;
+    pen.lineWidth = size * 0.26;
+    pen.beginPath();
+    for (const shift of [-size, 0, size]) {
+      pen.moveTo(shift - 1, size + 1);
+      pen.lineTo(shift + size + 1, -1);
+    }
+    pen.stroke();
+    const pattern = this.pen.createPattern(tile, "repeat");
+    pattern.setTransform(new DOMMatrix().scale(1 / ratio));
+    return pattern;
+  }
+
+  paintLanes() {
+    const {pen, run, pitch, colour} = this;
+    const inset = pitch >= 12 ? 2 : pitch >= 6 ? 1 : 0;
+    const every = Math.max(1, Math.ceil(15 / pitch));
+    pen.textBaseline = "middle";
+    run.devices.forEach(([label, type, host], i) => {
+      const y = this.top + i * pitch;
+      pen.fillStyle = colour.lane;
+      pen.fillRect(this.gutter, y + inset, this.plot, pitch - 2 * inset);
+      if (i && host !== run.devices[i - 1][2]) {
+        pen.fillStyle = colour.soft;
+        pen.fillRect(8, y - 0.5, this.gutter + this.plot - 8, 1);
+      }
+      if (i % every) return;
+      pen.textAlign = "left";
+      pen.fillStyle = colour.ink;
+      pen.font = `${pitch >= 16 ? 13 : 11}px ${FONT}`;
+      pen.fillText(label, 2, y + pitch / 2);
+      if (this.gutter > 80) {
+        pen.textAlign = "right";
+        pen.fillStyle = colour.soft;
+        pen.font = `${pitch >= 16 ? 12 : 10}px ${FONT}`;
+        pen.fillText(this.fit(type, this.gutter - 14 - pen.measureText(label).width - 12), this.gutter - 8, y + pitch / 2);
+      }
+    });
+  }
+
+  // The text, or as much of its beginning as there is room for.
+  fit(text, room) {
+    if (this.pen.measureText(text).width <= room) return text;
+    let length = text.length;
+    while (length > 1 && this.pen.measureText(text.slice(0, length) + "…").width > room) length--;
+    return length > 1 ? text.slice(0, length) + "…" : "";
+  }
+
+  paintRuler() {
+    const {pen, colour} = this, [name, unit] = data.unit;
+    const step = niceStep((this.view[1] - this.view[0]) / unit * 90 / this.plot);
+    const decimals = clamp(Math.ceil(-Math.log10(step) - 1e-9), 0, 12);
+    pen.font = `12px ${FONT}`;
+    pen.textBaseline = "alphabetic";
+    for (let i = Math.ceil(this.view[0] / unit / step - 1e-9); i * step * unit <= this.view[1]; i++) {
+      const x = Math.round(this.x(i * step * unit)) + 0.5;
+      const text = (i * step || 0).toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals}) + " " + name;
+      const half = pen.measureText(text).width / 2;
+      pen.fillStyle = colour.line;
+      pen.fillRect(x - 0.5, this.top - 5, 1, this.height - this.top - 5);
+      pen.fillStyle = colour.soft;
+      pen.textAlign = "center";
+      pen.fillText(text, clamp(x, this.gutter + half - 4, this.width - half - 1), this.top - 11);
+    }
+  }
+
+  dimmed(i) {
+    return (this.work >= 0 && this.bars.w[i] !== this.work) || (this.kind >= 0 && this.bars.k[i] !== this.kind);
+  }
+
+  paintBars() {
+    const {pen, bars, pitch, colour} = this, [from, to] = this.view;
+    const inset = pitch >= 12 ? 2 : pitch >= 6 ? 1 : 0, dims = this.work >= 0 || this.kind >= 0;
+    pen.textAlign = "left";
+    pen.textBaseline = "middle";
+    this.drawn = 0;
+    for (let i = 0; i < bars.a.length && bars.a[i] <= to; i++) {
+      if (bars.b[i] < from) continue;
+      this.drawn++;
+      const left = clamp(this.x(bars.a[i]), -9, this.width + 9), right = clamp(this.x(bars.b[i]), -9, this.width + 9);
+      const middle = clamp(this.x(Math.min(bars.a[i] + bars.u[i], bars.b[i])), left, right);
+      const y = this.top + bars.d[i] * pitch + inset, height = bars.s[i] * pitch - 2 * inset;
+      const gap = right - left > 4 ? 0.5 : 0, kind = KINDS[bars.k[i]];
+      pen.globalAlpha = dims && this.dimmed(i) ? 0.13 : 1;
+      if (middle > left) {
+        pen.fillStyle = this.hatch;
+        pen.fillRect(left + gap, y, Math.max(middle - left - gap, 0.4), height);
+      }
+      if (right > middle || !bars.u[i]) {
+        pen.fillStyle = kind[1];
+        const width = Math.max(right - middle - gap, 0.6);
+        if (width > 7 && height > 8) {
+          pen.beginPath();
+          pen.roundRect(middle, y, width, height, middle > left ? [0, 2.5, 2.5, 0] : 2.5);
+          pen.fill();
+        } else pen.fillRect(middle, y, width, height);
+        if (bars.m[i] > 1 && width > 10) {  // ribs: this is several bars
+          pen.fillStyle = colour.card;
+          const alpha = pen.globalAlpha;
+          pen.globalAlpha = alpha * 0.28;
+          for (let rib = Math.max(middle, this.gutter - 5) + 5; rib < Math.min(right, this.width); rib += 5) pen.fillRect(rib, y, 1, height);
+          pen.globalAlpha = alpha;
+        }
+        if (bars.f[i] === OPEN) {
+          pen.fillStyle = colour.card;
+          for (let stripe = right - 8; stripe < right; stripe += 4) pen.fillRect(stripe, y, 1.5, height);
+        }
+        if (width > 26 && pitch >= 12 && pen.globalAlpha === 1) this.paintLabel(i, middle, right, y, height, kind[2]);
+      }
+      if (bars.f[i] === FAILED) {
+        pen.strokeStyle = colour.fail;
+        pen.lineWidth = 2;
+        pen.strokeRect(left + 1, y + 1, Math.max(right - left - 2, 1), height - 2);
+      }
+    }
+    pen.globalAlpha = 1;
+    if (this.hover >= 0) {
+      const i = this.hover;
+      pen.strokeStyle = colour.ink;
+      pen.lineWidth = 1.8;
+      const left = this.x(bars.a[i]), y = this.top + bars.d[i] * pitch + inset;
+      pen.strokeRect(left, y, Math.max(this.x(bars.b[i]) - left, 1.5), bars.s[i] * pitch - 2 * inset);
+    }
+  }
+
+  paintLabel(i, left, right, y, height, ink) {
+    const {pen, bars, run} = this;
+    const from = Math.max(left, this.gutter), room = Math.min(right, this.width - 14) - from - 12;
+    if (room < 16) return;
+    const part = run.strings[bars.p[i]], work = run.strings[bars.w[i]];
+    const text = bars.m[i] > 1 ? `${bars.n[i].toLocaleString("en-US")} ${run.words.parts}` : part;
+    pen.fillStyle = ink;
+    pen.font = `12px ${FONT}`;
+    if (this.measure(text) > room) return;
+    const two = bars.m[i] === 1 && height >= 30 && (this.measure(work) <= room);
+    pen.fillText(text, from + 6, y + height / 2 + (two ? -6.5 : 0.5));
+    if (two) {
+      pen.globalAlpha *= 0.78;
+      pen.fillText(work, from + 6, y + height / 2 + 7.5);
+    }
+  }
+
+  measure(text) {
+    let width = this.widths.get(text);
+    if (width === undefined) this.widths.set(text, width = this.pen.measureText(text).width);
+    return width;
+  }
+
+  // From when a part was ready until it started: for the bar under the mouse, and for the work that is followed.
+  paintWaits() {
+    const {pen, bars, pitch, colour} = this;
+    const show = i => {
+      if (!(bars.q[i] > 0) || bars.m[i] > 1) return;
+      const x0 = this.x(bars.a[i] - bars.q[i]), x1 = this.x(bars.a[i]), y = this.top + (bars.d[i] + bars.s[i]) * pitch - Math.min(pitch / 2, 7);
+      for (const [width, ink] of [[4.5, colour.card], [2, colour.ink]]) {
+        pen.strokeStyle = ink;
+        pen.lineWidth = width;
+        pen.beginPath();
+        pen.moveTo(x0, y - 4);
+        pen.lineTo(x0, y + 4);
+        pen.moveTo(x0, y);
+        pen.lineTo(x1, y);
+        pen.stroke();
+      }
+    };
+    if (this.work >= 0) for (let i = 0; i < bars.w.length; i++) if (bars.w[i] === this.work) show(i);
+    if (this.hover >= 0) show(this.hover);
+  }
+
+  paintStrips() {
+    const {pen, run: {strip}, colour} = this, [busy, queue] = this.strips;
+    this.queueTop = Math.max(1, ...strip.queue);
+    const area = (values, base, box, top, fill) => {
+      pen.fillStyle = fill;
+      pen.beginPath();
+      for (let i = 0; i < values.length; i++) {
+        const x0 = this.x(strip.from + i * strip.bin), x1 = this.x(Math.min(strip.from + (i + 1) * strip.bin, this.run.end));
+        if (x1 < 0 || x0 > this.width) continue;
+        const low = base ? base[i] : 0, y = v => box.y + box.height * (1 - Math.min(v / top, 1));
+        pen.rect(x0, y(low + values[i]), x1 - x0 + 0.3, y(low) - y(low + values[i]));
+      }
+      pen.fill();
+    };
+    for (const box of this.strips) {
+      pen.fillStyle = colour.lane;
+      pen.fillRect(this.gutter, box.y, this.plot, box.height);
+    }
+    area(strip.run, null, busy, 1, colour.accent);
+    area(strip.setup, strip.run, busy, 1, this.hatch);
+    area(strip.queue, null, queue, this.queueTop, colour.accentSoft);
+  }
+
+  paintStripLabels() {
+    const {pen, colour} = this;
+    this.strips.forEach((box, i) => {
+      pen.textAlign = "left";
+      pen.textBaseline = "alphabetic";
+      pen.fillStyle = colour.ink;
+      pen.font = `600 12px ${FONT}`;
+      pen.fillText(box.name[0].toUpperCase() + box.name.slice(1), this.gutter, box.y - 8);
+      pen.font = `12px ${FONT}`;
+      pen.fillStyle = colour.soft;
+      pen.textAlign = "right";
+      pen.fillText(i ? plain(this.queueTop, 3) : "100 %", this.gutter - 8, box.y + 10);
+      pen.fillText("0", this.gutter - 8, box.y + box.height);
+    });
+  }
+
+  paintBound() {
+    const bound = this.run.bound;
+    if (!bound) return;
+    const {pen, colour} = this, x = this.x(bound), text = "lower bound";
+    pen.strokeStyle = pen.fillStyle = colour.bound;
+    pen.lineWidth = 1.6;
+    pen.setLineDash([5, 4]);
+    pen.beginPath();
+    pen.moveTo(x, this.top - 4);
+    pen.lineTo(x, this.bottom + 6);
+    pen.stroke();
+    pen.setLineDash([]);
+    pen.font = `600 12px ${FONT}`;
+    pen.textBaseline = "alphabetic";
+    const room = this.gutter + this.plot - x > pen.measureText(text).width + 8;
+    pen.textAlign = room ? "left" : "right";
+    pen.fillText(text, x + (room ? 5 : -5), this.bottom + 16);
+  }
+
+  paintCursor() {
+    if (!this.cursor) return;
+    const {pen, colour, cursor} = this;
+    if (cursor.select !== undefined) {
+      pen.globalAlpha = 0.2;
+      pen.fillStyle = colour.accent;
+      pen.fillRect(Math.min(cursor.x, cursor.select), this.top, Math.abs(cursor.x - cursor.select), this.height);
+      pen.globalAlpha = 1;
+    }
+    pen.fillStyle = colour.soft;
+    pen.fillRect(cursor.x, this.top - 5, 1, this.height);
+  }
+
+  // --- moving about -----------------------------------------------------------------------------------------------
+
+  show(from, to) {
+    const [low, high] = this.home, least = (high - low) * 1e-6;
+    const span = clamp(to - from, least, high - low);
+    const start = clamp((from + to) / 2 - span / 2, low, high - span);
+    this.view = [start, start + span];
+    this.draw();
+  }
+
+  zoom(factor, at = (this.view[0] + this.view[1]) / 2) {
+    this.show(at - (at - this.view[0]) * factor, at + (this.view[1] - at) * factor);
+  }
+
+  pan(share) {
+    const shift = (this.view[1] - this.view[0]) * share;
+    this.show(this.view[0] + shift, this.view[1] + shift);
+  }
+
+  follow(work, move = false) {
+    this.work = work;
+    const {bars, run} = this;
+    let count = 0, first = Infinity, last = -Infinity;
+    if (work >= 0) for (let i = 0; i < bars.w.length; i++) {
+      if (bars.w[i] !== work) continue;
+      count++;
+      first = Math.min(first, bars.a[i] - bars.q[i]);
+      last = Math.max(last, bars.b[i]);
+    }
+    this.status.textContent = work < 0 ? "" : `${run.strings[work]}: ${count} ${count === 1 ? "bar" : "bars"}, ${seconds(last - first)} from first ready to last end`;
+    if (work >= 0 && move) this.show(first - (last - first) * 0.15, last + (last - first) * 0.15);
+    this.draw();
+  }
+
+  search(text) {
+    const {bars, run} = this, wanted = text.trim().toLowerCase();
+    if (!wanted) return this.follow(-1);
+    let found = -1;
+    for (const w of bars.w) {
+      const name = run.strings[w].toLowerCase();
+      if (name === wanted) { found = w; break; }
+      if (found < 0 && name.includes(wanted)) found = w;
+    }
+    if (found >= 0) return this.follow(found, true);
+    this.follow(-1);
+    this.status.textContent = `no ${run.words.work} here is called “${text.trim()}”`;
+  }
+
+  hit(x, y) {
+    const device = this.device(y);
+    if (device < 0 || x < this.gutter) return -1;
+    const lane = this.lanes[device], {a, b} = this.bars, t = this.t(x), slack = this.t(x + 2) - t;
+    let low = 0, high = lane.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (a[lane[middle]] <= t + slack) low = middle + 1; else high = middle;
+    }
+    let best = -1;
+    for (let j = low - 1; j >= 0 && j > low - 9; j--) {
+      const i = lane[j];
+      if (a[i] <= t && t <= b[i]) return i;
+      if (best < 0 && t - slack <= b[i]) best = i;
+    }
+    return best;
+  }
+
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  }
+
+  listen(root) {
+    const {canvas} = this;
+    let press = null;
+    canvas.addEventListener("wheel", event => {
+      event.preventDefault();
+      const [x] = this.point(event), lines = event.deltaMode === 1 ? 18 : 1;
+      if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.pan((event.deltaX || event.deltaY) * lines / 900);
+      else this.zoom(Math.exp(clamp(event.deltaY * lines, -240, 240) * 0.0022), this.t(clamp(x, this.gutter, this.width)));
+    }, {passive: false});
+    canvas.addEventListener("pointerdown", event => {
+      if (event.button) return;
+      const [x, y] = this.point(event);
+      press = {x, y, view: [...this.view], select: event.shiftKey || y < this.top, moved: false};
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", event => {
+      const [x, y] = this.point(event);
+      if (press) {
+        press.moved ||= Math.abs(x - press.x) > 3;
+        if (press.moved && press.select) this.cursor = {x: clamp(x, this.gutter, this.width), select: press.x};
+        else if (press.moved) {
+          canvas.classList.add("panning");
+          const shift = (press.x - x) / this.plot * (press.view[1] - press.view[0]);
+          this.show(press.view[0] + shift, press.view[1] + shift);
+        }
+        tip.hidden = true;
+        return this.draw();
+      }
+      this.cursor = x >= this.gutter ? {x} : null;
+      this.hover = this.hit(x, y);
+      this.tell(event, x, y);
+      this.draw();
+    });
+    const release = event => {
+      if (!press) return;
+      const [x, y] = this.point(event), {moved, select} = press;
+      if (moved && select) this.show(...[this.t(press.x), this.t(clamp(x, this.gutter, this.width))].sort((p, q) => p - q));
+      if (!moved) {
+        const i = this.hit(x, y);
+        this.find.value = "";
+        this.follow(i < 0 || this.bars.w[i] === this.work ? -1 : this.bars.w[i]);
+      }
+      press = null;
+      this.cursor = null;
+      canvas.classList.remove("panning");
+      this.draw();
+    };
+    canvas.addEventListener("pointerup", release);
+    canvas.addEventListener("pointercancel", () => { press = null; });
+    canvas.addEventListener("pointerleave", () => {
+      this.hover = -1;
+      this.cursor = null;
+      tip.hidden = true;
+      this.draw();
+    });
+    canvas.addEventListener("dblclick", () => this.show(...this.home));
+    const actions = {
+      "+": () => this.zoom(0.6), "=": () => this.zoom(0.6), "-": () => this.zoom(1 / 0.6), "0": () => this.show(...this.home),
+      ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), Escape: () => this.follow(-1),
+    };
+    canvas.addEventListener("keydown", event => {
+      if (event.ctrlKey || event.metaKey || !actions[event.key]) return;
+      event.preventDefault();
+      actions[event.key]();
+    });
+    for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => actions[button.dataset.do]());
+    this.find.addEventListener("input", () => this.search(this.find.value));
+    for (const key of this.keys) key.addEventListener("click", () => {
+      const kind = Number(key.dataset.kind);
+      this.kind = this.kind === kind ? -1 : kind;
+      for (const other of this.keys) other.setAttribute("aria-pressed", String(Number(other.dataset.kind) === this.kind));
+      this.draw();
+    });
+  }
+
+  // --- what the mouse points at ---------------------------------------------------------------------------------------
+
+  tell(event, x, y) {
+    const rows = this.hover >= 0 ? this.tellBar(this.hover) : this.tellTime(x, y);
+    if (!rows) { tip.hidden = true; return; }
+    tip.replaceChildren();
+    tip.append(element("div", rows.title, "title"));
+    const list = element("dl");
+    for (const [name, value, colour] of rows.lines) {
+      const cell = element("dd");
+      if (colour) {
+        const swatch = element("i", "", "swatch");
+        swatch.style.setProperty("--c", colour);
+        cell.append(swatch, " ");
+      }
+      cell.append(value);
+      list.append(element("dt", name), cell);
+    }
+    tip.append(list);
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    const left = event.clientX + 16 + box.width > innerWidth - 8 ? event.clientX - box.width - 16 : event.clientX + 16;
+    const top = event.clientY + 18 + box.height > innerHeight - 8 ? event.clientY - box.height - 14 : event.clientY + 18;
+    tip.style.left = Math.max(left, 8) + "px";
+    tip.style.top = Math.max(top, 8) + "px";
+  }
+
+  tellBar(i) {
+    const {bars, run} = this, {words, strings} = run, span = this.view[1] - this.view[0], kind = KINDS[bars.k[i]];
+    const lines = [];
+    const merged = bars.m[i] > 1, length = bars.b[i] - bars.a[i];
+    const title = merged ? `${bars.n[i].toLocaleString("en-US")} ${words.parts}, drawn as one` : `${strings[bars.w[i]]} / ${strings[bars.p[i]]}`;
+    lines.push([merged ? `longest ${words.part}` : words.kind, merged ? `${kind[0]} (${strings[bars.w[i]]} / ${strings[bars.p[i]]})` : kind[0], kind[1]]);
+    lines.push(["on", strings[bars.v[i]]]);
+    lines.push(["time", `${instant(bars.a[i], span)} to ${instant(bars.b[i], span)}`]);
+    lines.push(["run", merged ? `${seconds(bars.x[i])} of ${seconds(length)}` : seconds(Math.max(length - bars.u[i], 0))]);
+    if (bars.u[i] > 0) {
+      const from = bars.r[i] >= 0 ? `, replaced ${strings[bars.r[i]]}` : merged ? "" : ", nothing was there before";
+      lines.push([words.setup, seconds(bars.u[i]) + (merged ? " in all" : from)]);
+    } else lines.push([words.setup, merged ? "none" : `none, ${kind[0]} was there`]);
+    if (!merged) lines.push(["waited", bars.q[i] > 0 ? `${seconds(bars.q[i])}, ready at ${instant(bars.a[i] - bars.q[i], span)}` : "not at all"]);
+    if (!merged && bars.n[i] > 1) lines.push(["batch", `${bars.n[i]} ${words.parts} as one`]);
+    if (bars.f[i] === FAILED) lines.push(["ended", merged ? "at least one failed" : "failed"]);
+    if (bars.f[i] === OPEN) lines.push(["ended", "not yet, when the journal broke off"]);
+    if (strings[bars.y[i]] && !merged) lines.push(["reason", strings[bars.y[i]]]);
+    return {title, lines};
+  }
+
+  tellTime(x, y) {
+    const {strip, words, end} = this.run, t = this.t(x);
+    const bin = Math.floor((t - strip.from) / strip.bin);
+    if (x < this.gutter || y < this.top || t > end || !(bin >= 0 && bin < strip.run.length)) return null;
+    const share = value => (value * 100).toFixed(1) + " %";
+    const lines = [
+      [`${words.devices} running`, share(strip.run[bin])],
+      [`in a ${words.setup}`, share(strip.setup[bin])],
+      [`${words.parts} waiting`, plain(strip.queue[bin], 3)],
+    ];
+    const device = this.device(y);
+    return {title: device >= 0 ? `${this.run.devices[device][0]} idle at ${instant(t, this.view[1] - this.view[0])}` : `about ${instant(t, strip.bin * 1000)}`, lines};
+  }
+}
+
+// --- tabs -----------------------------------------------------------------------------------------------------------
+
+const charts = [];
+const runs = [...document.querySelectorAll(".run")];
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+function select(which) {
+  tabs.forEach((tab, i) => {
+    tab.setAttribute("aria-selected", String(i === which));
+    tab.tabIndex = i === which ? 0 : -1;
+  });
+  runs.forEach((run, i) => {
+    run.hidden = tabs.length > 0 && i !== which;
+    if (!run.hidden && !charts[i]) charts[i] = new Gantt(run.querySelector(".schedule"), data.runs[i]);
+  });
+}
+
+tabs.forEach((tab, i) => {
+  tab.addEventListener("click", () => select(i));
+  tab.addEventListener("keydown", event => {
+    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+    if (!step) return;
+    const next = (i + step + tabs.length) % tabs.length;
+    select(next);
+    tabs[next].focus();
+  });
+});
+document.documentElement.classList.add("js");
+select(0);
+})();

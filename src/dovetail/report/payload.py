@@ -1,0 +1,75 @@
+"""The data that the page's script draws from: columns of numbers, with names kept once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.report import look
+from dovetail.report.collect import QUEUE, RUN, SETUP, Story
+
+# device, span, start (a), set-up, end (b), kind, work, part, why (y), devices as text (v), wait (q), replaces,
+# number of parts, merged bars, state (f), time run if merged (x)
+_COLUMNS = ("d", "s", "a", "u", "b", "k", "w", "p", "y", "v", "q", "r", "n", "m", "f", "x")
+_CURVES = (("run", RUN), ("setup", SETUP), ("queue", QUEUE))
+
+
+def payload(stories: Sequence[Story], colours: dict[str, str]) -> dict[str, Any]:
+    """All runs over one span of time, so that they can be compared by eye."""
+    low, high = min(s.from_s for s in stories), max(s.to_s for s in stories)
+    high = high if high > low else low + 1.0
+    unit = look.unit_for(high - low)
+    # A ten-millionth of what is shown: finer than the deepest zoom.
+    digits = max(7 - math.floor(math.log10(high - low)), 0)
+    return {
+        "from": low,
+        "to": high,
+        "unit": [unit.name, unit.seconds],
+        "kinds": [[kind, colour, look.ink_on(colour)] for kind, colour in colours.items()],
+        "runs": [_run_data(story, list(colours), digits) for story in stories],
+    }
+
+
+def _run_data(story: Story, kinds: Sequence[str], digits: int) -> dict[str, Any]:
+    words, bound = look.words_of(story), story.claim("bound_makespan_s")
+    kind_index = {kind: i for i, kind in enumerate(kinds)}
+    strings: dict[str, int] = {}
+
+    def index(text: str | None) -> int:
+        return -1 if text is None else strings.setdefault(text, len(strings))
+
+    rows = [
+        (
+            first,
+            count,
+            round(bar.start_s, digits),
+            round(bar.setup_s, digits),
+            round(bar.end_s, digits),
+            kind_index[bar.kind],
+            index(bar.work),
+            index(bar.part),
+            index(bar.why[:500]),
+            index(f"{words.device} {look.devices_text(bar.devices)}"),
+            round(bar.wait_s, digits),
+            index(bar.replaces),
+            bar.parts,
+            bar.merged,
+            bar.state,
+            round(bar.run_s, digits) if bar.merged > 1 else 0,
+        )
+        for bar in story.bars
+        for first, count in look.runs_of(bar.devices)
+    ]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in _COLUMNS]
+    pool = story.header.pool
+    curves = {name: [round(v, 4) for v in story.strip.means[i]] for name, i in _CURVES}
+    return {
+        "end": story.end_s,
+        "bound": bound,
+        "words": words._asdict(),
+        "devices": [[f"{words.device} {d.id}", d.type, d.host] for d in pool.devices],
+        "strings": list(strings),
+        "bars": dict(zip(_COLUMNS, columns, strict=True)),
+        "strip": {"from": story.strip.from_s, "bin": story.strip.bin_s, **curves},
+    }

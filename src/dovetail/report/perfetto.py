@@ -1,0 +1,132 @@
+"""A journal as a Chrome trace, which ui.perfetto.dev and chrome://tracing open: one track per device.
+
+Hosts are processes and devices their threads; each bar is a slice for the set-up and one for the run. Slices are
+written as the journal is read, so the memory needed does not grow with them; of each start only the two instants that
+the queue's counter needs are kept.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from dovetail.core.events import Reject, Start
+from dovetail.core.journal import Ended, Reader
+from dovetail.report.bars import DONE, FAILED, Bar, Bars
+from dovetail.report.collect import open_journal
+
+_US = 1e6
+_STATES = {DONE: "done", FAILED: "failed"}
+_encode = msgspec.json.Encoder().encode
+
+
+def write(journal: Path | Reader, out: BinaryIO) -> int:
+    """Write the trace into an open file; gives the number of slices."""
+    reader = journal if isinstance(journal, Reader) else open_journal(journal)
+    header = reader.header
+    about = {"policy": header.policy, "level": header.level, "made_by": header.made_by, "seed": header.seed}
+    out.write(b'{"displayTimeUnit":"ms","otherData":' + _encode(about) + b',"traceEvents":[\n')
+    slices = 0
+    first = True
+    for event in _events(reader):
+        out.write((b"" if first else b",\n") + _encode(event))
+        first = False
+        slices += event["ph"] == "X"
+    out.write(b"\n]}\n")
+    return slices
+
+
+def _events(reader: Reader) -> Iterator[dict[str, Any]]:
+    pool = reader.header.pool
+    tracks = {d.id: (d.host + 1, d.id + 1) for d in pool.devices}  # viewers treat process and thread 0 as special
+    for host in sorted({d.host for d in pool.devices}):
+        name = f"{reader.header.level} host {host}"
+        yield {"ph": "M", "name": "process_name", "pid": host + 1, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": host + 1, "args": {"sort_index": host}}
+    for d in pool.devices:
+        pid, tid = tracks[d.id]
+        named = {"name": f"device {d.id} ({d.type})"}
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": named}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": d.id}}
+    bars = Bars(pool, str(reader.path))
+    ready, started = array("d"), array("d")
+    now, ended = 0.0, False
+    for _, now, events in reader.steps():
+        for bar in bars.step(now, events):
+            yield from _slices(bar, tracks)
+        for event in events:
+            if isinstance(event, Start):
+                ready.append(min(event.ready_s, now))
+                started.append(now)
+            elif isinstance(event, Reject):
+                args = {"why": event.why}
+                yield {
+                    "ph": "i",
+                    "s": "g",
+                    "name": f"rejected {event.work}",
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": now * _US,
+                    "args": args,
+                }
+            ended = ended or isinstance(event, Ended)
+    for bar in bars.still_open(now):
+        yield from _slices(bar, tracks)
+    yield from _queue(ready, started)
+    if not ended:
+        yield {"ph": "i", "s": "g", "name": "this run did not end", "pid": 1, "tid": 1, "ts": now * _US}
+
+
+def _slices(bar: Bar, tracks: dict[int, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    args: dict[str, Any] = {
+        "work": bar.work,
+        "part": bar.part,
+        "kind": bar.kind,
+        "why": bar.why,
+        "wait_s": bar.wait_s,
+        "devices": bar.devices,
+        "state": _STATES.get(bar.state, "still running"),
+    }
+    if bar.parts > 1:
+        args["batch_of"] = bar.parts
+    middle = bar.setup_end_s
+    for device in bar.devices:
+        pid, tid = tracks[device]
+        if middle > bar.start_s:
+            change = {"from": bar.replaces, "to": bar.kind, "work": bar.work, "part": bar.part}
+            name = f"switch {bar.replaces} to {bar.kind}" if bar.replaces else f"load {bar.kind}"
+            yield _slice(name, "setup", pid, tid, bar.start_s, middle, change)
+        yield _slice(f"{bar.kind}: {bar.work}/{bar.part}", "run", pid, tid, middle, bar.end_s, args)
+
+
+def _slice(
+    name: str, category: str, pid: int, tid: int, start: float, end: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": round(start * _US, 3),
+        "dur": round((end - start) * _US, 3),
+        "args": args,
+    }
+
+
+def _queue(ready: array[float], started: array[float]) -> Iterator[dict[str, Any]]:
+    """How many parts were ready and not started, at each instant when that changed."""
+    times = np.concatenate([np.asarray(ready), np.asarray(started)])
+    changes = np.concatenate([np.ones(len(ready)), -np.ones(len(started))])
+    instants, place = np.unique(times, return_inverse=True)
+    lengths = np.cumsum(np.bincount(place, weights=changes, minlength=len(instants)))
+    last = 0
+    for at, length in zip(instants.tolist(), lengths.tolist(), strict=True):
+        if int(length) != last or at == instants[0]:
+            last = int(length)
+            yield {"ph": "C", "name": "waiting", "pid": 1, "ts": round(at * _US, 3), "args": {"parts": last}}

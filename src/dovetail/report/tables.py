@@ -1,0 +1,38 @@
+"""HTML tables from rows of text. Whatever is not marked as raw is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+
+class Raw(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+class Column(NamedTuple):
+    name: str
+    number: bool = False
+    style: str = ""
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """
+    >>> table([Column("model")], [["<b>"]])
+    '<table><thead><tr><th scope="col">model</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
+    """
+    classes = [" ".join(filter(None, ("number" if c.number else "", c.style))) for c in columns]
+    attributes = [f' class="{c}"' if c else "" for c in classes]
+    head = "".join(f'<th scope="col"{a}>{escape(c.name)}</th>' for a, c in zip(attributes, columns, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{a}>{_cell(v)}</td>" for a, v in zip(attributes, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: str) -> str:
+    return value if isinstance(value, Raw) else escape(value)

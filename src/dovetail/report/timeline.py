@@ -1,0 +1,68 @@
+"""Sums over time in a bounded number of bins, for a run whose length is not known beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import Struct
+
+BINS = 200
+_FIRST_WIDTH_S = 1e-6
+
+
+class Strip(Struct, frozen=True):
+    """Means per bin; bin `i` covers `from_s + i * bin_s` and the next `bin_s` seconds."""
+
+    from_s: float
+    bin_s: float
+    means: list[list[float]]
+
+
+class Timeline:
+    """Rows of sums over equal bins. The bins double in width whenever time outgrows them: 200 to 400 are in use.
+
+    >>> line = Timeline(rows=1, from_s=0.0, to_s=4.0, bins=4)
+    >>> line.add(0, 0.5, 2.0)
+    >>> line.strip(4.0).means
+    [[0.5, 1.0, 0.0, 0.0]]
+    """
+
+    def __init__(self, rows: int, from_s: float = 0.0, to_s: float | None = None, bins: int = BINS) -> None:
+        self._from = from_s
+        self._to = to_s
+        self._bins = bins
+        self._width = (to_s - from_s) / bins if to_s is not None else _FIRST_WIDTH_S
+        self._sums = np.zeros((rows, 2 * bins))
+
+    def add(self, row: int, start_s: float, end_s: float, amount: float = 1.0) -> None:
+        """Add `amount` per second between two instants, as far as they lie in the window."""
+        start = max(start_s, self._from) - self._from
+        end = (min(end_s, self._to) if self._to is not None else end_s) - self._from
+        if end <= start:
+            return
+        while end > self._width * self._sums.shape[1]:
+            self._widen()
+        width, sums = self._width, self._sums[row]
+        last_bin = len(sums) - 1
+        first, last = min(int(start / width), last_bin), min(int(end / width), last_bin)
+        if first == last:
+            sums[first] += amount * (end - start)
+            return
+        sums[first] += amount * ((first + 1) * width - start)
+        sums[first + 1 : last] += amount * width
+        sums[last] += amount * (end - last * width)
+
+    def _widen(self) -> None:
+        rows, size = self._sums.shape
+        folded = self._sums.reshape(rows, size // 2, 2).sum(axis=2)
+        self._sums = np.concatenate([folded, np.zeros_like(folded)], axis=1)
+        self._width *= 2
+
+    def strip(self, end_s: float) -> Strip:
+        """The means up to an instant; the last bin counts only as far as it is covered."""
+        length = (min(end_s, self._to) if self._to is not None else end_s) - self._from
+        if length <= 0:
+            return Strip(self._from, self._width, [[] for _ in self._sums])
+        used = min(int(np.ceil(length / self._width - 1e-9)), self._sums.shape[1]) or 1
+        covered = np.full(used, self._width)
+        covered[-1] = max(length - (used - 1) * self._width, 1e-12)
+        return Strip(self._from, self._width, (self._sums[:, :used] / covered).tolist())

@@ -1,0 +1,303 @@
+"""Requests made up for a system: seeded, streamed, the same bytes on every run.
+
+How long a node takes (`draw_s`): an LLM whose tokens are known needs a whole number of tokens, drawn from
+N(token_mean, token_std), at tokens_per_second; any other model, whatever its type, N(inference_time_mean,
+inference_time_std); else tokens, 1000 on average; else 10 s. A spread that is not given is 20 % of the mean; no time is
+ever zero or negative.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Struct, field
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.workflow.dice import Dice
+from dovetail.workflow.inputs import DEFAULT_NODE_S, Model, System
+from dovetail.workflow.synthetic import synthetic_system, thrash_system
+
+__all__ = [
+    "Arrivals",
+    "Format",
+    "Row",
+    "Statistics",
+    "draw_s",
+    "generate",
+    "statistics",
+    "synthetic_system",
+    "thrash_system",
+    "write_requests",
+]
+
+Row = dict[str, Any]
+Arrivals = Literal["poisson", "uniform", "bursty"]
+Format = Literal["json", "yaml", "jsonl"]
+
+DEFAULT_TOKENS = 1000.0
+SPREAD = 0.2  # a spread that is not given, as a share of the mean
+LEAST_S = 1e-6  # times are whole microseconds
+BURST = 8  # mean requests of a burst
+BURST_GAP = 0.1  # mean gap within a burst, as a share of the mean gap
+
+_PROMPTS = (
+    "Summarise the minutes of the last meeting",
+    "Draw a lighthouse in a storm, in watercolour",
+    "Which of these two contracts is the better one, and why?",
+    "Translate the attached recipe and check its quantities",
+    "Write the release notes for these twelve changes",
+    "Find the customers who asked for the same feature",
+    "Turn this recording into a list of decisions",
+    "Plan a week of meals for four from what is in season",
+)
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def draw_s(model: Model, dice: Dice) -> float:
+    """How long a node of this model takes, by the rule at the head of this module.
+
+    >>> sizes = {"memory_gb": 14, "gpus_required": 1, "load_time_seconds": 30}
+    >>> draw_s(Model(**sizes, tokens_per_second=50, token_mean=100, token_std=0), Dice(1))
+    2.0
+    """
+    rate = model.tokens_per_second or 0.0
+    tokens, seconds = model.token_mean or 0.0, model.inference_time_mean or 0.0
+    if rate > 0 and (seconds <= 0 or (tokens > 0 and model.type == "llm")):
+        tokens = tokens if tokens > 0 else DEFAULT_TOKENS
+        drawn = max(1, int(dice.normal(tokens, _std(model.token_std, tokens)))) / rate
+    elif seconds > 0:
+        drawn = max(seconds / 100, dice.normal(seconds, _std(model.inference_time_std, seconds)))
+    else:
+        drawn = max(DEFAULT_NODE_S / 100, dice.normal(DEFAULT_NODE_S, SPREAD * DEFAULT_NODE_S))
+    return max(LEAST_S, round(drawn, 6))
+
+
+def _std(given: float | None, mean: float) -> float:
+    return SPREAD * mean if given is None else given
+
+
+def generate(
+    system: System,
+    *,
+    requests: int,
+    duration_min: float | None = None,
+    rate_per_min: float | None = None,
+    seed: int,
+    start: str = "2024-01-01T00:00:00",
+    workflows: Mapping[str, float] | None = None,
+    arrivals: Arrivals = "poisson",
+) -> Iterator[Row]:
+    """Requests in the order in which they arrive, one at a time: a million need no more memory than one.
+
+    The mean gap is `duration_min / requests`, or `1 / rate_per_min`: give one of them. Gaps are exponential (`poisson`,
+    so the last request may come a little before or after the duration), all equal (`uniform`), or short within bursts
+    of 8 on average and long between them (`bursty`). `workflows` weighs the workflows; without it all are as likely.
+
+    >>> import tempfile
+    >>> from dovetail.workflow.inputs import read_system
+    >>> file = Path(tempfile.mkdtemp()) / "system.json"
+    >>> _ = file.write_bytes(msgspec.json.encode(thrash_system()))
+    >>> for row in generate(read_system(file), requests=2, rate_per_min=6, seed=1):
+    ...     row["request_id"], row["timestamp"], row["workflow_id"], row["node_execution_times"]
+    ('req_0001', '2024-01-01T00:00:01.442911', 'pair_11', {'step_1': 1.69316, 'step_2': 1.746661})
+    ('req_0002', '2024-01-01T00:00:16.988780', 'pair_2', {'step_1': 1.30653, 'step_2': 2.677976})
+    """
+    if requests < 0:
+        raise InputError(f"--requests {requests}: expected 0 or more")
+    gap_s = _mean_gap_s(requests, duration_min, rate_per_min)
+    try:
+        first = datetime.fromisoformat(start)
+    except ValueError:
+        raise InputError(f"--start {start}: not a time; expected 2024-01-01T00:00:00") from None
+    names, bounds = _weights(system, workflows, needed=requests > 0)
+    return _rows(system, requests, Dice(seed), first, names, bounds, gap_s, arrivals)
+
+
+def _mean_gap_s(requests: int, duration_min: float | None, rate_per_min: float | None) -> float:
+    if (duration_min is None) == (rate_per_min is None):
+        raise InputError("give either the duration or the rate of the requests")
+    for option, value in (("--duration", duration_min), ("--rate", rate_per_min)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise InputError(f"{option} {value}: expected a positive number")
+    return 60.0 / rate_per_min if rate_per_min else 60.0 * (duration_min or 0.0) / max(requests, 1)
+
+
+def _weights(system: System, given: Mapping[str, float] | None, needed: bool) -> tuple[list[str], list[float]]:
+    """The workflows that may be drawn, and their cumulated weights, from 0 to 1."""
+    usable = [name for name in system.workflows if name not in system.faults]
+    weights = dict.fromkeys(usable, 1.0) if given is None else given
+    for name, weight in weights.items():
+        if name in system.faults:
+            raise InputError(f"--workflow {name}: cannot run: {system.faults[name]}")
+        if name not in system.workflows:
+            raise InputError(f"--workflow {name}: not a workflow{did_you_mean(name, usable)}")
+        if not (weight >= 0 and math.isfinite(weight)):
+            raise InputError(f"--workflow {name}: expected a weight >= 0, found {weight}")
+    names = [name for name in usable if weights.get(name, 0.0) > 0]
+    if needed and not names:
+        raise InputError("no workflow to request: the configuration has none that can run, or all weights are 0")
+    total = math.fsum(weights[name] for name in names)
+    return names, [cumulated / total for cumulated in accumulate(weights[name] for name in names)]
+
+
+def _rows(
+    system: System,
+    requests: int,
+    dice: Dice,
+    first: datetime,
+    names: list[str],
+    bounds: list[float],
+    gap_s: float,
+    arrivals: Arrivals,
+) -> Iterator[Row]:
+    digits = max(4, len(str(requests)))
+    steps = {name: _steps(system, name) for name in names}
+    at_us = 0  # whole microseconds, so that a long sum neither drifts nor differs between machines
+    for i in range(requests):
+        at_us = round(i * gap_s * 1e6) if arrivals == "uniform" else at_us + round(_gap_s(dice, gap_s, arrivals) * 1e6)
+        name = names[min(bisect_right(bounds, dice.random()), len(names) - 1)]
+        try:
+            time = first + timedelta(microseconds=at_us)
+        except OverflowError:
+            raise InputError(f"request {i + 1} would arrive after the year 9999; expected a shorter duration") from None
+        prompt = dice.choice(_PROMPTS)
+        configs = {
+            node: {option: dice.choice(choices) for option, choices in options.items()}
+            for node, _, options in steps[name]
+            if options
+        }
+        yield {
+            "request_id": f"req_{i + 1:0{digits}d}",
+            "timestamp": time.isoformat(timespec="microseconds"),
+            "workflow_id": name,
+            "input_data": {"user_prompt": prompt},
+            "node_configs": configs,
+            "node_execution_times": {node: draw_s(model, dice) for node, model, _ in steps[name]},
+        }
+
+
+def _gap_s(dice: Dice, mean_s: float, arrivals: Arrivals) -> float:
+    if arrivals == "poisson":
+        return dice.exponential(mean_s)
+    if dice.random() * BURST >= 1:
+        return dice.exponential(mean_s * BURST_GAP)
+    return dice.exponential(mean_s * (BURST - (BURST - 1) * BURST_GAP))  # makes the mean over all gaps mean_s
+
+
+def _steps(system: System, workflow: str) -> list[tuple[str, Model, dict[str, list[Any]]]]:
+    """A workflow's nodes, each with its model and the choices for its options."""
+    steps = []
+    for node in system.workflows[workflow].nodes:
+        model = system.models[node.model]
+        given = {option: model.config[option] for option in node.config_options if option in model.config}
+        choices = {option: value if isinstance(value, list) else [value] for option, value in given.items()}
+        steps.append((node.id, model, {option: values for option, values in choices.items() if values}))
+    return steps
+
+
+class Statistics(Struct):
+    """What a sequence of requests asks for. `gpu_hours` is by model: GPUs times hours of running, without loading."""
+
+    requests: int = 0
+    nodes: int = 0
+    span_s: float = 0.0
+    workflows: dict[str, int] = field(default_factory=dict)
+    gpu_hours: dict[str, float] = field(default_factory=dict)
+
+    def count(self, system: System, rows: Iterable[Row]) -> Iterator[Row]:
+        """Pass rows on while counting them, so that a stream is counted on its way into a file."""
+        first = last = None
+        for row in rows:
+            time = datetime.fromisoformat(row["timestamp"])
+            first, last = min(first or time, time), max(last or time, time)
+            self.requests += 1
+            self.span_s = (last - first).total_seconds()
+            name = row["workflow_id"]
+            self.workflows[name] = self.workflows.get(name, 0) + 1
+            times = row["node_execution_times"]
+            for node in system.workflows[name].nodes:
+                model = system.models[node.model]
+                hours = model.gpus_required * times.get(node.id, model.estimate_s()[0]) / 3600
+                self.gpu_hours[node.model] = self.gpu_hours.get(node.model, 0.0) + hours
+                self.nodes += 1
+            yield row
+
+
+def statistics(system: System, rows: Iterable[Row]) -> Statistics:
+    """Count requests that are not needed afterwards."""
+    result = Statistics()
+    for _ in result.count(system, rows):
+        pass
+    return result
+
+
+def write_requests(rows: Iterable[Row], path: Path, format: Format, metadata: Mapping[str, Any] | None = None) -> int:
+    """Write rows as they come, whatever their number; the file appears when it is whole. Returns how many there were.
+
+    `metadata` heads a JSON or YAML file: give what `generate` was given, and the file tells how to make it
+    again. JSON lines have no place for it.
+    """
+    count = 0
+    with _written_whole(path) as file:
+        file.write(_head(format, msgspec.to_builtins(metadata)))
+        for row in rows:
+            file.write(_body(format, row, count))
+            count += 1
+        if format == "json":
+            file.write(b"\n]}\n")
+        elif format == "yaml" and not count:
+            file.write(b" []\n")
+    return count
+
+
+def _head(format: Format, metadata: dict[str, Any] | None) -> bytes:
+    if format == "json":
+        given = b'"metadata":' + msgspec.json.encode(metadata) + b",\n" if metadata else b""
+        return b"{" + given + b'"requests":['
+    if format == "yaml":
+        return (_yaml({"metadata": metadata}) if metadata else b"") + b"requests:"
+    return b""
+
+
+def _body(format: Format, row: Row, before: int) -> bytes:
+    if format == "json":
+        return (b",\n" if before else b"\n") + msgspec.json.encode(row)
+    if format == "yaml":
+        return (b"" if before else b"\n") + _yaml([row])
+    return msgspec.json.encode(row) + b"\n"
+
+
+def _yaml(data: Any) -> bytes:
+    text: bytes = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
+    return text
+
+
+@contextmanager
+def _written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes its name at the end: a reader sees the old one or the new one, never a part."""
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:  # a device or a pipe must not be replaced by a file; a folder is refused
+                yield file
+            return
+        target = path.resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                yield file
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,192 @@
+"""Studies over many runs: policies compared over pools and seeds, and the fewest GPUs that meet a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dovetail.core.errors import InputError
+from dovetail.core.journal import Writer
+from dovetail.core.sweep import sweep
+from dovetail.workflow.bounds import Bounds
+from dovetail.workflow.inputs import OnError
+from dovetail.workflow.outputs import summary
+from dovetail.workflow.requests import Mode
+from dovetail.workflow.simulation import Compat, Problem, run
+
+Target = Literal["makespan", "mean", "p99"]
+_KEYS: dict[Target, str] = {"makespan": "makespan_s", "mean": "avg_request_s", "p99": "p99_request_s"}
+
+
+class Cell(Struct, frozen=True, kw_only=True):
+    """One run of a study."""
+
+    config: Path
+    requests: Path
+    policy: str
+    gpus: str
+    seed: int = 0
+    options: Mapping[str, Any] = {}
+    mode: Mode = "offline"
+    on_error: OnError = "fail"
+    compat: Compat | None = None
+    costs: Mapping[str, Any] = {}
+    rates: Path | None = None
+    journal: Path | None = None
+
+    def problem(self) -> Problem:
+        return _read(
+            self.config,
+            self.requests,
+            self.gpus,
+            self.mode,
+            self.on_error,
+            self.compat,
+            tuple(self.costs.items()),
+            self.rates,
+        )
+
+
+@lru_cache(maxsize=4)
+def _read(
+    config: Path,
+    requests: Path,
+    gpus: str,
+    mode: Mode,
+    on_error: OnError,
+    compat: Compat | None,
+    costs: tuple[tuple[str, Any], ...],
+    rates: Path | None,
+) -> Problem:
+    """Cells that differ only in policy or seed share their inputs within a process."""
+    return Problem.read(
+        config, requests, gpus=gpus, mode=mode, on_error=on_error, compat=compat, costs=dict(costs), rates=rates
+    )
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """Run one cell, in whatever process; gives the summary's figures."""
+    problem = cell.problem()
+    header = problem.header(cell.policy, cell.options, cell.seed)
+    if cell.journal is None:
+        outcome = run(problem, cell.policy, cell.options, seed=cell.seed)
+        figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
+    else:
+        with Writer(cell.journal, header) as journal:
+            outcome = run(problem, cell.policy, cell.options, seed=cell.seed, observers=[journal])
+            figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
+            journal.end(outcome.steps + 1, outcome.end_s, figures)
+    return figures | {"gpus": cell.gpus, "seed": cell.seed, "simulation_s": outcome.simulation_s}
+
+
+def compare(
+    cells: Sequence[Cell], jobs: int | None = None, progress: Callable[[int], None] = lambda done: None
+) -> list[dict[str, Any]]:
+    """Run all cells in parallel; one row per (policy, pool), figures averaged over seeds, with their spread."""
+    rows = sweep(run_cell, cells, jobs, progress)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["gpus"], row["policy"]), []).append(row)
+    return [_average(group) for group in groups.values()]
+
+
+def _average(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    merged = dict(rows[0])
+    merged["seeds"] = [row["seed"] for row in rows]
+    del merged["seed"]
+    for key, value in rows[0].items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and key not in ("seed", "gpus"):
+            values = [row[key] for row in rows]
+            merged[key] = sum(values) / len(values) if len(values) > 1 else value
+            if len(values) > 1 and key in _KEYS.values():
+                merged[f"{key}_min"], merged[f"{key}_max"] = min(values), max(values)
+    return merged
+
+
+class Capacity(Struct):
+    """The answer to a capacity question. `tried` holds every pool size that was simulated and its figure."""
+
+    target: Target
+    limit_s: float
+    gpus: int | None
+    value_s: float | None
+    reason: str
+    tried: dict[int, float]
+    ruled_out: dict[int, float]
+
+
+def fewest_gpus(
+    cell: Cell, target: Target, limit_s: float, most: int = 1024, progress: Callable[[int], None] = lambda done: None
+) -> Capacity:
+    """The fewest GPUs with which a figure stays within a limit: doubling, then bisection.
+
+    A size whose lower bound exceeds the limit is ruled out without a run. More GPUs do not always help a heuristic, so
+    the answer is that this size meets the limit and the next smaller one does not.
+    """
+    if not limit_s > 0:
+        raise InputError(f"the limit must be positive, found {limit_s}")
+    tried: dict[int, float] = {}
+    ruled_out: dict[int, float] = {}
+
+    def value(gpus: int) -> float:
+        if gpus not in tried and gpus not in ruled_out:
+            problem = replace(cell, gpus=str(gpus)).problem()
+            bound = _bound(_bounds(problem), target)
+            if bound > limit_s:
+                ruled_out[gpus] = bound
+            else:
+                outcome = run(problem, cell.policy, cell.options, seed=cell.seed)
+                if outcome.figures.rejected:
+                    raise InputError(f"{outcome.figures.rejected} requests were rejected: a target needs them all")
+                tried[gpus] = summary(
+                    problem.header(cell.policy, cell.options, cell.seed), outcome.figures, outcome.bounds
+                )[_KEYS[target]]
+            progress(len(tried) + len(ruled_out))
+        return tried.get(gpus, ruled_out.get(gpus, 0.0))
+
+    least = _widest(cell)
+    high = least
+    while value(high) > limit_s:
+        if high >= most:
+            reason = f"{high} GPUs give {value(high):.2f} s"
+            if high in ruled_out:
+                reason = f"no schedule on {high} GPUs can be below {ruled_out[high]:.2f} s"
+            return Capacity(target, limit_s, None, None, reason, tried, ruled_out)
+        high = min(2 * high, most)
+    low = max([least - 1, *[g for g in (*tried, *ruled_out) if g < high]])
+    while high - low > 1:
+        middle = (low + high) // 2
+        if value(middle) <= limit_s:
+            high = middle
+        else:
+            low = middle
+    if high == least:
+        reason = f"the widest node needs {least} GPUs"
+    elif high - 1 in ruled_out:
+        reason = f"no schedule on {high - 1} GPUs can be below {ruled_out[high - 1]:.2f} s"
+    else:
+        reason = f"{high - 1} GPUs give {tried[high - 1]:.2f} s"
+    return Capacity(target, limit_s, high, tried[high], reason, tried, ruled_out)
+
+
+def _widest(cell: Cell) -> int:
+    """The fewest GPUs on which every node of the requests fits."""
+    problem = replace(cell, gpus="4096").problem()
+    used = {work.of for _, work in problem.requests.arrivals()}
+    return max([part.width for name in used for part in problem.shapes[name].parts], default=1) or 1
+
+
+def _bounds(problem: Problem) -> Bounds:
+    bounds = problem.new_bounds()
+    for at_s, work in problem.requests.arrivals():
+        bounds.add(at_s, work)
+    return bounds.result()
+
+
+def _bound(bounds: Bounds, target: Target) -> float:
+    return {"makespan": bounds.makespan_s, "mean": bounds.mean_s, "p99": bounds.p99_s}[target]

@@ -1,0 +1,159 @@
+"""The command itself: its verbs, its exit codes, and how errors end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from cyclopts import App
+
+from dovetail import __version__, cli
+from dovetail.core.errors import DovetailError, InputError
+
+Target = Callable[[], int | None] | App
+Trial = Callable[[Target], None]
+
+
+@pytest.fixture
+def trial(monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """Makes a function or a sub-app the verb `trial`, through the same table as the real verbs."""
+
+    def register(target: Target) -> None:
+        module = ModuleType("dovetail_trial")
+        module.trial = target  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "dovetail_trial", module)
+        line = cli.Command("trial", "dovetail_trial:trial", "Try.")
+        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, line))
+
+    return register
+
+
+def raising(error: BaseException) -> Callable[[], int | None]:
+    def function() -> int | None:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(("returned", "expected"), [(None, 0), (0, 0), (1, 1), (3, 3)])
+def test_a_verb_returns_its_exit_code(trial: Trial, returned: int | None, expected: int) -> None:
+    trial(lambda: returned)
+    assert cli.main(["trial"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "message"),
+    [
+        (DovetailError("the schedule is invalid"), 1, "error: the schedule is invalid\n"),
+        (InputError("a.yml:3: no"), 2, "error: a.yml:3: no\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (ValueError("odd"), 1, "internal error: ValueError: odd; run again with --debug for the traceback\n"),
+        (RuntimeError(), 1, "internal error: RuntimeError; run again with --debug for the traceback\n"),
+    ],
+)
+def test_an_error_is_one_line(
+    trial: Trial, capsys: pytest.CaptureFixture[str], error: BaseException, exit_code: int, message: str
+) -> None:
+    trial(raising(error))
+    assert cli.main(["trial"]) == exit_code
+    assert capsys.readouterr() == ("", message)
+
+
+def test_the_verbs_of_a_sub_app_end_the_same_way(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
+    app = App(name="trial", help="Try.")
+    app.command(lambda: 3, name="partly")
+    app.command(raising(InputError("no")), name="wrongly")
+    trial(app)
+    assert cli.main(["trial", "partly"]) == 3
+    assert cli.main(["trial", "wrongly"]) == 2
+    assert cli.main(["trial", "partyl"]) == 2
+    refused, unknown = capsys.readouterr().err.splitlines()
+    assert refused == "error: no"
+    assert 'Did you mean "partly"?' in unknown
+
+
+@pytest.mark.parametrize("argv", [["--debug", "trial"], ["trial", "--debug"]])
+def test_debug_shows_the_traceback(trial: Trial, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    trial(raising(InputError("no")))
+    assert cli.main(argv) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert shown.endswith("error: no\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["doctr"], 'Did you mean "doctor"?'),
+        (["doctor", "--fromat", "json"], "Did you mean --format?"),
+        (["doctor", "--format", "xml"], '"table", "json"'),
+        (["completion"], "--shell"),
+    ],
+)
+def test_wrong_usage_gets_a_hint(capsys: pytest.CaptureFixture[str], argv: list[str], hint: str) -> None:
+    assert cli.main(argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert hint in shown.err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == __version__ + "\n"
+
+
+def test_help_lists_every_verb_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert command.verb in shown
+    assert "Exit codes: 0 done" in shown
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.verb)
+def test_a_summary_is_the_first_line_of_the_help_of_its_verb(command: cli.Command) -> None:
+    app = cli.build_app([command.verb])
+    assert app[command.verb].help.strip().split("\n")[0] == command.summary
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_verb(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert command.verb in script
+
+
+def test_the_bash_completion_script_completes() -> None:
+    """Run by bash itself: a script that merely mentions the verbs would not do."""
+    script = f"""
+        eval "$({sys.executable} -c 'from dovetail.cli import main; main(["completion", "bash"])')"
+        COMP_WORDS=(dovetail doc) COMP_CWORD=1
+        _dovetail; echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["doctor"]
+
+
+def test_the_command_starts_without_heavy_packages() -> None:
+    program = (
+        "import sys; from dovetail.cli import main; main(['--help']); "
+        "print(*{'numpy', 'yaml', 'msgspec', 'matplotlib', 'torch'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == []
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = "import sys; from dovetail.cli import main; sys.exit(main(['completion', 'bash']))"
+    with os.fdopen(writer, "wb") as closed:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -1,0 +1,262 @@
+"""The page in a real browser: drawn, without complaints, and answering to mouse and keyboard."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
+from dovetail.core.journal import Header, Writer
+from dovetail.core.resources import Device, DeviceType, Pool
+from dovetail.report.collect import collect
+from dovetail.report.html import page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+EVIL = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 2'>"
+_FLAGS = [
+    "--no-sandbox",
+    "--headless",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+def _unavailable(reason: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        _unavailable("no Chromium on the PATH")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _unavailable("the Python package playwright is not installed")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        yield running
+        running.close()
+
+
+def journal(path: Path, policy: str, kinds: int = 5, works: int = 60) -> Path:
+    """Back-to-back work on four GPUs; the first part of all is 20 s long on GPU 0, after 5 s of loading."""
+    rng = random.Random(policy)
+    pool = Pool(tuple(Device(i, "a100", 0) for i in range(4)), {"a100": DeviceType("a100")})
+    begin = [Arrived("w0", "t"), Start("w0", "first", EVIL, (0,), 0.0, 20.0, "the only one", 5.0)]
+    steps: list[tuple[float, list[Any]]] = [(0.0, begin), (25.0, [Finished("w0", "first"), Complete("w0")])]
+    free = [25.0, 0.0, 0.0, 0.0]
+    for i in range(1, works):
+        device = min(range(4), key=free.__getitem__)
+        t, run = free[device], rng.uniform(1.0, 6.0)
+        start = Start(f"w{i}", "p", f"model-{i % kinds}", (device,), max(t - 3.0, 0.0), run, "it is its turn", 0.5, "x")
+        steps.append((t, [Arrived(f"w{i}", "t"), start]))
+        steps.append((t + 0.5 + run, [Finished(f"w{i}", "p"), Complete(f"w{i}")]))
+        free[device] = t + 0.5 + run
+    steps.append((max(free), [Arrived(EVIL, "t"), Reject(EVIL, EVIL)]))
+    with Writer(path, Header(level="workflow", policy=policy, pool=pool)) as writer:
+        for n, (t, events) in enumerate(sorted(steps, key=lambda step: step[0]), start=1):
+            writer.step(n, t, events)
+        writer.end(len(steps) + 1, max(free), {"bound_makespan_s": 0.8 * max(free), "bound_mean_s": 3.0})
+    return path
+
+
+class Opened:
+    """A page, with all it complained about and all it asked the network for."""
+
+    def __init__(self, tab: Page, file: Path) -> None:
+        self.tab = tab
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        tab.on("console", lambda message: self.complaints.append(message.text))
+        tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        tab.on("request", lambda request: self.requests.append(request.url))
+        tab.goto(file.as_uri())
+        self.canvas = tab.locator("canvas:visible").first
+        tab.wait_for_function("document.querySelector('canvas').dataset.drawn > 0")
+
+    def view(self) -> tuple[float, float]:
+        self.tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        low, high = (self.canvas.get_attribute("data-view") or "").split(",")
+        return float(low), float(high)
+
+    def at(self, x: float, y: float) -> None:
+        """Move the mouse to a place on the canvas: `x` as a share of its width, `y` in pixels."""
+        box = self.canvas.bounding_box()
+        assert box
+        self.tab.mouse.move(box["x"] + x * box["width"], box["y"] + y)
+
+    def colours(self) -> dict[str, int]:
+        """How many pixels of the canvas have which colour."""
+        counts: dict[str, int] = self.canvas.evaluate(
+            """canvas => {
+                const copy = document.createElement("canvas"), counts = {};
+                copy.width = canvas.width;
+                copy.height = canvas.height;
+                const pen = copy.getContext("2d", {willReadFrequently: true});
+                pen.drawImage(canvas, 0, 0);
+                const pixels = pen.getImageData(0, 0, copy.width, copy.height).data;
+                for (let i = 0; i < pixels.length; i += 4) {
+                    const hex = "#" + [0, 1, 2].map(j => pixels[i + j].toString(16).padStart(2, "0")).join("");
+                    if (pixels[i + 3] === 255) counts[hex] = (counts[hex] || 0) + 1;
+                }
+                return counts;
+            }"""
+        )
+        return counts
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
+    policies, options = getattr(request, "param", (["fifo"], {}))
+    file = tmp_path / "page.html"
+    file.write_text(page([collect(journal(tmp_path / f"{name}.jsonl", name)) for name in policies]), encoding="utf-8")
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    seen = Opened(context.new_page(), file)
+    yield seen
+    assert seen.complaints == []
+    assert [url for url in seen.requests if not url.startswith("file:")] == []
+    assert seen.tab.evaluate("window.evil") is None
+    context.close()
+
+
+def test_every_kind_is_drawn_in_its_colour(opened: Opened) -> None:
+    assert opened.canvas.get_attribute("data-drawn") == "60"
+    kinds = opened.tab.evaluate("JSON.parse(document.getElementById('data').textContent).kinds")
+    assert len(kinds) == 6
+    counts = opened.colours()
+    assert all(counts.get(colour, 0) > 200 for _, colour, _ in kinds)
+
+
+def test_hovering_a_bar_tells_what_it_is(opened: Opened) -> None:
+    tip = opened.tab.locator("#tip")
+    assert tip.is_hidden()
+    opened.at(0.2, 48)  # GPU 0, while its first and longest part runs
+    text = tip.inner_text()
+    assert "w0 / first" in text
+    assert EVIL in text  # its kind, as text
+    assert "the only one" in text
+    assert re.search(r"switch\s+5 s, nothing was there before", text)
+    assert re.search(r"waited\s+not at all", text)
+    opened.at(0.2, 2000)
+    assert tip.is_hidden()
+
+
+def test_the_wheel_zooms_around_the_mouse_and_dragging_moves(opened: Opened) -> None:
+    whole = opened.view()
+    opened.at(0.5, 60)
+    opened.tab.mouse.wheel(0, -300)
+    low, high = opened.view()
+    assert whole[0] < low < high < whole[1]
+    opened.tab.mouse.down()
+    opened.at(0.4, 60)
+    opened.tab.mouse.up()
+    moved = opened.view()
+    assert moved[0] > low
+    assert moved[1] - moved[0] == pytest.approx(high - low)
+    opened.tab.get_by_role("button", name="Whole run").click()
+    assert opened.view() == whole
+
+
+def test_a_stretch_drawn_with_shift_fills_the_view(opened: Opened) -> None:
+    whole = opened.view()
+    opened.tab.keyboard.down("Shift")
+    opened.at(0.4, 60)
+    opened.tab.mouse.down()
+    opened.at(0.6, 60)
+    opened.tab.mouse.up()
+    opened.tab.keyboard.up("Shift")
+    low, high = opened.view()
+    share = (high - low) / (whole[1] - whole[0])
+    assert 0.15 < share < 0.3
+
+
+def test_the_keyboard_moves_too(opened: Opened) -> None:
+    whole = opened.view()
+    opened.canvas.focus()
+    opened.tab.keyboard.press("+")
+    zoomed = opened.view()
+    assert zoomed[1] - zoomed[0] < whole[1] - whole[0]
+    opened.tab.keyboard.press("ArrowRight")
+    assert opened.view()[0] > zoomed[0]
+    opened.tab.keyboard.press("0")
+    assert opened.view() == whole
+
+
+def test_a_click_follows_a_request_and_the_search_finds_one(opened: Opened) -> None:
+    status = opened.tab.locator(".status")
+    opened.at(0.2, 48)
+    opened.tab.mouse.down()
+    opened.tab.mouse.up()
+    assert "w0: 1 bar" in status.inner_text()
+    opened.tab.get_by_role("searchbox").fill("w17")
+    assert "w17: 1 bar" in status.inner_text()
+    low, high = opened.view()
+    assert high - low < 20
+    opened.tab.get_by_role("searchbox").fill("nobody")
+    assert "no request here is called “nobody”" in status.inner_text()
+
+
+def test_the_legend_singles_out_a_kind(opened: Opened) -> None:
+    kinds = opened.tab.evaluate("JSON.parse(document.getElementById('data').textContent).kinds")
+    colour = {name: colour for name, colour, _ in kinds}
+    before = opened.colours()
+    opened.tab.get_by_role("button", name="model-2").click()
+    opened.view()
+    after = opened.colours()
+    assert after.get(colour["model-2"], 0) > 0.9 * before[colour["model-2"]]
+    assert after.get(colour["model-3"], 0) < 0.1 * before[colour["model-3"]]
+
+
+@pytest.mark.parametrize(
+    "opened", [(["fifo"], {"color_scheme": scheme}) for scheme in ("light", "dark")], indirect=True
+)
+def test_the_page_follows_light_and_dark(opened: Opened, request: pytest.FixtureRequest) -> None:
+    ground = opened.tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, re.findall(r"\d+", ground)))
+    dark = request.node.callspec.params["opened"][1]["color_scheme"] == "dark"
+    assert brightness < 150 if dark else brightness > 600
+
+
+@pytest.mark.parametrize("opened", [(["fifo", "affinity", "greedy"], {})], indirect=True)
+def test_tabs_show_one_run_at_a_time(opened: Opened) -> None:
+    runs = opened.tab.locator("article.run")
+    assert [runs.nth(i).is_visible() for i in range(3)] == [True, False, False]
+    opened.tab.get_by_role("tab", name="affinity").click()
+    assert [runs.nth(i).is_visible() for i in range(3)] == [False, True, False]
+    opened.tab.wait_for_function("document.querySelectorAll('canvas')[1].dataset.drawn > 0")
+    opened.tab.keyboard.press("ArrowRight")
+    assert [runs.nth(i).is_visible() for i in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize("opened", [(["fifo"], {"viewport": {"width": 380, "height": 800}})], indirect=True)
+def test_a_narrow_screen_needs_no_sideways_scrolling(opened: Opened) -> None:
+    assert opened.tab.evaluate("document.documentElement.scrollWidth") <= 380
+
+
+def test_without_javascript_figures_and_tables_are_all_there(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    stories = [collect(journal(tmp_path / f"{name}.jsonl", name)) for name in ("fifo", "affinity")]
+    file.write_text(page(stories), encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(file.as_uri())
+    assert tab.get_by_text("drawn with JavaScript, which is off here").is_visible()
+    assert tab.locator("canvas:visible").count() == 0
+    assert tab.locator("table:visible").count() == tab.locator("table").count() == 9
+    context.close()

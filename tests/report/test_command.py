@@ -1,0 +1,93 @@
+"""`dovetail report` as a command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from dovetail.cli.report import report
+from dovetail.core.errors import InputError, MissingExtraError
+
+Write = Callable[..., Path]
+
+
+def test_the_page_lies_beside_the_journal(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write()
+    before = path.read_bytes()
+    assert report(path) == 0
+    assert sorted(p.name for p in path.parent.iterdir()) == ["run.html", "run.jsonl"]
+    assert path.read_bytes() == before
+    shown = capsys.readouterr().out
+    assert f"page: {path.with_suffix('.html')}" in shown
+    assert "50 %" in shown
+
+
+def test_everything_at_once_as_json(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journals = [write("a", policy="fifo"), write("b", policy="least work/$")]
+    out = tmp_path / "deep" / "er" / "pages.html"
+    assert report(*journals, out=out, svg=True, perfetto=True, format="json") == 0
+    told = json.loads(capsys.readouterr().out)
+    names = ["pages.html", "pages.svg", "pages.fifo.svg", "pages.least_work_.svg"]
+    names += ["pages.fifo.trace.json", "pages.least_work_.trace.json"]
+    assert [Path(w["path"]).name for w in told["written"]] == names
+    assert sorted(p.name for p in out.parent.iterdir()) == sorted(names)
+    assert [run["bound_makespan_s"] for run in told["runs"]] == [6.0, 6.0]
+    assert told["runs"][0]["figures"]["makespan_s"] == 9.0
+
+
+def test_a_picture_alone_and_a_folder(write: Write, tmp_path: Path) -> None:
+    path = write()
+    report(path, out=tmp_path / "only.svg")
+    assert not list(tmp_path.glob("*.html"))
+    (tmp_path / "folder").mkdir()
+    report(path, out=tmp_path / "folder")
+    assert (tmp_path / "folder" / "run.html").is_file()
+
+
+def test_runs_with_the_same_name_and_policy_get_files_of_their_own(write: Write, tmp_path: Path) -> None:
+    path = write()
+    report(path, path, out=tmp_path / "x.html", perfetto=True)
+    assert sorted(p.name for p in tmp_path.glob("*.json")) == ["x.fifo_1_.trace.json", "x.fifo_2_.trace.json"]
+
+
+def test_an_interrupted_journal_gives_a_page(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(summary=None)
+    path.write_bytes(path.read_bytes()[:-7])
+    assert report(path) == 0
+    assert "This run did not end" in path.with_suffix(".html").read_text()
+    assert "did not end" in capsys.readouterr().out
+
+
+def test_nothing_is_written_on_bad_input(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write()
+    other = tmp_path / "run.html"
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(InputError, match="is a journal to be read"):
+        report(other)
+    with pytest.raises(InputError, match="at least one journal"):
+        report()
+    with pytest.raises(InputError, match=r"ends in \.html"):
+        report(path, out=tmp_path / "page.txt")
+    with pytest.raises(InputError, match="found a folder"):
+        report(tmp_path)
+    with pytest.raises(InputError, match="not a Dovetail journal"):
+        report(Path(__file__))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError):
+        report(path, out=tmp_path / "new.html", png=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+    assert other.read_bytes() == path.read_bytes()
+
+
+def test_the_command_line(write: Write, tmp_path: Path) -> None:
+    app = App(name="report", result_action="return_value")
+    app.default(report)
+    first, second = write("a"), write("b")
+    words = [str(first), "--out", str(tmp_path / "c.html"), str(second), "--from", "1", "--to", "5"]
+    assert app(words, exit_on_error=False) == 0
+    assert "1 s to 5 s" in (tmp_path / "c.html").read_text()
