@@ -18,7 +18,8 @@ from dovetail.core.metrics import Metrics
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.work import Part
 from dovetail.workflow.bounds import BoundsAccumulator
-from dovetail.workflow.check import CODES, check_journal, check_log
+from dovetail.workflow.check import CODES, check_journal
+from dovetail.workflow.check_log import check_log
 from dovetail.workflow.costs import Costs, ModelCost, least_setup
 from dovetail.workflow.outputs import ExecutionLog, summary
 

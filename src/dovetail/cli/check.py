@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
-from msgspec import Struct
 
 from dovetail.cli.common import Format, atomic_write, print_json, print_table
 from dovetail.core.check import CODES as CORE_CODES
 from dovetail.core.check import Fault, Faults, Report, check_journal, recount
 from dovetail.core.errors import InputError
-from dovetail.core.journal import Reader
+from dovetail.core.journal import Reader, is_journal
 
 _SHOWN = 10  # faults on the screen; the report has more
 
@@ -68,8 +67,8 @@ def examine(log: Path, config: Path | None = None, requests: Path | None = None)
         if path is not None and not path.is_file():
             raise InputError(f"{path}: {'is a folder; expected a file' if path.is_dir() else 'no such file'}")
     try:
-        if not _is_journal(log):
-            from dovetail.workflow.check import check_log
+        if not is_journal(log):
+            from dovetail.workflow.check_log import check_log
 
             return check_log(log, config, requests)
         reader = Reader(log)
@@ -85,23 +84,6 @@ def examine(log: Path, config: Path | None = None, requests: Path | None = None)
     figures = check_journal(reader, faults, exact=False)
     notes = [f"the rules of the {reader.header.level} level are not known: only those of all levels were checked"]
     return Report.of(str(log), "journal", faults, notes, recount(figures))
-
-
-class _Opening(Struct):
-    """What every journal's first line has, whatever its version; an execution log does not."""
-
-    level: str
-    pool: dict[str, Any]
-
-
-def _is_journal(log: Path) -> bool:
-    with log.open("rb") as file:
-        first = file.readline()
-    try:
-        msgspec.json.decode(first, type=_Opening)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True
 
 
 def _count(report: Report) -> str:

@@ -6,31 +6,26 @@ leave out much of what a checker needs; a report says what could not be checked.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from math import inf, ulp
-from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import Struct, field
 
 from dovetail.core import check as core
 from dovetail.core.check import Check, Faults, Report, close, compare, recount
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.files import explain, read_bytes
+from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
+from dovetail.core.files import explain
 from dovetail.core.journal import Ended, Header, Observer, Reader, ShapeRecord
 from dovetail.core.metrics import Figures
 from dovetail.core.rates import Rate, RateTable, Switch
-from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.resources import DeviceType
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator
 from dovetail.workflow.costs import Costs, ModelCost, Residents, least_setup
-from dovetail.workflow.inputs import DEFAULT_NODE_S, OnError, System, check_fit, read_system
-from dovetail.workflow.outputs import RequestRow, log_summary, summary
+from dovetail.workflow.inputs import OnError, check_fit, read_system
+from dovetail.workflow.outputs import summary
 from dovetail.workflow.requests import Mode, Requests
 
 CODES = core.CODES | {
@@ -49,7 +44,7 @@ CODES = core.CODES | {
 _CLAIMS = ("makespan_s", "switches", "switch_time_s", "avg_request_s", "p99_request_s", "completed", "rejected")
 
 
-class _Rates(Struct):
+class Rates(Struct):
     rates: list[Rate] = []
     switches: list[Switch] = []
 
@@ -61,7 +56,7 @@ class Facts(Struct):
     costs: Costs = Costs()
     compat: bool = False
     simulate: bool = False
-    rates: _Rates = field(default_factory=_Rates)
+    rates: Rates = field(default_factory=Rates)
     noise: float | None = None
     retries: int = 0
     skipped: int = 0
@@ -318,18 +313,18 @@ def _brief(value: Any) -> str:
 
 def check_journal(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:
     """Check a journal of this level, and whether it is a run of these files."""
-    _need_config(config, requests)
+    need_config(config, requests)
     reader, faults = Reader(path), Faults(limit)
     header = core.check_header(reader.header, path)
-    run = _Examined(path, header, faults)
+    run = Examined(path, header, faults)
     run.hold_to_rules(config, requests)
     figures, bounds = run.follow(core.read_steps(reader, faults), reader)
     if run.lower.claimed is not None:
-        _check_claims(run.lower.claimed, summary(header, figures, bounds, run.facts.skipped), figures, faults)
+        check_claims(run.lower.claimed, summary(header, figures, bounds, run.facts.skipped), figures, faults)
     return run.report("journal", figures, bounds)
 
 
-def _check_claims(claimed: Mapping[str, Any], expected: Mapping[str, Any], figures: Figures, faults: Faults) -> None:
+def check_claims(claimed: Mapping[str, Any], expected: Mapping[str, Any], figures: Figures, faults: Faults) -> None:
     """The keys of the summary that the core does not know, and those that may not be left out."""
     known = recount(figures)
     compare(claimed, {k: v for k, v in expected.items() if isinstance(v, int | float) and k not in known}, faults)
@@ -341,7 +336,7 @@ def _check_claims(claimed: Mapping[str, Any], expected: Mapping[str, Any], figur
             faults.add("summary", key, "is missing")
 
 
-def _need_config(config: Path | None, requests: Path | None) -> None:
+def need_config(config: Path | None, requests: Path | None) -> None:
     if requests is not None and config is None:
         raise InputError("--requests needs --config: requests name the workflows of a configuration")
 
@@ -349,7 +344,7 @@ def _need_config(config: Path | None, requests: Path | None) -> None:
 Steps = Iterable[tuple[int, float, list[Any]]]
 
 
-class _Examined:
+class Examined:
     """A run told in events, from whatever file: the core's invariants, its bounds, and what else follows it."""
 
     def __init__(self, path: Path, header: Header, faults: Faults, free_setups: bool = False) -> None:
@@ -389,476 +384,3 @@ class _Examined:
     def report(self, kind: str, figures: Figures, bounds: Bounds) -> Report:
         below = {"bound_makespan_s": bounds.makespan_s, "bound_mean_s": bounds.mean_s, "bound_p99_s": bounds.p99_s}
         return Report.of(str(self.path), kind, self.faults, self.notes, recount(figures) | below)
-
-
-# --- execution logs -------------------------------------------------------------------------------
-
-Maybe = float | None | UnsetType
-
-
-class _Row(Struct, gc=False):
-    """An execution as any of the formats has it."""
-
-    request_id: str
-    workflow_id: str
-    node_id: str
-    model_name: str
-    gpu_id: int | None
-    start_time: float
-    end_time: float
-    execution_time: Maybe = UNSET
-    estimated_time: Maybe = UNSET
-    switch_time: Maybe = UNSET
-    waiting_time: Maybe = UNSET
-    gpu_ids: tuple[int, ...] | UnsetType = UNSET
-    ready_time: float | UnsetType = UNSET
-    switch_start: float | UnsetType = UNSET
-    from_model: str | None = None
-    decision: int = 0
-    batch: int = 0
-    reason: str = ""
-
-
-_OUR_KEYS = _Row.__struct_fields__[7:14]
-
-
-class _Log(Struct):
-    """An execution log; in the older ones only the first two are there."""
-
-    executions: list[_Row]
-    summary: dict[str, Any] = {}
-    made_by: str = ""
-    policy: str = ""
-    options: dict[str, Any] = {}
-    seed: int = 0
-    bounds: dict[str, Any] | None = None
-    pool: Pool | None = None
-    models: dict[str, Any] = {}
-    costs: dict[str, Any] = {}
-    compat: bool = False
-    facts: dict[str, Any] = {}
-    shapes: tuple[ShapeRecord, ...] = ()
-    requests: list[RequestRow] = []
-    failures: list[_Row] = []
-    rejected_requests: list[dict[str, str]] = []
-    gpu_assignments: dict[str, dict[str, Any]] = {}
-
-
-class _Span(Struct, gc=False):
-    """From the decision to the end; `failed` is why it failed."""
-
-    n: int
-    t: float
-    end: float
-    start: Start
-    failed: str = ""
-    decision: int = 0  # orders simultaneous starts
-
-
-def check_log(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:
-    """Check an execution log, ours or an older scheduler's, and whether it is a run of these files."""
-    _need_config(config, requests)
-    text = read_bytes(path)
-    try:
-        log = msgspec.json.decode(text, type=_Log)
-    except msgspec.ValidationError as error:
-        keys, message = explain(error)
-        raise InputError(f"{path}: {'.'.join(map(str, keys)) or 'execution log'}: {message}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: neither a journal nor an execution log: {error}") from None
-    executed = len(log.executions)
-
-    def place(n: int, t: float) -> str:
-        if n < 0:
-            return f"requests[{-1 - n}]" if log.requests or requests is not None else ""
-        return f"executions[{n}]" if n < executed else f"failures[{n - executed}]"
-
-    faults = Faults(limit, place)
-    if log.made_by:
-        return _check_ours(path, log, faults, config, requests)
-    return _OldLog(path, log, faults, config, requests).check(limit, place)
-
-
-def _tell(
-    spans: Sequence[_Span],
-    arrivals: Sequence[tuple[float, Arrived]],
-    closings: Sequence[tuple[float, Complete | Reject]],
-) -> Steps:
-    """The events of a log in an order in which they can have happened: at one instant ends come before starts."""
-    entries: list[tuple[float, int, int, int]] = []
-    batches: dict[tuple[int, float], list[Start]] = {}
-    for i, span in enumerate(spans):
-        batch = (span.start.batch, span.t)
-        if span.end == span.t:
-            entries.append((span.t, 2, span.decision, i))
-            continue
-        entries.append((span.end, 0, i, i))
-        if batch in batches:
-            batches[batch].append(span.start)
-            continue
-        if span.start.batch:
-            batches[batch] = [span.start]
-        entries.append((span.t, 3, span.decision, i))
-    entries += [(t, 1, i, i) for i, (t, _) in enumerate(arrivals)]
-    entries += [(t, 4, i, i) for i, (t, _) in enumerate(closings)]
-    entries.sort()
-    last = max([t for t, _, _, _ in entries if t < inf], default=0.0)
-    for t, kind, _, i in entries:
-        if kind == 1:
-            yield -1 - i, t, [arrivals[i][1]]
-        elif kind == 4:
-            yield -1 - i, min(t, last), [closings[i][1]]
-        else:
-            span = spans[i]
-            start = span.start
-            done = Failed(start.work, start.part, span.failed) if span.failed else Finished(start.work, start.part)
-            if kind == 3:
-                yield span.n, t, list(batches.get((start.batch, t), [start]))
-            else:
-                yield span.n, t, [start, done] if kind == 2 else [done]
-    yield 0, last, [Ended()]
-
-
-def _check_ours(path: Path, log: _Log, faults: Faults, config: Path | None, requests: Path | None) -> Report:
-    if log.pool is None:
-        raise InputError(f"{path}: missing key `pool`")
-    header = Header(
-        level="workflow",
-        policy=log.policy,
-        options=log.options,
-        mode=str(log.summary.get("mode", "")),
-        seed=log.seed,
-        pool=log.pool,
-        shapes=log.shapes,
-        facts=log.facts | {"models": log.models, "costs": log.costs, "compat": log.compat},
-    )
-    run = _Examined(path, core.check_header(header, path), faults)
-    run.hold_to_rules(config, requests)
-    spans = [_our_span(i, row, faults) for i, row in enumerate([*log.executions, *log.failures])]
-    arrivals, closings = _our_requests(log.requests, faults)
-    _check_workflows([*log.executions, *log.failures], {event.work: event.of for _, event in arrivals}, faults)
-    log.executions, log.requests = [], []
-    decided = sorted(spans, key=attrgetter("decision"))
-    for one, two in pairwise(decided):
-        if one.decision == two.decision or one.t > two.t:
-            faults.at(two.n, two.t)
-            found = f"found decision {two.decision} at {two.t} s after {one.decision} at {one.t} s"
-            faults.add("row", f"{two.start.work}/{two.start.part}", found)
-    figures, bounds = run.follow(_tell(spans, arrivals, closings))
-    rejected = sorted(event.work for _, event in closings if isinstance(event, Reject))
-    if rejected != sorted(row.get("request_id", "") for row in log.rejected_requests):
-        faults.add("row", "rejected_requests", f"found {len(log.rejected_requests)}, expected {len(rejected)} of these")
-    if header.mode not in ("offline", "online"):
-        faults.add("summary", "mode", f"found {header.mode!r}, expected 'offline' or 'online'")
-    expected = log_summary(header, figures)
-    for key, value in expected.items():
-        if key not in log.summary:
-            faults.add("summary", key, "is missing")
-        elif type(value) not in (int, float) and log.summary[key] != value:
-            faults.add("summary", key, f"found {log.summary[key]}, expected {value}")
-    compare(log.summary, {k: v for k, v in expected.items() if type(v) in (int, float)}, faults)
-    if log.bounds is not None:
-        compare(log.bounds, {k: v for k, v in msgspec.to_builtins(bounds).items() if k != "binding"}, faults)
-    return run.report("execution log", figures, bounds)
-
-
-def _our_requests(
-    rows: Sequence[RequestRow], faults: Faults
-) -> tuple[list[tuple[float, Arrived]], list[tuple[float, Complete | Reject]]]:
-    arrivals: list[tuple[float, Arrived]] = []
-    closings: list[tuple[float, Complete | Reject]] = []
-    for i, row in enumerate(rows):
-        faults.at(-1 - i, row.arrival_time)
-        end, took = row.completion_time, row.response_time
-        fault = "" if row.sizes or row.status == "completed" else row.reason or "unusable"
-        arrivals.append((row.arrival_time, Arrived(row.request_id, row.workflow_id, row.sizes, fault=fault)))
-        if row.status == "rejected":
-            if end is not None or took is not None:
-                faults.add("row", row.request_id, f"was rejected, but has completion_time {end}, response_time {took}")
-            closings.append((inf, Reject(row.request_id, row.reason or "")))
-            continue
-        if end is None or took is None or not close(took, end - row.arrival_time):
-            faults.add("row", row.request_id, f"found response_time {took} from {row.arrival_time} s to {end} s")
-        closings.append((inf if end is None else end, Complete(row.request_id)))
-    return arrivals, closings
-
-
-def _check_workflows(rows: Sequence[_Row], of: Mapping[str, str], faults: Faults) -> None:
-    for i, row in enumerate(rows):
-        if row.workflow_id != of.get(row.request_id, row.workflow_id):
-            faults.at(i, row.start_time)
-            message = f"found workflow_id {row.workflow_id!r}, expected {of[row.request_id]!r} as its request says"
-            faults.add("row", f"{row.request_id}/{row.node_id}", message)
-
-
-def _our_span(i: int, row: _Row, faults: Faults) -> _Span:
-    faults.at(i, row.start_time)
-    who = f"{row.request_id}/{row.node_id}"
-    needed = (
-        "execution_time",
-        "estimated_time",
-        "switch_time",
-        "waiting_time",
-        "gpu_ids",
-        "ready_time",
-        "switch_start",
-    )
-    lacking = [key for key in needed if getattr(row, key) in (None, UNSET)]
-    if lacking:
-        faults.add("row", who, f"has no {', '.join(lacking)}")
-    t = _number(row.switch_start, row.start_time - _number(row.switch_time))
-    gpus = row.gpu_ids if row.gpu_ids is not UNSET else () if row.gpu_id is None else (row.gpu_id,)
-    for key, found, expected in (
-        ("gpu_id", row.gpu_id, gpus[0] if gpus else None),
-        ("start_time", row.start_time, t + _number(row.switch_time)),
-        ("execution_time", _number(row.execution_time), row.end_time - row.start_time),
-        ("waiting_time", _number(row.waiting_time), t - _number(row.ready_time)),
-    ):
-        if found != expected and not (found is not None and expected is not None and close(found, expected)):
-            faults.add("row", who, f"found {key} {found}, expected {expected} from the rest of the row")
-    start = Start(
-        row.request_id,
-        row.node_id,
-        row.model_name,
-        gpus,
-        _number(row.ready_time),
-        _number(row.estimated_time),
-        "",
-        _number(row.switch_time),
-        row.from_model,
-        row.batch,
-    )
-    return _Span(i, t, _end(row, t, faults), start, row.reason, row.decision)
-
-
-def _number(value: Maybe, default: float = 0.0) -> float:
-    return value if isinstance(value, int | float) else default
-
-
-def _end(row: _Row, t: float, faults: Faults) -> float:
-    """When a row ends; one that ends before it begins is a fault and takes no time."""
-    if row.end_time >= row.start_time and row.end_time >= t:
-        return row.end_time
-    who = f"{row.request_id}/{row.node_id}"
-    faults.add("duration", who, f"ends at {row.end_time} s, before it starts at {row.start_time} s")
-    return t
-
-
-class _OldLog:
-    """A log of an older scheduler: no windows, no request rows, no arrivals. The input files fill in what they can.
-
-    Two rules of price were in use: `old + new` over PCIe plus an overhead, or `old` over PCIe plus the load time. A log
-    must keep to one of them, with the first GPU of a window setting the price.
-    """
-
-    def __init__(self, path: Path, log: _Log, faults: Faults, config: Path | None, requests: Path | None) -> None:
-        self._path, self._log, self._faults = path, log, faults
-        self._mode: Mode = "online" if log.summary.get("mode") == "online" else "offline"
-        self._notes: list[str] = []
-        self._pool = self._find_pool()
-        self._system: System | None = None
-        if config is None:
-            self._shapes = _guess_shapes(log.executions)
-            self._notes.append("without --config, all but the first GPU of a window, order and prices were not checked")
-        else:
-            self._system = read_system(config, "reject", compat=True)
-            check_fit(self._system, self._pool, config, "reject", True, RateTable())
-            self._shapes = self._system.shapes()
-        if requests is None or self._system is None:
-            self._known = self._mode == "offline"
-            unknown = "run times" if self._known else "arrivals, run times"
-            self._notes.append(f"without --requests, {unknown} and requests without any execution were not checked")
-            self._arrivals = self._guess_arrivals()
-        else:
-            self._known = True
-            self._arrivals = list(Requests(requests, self._system, self._mode, "reject", True).arrivals())
-        self._arrived = {event.work: (t, event) for t, event in self._arrivals}
-        self._ends: dict[tuple[str, str], float] = {}
-        for row in log.executions:
-            key = (row.request_id, row.node_id)
-            self._ends[key] = max(row.end_time, self._ends.get(key, row.end_time))
-
-    def _find_pool(self) -> Pool:
-        gpus = self._log.summary.get("gpus")
-        if isinstance(gpus, list) and gpus and all(type(gpu) is int and gpu >= 0 for gpu in gpus):
-            return Pool.parse(str(max(gpus) + 1), {})
-        self._notes.append("the log does not say which GPUs there were: taken to be those it uses")
-        return Pool.parse(str(max([row.gpu_id or 0 for row in self._log.executions], default=0) + 1), {})
-
-    def _guess_arrivals(self) -> list[tuple[float, Arrived]]:
-        """Requests as the executions show them: offline all at 0, online no later than their first decision."""
-        rows: dict[str, dict[str, _Row]] = {}
-        for row in self._log.executions:
-            rows.setdefault(row.request_id, {}).setdefault(row.node_id, row)
-        arrivals = []
-        for work, nodes in rows.items():
-            of = next(iter(nodes.values())).workflow_id
-            shape = self._shapes.get(of)
-            names = [part.name for part in shape.parts] if shape is not None else []
-            sizes = tuple([max(_run_s(nodes[name]), 0.0) if name in nodes else 0.0 for name in names])
-            first = min(row.start_time - _number(row.switch_time) for row in nodes.values())
-            arrivals.append((0.0 if self._known else first, Arrived(work, of, sizes)))
-        return arrivals
-
-    def check(self, limit: int, place: Callable[[int, float], str]) -> Report:
-        facts: dict[str, Any] = {"costs": {"window": "primary"}, "compat": True}
-        if self._system is not None:
-            facts["models"] = msgspec.to_builtins(self._system.model_costs)
-        records = tuple(map(ShapeRecord.of, self._shapes.values()))
-        header = Header(level="workflow", policy="", mode=self._mode, pool=self._pool, shapes=records, facts=facts)
-        run = _Examined(self._path, header, self._faults, free_setups=bool(self._log.gpu_assignments))
-        run.notes += self._notes
-        tries = [Faults(limit, place), Faults(limit, place)]
-        if self._system is not None:
-            run.followers += self._both_rules(run, self._system, tries)
-        spans = self._spans()
-        _check_workflows(self._log.executions, {event.work: event.of for _, event in self._arrivals}, self._faults)
-        figures, bounds = run.follow(_tell(spans, self._arrivals, self._closings()))
-        first, second = tries
-        baseline = sum(first.counts.values()) <= sum(second.counts.values())
-        self._faults.take(first if baseline else second)
-        self._check_summary(figures, spans, baseline)
-        return run.report("execution log of an older scheduler", figures, bounds)
-
-    def _both_rules(self, run: _Examined, system: System, tries: Sequence[Faults]) -> list[Rules]:
-        models = run.facts.models
-        load_always = [
-            Switch(new, models[old].memory_gb / run.facts.costs.pcie_gb_s + models[new].load_s, old)
-            for new in models
-            for old in models
-            if old != new
-        ]
-        priced = any(row.switch_time is not UNSET for row in self._log.executions)
-        if not priced:
-            run.notes.append("the log does not say what switches took: prices were not checked")
-        both = []
-        for faults, switches in zip(tries, ([], load_always), strict=True):
-            facts = msgspec.structs.replace(run.facts, rates=_Rates(switches=switches))
-            rules = Rules(run.header, facts, faults)
-            rules.priced, rules.names_replaced = priced, False
-            rules.guesses = _Guesses(system)
-            self._preload(rules.residents)
-            both.append(rules)
-        return both
-
-    def _preload(self, residents: Residents) -> None:
-        """A scheduler that pins models writes which, and charges no load."""
-        for gpu, given in self._log.gpu_assignments.items():
-            for model in given.get("assigned_models") or ():
-                if gpu.isdigit() and int(gpu) < len(self._pool):
-                    residents.load([int(gpu)], str(model))
-
-    def _spans(self) -> list[_Span]:
-        """The executions as spans, in the order of their decisions."""
-        instants = sorted({*self._ends.values(), *(t for t, _ in self._arrivals)})
-        begun = []
-        for i, row in enumerate(self._log.executions):
-            t = row.start_time - _number(row.switch_time)
-            # Decisions fall on ends and arrivals; subtracting the switch misses them by a rounding error.
-            error = 4 * ulp(row.start_time)
-            at = bisect_right(instants, t + error) - 1
-            if at >= 0 and instants[at] >= t - error:
-                t = instants[at]
-            begun.append((t, i, row))
-        residents = Residents(self._pool, {}, Costs(window="primary"))
-        self._preload(residents)
-        spans = []
-        for t, i, row in sorted(begun, key=itemgetter(0, 1)):
-            self._faults.at(i, t)
-            self._check_row(row)
-            window = self._window(row)
-            gpus = [gpu for gpu in window if 0 <= gpu < len(self._pool)]
-            replaces = residents.replaced(gpus, row.model_name)
-            residents.load(gpus, row.model_name)
-            setup_s = _number(row.switch_time)
-            name, node, model = row.request_id, row.node_id, row.model_name
-            start = Start(name, node, model, window, self._ready(row), _run_s(row), "", setup_s, replaces)
-            spans.append(_Span(i, t, _end(row, t, self._faults), start, decision=i))
-        return spans
-
-    def _check_row(self, row: _Row) -> None:
-        found, took = row.execution_time, row.end_time - row.start_time
-        if found is None and row.start_time == 0:
-            return  # they wrote nothing for a start at 0
-        if found is None or (found is not UNSET and not close(found, took)):
-            who = f"{row.request_id}/{row.node_id}"
-            self._faults.add("row", who, f"found execution_time {found}, expected {took} from start_time to end_time")
-
-    def _window(self, row: _Row) -> tuple[int, ...]:
-        if row.gpu_id is None:
-            return ()
-        model = self._system.models.get(row.model_name) if self._system is not None else None
-        return tuple(range(row.gpu_id, row.gpu_id + (1 if model is None else model.gpus_required)))
-
-    def _ready(self, row: _Row) -> float:
-        t, event = self._arrived.get(row.request_id, (0.0, None))
-        shape = self._shapes.get(event.of) if event is not None else None
-        i = shape.index.get(row.node_id) if shape is not None else None
-        if shape is None or i is None:
-            return t
-        before = [self._ends.get((row.request_id, shape.parts[j].name), t) for j in shape.after[i]]
-        return max([t, *before])
-
-    def _closings(self) -> list[tuple[float, Complete | Reject]]:
-        """Every request must have ended with its last node; the log has no word for one that did not."""
-        last: dict[str, float] = {}
-        for (work, _), end in self._ends.items():
-            last[work] = max(end, last.get(work, end))
-        closings: list[tuple[float, Complete | Reject]] = []
-        for _, event in self._arrivals:
-            work = event.work
-            closings.append((inf, Reject(work, event.fault)) if event.fault else (last.get(work, inf), Complete(work)))
-        return closings
-
-    def _check_summary(self, figures: Figures, spans: Sequence[_Span], baseline: bool) -> None:
-        """By the older definitions, where they are definitions."""
-        claimed, faults = self._log.summary, self._faults
-        faults.nowhere()
-        counted = {
-            "makespan": figures.makespan_s,
-            "total_nodes_executed": len(spans),
-        }
-        if self._system is not None:
-            counted["total_model_switches"] = figures.switches
-            counted["completed_requests"] = figures.completed
-            if baseline and self._known and not self._log.gpu_assignments:
-                counted["avg_request_response_time"] = figures.response_s.mean
-                counted["p99_request_response_time"] = figures.response_s.p99
-        compare(claimed, counted, faults)
-        total, shown = claimed.get("total_requests"), {span.start.work for span in spans}
-        if isinstance(total, int) and total not in (len(self._arrivals), len(shown)):
-            code = "missing" if total > len(self._arrivals) else "summary"
-            faults.add(code, "total_requests", f"found {total}, expected {len(self._arrivals)} as the rows show")
-        done = claimed.get("completed_requests")
-        if self._system is None and isinstance(total, int) and isinstance(done, int) and done < total:
-            faults.add("missing", "completed_requests", f"found {done} of {total}: the others just vanished")
-        took = claimed.get("total_switch_time")
-        every = figures.switch_time_s + figures.load_time_s  # some counted first loads as well
-        if self._system is not None and not (isinstance(took, int | float) and close(took, every)):
-            compare(claimed, {"total_switch_time": figures.switch_time_s}, faults)
-
-
-class _Guesses:
-    """The run times that the older schedulers took where a request gives none: each had a rule of its own."""
-
-    def __init__(self, system: System) -> None:
-        self._system = system
-
-    def __call__(self, model: str, found: float, size: float) -> bool:
-        if size != DEFAULT_NODE_S:
-            return False
-        given = self._system.models[model]
-        return close(found, 1000 / (given.tokens_per_second or 100)) or close(found, given.inference_time_mean or 5.0)
-
-
-def _run_s(row: _Row) -> float:
-    return _number(row.estimated_time, row.end_time - row.start_time)
-
-
-def _guess_shapes(rows: Iterable[_Row]) -> dict[str, Shape]:
-    """Workflows as the executions show them: the nodes that occur, in no order, each on its first GPU."""
-    parts: dict[str, dict[str, Part]] = {}
-    for row in rows:
-        part = Part(row.node_id, row.model_name, 0 if row.gpu_id is None else 1)
-        parts.setdefault(row.workflow_id, {}).setdefault(row.node_id, part)
-    return {name: Shape(name, nodes.values(), ()) for name, nodes in parts.items()}

@@ -1,0 +1,246 @@
+"""Execution logs of the older schedulers: what they leave out is read from the input files, or said to be unchecked."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, ulp
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from dovetail.core.check import Faults, Report, close, compare
+from dovetail.core.events import Arrived, Complete, Reject, Start
+from dovetail.core.journal import Header, ShapeRecord
+from dovetail.core.metrics import Figures
+from dovetail.core.rates import RateTable, Switch
+from dovetail.core.resources import Pool
+from dovetail.core.work import Part, Shape
+from dovetail.workflow.check import Examined, Rates, Rules
+from dovetail.workflow.costs import Costs, Residents
+from dovetail.workflow.inputs import DEFAULT_NODE_S, System, check_fit, read_system
+from dovetail.workflow.log_rows import Log, Row, Span, check_workflows, end_of, number, tell
+from dovetail.workflow.requests import Mode, Requests
+
+
+class OldLog:
+    """A log of an older scheduler: no windows, no request rows, no arrivals. The input files fill in what they can.
+
+    Two rules of price were in use: `old + new` over PCIe plus an overhead, or `old` over PCIe plus the load time. A log
+    must keep to one of them, with the first GPU of a window setting the price.
+    """
+
+    def __init__(self, path: Path, log: Log, faults: Faults, config: Path | None, requests: Path | None) -> None:
+        self._path, self._log, self._faults = path, log, faults
+        self._mode: Mode = "online" if log.summary.get("mode") == "online" else "offline"
+        self._notes: list[str] = []
+        self._pool = self._find_pool()
+        self._system: System | None = None
+        if config is None:
+            self._shapes = _guess_shapes(log.executions)
+            self._notes.append("without --config, all but the first GPU of a window, order and prices were not checked")
+        else:
+            self._system = read_system(config, "reject", compat=True)
+            check_fit(self._system, self._pool, config, "reject", True, RateTable())
+            self._shapes = self._system.shapes()
+        if requests is None or self._system is None:
+            self._known = self._mode == "offline"
+            unknown = "run times" if self._known else "arrivals, run times"
+            self._notes.append(f"without --requests, {unknown} and requests without any execution were not checked")
+            self._arrivals = self._guess_arrivals()
+        else:
+            self._known = True
+            self._arrivals = list(Requests(requests, self._system, self._mode, "reject", True).arrivals())
+        self._arrived = {event.work: (t, event) for t, event in self._arrivals}
+        self._ends: dict[tuple[str, str], float] = {}
+        for row in log.executions:
+            key = (row.request_id, row.node_id)
+            self._ends[key] = max(row.end_time, self._ends.get(key, row.end_time))
+
+    def _find_pool(self) -> Pool:
+        gpus = self._log.summary.get("gpus")
+        if isinstance(gpus, list) and gpus and all(type(gpu) is int and gpu >= 0 for gpu in gpus):
+            return Pool.parse(str(max(gpus) + 1), {})
+        self._notes.append("the log does not say which GPUs there were: taken to be those it uses")
+        return Pool.parse(str(max([row.gpu_id or 0 for row in self._log.executions], default=0) + 1), {})
+
+    def _guess_arrivals(self) -> list[tuple[float, Arrived]]:
+        """Requests as the executions show them: offline all at 0, online no later than their first decision."""
+        rows: dict[str, dict[str, Row]] = {}
+        for row in self._log.executions:
+            rows.setdefault(row.request_id, {}).setdefault(row.node_id, row)
+        arrivals = []
+        for work, nodes in rows.items():
+            of = next(iter(nodes.values())).workflow_id
+            shape = self._shapes.get(of)
+            names = [part.name for part in shape.parts] if shape is not None else []
+            sizes = tuple([max(_run_s(nodes[name]), 0.0) if name in nodes else 0.0 for name in names])
+            first = min(row.start_time - number(row.switch_time) for row in nodes.values())
+            arrivals.append((0.0 if self._known else first, Arrived(work, of, sizes)))
+        return arrivals
+
+    def check(self, limit: int, place: Callable[[int, float], str]) -> Report:
+        facts: dict[str, Any] = {"costs": {"window": "primary"}, "compat": True}
+        if self._system is not None:
+            facts["models"] = msgspec.to_builtins(self._system.model_costs)
+        records = tuple(map(ShapeRecord.of, self._shapes.values()))
+        header = Header(level="workflow", policy="", mode=self._mode, pool=self._pool, shapes=records, facts=facts)
+        run = Examined(self._path, header, self._faults, free_setups=bool(self._log.gpu_assignments))
+        run.notes += self._notes
+        tries = [Faults(limit, place), Faults(limit, place)]
+        if self._system is not None:
+            run.followers += self._both_rules(run, self._system, tries)
+        spans = self._spans()
+        check_workflows(self._log.executions, {event.work: event.of for _, event in self._arrivals}, self._faults)
+        figures, bounds = run.follow(tell(spans, self._arrivals, self._closings()))
+        first, second = tries
+        baseline = sum(first.counts.values()) <= sum(second.counts.values())
+        self._faults.take(first if baseline else second)
+        self._check_summary(figures, spans, baseline)
+        return run.report("execution log of an older scheduler", figures, bounds)
+
+    def _both_rules(self, run: Examined, system: System, tries: Sequence[Faults]) -> list[Rules]:
+        models = run.facts.models
+        load_always = [
+            Switch(new, models[old].memory_gb / run.facts.costs.pcie_gb_s + models[new].load_s, old)
+            for new in models
+            for old in models
+            if old != new
+        ]
+        priced = any(row.switch_time is not UNSET for row in self._log.executions)
+        if not priced:
+            run.notes.append("the log does not say what switches took: prices were not checked")
+        both = []
+        for faults, switches in zip(tries, ([], load_always), strict=True):
+            facts = msgspec.structs.replace(run.facts, rates=Rates(switches=switches))
+            rules = Rules(run.header, facts, faults)
+            rules.priced, rules.names_replaced = priced, False
+            rules.guesses = _Guesses(system)
+            self._preload(rules.residents)
+            both.append(rules)
+        return both
+
+    def _preload(self, residents: Residents) -> None:
+        """A scheduler that pins models writes which, and charges no load."""
+        for gpu, given in self._log.gpu_assignments.items():
+            for model in given.get("assigned_models") or ():
+                if gpu.isdigit() and int(gpu) < len(self._pool):
+                    residents.load([int(gpu)], str(model))
+
+    def _spans(self) -> list[Span]:
+        """The executions as spans, in the order of their decisions."""
+        instants = sorted({*self._ends.values(), *(t for t, _ in self._arrivals)})
+        begun = []
+        for i, row in enumerate(self._log.executions):
+            t = row.start_time - number(row.switch_time)
+            # Decisions fall on ends and arrivals; subtracting the switch misses them by a rounding error.
+            error = 4 * ulp(row.start_time)
+            at = bisect_right(instants, t + error) - 1
+            if at >= 0 and instants[at] >= t - error:
+                t = instants[at]
+            begun.append((t, i, row))
+        residents = Residents(self._pool, {}, Costs(window="primary"))
+        self._preload(residents)
+        spans = []
+        for t, i, row in sorted(begun, key=itemgetter(0, 1)):
+            self._faults.at(i, t)
+            self._check_row(row)
+            window = self._window(row)
+            gpus = [gpu for gpu in window if 0 <= gpu < len(self._pool)]
+            replaces = residents.replaced(gpus, row.model_name)
+            residents.load(gpus, row.model_name)
+            setup_s = number(row.switch_time)
+            name, node, model = row.request_id, row.node_id, row.model_name
+            start = Start(name, node, model, window, self._ready(row), _run_s(row), "", setup_s, replaces)
+            spans.append(Span(i, t, end_of(row, t, self._faults), start, decision=i))
+        return spans
+
+    def _check_row(self, row: Row) -> None:
+        found, took = row.execution_time, row.end_time - row.start_time
+        if found is None and row.start_time == 0:
+            return  # they wrote nothing for a start at 0
+        if found is None or (found is not UNSET and not close(found, took)):
+            who = f"{row.request_id}/{row.node_id}"
+            self._faults.add("row", who, f"found execution_time {found}, expected {took} from start_time to end_time")
+
+    def _window(self, row: Row) -> tuple[int, ...]:
+        if row.gpu_id is None:
+            return ()
+        model = self._system.models.get(row.model_name) if self._system is not None else None
+        return tuple(range(row.gpu_id, row.gpu_id + (1 if model is None else model.gpus_required)))
+
+    def _ready(self, row: Row) -> float:
+        t, event = self._arrived.get(row.request_id, (0.0, None))
+        shape = self._shapes.get(event.of) if event is not None else None
+        i = shape.index.get(row.node_id) if shape is not None else None
+        if shape is None or i is None:
+            return t
+        before = [self._ends.get((row.request_id, shape.parts[j].name), t) for j in shape.after[i]]
+        return max([t, *before])
+
+    def _closings(self) -> list[tuple[float, Complete | Reject]]:
+        """Every request must have ended with its last node; the log has no word for one that did not."""
+        last: dict[str, float] = {}
+        for (work, _), end in self._ends.items():
+            last[work] = max(end, last.get(work, end))
+        closings: list[tuple[float, Complete | Reject]] = []
+        for _, event in self._arrivals:
+            work = event.work
+            closings.append((inf, Reject(work, event.fault)) if event.fault else (last.get(work, inf), Complete(work)))
+        return closings
+
+    def _check_summary(self, figures: Figures, spans: Sequence[Span], baseline: bool) -> None:
+        """By the older definitions, where they are definitions."""
+        claimed, faults = self._log.summary, self._faults
+        faults.nowhere()
+        counted = {
+            "makespan": figures.makespan_s,
+            "total_nodes_executed": len(spans),
+        }
+        if self._system is not None:
+            counted["total_model_switches"] = figures.switches
+            counted["completed_requests"] = figures.completed
+            if baseline and self._known and not self._log.gpu_assignments:
+                counted["avg_request_response_time"] = figures.response_s.mean
+                counted["p99_request_response_time"] = figures.response_s.p99
+        compare(claimed, counted, faults)
+        total, shown = claimed.get("total_requests"), {span.start.work for span in spans}
+        if isinstance(total, int) and total not in (len(self._arrivals), len(shown)):
+            code = "missing" if total > len(self._arrivals) else "summary"
+            faults.add(code, "total_requests", f"found {total}, expected {len(self._arrivals)} as the rows show")
+        done = claimed.get("completed_requests")
+        if self._system is None and isinstance(total, int) and isinstance(done, int) and done < total:
+            faults.add("missing", "completed_requests", f"found {done} of {total}: the others just vanished")
+        took = claimed.get("total_switch_time")
+        every = figures.switch_time_s + figures.load_time_s  # some counted first loads as well
+        if self._system is not None and not (isinstance(took, int | float) and close(took, every)):
+            compare(claimed, {"total_switch_time": figures.switch_time_s}, faults)
+
+
+class _Guesses:
+    """The run times that the older schedulers took where a request gives none: each had a rule of its own."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def __call__(self, model: str, found: float, size: float) -> bool:
+        if size != DEFAULT_NODE_S:
+            return False
+        given = self._system.models[model]
+        return close(found, 1000 / (given.tokens_per_second or 100)) or close(found, given.inference_time_mean or 5.0)
+
+
+def _run_s(row: Row) -> float:
+    return number(row.estimated_time, row.end_time - row.start_time)
+
+
+def _guess_shapes(rows: Iterable[Row]) -> dict[str, Shape]:
+    """Workflows as the executions show them: the nodes that occur, in no order, each on its first GPU."""
+    parts: dict[str, dict[str, Part]] = {}
+    for row in rows:
+        part = Part(row.node_id, row.model_name, 0 if row.gpu_id is None else 1)
+        parts.setdefault(row.workflow_id, {}).setdefault(row.node_id, part)
+    return {name: Shape(name, nodes.values(), ()) for name, nodes in parts.items()}

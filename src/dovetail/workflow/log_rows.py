@@ -1,0 +1,135 @@
+"""The rows of an execution log as a checker reads them, and how they become the events of a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from dovetail.core.check import Faults
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.journal import Ended, ShapeRecord
+from dovetail.core.resources import Pool
+from dovetail.workflow.check import Steps
+from dovetail.workflow.outputs import RequestRow
+
+Maybe = float | None | UnsetType
+
+
+class Row(Struct, gc=False):
+    """An execution as any of the formats has it."""
+
+    request_id: str
+    workflow_id: str
+    node_id: str
+    model_name: str
+    gpu_id: int | None
+    start_time: float
+    end_time: float
+    execution_time: Maybe = UNSET
+    estimated_time: Maybe = UNSET
+    switch_time: Maybe = UNSET
+    waiting_time: Maybe = UNSET
+    gpu_ids: tuple[int, ...] | UnsetType = UNSET
+    ready_time: float | UnsetType = UNSET
+    switch_start: float | UnsetType = UNSET
+    from_model: str | None = None
+    decision: int = 0
+    batch: int = 0
+    reason: str = ""
+
+
+class Log(Struct):
+    """An execution log; in the older ones only the first two are there."""
+
+    executions: list[Row]
+    summary: dict[str, Any] = {}
+    made_by: str = ""
+    policy: str = ""
+    options: dict[str, Any] = {}
+    seed: int = 0
+    bounds: dict[str, Any] | None = None
+    pool: Pool | None = None
+    models: dict[str, Any] = {}
+    costs: dict[str, Any] = {}
+    compat: bool = False
+    facts: dict[str, Any] = {}
+    shapes: tuple[ShapeRecord, ...] = ()
+    requests: list[RequestRow] = []
+    failures: list[Row] = []
+    rejected_requests: list[dict[str, str]] = []
+    gpu_assignments: dict[str, dict[str, Any]] = {}
+
+
+class Span(Struct, gc=False):
+    """From the decision to the end; `failed` is why it failed."""
+
+    n: int
+    t: float
+    end: float
+    start: Start
+    failed: str = ""
+    decision: int = 0  # orders simultaneous starts
+
+
+def tell(
+    spans: Sequence[Span],
+    arrivals: Sequence[tuple[float, Arrived]],
+    closings: Sequence[tuple[float, Complete | Reject]],
+) -> Steps:
+    """The events of a log in an order in which they can have happened: at one instant ends come before starts."""
+    entries: list[tuple[float, int, int, int]] = []
+    batches: dict[tuple[int, float], list[Start]] = {}
+    for i, span in enumerate(spans):
+        batch = (span.start.batch, span.t)
+        if span.end == span.t:
+            entries.append((span.t, 2, span.decision, i))
+            continue
+        entries.append((span.end, 0, i, i))
+        if batch in batches:
+            batches[batch].append(span.start)
+            continue
+        if span.start.batch:
+            batches[batch] = [span.start]
+        entries.append((span.t, 3, span.decision, i))
+    entries += [(t, 1, i, i) for i, (t, _) in enumerate(arrivals)]
+    entries += [(t, 4, i, i) for i, (t, _) in enumerate(closings)]
+    entries.sort()
+    last = max([t for t, _, _, _ in entries if t < inf], default=0.0)
+    for t, kind, _, i in entries:
+        if kind == 1:
+            yield -1 - i, t, [arrivals[i][1]]
+        elif kind == 4:
+            yield -1 - i, min(t, last), [closings[i][1]]
+        else:
+            span = spans[i]
+            start = span.start
+            done = Failed(start.work, start.part, span.failed) if span.failed else Finished(start.work, start.part)
+            if kind == 3:
+                yield span.n, t, list(batches.get((start.batch, t), [start]))
+            else:
+                yield span.n, t, [start, done] if kind == 2 else [done]
+    yield 0, last, [Ended()]
+
+
+def number(value: Maybe, default: float = 0.0) -> float:
+    return value if isinstance(value, int | float) else default
+
+
+def end_of(row: Row, t: float, faults: Faults) -> float:
+    """When a row ends; one that ends before it begins is a fault and takes no time."""
+    if row.end_time >= row.start_time and row.end_time >= t:
+        return row.end_time
+    who = f"{row.request_id}/{row.node_id}"
+    faults.add("duration", who, f"ends at {row.end_time} s, before it starts at {row.start_time} s")
+    return t
+
+
+def check_workflows(rows: Sequence[Row], of: Mapping[str, str], faults: Faults) -> None:
+    for i, row in enumerate(rows):
+        if row.workflow_id != of.get(row.request_id, row.workflow_id):
+            faults.at(i, row.start_time)
+            message = f"found workflow_id {row.workflow_id!r}, expected {of[row.request_id]!r} as its request says"
+            faults.add("row", f"{row.request_id}/{row.node_id}", message)
