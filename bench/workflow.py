@@ -27,7 +27,6 @@ from typing import Any
 import msgspec
 
 from dovetail.core.sweep import sweep
-from dovetail.workflow.fuzz import check_case
 from dovetail.workflow.generate import generate, statistics, synthetic_system, thrash_system, write_requests
 from dovetail.workflow.inputs import System, read_system
 from dovetail.workflow.simulation import Problem, run
@@ -244,6 +243,8 @@ def validity(folder: Path, cases: int) -> dict[str, Any]:
 
 
 def _faults(case: tuple[int, str]) -> list[str]:
+    from dovetail.workflow.fuzz import check_case
+
     seed, folder = case
     with tempfile.TemporaryDirectory(dir=folder) as own:
         return check_case(seed, Path(own))

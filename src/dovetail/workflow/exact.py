@@ -79,10 +79,10 @@ def solve(
     clock = _Clock(ticks_per_s, tasks, _prices(load_s, switch_s, {task.kind for task in tasks}))
     plan = _Plan(cp_model.CpModel(), tasks, clock, len(pool))
     if objective == "makespan":
-        plan.model.minimize(plan.latest(range(len(tasks))))
+        plan.model.minimize(plan.makespan)
         count, sum_of_arrivals_s = 1, 0.0
     else:
-        plan.model.minimize(sum(plan.latest(parts) for parts in parts_of if parts))
+        plan.model.minimize(sum(plan.last_end(parts) for parts in parts_of if parts))
         count = len(arrivals)
         sum_of_arrivals_s = sum(arrival_s for arrival_s, work in arrivals if work.sizes)
     solver = cp_model.CpSolver()
@@ -247,11 +247,17 @@ class _Plan:
                 model.add(self._begins[i] >= self._ends[j])
         for gpu in range(gpus):
             self._round_trip(gpu)
-        held = [
-            model.new_interval_var(begin, length, end, "")
-            for begin, length, end in zip(self._begins, self._lengths, self._ends, strict=True)
-        ]
-        model.add_cumulative(held, [len(task.windows[0]) for task in tasks], gpus)
+        self.makespan = self.last_end(range(len(tasks)))
+        self._add_area(gpus)
+
+    def _add_area(self, gpus: int) -> None:
+        """Follows from the round trips, but lets the search see early that the GPUs are full."""
+        model, widths = self.model, [len(task.windows[0]) for task in self._tasks]
+        times = zip(self._begins, self._lengths, self._ends, strict=True)
+        model.add_cumulative([model.new_interval_var(*time, "") for time in times], widths, gpus)
+        first = min(self._clock.ticks(task.arrival_s) for task in self._tasks)
+        held = sum(width * length for width, length in zip(widths, self._lengths, strict=True))
+        model.add(gpus * (self.makespan - first) >= held)
 
     def _round_trip(self, gpu: int) -> None:
         """From the empty GPU through its parts and back; each step charges the price of the model change."""
@@ -273,11 +279,17 @@ class _Plan:
                 if before is not None:
                     model.add(self._begins[j] >= self._ends[before]).only_enforce_if(follows)
         model.add_circuit(arcs)
+        model.add_no_overlap(
+            [
+                model.new_optional_interval_var(self._begins[i], self._lengths[i], self._ends[i], on_gpu, "")
+                for i, on_gpu in here.items()
+            ]
+        )
 
     def _price(self, i: int | None, j: int) -> int:
         return self._clock.prices[None if i is None else self._tasks[i].kind, self._tasks[j].kind]
 
-    def latest(self, tasks: Iterable[int]) -> Any:
+    def last_end(self, tasks: Iterable[int]) -> Any:
         """A variable for the last end of some tasks."""
         last = self.model.new_int_var(0, self._horizon, "")
         self.model.add_max_equality(last, [self._ends[i] for i in tasks])
