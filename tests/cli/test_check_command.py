@@ -137,7 +137,7 @@ def test_the_report_does_not_follow_a_link_to_an_input(
     before = Path(target).read_bytes()
     files = ["--config", "config.json", "--requests", "requests.json"]
     assert cli.main(["check", "run.jsonl", *files, "--save-report"]) == 2
-    assert "is one of the inputs" in capsys.readouterr().err
+    assert "is the same file as the input" in capsys.readouterr().err
     assert Path(target).read_bytes() == before
 
 

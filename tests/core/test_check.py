@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.core.check import CODES, Check, Faults, check_journal, recount
+from dovetail.core.check import CODES, Check, Faults, check_journal
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Event, Failed, Finished, Reject, Start, WakeAt, Woke
 from dovetail.core.journal import Ended, Header, Reader, ShapeRecord, Writer
-from dovetail.core.metrics import Metrics
+from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.work import Part
 

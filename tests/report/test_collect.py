@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Start
+from dovetail.report import perfetto
 from dovetail.report.bars import DONE, FAILED, OPEN
 from dovetail.report.collect import QUEUE, RUN, SETUP, collect
+from dovetail.report.html import page
 
 Write = Callable[..., Path]
 
@@ -127,9 +130,34 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
         collect(tmp_path)
     with pytest.raises(InputError, match="found an empty file"):
         collect(tmp_path / "empty.jsonl")
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="no such file"):
         collect(tmp_path / "missing.jsonl")
     for content in (b"{}\n", b"\x89PNG\r\n\x1a\n\xff\xfe", b"models:\n  - a\n"):
         (tmp_path / "other").write_bytes(content)
         with pytest.raises(InputError, match="not a Dovetail journal"):
             collect(tmp_path / "other")
+
+
+def test_a_part_that_needs_no_device_is_counted_and_not_drawn(write: Write) -> None:
+    path = write(
+        steps=[
+            (0.0, [Arrived("a", "chain"), Start("a", "x", "cpu", (), 0.0, 4.0, "it needs no device")]),
+            (4.0, [Finished("a", "x"), Start("a", "y", "llm", (0,), 4.0, 3.0, "it is free", 2.0)]),
+            (9.0, [Finished("a", "y"), Complete("a")]),
+        ]
+    )
+    story = collect(path)
+    assert [(bar.kind, bar.start_s, bar.end_s) for bar in story.bars] == [("llm", 4.0, 9.0)]
+    assert story.bars_seen == 1
+    assert [(kind.kind, kind.parts, kind.run_device_s) for kind in story.kinds] == [("llm", 1, 3.0), ("cpu", 1, 0.0)]
+    assert story.figures.parts == 2
+    assert "cpu" in page([story])
+    trace = BytesIO()
+    assert perfetto.write(path, trace) == 2
+
+
+def test_a_run_broken_off_in_a_part_that_needs_no_device_is_drawn(write: Write) -> None:
+    steps = [(0.0, [Arrived("a", "chain"), Start("a", "x", "cpu", (), 0.0, 4.0, "it needs no device")])]
+    story = collect(write(steps=steps, summary=None))
+    assert story.bars == []
+    assert page([story])

@@ -67,7 +67,7 @@ def test_nothing_is_written_on_bad_input(write: Write, tmp_path: Path, monkeypat
     path = write()
     other = tmp_path / "run.html"
     other.write_bytes(path.read_bytes())
-    with pytest.raises(InputError, match="is a journal to be read"):
+    with pytest.raises(InputError, match="is the same file as the input"):
         report(other)
     with pytest.raises(InputError, match="at least one journal"):
         report()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
-from dovetail.cli.common import Format, atomic_write, print_json, print_table
+from dovetail.cli.common import Format, atomic_write, newest, print_json, print_table
 from dovetail.core.check import CODES as CORE_CODES
-from dovetail.core.check import Fault, Faults, Report, check_journal, recount
+from dovetail.core.check import Fault, Faults, Report, check_journal
 from dovetail.core.errors import InputError
-from dovetail.core.journal import Reader, is_journal
+from dovetail.core.files import refuse_overwrite
+from dovetail.core.journal import is_journal, open_journal
+from dovetail.core.metrics import recount
 
+_BASELINE = Path("baseline_execution_log.json")
 _SHOWN = 10  # faults on the screen; the report has more
 
 
 def check(
-    log: Path = Path("baseline_execution_log.json"),
+    log: Path | None = None,
     /,
     *,
     config: Path | None = None,
@@ -34,10 +38,13 @@ def check(
 
     Exit code 0: valid; 1: faults were found; 2: the log cannot be read.
 
+    Example: dovetail check dovetail_journal.jsonl --config system_config.yaml --requests workflow_requests.yaml
+
     Parameters
     ----------
     log
-        A journal, or an execution log: ours, or one of the older schedulers.
+        A journal, or an execution log: ours, or one of the older schedulers. By default baseline_execution_log.json or,
+        where there is none, the newest *_execution_log.json or *_journal.jsonl here.
     config
         The configuration it is a run of. An older log does not hold the GPUs, order and prices of its nodes.
     requests
@@ -49,9 +56,10 @@ def check(
     format
         table for people, json for programs.
     """
+    log = log or _default()
     report = examine(log, config, requests)
     if save_report:
-        _save(report, log, [path for path in (config, requests) if path is not None])
+        _save(report, log, [config, requests])
     if quiet:
         print("PASS" if report.valid else f"FAIL: {_count(report)}")
     elif format == "json":
@@ -61,23 +69,29 @@ def check(
     return 0 if report.valid else 1
 
 
+def _default() -> Path:
+    if _BASELINE.is_file():
+        return _BASELINE
+    found = newest("*_execution_log.json", "*_journal.jsonl")
+    if found is None:
+        raise InputError("no *_execution_log.json or *_journal.jsonl in this folder: name what to check")
+    return found
+
+
 def examine(log: Path, config: Path | None = None, requests: Path | None = None) -> Report:
     """Check a log of whatever kind."""
     for path in (log, config, requests):
         if path is not None and not path.is_file():
             raise InputError(f"{path}: {'is a folder; expected a file' if path.is_dir() else 'no such file'}")
-    try:
-        if not is_journal(log):
-            from dovetail.workflow.check_log import check_log
+    if not is_journal(log):
+        from dovetail.workflow.check_log import check_log
 
-            return check_log(log, config, requests)
-        reader = Reader(log)
-        if reader.header.level == "workflow":
-            from dovetail.workflow import check as workflow
+        return check_log(log, config, requests)
+    reader = open_journal(log)
+    if reader.header.level == "workflow":
+        from dovetail.workflow import check as workflow
 
-            return workflow.check_journal(log, config, requests)
-    except PermissionError:
-        raise InputError(f"{log}: may not be read (permission denied)") from None
+        return workflow.check_journal(log, config, requests)
     if config is not None or requests is not None:
         raise InputError(f"{log}: --config and --requests are for workflow runs, this is a {reader.header.level} run")
     faults = Faults()
@@ -134,9 +148,8 @@ def _codes() -> dict[str, str]:
     return CORE_CODES | CODES
 
 
-def _save(report: Report, log: Path, others: list[Path]) -> None:
+def _save(report: Report, log: Path, others: Sequence[Path | None]) -> None:
     """Beside the log, and never over it or another input, whatever they are called or linked to."""
     path = log.with_name(f"{log.stem}_report.json")
-    if path.exists() and any(path.samefile(other) for other in (log, *others)):
-        raise InputError(f"{path}: is one of the inputs; the report was not written")
+    refuse_overwrite([path], [log, *others])
     atomic_write(path, msgspec.json.format(msgspec.json.encode(report)) + b"\n")

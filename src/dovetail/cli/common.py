@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dovetail.core.errors import InputError
+from dovetail.core.files import written_whole
 
 Format = Literal["table", "json"]
 Pairs = Annotated[list[str], Parameter(consume_multiple=True, negative=())]  # NAME=VALUE, any number
@@ -103,22 +103,8 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
 
 def atomic_write(path: Path, content: bytes | str) -> None:
     """Write a file, and the folders above it, so that a reader sees the old content or the new, never a part of it."""
-    data = content.encode() if isinstance(content, str) else content
-    try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(data)  # /dev/null or a pipe must not be replaced by a file; a folder is refused
-            return
-        target = path.resolve()  # a link stays a link
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Not from tempfile, whose files only their owner may read.
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+    with written_whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def pairs(flag: str, given: list[str] | None) -> dict[str, Any]:
@@ -134,6 +120,12 @@ def pairs(flag: str, given: list[str] | None) -> dict[str, Any]:
             raise InputError(f"{flag} {item}: expected NAME=VALUE")
         pairs[key.replace("-", "_")] = value
     return pairs
+
+
+def newest(*patterns: str) -> Path | None:
+    """The file in this folder that was written last, of those whose names match; None if there is none."""
+    found = [path for pattern in patterns for path in Path().glob(pattern) if path.is_file()]
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
 
 
 def make_folder(out: Path) -> None:

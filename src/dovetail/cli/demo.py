@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.cli.check import examine
 from dovetail.cli.common import Format, atomic_write, make_folder, print_json, print_table
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.journal import Reader
 
 _POLICIES = ("baseline", "offline", "dovetail")
@@ -26,6 +26,8 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
     format
         table or json.
     """
+    if out.is_dir() and any(out.iterdir()) and not (out / "demo.html").exists():
+        raise InputError(f"--out {out}: holds files that are not of a demonstration; name another folder")
     make_folder(out)
     rows, journals = _workflow(out)
     page = out / "demo.html"

@@ -57,6 +57,8 @@ class Finding(msgspec.Struct, frozen=True):
 def doctor(*, format: Format = "table") -> None:
     """List the optional parts: which are usable, and why not.
 
+    Example: dovetail doctor --format json
+
     Parameters
     ----------
     format

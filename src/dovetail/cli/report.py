@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, atomic_write, print_json, print_table
 from dovetail.core.errors import InputError
+from dovetail.core.files import refuse_overwrite, written_whole
 from dovetail.report.collect import Story, collect
 
 _PICTURES = (".png", ".svg")
@@ -69,7 +69,7 @@ def report(
         require()  # nothing is written if the pictures cannot be
     stories = [collect(path, from_s=from_s, to_s=to_s) for path in journals]
     plan = _plan(journals, stories, out, png, svg, perfetto)
-    _guard(journals, [output.path for output in plan])
+    refuse_overwrite([output.path for output in plan], journals)
     for output in plan:
         output.make(output.path)
     if format == "json":
@@ -123,19 +123,6 @@ def _labels(stories: Sequence[Story]) -> list[str]:
     return [label if labels.count(label) == 1 else f"{label}_{i}" for i, label in enumerate(labels, start=1)]
 
 
-def _guard(journals: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """Refuse before anything is written: a journal is never overwritten, and no two outputs share a file."""
-    inputs = {path.resolve() for path in journals}
-    seen: set[Path] = set()
-    for path in outputs:
-        place = path.resolve()
-        if place in inputs:
-            raise InputError(f"{path}: is a journal to be read; choose another name with --out")
-        if place in seen:
-            raise InputError(f"{path}: would be written twice; choose another name with --out")
-        seen.add(place)
-
-
 def _write_page(path: Path, stories: Sequence[Story]) -> None:
     from dovetail.report.html import page
 
@@ -155,27 +142,10 @@ def _trace(journal: Path) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         from dovetail.report import perfetto
 
-        def fill(file: BinaryIO) -> None:
+        with written_whole(path) as file:
             perfetto.write(journal, file)
 
-        _atomic_stream(path, fill)
-
     return make
-
-
-def _atomic_stream(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Like `atomic_write`, for what is too large to be held in memory."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                fill(file)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _as_json(journals: Sequence[Path], stories: Sequence[Story], plan: Sequence[Output]) -> dict[str, Any]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 from cyclopts import App, Parameter
 
-from dovetail.cli.common import Format, Pairs, make_folder, pairs, print_json, print_table, progress
+from dovetail.cli.common import Format, Pairs, make_folder, newest, pairs, print_json, print_table, progress
 from dovetail.cli.workflow_inputs import generate, import_app
 from dovetail.cli.workflow_study import compare, plan
 from dovetail.core import registry
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.events import Complete, Reject
+from dovetail.core.files import refuse_overwrite
 from dovetail.workflow.inputs import OnError
 from dovetail.workflow.requests import Mode
 from dovetail.workflow.simulation import DEFAULT_POLICY, Compat, Outcome, Problem
@@ -112,10 +113,16 @@ def run(
         raise InputError("--simulate true: calling real models is not part of this version; use --simulate false")
     if not 0 <= failure_rate < 1:
         raise InputError(f"--failure-rate {failure_rate}: expected 0 or more, and less than 1")
+    for flag, number in (("--retries", retries), ("--log-lines", log_lines)):
+        if number < 0:
+            raise InputError(f"{flag} {number}: expected 0 or more")
+    if resume and "journal" not in write:
+        raise InputError("--resume goes on with a journal: let --write name it")
     if policy == "optimise" and mode == "online":
         raise InputError("--policy optimise plans ahead: it needs --mode offline")
     options = pairs("--option", option)
     registry.create("workflow", policy, options)  # a wrong name or option shows before anything is read or written
+    refuse_overwrite([out / _FILES[kind].format(policy) for kind in dict.fromkeys(write)], [config, requests, rates])
     problem = Problem.read(
         config,
         requests,
@@ -181,7 +188,7 @@ def _simulate(
         log = None
         if "log" in write or console_lines is not None:
             target = path["log"] if "log" in write else Path("/dev/null")
-            file = stack.enter_context(target.open("w", encoding="utf-8"))
+            file = stack.enter_context(_open_text(target))
             log = TextLog(file, sys.stdout if console_lines is not None else None, console_lines)
             stack.callback(log.close)
             log.begin(header, len(problem.requests))
@@ -210,6 +217,13 @@ def _simulate(
         if executions is not None:
             executions.write(outcome.figures, outcome.bounds)
     return outcome, figures | {"rejections": rejections.reasons}
+
+
+def _open_text(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 class _Progress:
@@ -371,8 +385,12 @@ def _optimum(problem: Problem, time_limit_s: float) -> Any:
     nodes = sum(len(problem.shapes[work.of].parts) for _, work in problem.requests.arrivals() if not work.fault)
     if nodes > _EXACT_NODES:
         raise InputError(f"--exact is for {_EXACT_NODES} nodes at most, these requests have {nodes}")
+    view, windows = problem.new_view(), problem.pool.windows
+    for name, model in problem.models.items():
+        if len(view.roomy_windows(name, aligned=False)) < len(windows(model.width, aligned=False)):
+            raise InputError(f"--exact knows no limits of memory, and {name!r} does not fit on every GPU")
     loads = {name: model.load_s for name, model in problem.models.items()}
-    reload_s = problem.new_view().residents.reload_s
+    reload_s = view.residents.reload_s
     return solve(problem.requests.arrivals(), problem.shapes, problem.pool, loads, reload_s, time_limit_s=time_limit_s)
 
 
@@ -402,16 +420,13 @@ def explain(
     """
     from dovetail.core.explain import explain as tell
     from dovetail.core.explain import sentences
-    from dovetail.core.journal import Reader
+    from dovetail.core.journal import open_journal
 
     if journal is None:
-        found = sorted(Path().glob("*_journal.jsonl"), key=lambda p: p.stat().st_mtime)
-        if not found:
+        journal = newest("*_journal.jsonl")
+        if journal is None:
             raise InputError("no *_journal.jsonl in this folder: name one with --journal")
-        journal = found[-1]
-    if not journal.is_file():
-        raise InputError(f"{journal}: no such file")
-    stories = tell(Reader(journal), request, node)
+    stories = tell(open_journal(journal), request, node)
     if format == "json":
         print_json(stories)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from cyclopts import App, Parameter
 
 from dovetail.cli.common import Format, Pairs, atomic_write, pairs, print_json, print_table
 from dovetail.core.errors import InputError
+from dovetail.core.files import refuse_overwrite
 from dovetail.workflow.generate import Arrivals, Statistics, synthetic_system, thrash_system, write_requests
 from dovetail.workflow.generate import generate as make_rows
 from dovetail.workflow.importers.common import Imported
@@ -65,14 +67,15 @@ def generate(
     format
         How the statistics are printed: table or json.
     """
+    refuse_overwrite([out], [config])
+    if preset is not None and config.exists():
+        raise InputError(f"{config}: exists already; name another file for the preset's configuration")
+    chosen = file_format or _suffix(out)
+    weights = {name: _number(name, value) for name, value in pairs("--workflow", workflow).items()} or None
     if preset is not None:
-        if config.exists():
-            raise InputError(f"{config}: exists already; name another file for the preset's configuration")
         made = thrash_system() if preset == "thrash" else synthetic_system(seed)
         write_config(config, made)
     system = read_system(config)
-    chosen = file_format or _suffix(out)
-    weights = {name: _number(name, value) for name, value in pairs("--workflow", workflow).items()} or None
     if rate is None and duration is None:
         duration = 20.0
     asked: dict[str, Any] = {
@@ -103,6 +106,8 @@ def comfyui(
     /,
     *,
     out: Path = Path("system_config.yaml"),
+    requests: Path | None = None,
+    force: Annotated[bool, Parameter(negative=())] = False,
     keep_utility: Annotated[bool, Parameter(negative=())] = False,
     keep_loaders: Annotated[bool, Parameter(negative=())] = False,
     format: Format = "table",
@@ -119,6 +124,10 @@ def comfyui(
         Workflow files; each becomes a workflow.
     out
         The configuration to write.
+    requests
+        Also write a request of each workflow to this file.
+    force
+        Write over files that exist.
     keep_utility
         Keep nodes such as LoadImage, which need no GPU.
     keep_loaders
@@ -128,8 +137,9 @@ def comfyui(
     """
     from dovetail.workflow.importers.comfyui import import_comfyui
 
+    _refuse(files, out, requests, force)
     result = import_comfyui(files, keep_utility=keep_utility, keep_loaders=keep_loaders)
-    return _finish(result, out, None, format)
+    return _finish(result, out, requests, format)
 
 
 @import_app.command
@@ -139,6 +149,7 @@ def wfcommons(
     *,
     out: Path = Path("system_config.yaml"),
     requests: Path = Path("workflow_requests.yaml"),
+    force: Annotated[bool, Parameter(negative=())] = False,
     width: Literal["one", "cores"] = "one",
     switch_s: float = 0.0,
     format: Format = "table",
@@ -155,6 +166,8 @@ def wfcommons(
         The configuration to write.
     requests
         The requests to write.
+    force
+        Write over files that exist.
     width
         GPUs of a node: one, or as many as the task had cores.
     switch_s
@@ -164,7 +177,18 @@ def wfcommons(
     """
     from dovetail.workflow.importers.wfcommons import import_wfcommons
 
+    _refuse(files, out, requests, force)
     return _finish(import_wfcommons(files, width=width, switch_s=switch_s), out, requests, format)
+
+
+def _refuse(files: Sequence[Path], out: Path, requests: Path | None, force: bool) -> None:
+    """Before anything is read: what cannot be written, or must not be."""
+    outputs = [path for path in (out, requests) if path is not None]
+    refuse_overwrite(outputs, files)
+    for path in outputs:
+        _suffix(path)
+        if path.is_file() and not force:
+            raise InputError(f"{path}: exists already; --force writes over it")
 
 
 def _finish(result: Imported, out: Path, requests: Path | None, format: Format) -> int:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Format, Pairs, atomic_write, make_folder, pairs, print_json, print_table, progress
 from dovetail.core.errors import InputError
+from dovetail.core.files import refuse_overwrite
 from dovetail.workflow.inputs import OnError
 from dovetail.workflow.requests import Mode
 from dovetail.workflow.simulation import DEFAULT_POLICY, Compat
@@ -83,10 +84,7 @@ def compare(
         table or json.
     """
     names = _names(policy, mode)
-    costs = pairs("--cost", cost)
-    seeds = seed if float(costs.get("noise", 0) or 0) > 0 else seed[:1]
-    if out is not None:
-        make_folder(out)
+    gpus, seeds = tuple(dict.fromkeys(gpus)), tuple(dict.fromkeys(seed))
     cells = [
         Cell(
             config=config,
@@ -97,7 +95,7 @@ def compare(
             mode=mode,
             on_error=on_error,
             compat=compat,
-            costs=costs,
+            costs=pairs("--cost", cost),
             rates=rates,
             journal=out / f"{name}_{_safe(pool)}_journal.jsonl" if out is not None and number == seeds[0] else None,
         )
@@ -105,8 +103,13 @@ def compare(
         for name in names
         for number in seeds
     ]
-    for pool in gpus:
-        _check(cells, pool)
+    if out is not None:
+        journals = [cell.journal for cell in cells if cell.journal is not None]
+        refuse_overwrite([*journals, out / "compare.json", out / "compare.html"], [config, requests, rates])
+    if not _check(cells):
+        cells = [cell for cell in cells if cell.seed == seeds[0]]
+    if out is not None:
+        make_folder(out)
     with progress("comparing", len(cells)) as done:
         rows = run_cells(cells, jobs, done)
     if out is not None:
@@ -132,9 +135,11 @@ def _names(given: tuple[str, ...], mode: Mode) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _check(cells: list[Cell], pool: str) -> None:
-    """Read the inputs once for each pool here, so that an error shows before any process starts."""
-    next(cell for cell in cells if cell.gpus == pool).problem()
+def _check(cells: list[Cell]) -> bool:
+    """Read the inputs once for each pool here, so that an error shows before any process starts; whether there is
+    noise, without which seeds make no difference."""
+    pools = {cell.gpus: cell for cell in cells}
+    return max(cell.problem().costs.noise for cell in pools.values()) > 0
 
 
 def _safe(pool: str) -> str:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, WakeAt
 from dovetail.core.journal import Ended, Header, Observer, Reader
-from dovetail.core.metrics import Figures, Metrics
+from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.work import Shape
 
 CODES = {
@@ -421,22 +421,6 @@ class Check:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def recount(figures: Figures) -> dict[str, float]:
-    """The figures under the names that a summary gives them."""
-    names = ("arrived", "completed", "rejected", "late", "parts", "failures", "makespan_s", "switches", "switch_time_s")
-    response = figures.response_s
-    return {
-        **{name: getattr(figures, name) for name in (*names, "loads", "load_time_s", "utilisation")},
-        "avg_request_s": response.mean,
-        "median_request_s": response.median,
-        "p99_request_s": response.p99,
-        "min_request_s": response.min,
-        "max_request_s": response.max,
-        "avg_wait_s": figures.part_wait_s.mean,
-        "p99_wait_s": figures.part_wait_s.p99,
-    }
 
 
 def compare(claimed: Mapping[str, Any], counted: Mapping[str, float], faults: Faults, code: str = "summary") -> None:

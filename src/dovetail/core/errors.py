@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class DovetailError(Exception):
@@ -28,7 +29,16 @@ class MissingExtraError(DovetailError):
     exit_code = 2
 
     def __init__(self, extra: str, package: str, what_for: str) -> None:
-        super().__init__(f"{what_for} needs {package}, which is not installed: pip install 'dovetail[{extra}]'")
+        super().__init__(extra, package, what_for)  # so that it can be sent from one process to another
+
+    def __str__(self) -> str:
+        extra, package, what_for = self.args
+        return f"{what_for} needs {package}, which is not installed: pip install 'dovetail[{extra}]'"
+
+
+def cannot_write(path: Path, error: OSError) -> InputError:
+    """What to tell a user whose output has no place to go."""
+    return InputError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

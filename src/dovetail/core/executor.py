@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import zlib
+from hashlib import blake2b
 from statistics import NormalDist
 
 from dovetail.core.events import Failed, Finished, Start, Stimulus
@@ -18,8 +18,12 @@ def chance(seed: int, *names: object) -> float:
     True
     """
     text = "\0".join(map(str, (seed, *names))).encode()
-    high, low = zlib.crc32(text), zlib.crc32(text[::-1] + b"\1")
-    return ((high << 21 ^ low) % (1 << 53) + 0.5) / (1 << 53)
+    return _between(int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 12)
+
+
+def _between(bits: int) -> float:
+    """52 bits as a number in (0, 1): one bit more, and the largest would be rounded to 1."""
+    return (bits + 0.5) / (1 << 52)
 
 
 class SimExecutor:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Arrived, Failed, Finished, Reject, Start
 from dovetail.core.journal import Reader
+from dovetail.core.work import ShapeError
 
 _SHOWN = 10
 
@@ -26,7 +27,7 @@ class Other(Struct, frozen=True):
 
 class Explanation(Struct, kw_only=True):
     """What happened to one part of a work. `holders` ran when it became ready, `overtakers` became ready later and
-    started earlier."""
+    started earlier; `never_why` tells why it could never become ready."""
 
     work: str
     part: str
@@ -45,6 +46,7 @@ class Explanation(Struct, kw_only=True):
     why: str = ""
     attempts: int = 0
     rejected_why: str = ""
+    never_why: str = ""
     free_when_ready: int | None = None
     holders: list[Other] = []
     overtakers: list[Other] = []
@@ -54,7 +56,10 @@ class Explanation(Struct, kw_only=True):
 def explain(journal: Reader, work: str, part: str | None = None) -> list[Explanation]:
     """The story of one part, or of all parts of a work, in their order."""
     arrived_s, shape_name, rejected = _find(journal, work)
-    shape = journal.header.build_shapes().get(shape_name)
+    try:
+        shape = journal.header.build_shapes().get(shape_name)
+    except ShapeError as error:
+        raise InputError(f"{journal.path}:1: not a usable header: {error}") from None
     if shape is None:
         why = f": {rejected}" if rejected else ""
         raise InputError(f"{work!r} was rejected on arrival{why}")
@@ -74,9 +79,8 @@ def explain(journal: Reader, work: str, part: str | None = None) -> list[Explana
                 arrived_s=arrived_s,
                 after=after,
                 rejected_why=rejected,
+                never_why=shape.never.get(i, ""),
             )
-            if i in shape.never:
-                story.rejected_why = shape.never[i]
             stories.append(story)
     _starts(journal, work, stories)
     for story in stories:
@@ -124,14 +128,13 @@ def _starts(journal: Reader, work: str, stories: Sequence[Explanation]) -> None:
         else:
             story.status = f"failed: {event.why}"
     for story in stories:
-        if story.ready_s is None and all(name in finished for name in story.after):
+        if story.ready_s is None and not story.never_why and all(name in finished for name in story.after):
             story.ready_s = max([story.arrived_s, *[finished[name] for name in story.after]])
 
 
 def _wait(journal: Reader, story: Explanation) -> None:
     """Who held the devices when the part became ready, and who went first although ready later."""
     running: dict[tuple[str, str], Other] = {}
-    own = (story.work, story.part)
     assert story.ready_s is not None
     assert story.started_s is not None
     settled = False
@@ -141,12 +144,12 @@ def _wait(journal: Reader, story: Explanation) -> None:
             story.holders = list(running.values())
             held = {gpu for other in story.holders for gpu in other.devices}
             story.free_when_ready = len(journal.header.pool) - len(held)
-        if t > story.started_s:
+        if t >= story.started_s:
             return
         if isinstance(event, Start):
             other = Other(event.work, event.part, event.kind, event.devices, t, event.why)
             running[event.work, event.part] = other
-            if (event.work, event.part) != own and event.ready_s > story.ready_s:
+            if event.ready_s > story.ready_s:
                 story.overtaken_by += 1
                 if len(story.overtakers) < _SHOWN:
                     story.overtakers = [*story.overtakers, other]
@@ -157,12 +160,13 @@ def _wait(journal: Reader, story: Explanation) -> None:
 def sentences(story: Explanation) -> list[str]:
     """The story in words."""
     name = f"{story.work}/{story.part}"
-    needs = f"{story.kind} on {story.width} device{'' if story.width == 1 else 's'}"
-    lines = [f"{name} needs {needs}; its work arrived at {story.arrived_s:.2f} s."]
+    lines = [
+        f"{name} needs {story.kind} on {_many(story.width, 'device')}; its work arrived at {story.arrived_s:.2f} s."
+    ]
     if story.rejected_why:
         lines.append(f"Its work was rejected: {story.rejected_why}.")
     if story.ready_s is None:
-        lines.append(f"It never became ready: it must wait for {', '.join(story.after) or 'nothing'}.")
+        lines.append(f"It never became ready: it {story.never_why or 'must wait for ' + ', '.join(story.after)}.")
         return lines
     behind = f" when {', '.join(story.after)} had finished" if story.after else " on arrival"
     lines.append(f"It became ready at {story.ready_s:.2f} s{behind}.")
@@ -175,12 +179,12 @@ def sentences(story: Explanation) -> list[str]:
         lines.append(f"It waited {story.waited_s:.2f} s.")
         if story.free_when_ready is not None and story.free_when_ready < story.width:
             held = ", ".join(f"{list(o.devices)} by {o.work}/{o.part} ({o.kind})" for o in story.holders[:_SHOWN])
-            lines.append(f"Only {story.free_when_ready} devices were free when it became ready; held were {held}.")
+            lines.append(f"Only {_free(story.free_when_ready)} when it became ready; held were {held}.")
         elif story.free_when_ready is not None:
-            lines.append(f"{story.free_when_ready} devices were free then, but the policy preferred others.")
+            lines.append(f"{_free(story.free_when_ready)} then, but the policy preferred others.")
         if story.overtaken_by:
             first = ", ".join(f"{o.work}/{o.part} ({o.kind}, {o.why})" for o in story.overtakers[:3])
-            lines.append(f"{story.overtaken_by} parts that became ready later started earlier, first {first}.")
+            lines.append(f"{_many(story.overtaken_by, 'part')} became ready later and started earlier, first {first}.")
     where = f"on {list(story.devices)}" if story.devices else "on no device"
     lines.append(f"It started at {story.started_s:.2f} s {where}: {story.why}.")
     if story.setup_s:
@@ -190,4 +194,14 @@ def sentences(story: Explanation) -> list[str]:
         lines.append(f"That was attempt {story.attempts}.")
     if story.finished_s is not None:
         lines.append(f"It finished at {story.finished_s:.2f} s.")
+    elif story.status != "running":
+        lines.append(f"It {story.status}.")
     return lines
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def _free(count: int) -> str:
+    return f"{_many(count, 'device')} {'was' if count == 1 else 'were'} free"

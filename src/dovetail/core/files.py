@@ -1,23 +1,35 @@
-"""YAML and JSON into typed structs, by content and any suffix; an error names the file, the line, the key."""
+"""YAML and JSON into typed structs, by content and any suffix; an error names the file, the line, the key.
+
+Also the one way to write a file: it appears whole or not at all.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import yaml
+from msgspec import inspect
 
-from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.errors import InputError, cannot_write, did_you_mean
 
 T = TypeVar("T")
 Key = str | int
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_PATH = re.compile(r" - at `(?:key in )?(\$[^`]*)`$")
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MERGE = "tag:yaml.org,2002:merge"
+_BOM = b"\xef\xbb\xbf"
+_PATH = re.compile(r" - at (`key` in )?`(\$[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_ENTRY = "*"  # an entry of a mapping, whichever it is
+_temporary = count()
 
 
 class Document:
@@ -51,8 +63,8 @@ class Document:
         """The line of the deepest of these keys that exists; None if the text cannot be walked."""
         if self._root is None:
             try:
-                self._root = yaml.compose(self.text.replace(b"\t", b" "), Loader=_Loader)
-            except yaml.YAMLError:
+                self._root = yaml.compose(self.text.replace(b"\t", b" "), Loader=_SafeLoader)
+            except (yaml.YAMLError, RecursionError):
                 self._root = ()
         node, line = self._root, None
         for key in keys:
@@ -74,7 +86,7 @@ class Document:
             return msgspec.convert(data, to)
         except msgspec.ValidationError as error:
             keys, message = explain(error, to)
-            raise self.error([*at, *keys], message) from None
+            raise self.error([*at, *_name_entries(data, to, keys, str(error))], message) from None
 
 
 def explain(error: msgspec.ValidationError, to: Any = None) -> tuple[list[Key], str]:
@@ -84,66 +96,245 @@ def explain(error: msgspec.ValidationError, to: Any = None) -> tuple[list[Key], 
     found = _PATH.search(message)
     if found:
         message = message[: found.start()]
-        for name, number in _STEP.findall(found.group(1)):
-            keys.append(name or (int(number) if number != "..." else "*"))
+        for name, number in _STEP.findall(found.group(2)):
+            keys.append(name or (int(number) if number != "..." else _ENTRY))
+        if found.group(1):
+            keys.append(_ENTRY)
     unknown = _UNKNOWN.match(message)
     if unknown:
         key = unknown.group(1)
-        fields = getattr(to, "__struct_encode_fields__", ())
-        message = f"unknown key {key!r}{did_you_mean(key, fields)}"
+        message = f"unknown key {key!r}{did_you_mean(key, _known_keys(to, keys))}"
         keys.append(key)
     message = message.replace("Object missing required field", "missing key")
     return keys, re.sub(r"^Expected `(.*)`, got `(.*)`$", r"expected \1, found \2", message)
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's bytes, or an error that a person can act on."""
+def _known_keys(to: Any, keys: Sequence[Key]) -> list[str]:
+    """The keys that a struct may have which these keys lead to."""
+    types = [] if to is None else [inspect.type_info(to)]
+    for key in [*keys, None]:
+        types = [kind for each in types for kind in (each.types if isinstance(each, inspect.UnionType) else (each,))]
+        if key is not None:
+            types = [inner for kind in types for inner in _inside(kind, key)]
+    return [field.encode_name for kind in types if isinstance(kind, inspect.StructType) for field in kind.fields]
+
+
+def _inside(kind: inspect.Type, key: Key) -> list[inspect.Type]:
+    if isinstance(kind, inspect.StructType):
+        return [field.type for field in kind.fields if field.encode_name == key]
+    if isinstance(kind, inspect.DictType):
+        return [kind.value_type]
+    return [kind.item_type] if isinstance(kind, inspect.ListType | inspect.VarTupleType | inspect.SetType) else []
+
+
+def _name_entries(data: Any, to: Any, keys: Sequence[Key], error: str) -> list[Key]:
+    """Validation tells an item's number, but not an entry's name: the entry that gives the same error alone has it."""
+    named = list(keys)
+    for depth, key in enumerate(named):
+        if key == _ENTRY:
+            holder = data
+            for step in named[:depth]:
+                holder = holder[step]
+            for name, value in holder.items():
+                if _error(_with(data, named[:depth], {name: value}), to) == error:
+                    named[depth] = name
+                    break
+            else:
+                break
+    return named
+
+
+def _error(data: Any, to: Any) -> str:
     try:
-        text = path.read_bytes()
+        msgspec.convert(data, to)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
+
+
+def _with(data: Any, keys: Sequence[Any], value: Any) -> Any:
+    """A copy of the data with another value at a place."""
+    if not keys:
+        return value
+    copy = data.copy()
+    copy[keys[0]] = _with(data[keys[0]], keys[1:], value)
+    return copy
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """A file to read, or an error that a person can act on."""
+    try:
+        return path.open("rb")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a folder; expected a file") from None
     except PermissionError:
         raise InputError(f"{path}: may not be read (permission denied)") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file holds, without a byte order mark; an empty file is an error."""
+    with open_bytes(path) as file:
+        text = file.read().removeprefix(_BOM)
     if not text.strip():
         raise InputError(f"{path}: is empty; expected YAML or JSON")
     return text
 
 
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """YAML as everybody loads it, but a key that is given twice is an error, where the last one would silently win."""
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self._flat: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Called before a mapping is built, and again for each that is merged into another."""
+        if id(node) in self._flat:
+            return
+        self._flat.add(id(node))
+        first: dict[tuple[str, str], yaml.ScalarNode] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                before = first.setdefault((key.tag, key.value), key)
+                if before is not key:
+                    raise _DoubleKeyError(before, key)
+        super().flatten_mapping(node)
+
+    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return super().construct_yaml_timestamp(node)
+        except ValueError as error:
+            raise yaml.MarkedYAMLError(problem=f"{node.value}: {error}", problem_mark=node.start_mark) from None
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_timestamp)
+
+
+class _DoubleKeyError(yaml.MarkedYAMLError):
+    def __init__(self, first: yaml.ScalarNode, second: yaml.ScalarNode) -> None:
+        problem = f"the key {second.value!r} is given twice, first on line {first.start_mark.line + 1}"
+        super().__init__(problem=problem, problem_mark=second.start_mark)
+
+
 def parse(path: Path, text: bytes) -> Any:
     """JSON if it is JSON, YAML otherwise."""
     wrong: Exception | None = None
-    if text.lstrip()[:1] in b"{[":
-        try:
-            return msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            wrong = error
     try:
+        if text.lstrip()[:1] in b"{[":
+            try:
+                return msgspec.json.decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                wrong = error
         return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
+        line = _line(error, text)
+        if isinstance(error, _DoubleKeyError):
+            raise InputError(f"{path}:{line}: {error.problem}") from None
         if wrong is not None:
             found = re.search(r"\(byte (\d+)\)", str(wrong))
-            line = text[: int(found.group(1))].count(b"\n") + 1 if found else (mark.line + 1 if mark else 1)
+            line = text[: int(found.group(1))].count(b"\n") + 1 if found else line or 1
             raise InputError(f"{path}:{line}: not JSON: {wrong}") from None
-        place = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise InputError(f"{path}{place}: not YAML: {problem}") from None
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        raise InputError(f"{path}{f':{line}' if line else ''}: not YAML: {problem}") from None
+
+
+def _line(error: Exception, text: bytes) -> int | None:
+    """Where a loader found something wrong."""
+    mark, position = getattr(error, "problem_mark", None), getattr(error, "position", None)
+    if mark is not None:
+        return int(mark.line) + 1
+    return None if position is None else text[:position].count(b"\n") + 1
 
 
 def is_json_lines(path: Path) -> bool:
-    """Whether a file is a sequence of JSON objects, one per line (and not one JSON document)."""
+    """Whether a file is a sequence of JSON objects, one per line (and not one JSON document).
+
+    One object alone, or none at all, is a sequence if the file is called so: `.jsonl`.
+    """
     try:
         with path.open("rb") as file:
             lines = (line for line in (file.readline(1 << 24) for _ in range(64)) if line.strip())
             first, second = next(lines, b""), next(lines, b"")
-    except OSError:
+    except (OSError, ValueError):
         return False
+    if not first:
+        return path.suffix == ".jsonl"
     if not first.lstrip().startswith(b"{"):
         return False
     try:
         msgspec.json.decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return second.lstrip().startswith(b"{") or (not second and path.suffix == ".jsonl")
+
+
+def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
+    """Refuse, before anything is written, an output that is one of the inputs or another output.
+
+    Links are followed, so another name for the same file is found too. A device or a pipe can be both.
+
+    >>> refuse_overwrite([Path("requests.yaml")], [Path("config.yaml"), Path("./requests.yaml"), None])
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: requests.yaml: is the same file as the input requests.yaml; name another output
+    """
+    sources = [path for path in inputs if path is not None]
+    taken: list[Path] = []
+    for output in outputs:
+        for path in sources:
+            if _same_file(output, path):
+                raise InputError(f"{output}: is the same file as the input {path}; name another output")
+        for path in taken:
+            if _same_file(output, path):
+                raise InputError(f"{output}: is the same file as {path}, which is written too; name another output")
+        taken.append(output)
+
+
+def _same_file(one: Path, two: Path) -> bool:
+    try:
+        if one.exists() and two.exists():
+            return one.is_file() and one.samefile(two)
+        return os.path.realpath(one) == os.path.realpath(two)
+    except (OSError, ValueError):
+        return False  # whoever opens it says what is wrong with it
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes its name at the end: a reader sees the old one or the new one, never a part.
+
+    Folders above it are made. An error while it is written leaves the old one as it was.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "results" / "summary.json"
+    >>> with written_whole(path) as file:
+    ...     _ = file.write(b"{}")
+    >>> path.read_bytes()
+    b'{}'
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:  # /dev/null or a pipe must not be replaced by a file; a folder is refused
+                yield file
+            return
+        target = Path(os.path.realpath(path))  # a link stays a link
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Not from tempfile, whose files only their owner may read.
+        temporary = target.with_name(f".dovetail-{os.getpid()}-{next(_temporary)}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                yield file
+            if target.exists():
+                shutil.copymode(target, temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except BrokenPipeError:  # whoever reads a pipe may stop: that is not the file's fault
+        raise
+    except OSError as error:
+        raise cannot_write(path, error) from error

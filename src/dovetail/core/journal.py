@@ -1,23 +1,24 @@
 """The versioned, append-only record of everything that happened: JSON lines, one header, then one line per event.
 
 A line is `{"n": step, "t": seconds, "k": kind, ...}`. One step is one turn of the loop: what was seen, then what was
-decided. A crash loses at most the last, torn step; the reader says so and goes on with what is whole.
+decided. Steps are written in blocks of some 1 MiB, and the rest when the run ends, also by an error or Ctrl-C. A process
+that is killed outright loses what was not yet written, up to 1 MiB; what is on disk is whole but for its last step, which
+may be torn: the reader says so and goes on with what is whole.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from dovetail import __version__
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, PolicyError, cannot_write
 from dovetail.core.events import (
     Arrived,
     Complete,
@@ -29,6 +30,7 @@ from dovetail.core.events import (
     WakeAt,
     Woke,
 )
+from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
 from dovetail.core.work import Part, Shape
 
@@ -98,56 +100,91 @@ class _Stamp(Struct):
     t: float
 
 
-_encode = msgspec.json.Encoder().encode
+class _Version(Struct):
+    journal: int
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy number as a number: a policy that computes with arrays need not convert what it decides."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{value!r} is not a number")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
 _stamp = msgspec.json.Decoder(_Stamp).decode
 _event = msgspec.json.Decoder(Recorded).decode
+_version = msgspec.json.Decoder(_Version).decode
 _header = msgspec.json.Decoder(Header).decode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Writer:
-    """Appends steps to a file. With `resume`, first proves that the steps already there are the ones it is given."""
+    """Appends steps to a file. With `resume`, it first proves that what stands there is how this run begins.
+
+    A journal is determined by its inputs, so one that was cut anywhere is a prefix of the whole. It is compared as the
+    run goes, and stays as it is until it has been proven to its last byte.
+    """
 
     def __init__(self, path: Path, header: Header, resume: bool = False) -> None:
-        first_line = _encode(header) + b"\n"
-        self._buffer = bytearray()
-        self._expected = b""
-        if resume and path.exists():
-            whole = _whole_steps(path.read_bytes())
-            if whole and not whole.startswith(first_line):
-                raise InputError(f"{path}: cannot resume: its header differs from this run's (inputs, pool or policy)")
-            self._expected = whole[len(first_line) :]
-            os.truncate(path, len(whole))
-            self._file = path.open("ab")
-            if not whole:
-                self._buffer += first_line
-        else:
-            self._file = path.open("wb")
-            self._buffer += first_line
         self.path = path
+        self._buffer = bytearray()
+        try:
+            self._proving = resume and path.exists()
+            self._file: BinaryIO = path.open("r+b" if self._proving else "wb")
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        if not self._put(_encode(header) + b"\n"):
+            self._file.close()
+            raise InputError(f"{path}: cannot resume: its header differs from this run's (inputs, pool or policy)")
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
-        stamp = b'{"n":%d,"t":%s,' % (n, repr(t).encode())
-        lines = b"".join([stamp + _encode(event)[1:] + b"\n" for event in events])
-        if self._expected:
-            if not self._expected.startswith(lines):
-                raise InputError(f"{self.path}: cannot resume: step {n} at {t} s differs from the recorded one")
-            self._expected = self._expected[len(lines) :]
-            return
-        self._buffer += lines
+        stamp = b'{"n":%d,"t":%s,' % (n, repr(float(t)).encode())
+        try:
+            lines = b"".join([stamp + _encode(event)[1:] + b"\n" for event in events])
+        except (TypeError, NotImplementedError) as error:
+            raise PolicyError(f"{self.path}: step {n} at {t} s cannot be written: {error}") from error
+        if not self._put(lines):
+            raise InputError(f"{self.path}: cannot resume: step {n} at {t} s differs from the recorded one")
         if len(self._buffer) > _BUFFER:
             self.flush()
 
+    def _put(self, lines: bytes) -> bool:
+        """Write, or compare while there is something to compare with; False if it differs."""
+        if self._proving:
+            found = self._file.read(len(lines))
+            if found == lines:
+                return True
+            if not lines.startswith(found):
+                return False
+            self._proving = False  # it ends here: go on behind its last byte
+            lines = lines[len(found) :]
+        self._buffer += lines
+        return True
+
     def flush(self) -> None:
-        self._file.write(self._buffer)
-        self._file.flush()
-        self._buffer.clear()
+        lines, self._buffer = self._buffer, bytearray()  # what cannot be written is not tried twice
+        if not lines:
+            return
+        try:
+            self._file.write(lines)
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
 
     def end(self, n: int, t: float, summary: dict[str, Any]) -> None:
         self.step(n, t, [Ended(summary)])
+        if self._proving and self._file.read(1):
+            raise InputError(f"{self.path}: cannot resume: it goes on after the end of this run")
 
     def close(self) -> None:
-        self.flush()
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            try:
+                self._file.close()
+            except OSError as error:
+                raise cannot_write(self.path, error) from error
 
     def __enter__(self) -> Writer:
         return self
@@ -156,52 +193,31 @@ class Writer:
         self.close()
 
 
-def _whole_steps(text: bytes) -> bytes:
-    """The longest prefix that surely ends with a whole step: all but the last step of a file that has no end."""
-    text = text[: text.rfind(b"\n") + 1]
-    lines = text.splitlines(keepends=True)
-    if len(lines) < 2:
-        return text if lines and _is_header(lines[0]) else b""
-    last = lines.pop()
-    with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-        n = _stamp(last).n
-        while len(lines) > 1 and _stamp(lines[-1]).n == n:
-            lines.pop()
-    return b"".join(lines)
-
-
-def _is_header(line: bytes) -> bool:
-    try:
-        _header(line)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return False
-    return True
-
-
 class Reader:
     """Streams a journal: `header` at once, entries as they are asked for; `torn` tells of an unfinished last line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.torn = False
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             first = file.readline()
         try:
+            version = _version(first).journal
+            if version > VERSION:
+                raise InputError(f"{path}:1: journal version {version}; this Dovetail reads up to {VERSION}")
             self.header = _header(first)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except _UNREADABLE as error:
             raise InputError(f"{path}:1: not a Dovetail journal: {error}") from None
-        if self.header.journal > VERSION:
-            raise InputError(f"{path}:1: journal version {self.header.journal}; this Dovetail reads up to {VERSION}")
 
     def __iter__(self) -> Iterator[Entry]:
         self.torn = False
-        with self.path.open("rb") as file:
+        with open_bytes(self.path) as file:
             file.readline()
             for number, line in enumerate(file, start=2):
                 try:
                     stamp = _stamp(line)
                     entry = Entry(stamp.n, stamp.t, _event(line))
-                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                except _UNREADABLE as error:
                     if not line.endswith(b"\n"):
                         self.torn = True
                         return
@@ -223,10 +239,17 @@ class Reader:
 
 def is_journal(path: Path) -> bool:
     """Whether a file begins with a journal's header."""
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         return file.read(16).lstrip().startswith(b'{"journal":')
 
 
-def events_of(kinds: type | tuple[type, ...], entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Only the entries of some kinds."""
-    return (entry for entry in entries if isinstance(entry.event, kinds))
+def open_journal(path: Path) -> Reader:
+    """A reader, or an error that says what was found instead of a journal."""
+    if path.is_dir():
+        inside = sorted(found.name for found in path.glob("*.jsonl"))
+        more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
+        hint = f" with {', '.join(inside[:5])}{more}" if inside else ""
+        raise InputError(f"{path}: expected a journal, found a folder{hint}")
+    if path.is_file() and not path.stat().st_size:
+        raise InputError(f"{path}: expected a journal, found an empty file")
+    return Reader(path)

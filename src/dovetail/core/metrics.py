@@ -64,6 +64,22 @@ class Figures(Struct, frozen=True):
         return sum(d.utilisation for d in self.devices) / len(self.devices) if self.devices else 0.0
 
 
+def recount(figures: Figures) -> dict[str, float]:
+    """The figures under the names that a summary gives them."""
+    names = ("arrived", "completed", "rejected", "late", "parts", "failures", "makespan_s", "switches", "switch_time_s")
+    response = figures.response_s
+    return {
+        **{name: getattr(figures, name) for name in (*names, "loads", "load_time_s", "utilisation")},
+        "avg_request_s": response.mean,
+        "median_request_s": response.median,
+        "p99_request_s": response.p99,
+        "min_request_s": response.min,
+        "max_request_s": response.max,
+        "avg_wait_s": figures.part_wait_s.mean,
+        "p99_wait_s": figures.part_wait_s.p99,
+    }
+
+
 class Metrics:
     """Follows a run step by step. Keeps some bytes per work and part, and nothing of what is done with."""
 
@@ -71,7 +87,7 @@ class Metrics:
         self._pool = pool
         self._arrived: dict[str, tuple[float, float | None]] = {}
         self._running: dict[tuple[str, str], tuple[float, Start]] = {}
-        self._batches: set[int] = set()
+        self._batches: dict[int, int] = {}  # how many parts of each batch run
         self._counts = {"arrived": 0, "completed": 0, "rejected": 0, "late": 0, "failures": 0}
         self._switches, self._switch_s, self._loads, self._load_s = 0, 0.0, 0, 0.0
         self._makespan = 0.0
@@ -107,9 +123,10 @@ class Metrics:
         self._running[start.work, start.part] = (t, start)
         self._wait.append(t - start.ready_s)
         if start.batch:
-            if start.batch in self._batches:
+            before = self._batches.get(start.batch, 0)
+            self._batches[start.batch] = before + 1
+            if before:
                 return
-            self._batches.add(start.batch)
         if start.replaces is not None:
             self._switches += 1
             self._switch_s += start.setup_s
@@ -123,21 +140,26 @@ class Metrics:
         if good:
             self._kinds[start.kind] = self._kinds.get(start.kind, 0) + 1
             self._part_response.append(t - start.ready_s)
-        alone = not start.batch or start.batch in self._batches
-        self._batches.discard(start.batch)
+        free = not start.batch or self._leave(start.batch)
+        setup_s = start.setup_s if good else min(start.setup_s, t - began)
         for gpu in start.devices:
             self._executions[gpu] += good
-            if alone:
+            if free:
                 self._busy[gpu] += t - began
-                self._setup[gpu] += start.setup_s
+                self._setup[gpu] += setup_s
+
+    def _leave(self, batch: int) -> bool:
+        """Whether the batch's last part has ended; until then its devices are busy."""
+        left = self._batches.pop(batch) - 1
+        if left:
+            self._batches[batch] = left
+        return not left
 
     def figures(self) -> Figures:
         span = self._makespan
         devices = [
-            DeviceFigures(d.id, self._executions[d.id], self._busy[d.id], self._setup[d.id], self._busy[d.id] / span)
-            if span
-            else DeviceFigures(d.id, 0, 0.0, 0.0, 0.0)
-            for d in self._pool.devices
+            DeviceFigures(i, self._executions[i], busy, self._setup[i], busy / span if span else 0.0)
+            for i, busy in enumerate(self._busy)
         ]
         return Figures(
             **self._counts,

@@ -3,14 +3,15 @@ number is known. A lower level writes it, a higher level reads it."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.errors import InputError
-from dovetail.core.files import Document
+from dovetail.core.files import Document, written_whole
 
 Source = Literal["measured", "estimated", "given"]
 
@@ -50,14 +51,20 @@ class RateTable:
     """
 
     def __init__(self, rates: list[Rate] | None = None, switches: list[Switch] | None = None) -> None:
-        self.rates = {(r.kind, r.device, r.width, r.neighbour): r for r in rates or []}
-        self.switches = {(s.previous, s.to, s.device): s for s in switches or []}
+        self.rates = {_place(r): r for r in rates or []}
+        self.switches = {_change(s): s for s in switches or []}
 
     def __bool__(self) -> bool:
         return bool(self.rates or self.switches)
 
     def rate(self, kind: str, device: str, width: int = 1, neighbour: str = "") -> float | None:
-        found = self.rates.get((kind, device, width, neighbour)) or self.rates.get((kind, device, 1, ""))
+        """The closest that is known: beside this neighbour, else at this width, else of one device alone."""
+        known = self.rates
+        found = (
+            known.get((kind, device, width, neighbour))
+            or known.get((kind, device, width, ""))
+            or known.get((kind, device, 1, ""))
+        )
         return found.rate if found else None
 
     def switch_s(self, previous: str | None, to: str, device: str) -> float | None:
@@ -69,15 +76,34 @@ class RateTable:
         doc = Document.read(path)
         content = doc.convert(doc.data, _RateFile)
         for i, rate in enumerate(content.rates):
-            if not rate.rate > 0:
+            if not 0 < rate.rate < inf:
                 raise doc.error(("rates", i, "rate"), f"expected a positive rate, found {rate.rate}")
+            if rate.width < 1:
+                raise doc.error(("rates", i, "width"), f"expected at least 1 device, found {rate.width}")
         for i, switch in enumerate(content.switches):
-            if not switch.seconds >= 0:
+            if not 0 <= switch.seconds < inf:
                 raise doc.error(("switches", i, "seconds"), f"expected seconds >= 0, found {switch.seconds}")
+        _refuse_doubles(doc, "rates", [_place(rate) for rate in content.rates])
+        _refuse_doubles(doc, "switches", [_change(switch) for switch in content.switches])
         return cls(content.rates, content.switches)
 
     def write(self, path: Path) -> None:
-        if path.is_dir():
-            raise InputError(f"{path}: is a folder; expected a file name")
         content = _RateFile(list(self.rates.values()), list(self.switches.values()))
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+        with written_whole(path) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+
+
+def _place(rate: Rate) -> tuple[str, str, int, str]:
+    return rate.kind, rate.device, rate.width, rate.neighbour
+
+
+def _change(switch: Switch) -> tuple[str, str, str]:
+    return switch.previous, switch.to, switch.device
+
+
+def _refuse_doubles(doc: Document, key: str, entries: Sequence[Hashable]) -> None:
+    """Of two numbers for one thing, nobody could say which one counts."""
+    first: dict[Hashable, int] = {}
+    for i, entry in enumerate(entries):
+        if (before := first.setdefault(entry, i)) != i:
+            raise doc.error((key, i), f"the same as {key}.{before}; expected each once")

@@ -44,7 +44,7 @@ def _load_plugins() -> None:
     for entry in entry_points(group=GROUP):
         try:
             entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             warnings.warn(f"policy plug-in {entry.name} ({entry.value}) does not load: {error}", stacklevel=2)
 
 
@@ -53,24 +53,28 @@ def names(level: str) -> list[str]:
     return sorted(name for of, name in _policies if of == level)
 
 
+def _find(level: str, name: str) -> Callable[..., Any]:
+    _load_plugins()
+    factory = _policies.get((level, name))
+    if factory is None:
+        raise InputError(f"no {level} policy is called {name!r}{did_you_mean(name, names(level))}")
+    return factory
+
+
 def promise(level: str, name: str) -> str:
     """The first line of a policy's docstring: what it promises."""
-    return (inspect.getdoc(_policies[level, name]) or "").split("\n")[0]
+    return (inspect.getdoc(_find(level, name)) or "").split("\n")[0]
 
 
 def options_of(level: str, name: str) -> dict[str, inspect.Parameter]:
     """The options a policy takes: the keyword parameters of its constructor."""
-    parameters = inspect.signature(_policies[level, name]).parameters
+    parameters = inspect.signature(_find(level, name)).parameters
     return {key: p for key, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
 def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
     """A policy by name, with its options checked and converted; unknown names and options get a hint."""
-    _load_plugins()
-    factory = _policies.get((level, name))
-    if factory is None:
-        raise InputError(f"no {level} policy is called {name!r}{did_you_mean(name, names(level))}")
-    known = options_of(level, name)
+    factory, known = _find(level, name), options_of(level, name)
     hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     checked = {}
     for key, value in (options or {}).items():
@@ -80,4 +84,10 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
             checked[key] = msgspec.convert(value, hints.get(key, Any), strict=False)
         except msgspec.ValidationError as error:
             raise InputError(f"policy {name}, option {key}={value!r}: {error}") from None
-    return factory(**checked)
+    lacking = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in checked]
+    if lacking:
+        raise InputError(f"policy {name} needs the option {lacking[0]!r}")
+    try:
+        return factory(**checked)
+    except ValueError as error:
+        raise InputError(f"policy {name}: {error}") from error

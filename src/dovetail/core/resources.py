@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 
+_MOST_DEVICES = 1 << 20
+
 
 class DeviceType(Struct, frozen=True, omit_defaults=True):
     """`speed` is relative to the reference device; `memory_mib` None means that memory is not modelled."""
@@ -44,6 +46,8 @@ class Pool(Struct, frozen=True):
     @classmethod
     def parse(cls, text: str, types: Mapping[str, DeviceType], per_host: int = 8) -> Pool:
         """`4` (devices of the plain type) or `a100:2,l4:4` (counts of named types)."""
+        if per_host < 1:
+            raise InputError(f"expected at least one GPU per server, found {per_host}")
         wanted: list[str] = []
         used: dict[str, DeviceType] = {}
         for item in text.split(","):
@@ -52,8 +56,10 @@ class Pool(Struct, frozen=True):
             kind = types.get(name) or (DeviceType("gpu") if name == "gpu" else None)
             if kind is None:
                 raise InputError(f"--gpus {text}: {name!r} is not a GPU type{did_you_mean(name, types)}")
-            if not count_text.isdigit():
+            if not (count_text.isascii() and count_text.isdigit()):
                 raise InputError(f"--gpus {text}: {count_text!r} is not a count; expected 4, or a100:2,l4:4")
+            if len(count_text.lstrip("0")) > 7 or len(wanted) + int(count_text) > _MOST_DEVICES:
+                raise InputError(f"--gpus {text}: expected at most {_MOST_DEVICES} GPUs")
             used[name] = kind
             wanted += [name] * int(count_text)
         if not wanted:
@@ -75,6 +81,8 @@ class Pool(Struct, frozen=True):
 
 @lru_cache(maxsize=1024)
 def _windows(devices: int, width: int, aligned: bool) -> tuple[tuple[int, ...], ...]:
+    if not width:
+        return ((),)
     step = width if aligned else 1
     return tuple(tuple(range(i, i + width)) for i in range(0, devices - width + 1, step))
 

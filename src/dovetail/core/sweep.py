@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import TypeVar
+
+from dovetail.core.errors import DovetailError
 
 Cell = TypeVar("Cell")
 Result = TypeVar("Result")
@@ -30,16 +34,23 @@ def sweep(
             results.append(function(cell))
             progress(done)
         return results
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
     try:
         futures = [pool.submit(function, cell) for cell in cells]
         for done, future in enumerate(as_completed(futures), start=1):
             future.result()
             progress(done)
         return [future.result() for future in futures]
+    except BrokenProcessPool:
+        raise DovetailError("a run's process was ended from outside; too little memory for this many jobs?") from None
     except BaseException:
         for process in list(pool._processes.values()):
             process.terminate()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C in a terminal reaches every process; one of them telling about it is enough."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

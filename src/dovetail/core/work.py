@@ -47,14 +47,19 @@ class Shape:
         after: list[list[int]] = [[] for _ in self.parts]
         before: list[list[int]] = [[] for _ in self.parts]
         for source, target in dict.fromkeys(edges):
-            s, t = self.index[source], self.index[target]
+            s, t = self._find(source), self._find(target)
             before[s].append(t)
             after[t].append(s)
         self.after = tuple(map(tuple, after))
         self.before = tuple(tuple(sorted(b)) for b in before)
-        self.never = {self.index[part]: why for part, why in (never or {}).items()}
+        self.never = {self._find(part): why for part, why in (never or {}).items()}
         self.roots = tuple(i for i, a in enumerate(self.after) if not a and i not in self.never)
         self.topological = self._sort()
+
+    def _find(self, part: str) -> int:
+        if part not in self.index:
+            raise ShapeError(f"{self.name}: {part!r} is not a part")
+        return self.index[part]
 
     def _sort(self) -> tuple[int, ...]:
         waiting = [len(a) for a in self.after]
@@ -71,12 +76,12 @@ class Shape:
     def _cycle(self, sorted_parts: set[int]) -> list[str]:
         """Every unsorted part has an unsorted predecessor: walk back until one repeats."""
         at = next(i for i in range(len(self.parts)) if i not in sorted_parts)
-        path: list[int] = []
+        path: dict[int, None] = {}
         while at not in path:
-            path.append(at)
+            path[at] = None
             at = next(i for i in self.after[at] if i not in sorted_parts)
-        ring = path[path.index(at) :]
-        ring.append(at)
+        walked = list(path)
+        ring = [*walked[walked.index(at) :], at]
         return [self.parts[i].name for i in reversed(ring)]
 
     def tails(self, sizes: Sequence[float]) -> list[float]:

@@ -43,7 +43,10 @@ class Bar(Struct, gc=False):
 
 
 class Bars:
-    """Follows a run and gives each bar when it ends. Keeps only what is running."""
+    """Follows a run and gives each bar when it ends. Keeps only what is running.
+
+    A part that needs no device is followed all the same: its bar has no devices, so there is nothing to draw.
+    """
 
     def __init__(self, pool: Pool, where: str) -> None:
         self._devices = len(pool)
@@ -72,7 +75,7 @@ class Bars:
         key = (start.work, start.part)
         if key in self._running:
             raise InputError(f"{self._where}: {start.work}/{start.part} started again at {t} s while it was running")
-        if not start.devices or not all(0 <= d < self._devices for d in start.devices):
+        if not all(0 <= d < self._devices for d in start.devices):
             raise InputError(
                 f"{self._where}: {start.work}/{start.part} started at {t} s on devices {list(start.devices)}; "
                 f"the pool has 0 to {self._devices - 1}"

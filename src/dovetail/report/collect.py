@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
-from dovetail.core.journal import Ended, Header, Reader
+from dovetail.core.journal import Ended, Header, Reader, open_journal
 from dovetail.core.metrics import Figures, Metrics, Spread
 from dovetail.report.bars import DONE, Bar, Bars, Shelf
 from dovetail.report.timeline import Strip, Timeline
@@ -131,24 +131,6 @@ def collect(
     return collector.story(windowed=from_s is not None or to_s is not None)
 
 
-def open_journal(path: Path) -> Reader:
-    """A reader, or an error that says what was found instead of a journal."""
-    try:
-        if path.is_dir():
-            inside = sorted(p.name for p in path.glob("*.jsonl"))
-            hint = f" with {_some(inside)}" if inside else ""
-            raise InputError(f"{path}: expected a journal, found a folder{hint}")
-        if path.is_file() and not path.stat().st_size:
-            raise InputError(f"{path}: expected a journal, found an empty file")
-        return Reader(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 class _Collector:
     """Follows the recorded run; keeps some bytes per work, the bars of the shelf, and what is still open."""
 
@@ -224,7 +206,8 @@ class _Collector:
         kind.setups += bar.setup_s > 0
         self._line.add(RUN, bar.start_s + bar.setup_s, bar.end_s, width)
         self._line.add(SETUP, bar.start_s, bar.start_s + bar.setup_s, width)
-        self._shelf.put(bar)
+        if bar.devices:
+            self._shelf.put(bar)
 
     def story(self, windowed: bool) -> Story:
         for bar in self._bars.still_open(self._now):

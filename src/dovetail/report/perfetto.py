@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 
 from dovetail.core.events import Reject, Start
-from dovetail.core.journal import Ended, Reader
+from dovetail.core.journal import Ended, Reader, open_journal
 from dovetail.report.bars import DONE, FAILED, Bar, Bars
-from dovetail.report.collect import open_journal
 
 _US = 1e6
 _STATES = {DONE: "done", FAILED: "failed"}

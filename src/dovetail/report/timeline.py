@@ -29,7 +29,6 @@ class Timeline:
     def __init__(self, rows: int, from_s: float = 0.0, to_s: float | None = None, bins: int = BINS) -> None:
         self._from = from_s
         self._to = to_s
-        self._bins = bins
         self._width = (to_s - from_s) / bins if to_s is not None else _FIRST_WIDTH_S
         self._sums = np.zeros((rows, 2 * bins))
 

@@ -24,15 +24,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import compress
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from dovetail.core.events import Arrived, Complete, Reject
+from dovetail.core.events import Arrived, Complete, Failed, Reject
+from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.work import Shape
+from dovetail.workflow.costs import Costs, ModelCost, least_setup
 
 Floats = NDArray[np.float64]
 
@@ -57,6 +61,7 @@ class Bounds(Struct, frozen=True):
     path_s: float
     head_body_tail_s: float
     binding: str
+    void: str = ""  # why there are no bounds
 
 
 class BoundsAccumulator:
@@ -64,7 +69,8 @@ class BoundsAccumulator:
 
     `setup_min` is the least that making a model resident can cost; `batch_gain` is how much less GPU time a part may
     need when it shares a run with others (the run is never shorter than the part alone). A work with a fault, or one
-    that cannot complete on this pool (too wide, or with a part that never becomes ready), does not count.
+    that is too wide for this pool, does not count; of one with a part that never becomes ready, what runs all the same
+    counts for the makespan. `void` tells why nothing can be said; then all bounds are 0.
 
     >>> from dovetail.core.work import Part
     >>> shapes = {"one": Shape("one", [Part("a", "llm")], [])}
@@ -76,8 +82,14 @@ class BoundsAccumulator:
     """
 
     def __init__(
-        self, pool: Pool, shapes: Mapping[str, Shape], setup_min: Mapping[str, float], batch_gain: float = 1.0
+        self,
+        pool: Pool,
+        shapes: Mapping[str, Shape],
+        setup_min: Mapping[str, float],
+        batch_gain: float = 1.0,
+        void: str = "",
     ) -> None:
+        self.void = void
         self._speeds = sorted(pool.speeds, reverse=True)
         self._setup_min = setup_min
         self._gain = batch_gain
@@ -85,6 +97,7 @@ class BoundsAccumulator:
         self._by_name = dict(zip(shapes, self._stores, strict=True))
         self._open: dict[str, int] = {}
         self._first_s = float("inf")
+        self._failures = False
 
     def add(self, arrival_s: float, work: Arrived) -> None:
         """Count a work that will complete."""
@@ -103,7 +116,16 @@ class BoundsAccumulator:
                     row, number = divmod(place, len(self._stores))
                     self._stores[number].counts[row] = 1
             elif isinstance(event, Reject):
-                self._open.pop(event.work, None)
+                self._reject(event.work)
+            elif isinstance(event, Failed):
+                self._failures = True
+
+    def _reject(self, work: str) -> None:
+        """A work that was waiting for what never comes has run all that it could, unless something failed."""
+        place = self._open.pop(work, None)
+        if place is not None and not self._failures:
+            row, number = divmod(place, len(self._stores))
+            self._stores[number].counts[row] = self._stores[number].partly
 
     def _keep(self, arrival_s: float, work: Arrived, counts: int) -> int:
         store = self._by_name[work.of]
@@ -119,10 +141,12 @@ class BoundsAccumulator:
 
     def result(self) -> Bounds:
         """The bounds for the works counted so far; zeros if there are none."""
-        stores = [store for store in self._stores if store.completes and any(store.counts)]
-        if not stores:
-            return Bounds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "area")
-        tally = _Tally(stores, self._first_s)
+        counted = [store for store in self._stores if any(store.counts)]
+        stores = [store for store in counted if store.completes]
+        running = [store for store in counted if store.completes or store.partly]
+        if not running or self.void:
+            return Bounds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "area", self.void)
+        tally = _Tally(running, self._first_s)
         measures = _measures(self._speeds, tally.widths)
         setups = _setups(tally, measures, self._setup_min, self._speeds[-1])
         filled = measures @ tally.sizes.sum(axis=0) / self._gain
@@ -131,18 +155,14 @@ class BoundsAccumulator:
         wide_s = float(whole[1:].max(initial=self._first_s))
         path_s = float((tally.arrivals + tally.responses).max())
         hbt_s = float(_head_body_tail(tally, measures, setups, self._gain).max(initial=self._first_s))
-        loads = [tally.sizes @ measures[0] / self._gain]
-        best = int(filled.argmax())
-        if best:
-            loads.append(tally.sizes @ measures[best] / self._gain)
-        ordered = _ordered_responses(tally.arrivals, tally.responses, loads)
         named = {"area": area_s, "wide": wide_s, "path": path_s, "head-body-tail": hbt_s}
         makespan_s = max(named.values())
+        mean_s, median_s, p99_s = self._responses(stores, tally if len(stores) == len(running) else None)
         return Bounds(
             makespan_s=makespan_s,
-            mean_s=max(float(ordered.mean()), *(_srpt_mean(tally.arrivals, load) for load in loads)),
-            median_s=float(np.percentile(ordered, 50)),
-            p99_s=float(np.percentile(ordered, 99)),
+            mean_s=mean_s,
+            median_s=median_s,
+            p99_s=p99_s,
             area_s=area_s,
             wide_s=wide_s,
             path_s=path_s,
@@ -150,23 +170,71 @@ class BoundsAccumulator:
             binding=next(name for name, s in named.items() if s >= makespan_s * (1 - 1e-12)),
         )
 
+    def _responses(self, stores: Sequence[_Store], tally: _Tally | None) -> tuple[float, float, float]:
+        """Bounds of the mean, the median and the P99 of the responses of works that complete."""
+        if not stores:
+            return 0.0, 0.0, 0.0
+        tally = tally or _Tally(stores, self._first_s)
+        measures = _measures(self._speeds, tally.widths)
+        best = int((measures @ tally.sizes.sum(axis=0)).argmax())
+        loads = [tally.sizes @ measures[i] / self._gain for i in ({0, best} if best else {0})]
+        ordered = _ordered_responses(tally.arrivals, tally.responses, loads)
+        mean_s = max(float(ordered.mean()), *(_srpt_mean(tally.arrivals, load) for load in loads))
+        return mean_s, float(np.percentile(ordered, 50)), float(np.percentile(ordered, 99))
+
+
+def bounds_for(
+    pool: Pool,
+    shapes: Mapping[str, Shape],
+    models: Mapping[str, ModelCost],
+    costs: Costs,
+    rates: RateTable,
+    free_setups: bool = False,
+) -> BoundsAccumulator:
+    """Bounds under rules of price: rates may be faster than the GPUs' own speeds, batches save GPU time.
+
+    Noise makes some run times shorter than those that the bounds count on, so under noise there are none.
+    """
+    fastest = {
+        name: replace(kind, speed=max([kind.speed, *[r.rate for r in rates.rates.values() if r.device == name]]))
+        for name, kind in pool.types.items()
+    }
+    curves = [model.batch_curve for model in models.values()] if costs.batching else []
+    gain = max([(k + 1) / factor for curve in curves for k, factor in enumerate(curve)], default=1.0)
+    void = "run times are not exact" if costs.noise else ""
+    if any(factor < 1 for curve in curves for factor in curve):
+        void = "a batch is faster than a single node"
+    used = {part.kind for shape in shapes.values() for part in shape.parts}
+    least = {} if free_setups else least_setup({m: c for m, c in models.items() if m in used}, costs, rates)
+    return BoundsAccumulator(Pool(pool.devices, fastest), shapes, least, gain, void)
+
 
 class _Store:
     """The works of one shape: arrivals, sizes row after row, and which rows count."""
 
-    __slots__ = ("arrivals", "completes", "counts", "number", "parts", "setups", "shape", "sizes", "speeds")
+    __slots__ = ("arrivals", "counts", "number", "partly", "parts", "runs", "setups", "shape", "sizes", "speeds")
 
     def __init__(self, number: int, shape: Shape, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
         self.number = number
         self.shape = shape
         self.parts = len(shape.parts)
-        self.completes = not shape.never and all(part.width <= len(speeds) for part in shape.parts)
+        stuck = set(shape.never)
+        for i in shape.topological:
+            if not stuck.isdisjoint(shape.after[i]):
+                stuck.add(i)
+        fits = all(part.width <= len(speeds) for i, part in enumerate(shape.parts) if i not in stuck)
+        self.runs = [fits and i not in stuck for i in range(self.parts)]
+        self.partly = not all(self.runs) and any(self.runs)
         fastest = [max(speeds[0], 1.0), *speeds]  # the slowest of g GPUs is no faster than the g-th fastest of all
         self.speeds = [fastest[part.width] if part.width <= len(speeds) else 1.0 for part in shape.parts]
-        self.setups = [setup_min.get(part.kind, 0.0) for part in shape.parts]
+        self.setups = [setup_min.get(part.kind, 0.0) * runs for part, runs in zip(shape.parts, self.runs, strict=True)]
         self.arrivals = array("d")
         self.sizes = array("d")
         self.counts = bytearray()
+
+    @property
+    def completes(self) -> bool:
+        return all(self.runs)
 
     def chunks(self) -> Iterator[tuple[Floats, Floats]]:
         """Arrivals of the works that count, and their sizes with one row per part."""
@@ -174,7 +242,8 @@ class _Store:
             high = min(low + _CHUNK, len(self.counts))
             counted = np.frombuffer(bytes(self.counts[low:high]), dtype=np.bool_)
             sizes = np.array(self.sizes[low * self.parts : high * self.parts]).reshape(high - low, self.parts)
-            yield np.array(self.arrivals[low:high])[counted], np.ascontiguousarray(sizes[counted].T)
+            counted_sizes = np.ascontiguousarray(sizes[counted].T) * np.array(self.runs)[:, None]
+            yield np.array(self.arrivals[low:high])[counted], counted_sizes
 
     def times(self, arrivals: Floats, sizes: Floats, first_s: float) -> tuple[list[Floats], list[Floats], Floats]:
         """Earliest start of each part, least time from its end to the work's end, and earliest end of the work.
@@ -205,18 +274,19 @@ class _Tally:
     """
 
     def __init__(self, stores: Sequence[_Store], first_s: float) -> None:
-        self.widths = sorted({part.width for store in stores for part in store.shape.parts})
+        self.widths = sorted({part.width for store in stores for part in compress(store.shape.parts, store.runs)})
         self.kinds: dict[str, tuple[int, float]] = {}  # the least width, and the longest tail
         self._choose_thresholds(stores, first_s)
         cells = len(self.heads) * len(self.tails)
         body = np.zeros((len(self.widths), cells))
         arrivals, responses, sizes = [], [], []
         for store in stores:
-            columns = [self.widths.index(part.width) for part in store.shape.parts]
+            parts = compress(enumerate(store.shape.parts), store.runs)
+            columns = [(i, self.widths.index(part.width)) for i, part in parts]
             for chunk_arrivals, chunk in store.chunks():
                 heads, tails, ends = store.times(chunk_arrivals, chunk, first_s)
                 by_width = np.zeros((len(ends), len(self.widths)))
-                for i, column in enumerate(columns):
+                for i, column in columns:
                     by_width[:, column] += chunk[i]
                     head = np.searchsorted(self.heads, heads[i], side="right") - 1
                     cell = head * len(self.tails) + np.searchsorted(self.tails, tails[i], side="right") - 1

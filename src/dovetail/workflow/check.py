@@ -14,16 +14,16 @@ import msgspec
 from msgspec import Struct, field
 
 from dovetail.core import check as core
-from dovetail.core.check import Check, Faults, Report, close, compare, recount
+from dovetail.core.check import Check, Faults, Report, close, compare
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
 from dovetail.core.files import explain
 from dovetail.core.journal import Ended, Header, Observer, Reader, ShapeRecord
-from dovetail.core.metrics import Figures
+from dovetail.core.metrics import Figures, recount
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.core.resources import DeviceType
-from dovetail.workflow.bounds import Bounds, BoundsAccumulator
-from dovetail.workflow.costs import Costs, ModelCost, Residents, least_setup
+from dovetail.workflow.bounds import Bounds, bounds_for
+from dovetail.workflow.costs import Costs, ModelCost, Residents
 from dovetail.workflow.inputs import OnError, check_fit, read_system
 from dovetail.workflow.outputs import summary
 from dovetail.workflow.requests import Mode, Requests
@@ -192,21 +192,10 @@ class Lower:
     """Holds the figures of a run against its lower bounds, and keeps what the run claims of itself."""
 
     def __init__(self, header: Header, facts: Facts, faults: Faults, free_setups: bool = False) -> None:
-        models, costs, rates = facts.models, facts.costs, facts.table
-        curves = [curve for model in models.values() if (curve := model.batch_curve)] if costs.batching else []
-        gain = max([(k + 1) / factor for curve in curves for k, factor in enumerate(curve)], default=1.0)
-        least = {} if free_setups else least_setup(models, costs, rates)
         self._faults = faults
         self._shapes = header.build_shapes()
-        self._bounds = BoundsAccumulator(header.pool, self._shapes, least, gain)
-        types = header.pool.types
-        self.void = ""
-        if not facts.exact:
-            self.void = "run times are not exact"
-        elif any(rate.device in types and rate.rate > types[rate.device].speed for rate in facts.rates.rates):
-            self.void = "rates exceed the speeds of the GPUs"
-        elif any(factor < 1 for curve in curves for factor in curve):
-            self.void = "a batch is faster than a single node"
+        self._bounds = bounds_for(header.pool, self._shapes, facts.models, facts.costs, facts.table, free_setups)
+        self.void = self._bounds.void or ("" if facts.exact else "run times are not exact")
         self.claimed: dict[str, Any] | None = None
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:

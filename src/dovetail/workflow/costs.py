@@ -7,6 +7,7 @@ The default is the rule that workflow files are written for: one model per GPU, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Literal
 
 from msgspec import Struct
@@ -40,17 +41,17 @@ class Costs(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     resident: Literal["one", "memory"] = "one"  # how many models a GPU may hold
     overlap: float = 0.0  # share of loading that hides behind running, 0 to 1
     dram_gb: float = 0.0  # host memory that keeps models; 0: not modelled
-    ssd_gb_s: float = 2.0
+    ssd_gb_s: float = 2.0  # how fast a model that host memory does not keep is read, at best
     batching: bool = False
     noise: float = 0.0  # relative spread of real durations
 
     def problem(self) -> str | None:
         """What is wrong with these values, or None."""
         for name in ("pcie_gb_s", "ssd_gb_s"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < inf:
                 return f"{name}: expected a positive number, found {getattr(self, name)}"
         for name in ("overhead_s", "dram_gb", "noise"):
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < inf:
                 return f"{name}: expected a number >= 0, found {getattr(self, name)}"
         if not 0 <= self.overlap <= 1:
             return f"overlap: expected 0 to 1, found {self.overlap}"
@@ -110,12 +111,10 @@ class Residents:
             cold = model not in self._dram[self._hosts[gpu]]
         if len(evicted) == 1 and not self.costs.dram_gb:
             return self._switch(evicted[0], model, self._types[gpu])
-        if cold and not evicted:
-            return self._switch(None, model, self._types[gpu])
         moved = sum(self._models[m].memory_gb for m in evicted)
-        if cold:
-            return moved / self.costs.pcie_gb_s + self._models[model].load_s
-        return (moved + self._models[model].memory_gb) / self.costs.pcie_gb_s + self.costs.overhead_s
+        if not cold:
+            return (moved + self._models[model].memory_gb) / self.costs.pcie_gb_s + self.costs.overhead_s
+        return moved / self.costs.pcie_gb_s + self._switch(None, model, self._types[gpu])
 
     def _switch(self, old: str | None, new: str, device: str) -> float:
         key = (old, new, device)
@@ -126,6 +125,8 @@ class Residents:
                 costs, models = self.costs, self._models
                 if old is None:
                     known = float(models[new].load_s)
+                    if costs.dram_gb:  # it comes from the disk, and no faster than that reads
+                        known = max(known, models[new].memory_gb / costs.ssd_gb_s)
                 else:
                     known = (models[old].memory_gb + models[new].memory_gb) / costs.pcie_gb_s + costs.overhead_s
             self._seen[key] = known
@@ -137,8 +138,10 @@ class Residents:
 
     def setup(self, gpus: Sequence[int], model: str) -> float:
         """Seconds until the model is resident on a whole window."""
+        if not gpus:
+            return 0.0
         if len(gpus) == 1 or self.costs.window == "primary":
-            return self.price(gpus[0], model) if gpus else 0.0
+            return self.price(gpus[0], model)
         return max([self.price(gpu, model) for gpu in gpus])
 
     def visible(self, setup_s: float, run_s: float) -> float:
@@ -176,7 +179,7 @@ class Residents:
         dram = self._dram[host]
         dram.pop(model, None)
         dram[model] = None
-        while sum(self._models[m].memory_gb for m in dram) > self.costs.dram_gb and len(dram) > 1:
+        while sum(self._models[m].memory_gb for m in dram) > self.costs.dram_gb:
             del dram[next(iter(dram))]
 
 
@@ -186,8 +189,7 @@ def least_setup(models: Mapping[str, ModelCost], costs: Costs, rates: RateTable 
     for switch in rates.switches.values() if rates else ():
         known[switch.to] = min(switch.seconds, known.get(switch.to, switch.seconds))
     smallest = {
-        name: min((m.memory_gb for other, m in models.items() if other != name), default=float("inf"))
-        for name in models
+        name: min((m.memory_gb for other, m in models.items() if other != name), default=inf) for name in models
     }
     least = {}
     for name, model in models.items():

@@ -9,20 +9,19 @@ ever zero or negative.
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import yaml
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import written_whole
 from dovetail.workflow.dice import Dice
 from dovetail.workflow.inputs import DEFAULT_NODE_S, Model, System
 from dovetail.workflow.synthetic import synthetic_system, thrash_system
@@ -248,7 +247,7 @@ def write_requests(rows: Iterable[Row], path: Path, format: Format, metadata: Ma
     again. JSON lines have no place for it.
     """
     count = 0
-    with _written_whole(path) as file:
+    with written_whole(path) as file:
         file.write(_head(format, msgspec.to_builtins(metadata)))
         for row in rows:
             file.write(_body(format, row, count))
@@ -280,24 +279,3 @@ def _body(format: Format, row: Row, before: int) -> bytes:
 def _yaml(data: Any) -> bytes:
     text: bytes = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
     return text
-
-
-@contextmanager
-def _written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name at the end: a reader sees the old one or the new one, never a part."""
-    try:
-        if path.exists() and not path.is_file():
-            with path.open("wb") as file:  # a device or a pipe must not be replaced by a file; a folder is refused
-                yield file
-            return
-        target = path.resolve()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                yield file
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files import Document, explain
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.work import Part, Shape, ShapeError
@@ -18,6 +18,7 @@ from dovetail.workflow.costs import MIB_PER_GB, Costs, ModelCost
 
 OnError = Literal["fail", "reject", "skip"]
 DEFAULT_NODE_S = 10.0
+MOST = 1e12  # seconds, GB or times as fast: more than that is a slip
 
 
 class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -98,8 +99,9 @@ class System(Struct, omit_defaults=True):
         workflow = self.workflows[name]
         parts = [Part(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes]
         names = {n.id for n in workflow.nodes}
-        edges = [(e.source, e.target) for e in workflow.edges if e.source in names and e.target in names]
-        return Shape(name, parts, edges, self.never.get(name))
+        never = self.never.get(name, {})  # need no edges: they do not wait for one another
+        edges = [(e.source, e.target) for e in workflow.edges if e.source in names and e.target in names - never.keys()]
+        return Shape(name, parts, edges, never)
 
 
 class _File(Struct, forbid_unknown_fields=True):
@@ -118,8 +120,8 @@ def read_system(
 ) -> System:
     """Read and validate a configuration file.
 
-    With `compat`, what the older scheduler let pass is let pass the same way: unknown keys are ignored, an edge from a
-    name that is not a node leaves its target waiting for ever.
+    With `compat`, what the older scheduler let pass is let pass the same way: unknown keys are ignored, and a node
+    that waits for a name that is not a node, or for itself along a cycle, waits for ever.
     """
     doc = Document.read(path)
     if not isinstance(doc.data, dict):
@@ -131,16 +133,19 @@ def read_system(
     costs = _costs(doc, file.costs, cost_options or {})
     types = {}
     for name, given in file.gpu_types.items():
-        if not given.speed > 0:
-            raise doc.error(("gpu_types", name, "speed"), f"expected a positive number, found {given.speed}")
+        for key, number in (("speed", given.speed), ("memory_gb", given.memory_gb)):
+            if number is not None and not 0 < number <= MOST:
+                raise doc.error(("gpu_types", name, key), f"expected a positive number up to {MOST:g}, found {number}")
         memory = None if given.memory_gb is None else int(given.memory_gb * MIB_PER_GB)
         types[name] = DeviceType(name, memory, given.speed)
     gpus = None if file.gpus is None else str(file.gpus)
     system = System(models, {}, types, costs, gpus, {}, {})
     for name, raw in file.workflows.items():
-        raw = _known(raw, Workflow) if compat else raw
         if compat:
-            raw["nodes"] = [_known(n, Node) for n in raw.get("nodes", [])]
+            raw = _known(raw, Workflow)
+            for key, to in (("nodes", Node), ("edges", Edge)):
+                if isinstance(raw.get(key), list):
+                    raw[key] = [_known(item, to) for item in raw[key]]
         workflow = system.workflows[name] = doc.convert(raw, Workflow, ("workflows", name))
         fault = _fault(doc, system, name, workflow, compat)
         if fault is not None:
@@ -156,11 +161,22 @@ def _known(raw: Any, to: type[Struct]) -> Any:
     return {key: value for key, value in raw.items() if key in to.__struct_encode_fields__}
 
 
+_AMOUNTS = (
+    "memory_gb",
+    "load_time_seconds",
+    "tokens_per_second",
+    "token_mean",
+    "token_std",
+    "inference_time_mean",
+    "inference_time_std",
+)
+
+
 def _model(doc: Document, raw: Mapping[str, dict[str, Any]], name: str, compat: bool) -> Model:
     keys = ("models", name)
     merged: dict[str, Any] = {}
     chain: list[str] = [name]
-    while (base := raw[chain[-1]].get("base_model")) is not None and base in raw:
+    while isinstance(base := raw[chain[-1]].get("base_model"), str) and base in raw:
         if base in chain:
             raise doc.error((*keys, "base_model"), f"inherits from itself: {' -> '.join([*chain, base])}")
         chain.append(base)
@@ -170,12 +186,16 @@ def _model(doc: Document, raw: Mapping[str, dict[str, Any]], name: str, compat: 
     for ancestor in reversed(chain):
         merged |= raw[ancestor]
     model = doc.convert(_known(merged, Model) if compat else merged, Model, keys)
-    for key in ("memory_gb", "load_time_seconds"):
-        if not getattr(model, key) >= 0:
-            raise doc.error((*keys, key), f"expected a number >= 0, found {getattr(model, key)}")
+    for key in _AMOUNTS:
+        number = getattr(model, key)
+        if number is not None and not 0 <= number <= MOST:
+            raise doc.error((*keys, key), f"expected a number from 0 to {MOST:g}, found {number}")
+    if not 0 < model.estimate_s()[0] <= MOST:
+        found = f"expected at most {MOST:g} s for a node, found {model.estimate_s()[0]:g}"
+        raise doc.error((*keys, "tokens_per_second"), found)
     if model.gpus_required < 0:
         raise doc.error((*keys, "gpus_required"), f"expected 0 or more GPUs, found {model.gpus_required}")
-    if model.batch_curve and (model.batch_curve[0] != 1 or any(not f > 0 for f in model.batch_curve)):
+    if model.batch_curve and (model.batch_curve[0] != 1 or not all(0 < f <= MOST for f in model.batch_curve)):
         raise doc.error((*keys, "batch_curve"), "expected positive slow-downs of batches of 1, 2, ..., the first 1.0")
     return model
 
@@ -193,7 +213,8 @@ def _costs(doc: Document, given: dict[str, Any], options: Mapping[str, Any]) -> 
     try:
         costs = msgspec.convert(msgspec.to_builtins(costs) | dict(options), Costs, strict=False)
     except msgspec.ValidationError as error:
-        raise InputError(f"--cost: {error}") from None
+        where, message = explain(error, Costs)
+        raise InputError(f"--cost {'.'.join(map(str, where))}: {message}") from None
     problem = costs.problem()
     if problem:
         raise InputError(f"--cost {problem}")
@@ -214,12 +235,11 @@ def _fault(doc: Document, system: System, name: str, workflow: Workflow, compat:
             hint = did_you_mean(node.model, system.models)
             return doc.error((*keys, "nodes", i, "model"), f"node {node.id!r}: unknown model {node.model!r}{hint}")
     for i, edge in enumerate(workflow.edges):
-        for end, other in ((edge.source, edge.target), (edge.target, edge.source)):
+        for which, end in (("from", edge.source), ("to", edge.target)):
             if end in names:
                 continue
-            which = "from" if end == edge.source else "to"
-            if compat and (which == "to" or other in names):
-                if which == "from":
+            if compat:
+                if which == "from" and edge.target in names:
                     why = f"waits for {end!r}, which is not a node"
                     system.never.setdefault(name, {})[edge.target] = why
                 continue
@@ -228,8 +248,21 @@ def _fault(doc: Document, system: System, name: str, workflow: Workflow, compat:
     try:
         system._shape(name)
     except ShapeError as error:
-        return doc.error((*keys, "edges"), str(error).split(": ", 1)[1])
+        why = str(error).split(": ", 1)[1]
+        if not compat:
+            return doc.error((*keys, "edges"), why)
+        never = system.never.setdefault(name, {})
+        stuck = _stuck(workflow, names)
+        never |= {node: f"waits for ever: {why}" for node in names if node in stuck}
     return None
+
+
+def _stuck(workflow: Workflow, names: Iterable[str]) -> set[str]:
+    """The nodes on a cycle, and those behind one."""
+    stuck = set(names)
+    while free := stuck - {edge.target for edge in workflow.edges if edge.source in stuck}:
+        stuck -= free
+    return stuck
 
 
 def make_pool(system: System, gpus: str | None, per_server: int = 8) -> Pool:

@@ -6,10 +6,8 @@ GPU of its window, waiting is from ready to the decision, a response is a durati
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -19,11 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from dovetail import __version__
-from dovetail.core.check import recount
-from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.files import written_whole
 from dovetail.core.journal import Header
-from dovetail.core.metrics import Figures
+from dovetail.core.metrics import Figures, recount
 from dovetail.workflow.bounds import Bounds
 
 _LINES = 4096  # of the text log, written at once
@@ -192,7 +189,9 @@ def metrics_block(
     lines.append(f"  Total switch time: {figures.switch_time_s:.2f} seconds")
     lines.append(f"  First loads: {figures.loads} ({figures.load_time_s:.2f} seconds)")
     lines.append(f"  Switch overhead: {100 * switch_overhead(figures):.1f}% of GPU time")
-    if bounds is not None:
+    if bounds is not None and bounds.void:
+        lines += ["", f"Lower bounds: none ({bounds.void})"]
+    elif bounds is not None:
         lines += ["", f"Lower bounds (no schedule can be shorter; makespan by {bounds.binding}):"]
         for name, value, bound in (
             ("Makespan", figures.makespan_s, bounds.makespan_s),
@@ -214,11 +213,11 @@ def summary(header: Header, figures: Figures, bounds: Bounds, skipped: int = 0) 
         **recount(figures),
         "skipped": skipped,
         "switch_overhead": switch_overhead(figures),
-        "bound_makespan_s": bounds.makespan_s,
-        "bound_mean_s": bounds.mean_s,
-        "bound_median_s": bounds.median_s,
-        "bound_p99_s": bounds.p99_s,
-        "bound_by": bounds.binding,
+        "bound_makespan_s": None if bounds.void else bounds.makespan_s,
+        "bound_mean_s": None if bounds.void else bounds.mean_s,
+        "bound_median_s": None if bounds.void else bounds.median_s,
+        "bound_p99_s": None if bounds.void else bounds.p99_s,
+        "bound_by": bounds.void or bounds.binding,
         "gap_makespan": gap(figures.makespan_s, bounds.makespan_s),
         "gap_mean": gap(figures.response_s.mean, bounds.mean_s),
         "gap_p99": gap(figures.response_s.p99, bounds.p99_s),
@@ -443,7 +442,7 @@ class ExecutionLog:
             "shapes": header.shapes,
         }
         self._emit(float("inf"))
-        with _in_place(self._path) as file:
+        with written_whole(self._path) as file:
             file.write(b"{\n")
             for key, value in head.items():
                 file.write(_encode(key) + b": " + _encode(value) + b",\n")
@@ -452,18 +451,3 @@ class ExecutionLog:
                 spool.copy_to(file)
                 file.write(b",\n")
             file.write(b'"failures": ' + _encode(self._failures) + b"\n}\n")
-
-
-@contextmanager
-def _in_place(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is whole."""
-    target = path.resolve()  # a link stays a link
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        temporary.replace(target)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

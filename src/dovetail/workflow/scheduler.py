@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
+from math import inf
 
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import (
@@ -30,13 +31,14 @@ class WorkflowScheduler:
         self._shapes = shapes
         self._policy = policy
         self._retries = retries
-        self._runs: dict[str, Run] = {}
+        self._runs = view.runs
         self._running: dict[tuple[str, str], tuple[Task, Window]] = {}
         self._batches: dict[int, int] = {}
         self._batch_of: dict[tuple[str, str], int] = {}
         self._seq = count()
         self._next_batch = count(1)
         self._begun = False
+        self._wake_s = -inf  # when it last asked to be woken
         self._refuses = type(policy).refuse is not Policy.refuse
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
@@ -78,12 +80,12 @@ class WorkflowScheduler:
         shape = self._shapes[event.of]
         due = None if event.due_s is None else now + event.due_s
         run = self._runs[event.work] = Run(event.work, shape, event.sizes, now, due, event.weight)
-        self.view.open_requests += 1
         demand = self.view.demand
         for part, size in zip(shape.parts, event.sizes, strict=True):
             demand[part.kind] += size * part.width
         for i in shape.roots:
-            self._ready(Task(run, i, now, next(self._seq)), now, out)
+            if run.open:  # the policy may have refused it for the root before
+                self._ready(Task(run, i, now, next(self._seq)), now, out)
 
     def _finished(self, event: Finished, now: float, out: list[Instruction]) -> None:
         task, window = self._running.pop((event.work, event.part))
@@ -95,13 +97,13 @@ class WorkflowScheduler:
         run.gpu_s_left -= task.gpu_s
         if not run.left:
             del self._runs[event.work]
-            self.view.open_requests -= 1
+            run.open = False
             out.append(Complete(event.work))
             return
         waiting, never = run.waiting, run.shape.never
         for j in run.shape.before[task.index]:
             waiting[j] -= 1
-            if not waiting[j] and j not in never:
+            if not waiting[j] and j not in never and run.open:
                 self._ready(Task(run, j, now, next(self._seq)), now, out)
 
     def _failed(self, event: Failed, now: float, out: list[Instruction]) -> None:
@@ -109,8 +111,9 @@ class WorkflowScheduler:
         self._release((event.work, event.part), window)
         if event.work not in self._runs:
             return
+        task.run.started ^= 1 << task.index
+        self.view.demand[task.model] += task.gpu_s
         if task.attempt <= self._retries:
-            self.view.demand[task.model] += task.gpu_s
             self._ready(Task(task.run, task.index, now, next(self._seq), task.attempt + 1), now, out)
             return
         self._reject(task.run, f"node {event.part!r} failed {task.attempt} times: {event.why}", out)
@@ -137,25 +140,32 @@ class WorkflowScheduler:
         view.enqueue(task)
 
     def _reject(self, run: Run, why: str, out: list[Instruction]) -> None:
-        if self._runs.pop(run.id, None) is None:
-            return
-        self.view.open_requests -= 1
+        view = self.view
+        del self._runs[run.id]
+        run.open = False
         out.append(Reject(run.id, why))
-        for queue in list(self.view.queues.values()):
-            for task in queue.tasks():
-                if task.run is run:
-                    self.view.dequeue(task)
+        task = run.queued
+        while task is not None:
+            if not task.gone:
+                view.dequeue(task)
+            task = task.sibling
+        for i, part in enumerate(run.shape.parts):
+            if not run.started >> i & 1:
+                view.demand[part.kind] -= run.sizes[i] * part.width
 
     # --- what to do -------------------------------------------------------------------------------
 
     def _decide(self, now: float, out: list[Instruction]) -> None:
         view, choose = self.view, self._policy.choose
+        if now < 0:  # only in files read as the older scheduler did: its GPUs were there from 0 on
+            return
         while view.queues and view.free_count:
             choice = choose(view)
             if choice is None:
                 return
             if isinstance(choice, Wait):
-                if choice.until_s > now:
+                if now < choice.until_s < inf and choice.until_s != self._wake_s:
+                    self._wake_s = choice.until_s
                     out.append(WakeAt(choice.until_s))
                 return
             if choice.task.gone:
@@ -185,6 +195,7 @@ class WorkflowScheduler:
             self._running[key] = (member, window)
             if batch:
                 self._batch_of[key] = batch
+            member.run.started |= 1 << member.index
             view.demand[member.model] -= member.gpu_s
             if window:
                 view.dequeue(member)
@@ -193,9 +204,9 @@ class WorkflowScheduler:
 
     def _batch(self, task: Task) -> list[Task]:
         """The node and those that may ride along: the next of its model, as many as the curve allows."""
-        curve = self.view.models[task.model].batch_curve
+        most = len(self.view.models[task.model].batch_curve)
         queue = self.view.queues.get(task.model)
-        if len(curve) < 2 or queue is None or queue.count < 2:
+        if most < 2 or queue is None or queue.count < 2:
             return [task]
-        others = [other for other in queue.tasks() if other is not task]
-        return [task, *others[: len(curve) - 1]]
+        others = [other for other in queue.first(most) if other is not task]
+        return [task, *others[: most - 1]]

@@ -19,9 +19,9 @@ from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.work import Shape
-from dovetail.workflow.bounds import Bounds, BoundsAccumulator
+from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
 from dovetail.workflow.compat import HeapOrder
-from dovetail.workflow.costs import Costs, ModelCost, least_setup
+from dovetail.workflow.costs import Costs, ModelCost
 from dovetail.workflow.inputs import OnError, check_fit, make_pool, read_system
 from dovetail.workflow.policies import Policy, View
 from dovetail.workflow.requests import Mode, Requests
@@ -64,7 +64,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         system = read_system(config, on_error, old, options)
         pool = make_pool(system, gpus, gpus_per_server)
         table = RateTable.read(rates) if rates else RateTable()
-        check_fit(system, pool, config, on_error, old, table)
+        check_fit(system, pool, config, "reject", old, table)  # too wide a workflow matters to those who ask for it
         if system.costs.resident == "memory" and None in pool.memories:
             raise InputError(
                 "costs.resident: memory needs the memory of every GPU: give gpu_types with memory_gb in the "
@@ -112,11 +112,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
     def new_bounds(self) -> BoundsAccumulator:
         """Nothing below these bounds is a schedule."""
-        gain = max(
-            [(k + 1) / factor for m in self.models.values() for k, factor in enumerate(m.batch_curve)], default=1.0
-        )
-        least = least_setup(self.models, self.costs, self.rates)
-        return BoundsAccumulator(self.pool, self.shapes, least, gain if self.costs.batching else 1.0)
+        return bounds_for(self.pool, self.shapes, self.models, self.costs, self.rates)
 
 
 class Outcome(Struct, frozen=True):
@@ -135,7 +131,6 @@ def run(
     options: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,
-    noise: float | None = None,
     failure_rate: float = 0.0,
     retries: int = 0,
     observers: Sequence[Observer] = (),
@@ -144,7 +139,7 @@ def run(
     chosen: Policy = registry.create("workflow", policy, options) if isinstance(policy, str) else policy
     scheduler = WorkflowScheduler(problem.new_view(), problem.shapes, chosen, retries)
     metrics, bounds = Metrics(problem.pool), problem.new_bounds()
-    executor = SimExecutor(seed, problem.costs.noise if noise is None else noise, failure_rate)
+    executor = SimExecutor(seed, problem.costs.noise, failure_rate)
     arrivals = problem.requests.arrivals()
     began = time.perf_counter()
     steps, end_s = simulate(

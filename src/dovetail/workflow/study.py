@@ -150,6 +150,8 @@ def fewest_gpus(
         return tried.get(gpus, ruled_out.get(gpus, 0.0))
 
     least = _widest(cell)
+    if least > most:
+        return Capacity(target, limit_s, None, None, f"the widest node needs {least} GPUs", tried, ruled_out)
     high = least
     while value(high) > limit_s:
         if high >= most:
@@ -177,7 +179,7 @@ def fewest_gpus(
 def _widest(cell: Cell) -> int:
     """The fewest GPUs on which every node of the requests fits."""
     problem = replace(cell, gpus="4096").problem()
-    used = {work.of for _, work in problem.requests.arrivals()}
+    used = {work.of for _, work in problem.requests.arrivals() if not work.fault}
     return max([part.width for name in used for part in problem.shapes[name].parts], default=1) or 1
 
 

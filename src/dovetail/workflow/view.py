@@ -17,7 +17,21 @@ Window = tuple[int, ...]
 class Run:
     """A request under way."""
 
-    __slots__ = ("arrived_s", "due_s", "gpu_s_left", "id", "left", "shape", "sizes", "tails", "waiting", "weight")
+    __slots__ = (
+        "arrived_s",
+        "due_s",
+        "gpu_s_left",
+        "id",
+        "left",
+        "open",
+        "queued",
+        "shape",
+        "sizes",
+        "started",
+        "tails",
+        "waiting",
+        "weight",
+    )
 
     def __init__(
         self, id: str, shape: Shape, sizes: Sequence[float], arrived_s: float, due_s: float | None, weight: float
@@ -28,6 +42,9 @@ class Run:
         self.arrived_s = arrived_s
         self.due_s = due_s  # on the clock, not after arrival
         self.weight = weight
+        self.open = True  # until it is completed or rejected
+        self.queued: Task | None = None  # a node that waits for GPUs; its `sibling` is another, or has started
+        self.started = 0  # bit i: node i runs or has run
         self.left = len(shape.parts)
         self.waiting = [len(a) for a in shape.after]
         self.gpu_s_left = sum([size * part.width for size, part in zip(sizes, shape.parts, strict=True)])
@@ -37,7 +54,7 @@ class Run:
 class Task:
     """A node that is ready to run."""
 
-    __slots__ = ("attempt", "gone", "index", "model", "rank", "ready_s", "run", "seq", "size", "width")
+    __slots__ = ("attempt", "gone", "index", "model", "rank", "ready_s", "run", "seq", "sibling", "size", "width")
 
     def __init__(self, run: Run, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
         part = run.shape.parts[index]
@@ -51,6 +68,7 @@ class Task:
         self.attempt = attempt
         self.rank: Any = seq
         self.gone = False
+        self.sibling: Task | None = None
 
     @property
     def name(self) -> str:
@@ -98,6 +116,18 @@ class Queue:
         self.count -= 1
         self.gpu_s -= task.gpu_s
 
+    def first(self, count: int) -> list[Task]:
+        """The first few, in order."""
+        heap = self._heap
+        found: list[tuple[Any, int, Task]] = []
+        while heap and len(found) < count:
+            entry = heapq.heappop(heap)
+            if not entry[2].gone:
+                found.append(entry)
+        for entry in found:
+            heapq.heappush(heap, entry)
+        return [task for _, _, task in found]
+
     def tasks(self) -> list[Task]:
         """All of them, in order. Costs time: a policy for large queues looks at heads only."""
         return [task for _, _, task in sorted(self._heap) if not task.gone]
@@ -106,7 +136,7 @@ class Queue:
 class View:
     """The state that a policy decides on, at one instant.
 
-    `queues` holds one non-empty queue per model; `open_requests` counts those under way; `demand` is the GPU-seconds
+    `queues` holds one non-empty queue per model; `runs` holds the requests under way; `demand` is the GPU-seconds
     per model of arrived requests that have not started, ready or not; `forecast` the GPU-seconds per model of the
     whole input, where that is known.
     """
@@ -126,7 +156,7 @@ class View:
         self.residents = Residents(pool, models, costs, rates)
         self.now = 0.0
         self.queues: dict[str, Queue] = {}
-        self.open_requests = 0
+        self.runs: dict[str, Run] = {}  # requests under way, in order of arrival
         self.demand: dict[str, float] = dict.fromkeys(models, 0.0)
         self.free = [True] * len(pool)
         self.free_count = len(pool)
@@ -136,6 +166,7 @@ class View:
         self.rates = rates or RateTable()
         self._types = [d.type for d in pool.devices]
         self._speeds = pool.speeds
+        self.fastest = max([*self._speeds, *[rate.rate for rate in self.rates.rates.values()]])
         self._even = not self.rates.rates and set(self._speeds) == {1.0}
         self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
         self._masks: dict[tuple[int, bool], list[tuple[Window, int]]] = {}
@@ -214,9 +245,12 @@ class View:
         if queue is None:
             queue = self.queues[task.model] = Queue(task.model, task.width)
         queue.push(task)
+        task.sibling, task.run.queued = task.run.queued, task
 
     def dequeue(self, task: Task) -> None:
         queue = self.queues[task.model]
         queue.remove(task)
+        if task.run.queued is task:
+            task.run.queued = task.sibling
         if not queue.count:
             del self.queues[task.model]

@@ -29,7 +29,6 @@ class Deadline(ListPolicy):
 
     def refuse(self, task: Task, view: View) -> str | None:
         due_s = task.run.due_s
-        fastest = max(view.pool.speeds)
-        if not self.admit or due_s is None or view.now + task.tail_s / fastest <= due_s:
+        if not self.admit or due_s is None or view.now + task.tail_s / view.fastest <= due_s:
             return None
         return f"cannot meet its deadline: {task.tail_s:.1f} s of work left, {due_s - view.now:.1f} s of time"

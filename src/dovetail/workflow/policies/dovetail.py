@@ -13,36 +13,44 @@ _MEMORY_S = 100.0  # a GPU idle for much longer than this is a good place to loa
 
 @policy("dovetail", level="workflow")
 class Dovetail(Policy):
-    """Oldest ready node first, but a switch must be worth the wait it costs; wide nodes are never starved.
+    """Oldest ready node first, but a switch must be worth the wait it costs; a starved wide node gets a reservation.
 
     A candidate's key is the time it became ready (so that everyone ages alike) plus the GPU-seconds that its switch
     wastes, per GPU, times the number of requests that wait meanwhile (at least `patience`). What a switch wastes is its
     price, and the price of loading the evicted model again if nodes are ready for it. Windows are aligned to their
     width, warm before cold, cheap before dear; among those, a model that arrived requests will still need counts
     `look_ahead` times as dear to evict, and one just used more than one long idle. A wide node that has
-    waited `starvation` times as long as the backlog accounts for gets a reservation: its GPUs are then given only to
-    nodes that finish before the last of them is free (backfilling).
+    waited `starvation` times as long as the backlog accounts for gets a reservation until it starts: its GPUs are then
+    given only to nodes that finish before the last of them is free (backfilling).
     """
 
     def __init__(self, *, patience: float = 20.0, look_ahead: float = 3.0, starvation: float = 16.0) -> None:
         self.patience = patience
         self.look_ahead = look_ahead
         self.starvation = starvation
+        self._reserved: tuple[Task, Window] | None = None
 
     def rank(self, task: Task, view: View) -> float:
         return task.ready_s + 1e-3 * task.run.gpu_s_left  # among those ready together, the one with the least left
 
     def choose(self, view: View) -> Place | Wait | None:
-        waiting = max(self.patience, view.open_requests) / len(view.pool)
-        starved, reserved, free_s = self._reservation(view)
+        waiting = max(self.patience, len(view.runs)) / len(view.pool)
+        kept: Window = ()
+        free_s = 0.0
+        if (reservation := self._reservation(view)) is not None:
+            starved, kept = reservation
+            if all(view.free[gpu] for gpu in kept):
+                self._reserved = None
+                return Place(starved, kept, "reserved after a long wait")
+            free_s = view.free_at(kept)
         best: tuple[Any, ...] | None = None
         for queue in view.queues.values():
             if queue.width > view.free_count:
                 continue
             task = queue.head
             windows = view.free_windows(queue.model)
-            if reserved:
-                windows = [w for w in windows if self._may_backfill(task, w, reserved, free_s, view)]
+            if kept:
+                windows = [w for w in windows if self._may_backfill(task, w, kept, free_s, view)]
             if windows:
                 wasted, _, window, setup_s = self._cheapest(queue, windows, view)
                 key = (task.rank + waiting * wasted, task.seq, window, task, setup_s)
@@ -50,8 +58,7 @@ class Dovetail(Policy):
         if best is None:
             return None
         _, _, window, task, setup_s = best
-        why = "worth the switch" if setup_s else "warm"
-        return Place(task, window, why if starved is None else f"{why}; {starved} has a reservation elsewhere")
+        return Place(task, window, "worth the switch" if setup_s else "warm")
 
     def _cheapest(self, queue: Queue, windows: list[Window], view: View) -> tuple[float, float, Window, float]:
         """The window that wastes least for a queue: GPU-seconds wasted, regret, the window, the switch's price."""
@@ -79,22 +86,23 @@ class Dovetail(Policy):
                 wasted += back_s * view.models[other].width
         return wasted, regret, window, setup_s
 
-    def _reservation(self, view: View) -> tuple[str | None, set[int], float]:
-        """The wide node that has waited too long, the GPUs kept for it, and when the last of them will be free."""
-        starved: Task | None = None
-        for queue in view.queues.values():
-            if queue.width > 1 and not view.free_windows(queue.model) and self._is_starved(queue.head, view):
-                starved = queue.head if starved is None or queue.head.rank < starved.rank else starved
-        if starved is None:
-            return None, set(), 0.0
-        free_s, window = min((view.free_at(w), w) for w in view.roomy_windows(starved.model))
-        return f"{starved.run.id}/{starved.name}", set(window), free_s
+    def _reservation(self, view: View) -> tuple[Task, Window] | None:
+        """The wide node that has waited too long and the GPUs kept for it, from then on until it starts."""
+        if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].run.open):
+            self._reserved = None
+        if self._reserved is None:
+            wide = [q.head for q in view.queues.values() if q.width > 1 and not view.free_windows(q.model)]
+            starved = min((t for t in wide if self._is_starved(t, view)), key=lambda t: (t.rank, t.seq), default=None)
+            if starved is not None:
+                windows = view.roomy_windows(starved.model)
+                self._reserved = (starved, min(windows, key=lambda w: (view.free_at(w), w)))
+        return self._reserved
 
     def _is_starved(self, task: Task, view: View) -> bool:
         backlog_s = sum([queue.gpu_s for queue in view.queues.values()]) / len(view.pool)
         return view.now - task.ready_s > self.starvation * (backlog_s + task.size)
 
     @staticmethod
-    def _may_backfill(task: Task, window: Window, reserved: set[int], free_s: float, view: View) -> bool:
+    def _may_backfill(task: Task, window: Window, kept: Window, free_s: float, view: View) -> bool:
         ends_s = view.now + view.setup_s(window, task.model) + view.run_s(task, window)
-        return reserved.isdisjoint(window) or ends_s <= free_s
+        return ends_s <= free_s or not set(kept).intersection(window)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
+
 from dovetail.core.registry import policy
 from dovetail.workflow.policy import Place, Policy, Wait
 from dovetail.workflow.view import Task, View, Window
@@ -32,10 +34,12 @@ class Online(Policy):
         self.lookahead = lookahead
 
     def choose(self, view: View) -> Place | Wait | None:
-        oldest = sorted((queue.head for queue in view.queues.values()), key=lambda t: t.seq)
+        few = self.lookahead + 1  # a node does not look at itself
+        oldest = nsmallest(few, [t for q in view.queues.values() for t in q.first(few)], key=lambda t: t.seq)
         mean = sum(view.executions) / len(view.pool)
         best = None
-        for task in oldest:
+        for queue in view.queues.values():
+            task = queue.head
             if task.width > view.free_count:
                 continue
             future = self._future(task, [t for t in oldest if t is not task][: self.lookahead], view)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dovetail.core.registry import policy
 from dovetail.workflow.planner import Key, Objective, Plan, optimise
-from dovetail.workflow.policy import ListPolicy, Place, Wait
-from dovetail.workflow.view import Task, View, Window
+from dovetail.workflow.policy import Place, Policy, Wait
+from dovetail.workflow.view import Run, Task, View, Window
 
 
 @policy("optimise", level="workflow")
-class Optimise(ListPolicy):
+class Optimise(Policy):
     """The best of several list schedules, improved by local search, then followed; never worse than the default policy.
 
     `schedules` candidates are simulated; `budget_s` also limits the time, at the price of reproducibility. It plans at
-    the first decision for what has arrived by then, so it belongs to offline mode; what comes later, or comes back
-    after a failure, is placed oldest first where the plan leaves room.
+    the first decision for what has arrived by then, so it belongs to offline mode; what comes later is placed oldest
+    first where the plan leaves room. A node that fails goes first again on its GPUs. The promise holds where
+    everything goes as expected: no noise, no failures, and no batches, whose members a plan does not choose.
     """
 
     def __init__(
@@ -25,23 +26,34 @@ class Optimise(ListPolicy):
         budget_s: float | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(hysteresis=40.0)
         self.objective = objective
         self.schedules = schedules
         self.budget_s = budget_s
         self.seed = seed
         self.plan: Plan | None = None
-        self._next: list[list[Key]] = []
-        self._window: dict[Key, Window] = {}
+        self._runs: dict[str, Run] = {}
+        self._window: dict[Key, Window] = {}  # of every planned node
+        self._next: list[list[Key]] = []  # planned nodes of each GPU, the next one last
         self._ready: dict[Key, Task] = {}
+        self._unplanned: dict[Key, Task] = {}
 
     def rank(self, task: Task, view: View) -> float:
-        self._ready[task.run.id, task.name] = task
+        key = (task.run.id, task.name)
+        if self.plan is None or key in self._window:
+            self._ready[key] = task
+        else:
+            self._unplanned[key] = task
+        if task.attempt > 1 and key in self._window:
+            for gpu in self._window[key]:
+                self._next[gpu].append(key)
         return task.ready_s
 
     def choose(self, view: View) -> Place | Wait | None:
         if self.plan is None:
             self._make_plan(view)
+        for line in self._next:
+            while line and self._is_past(line[-1]):
+                line.pop()
         for gpu, line in enumerate(self._next):
             if not line or not view.free[gpu]:
                 continue
@@ -49,27 +61,33 @@ class Optimise(ListPolicy):
             window = self._window[key]
             task = self._ready.get(key)
             if task is not None and all(view.free[g] and self._next[g][-1:] == [key] for g in window):
-                for g in window:
-                    self._next[g].pop()
-                del self._window[key], self._ready[key]
                 return Place(task, window, "planned")
-        return self._unplanned(view) if self._ready.keys() - self._window.keys() else None
+        return self._place_unplanned(view) if self._unplanned else None
+
+    def _is_past(self, key: Key) -> bool:
+        """Whether a planned node has started, on its own or in a batch, or its request was rejected."""
+        task = self._ready.get(key)
+        return not self._runs[key[0]].open or (task is not None and task.gone)
 
     def _make_plan(self, view: View) -> None:
-        runs = {t.run.id: t.run for queue in view.queues.values() for t in queue.tasks()}
-        self.plan = optimise(view, list(runs.values()), self.objective, self.schedules, self.budget_s, self.seed)
+        self._runs = dict(view.runs)
+        self.plan = optimise(view, list(self._runs.values()), self.objective, self.schedules, self.budget_s, self.seed)
         self._next = [[] for _ in view.pool.devices]
         for key, window in reversed(self.plan.starts):
             self._window[key] = window
             for gpu in window:
                 self._next[gpu].append(key)
 
-    def _unplanned(self, view: View) -> Place | Wait | None:
+    def _place_unplanned(self, view: View) -> Place | None:
         """Something that is not in the plan, on GPUs that the plan needs no more, or on any once nothing runs."""
-        choice = super().choose(view)
-        if isinstance(choice, Place) and (key := (choice.task.run.id, choice.task.name)) not in self._window:
-            finished = all(not self._next[gpu] for gpu in choice.window)
-            if finished or view.free_count == len(view.pool):
-                del self._ready[key]
-                return choice
+        idle = view.free_count == len(view.pool)
+        for key, task in list(self._unplanned.items()):
+            if task.gone or not task.run.open:
+                del self._unplanned[key]
+                continue
+            windows = view.free_windows(task.model)
+            open_windows = [w for w in windows if idle or not any(self._next[gpu] for gpu in w)]
+            if open_windows:
+                _, window = min((view.setup_s(w, task.model), w) for w in open_windows)
+                return Place(task, window, "not in the plan")
         return None

@@ -1,0 +1,229 @@
+"""Policies by name: options, hints, and a third party's package that is really installed and really runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from dovetail.core import registry
+from dovetail.core.errors import InputError
+from dovetail.core.journal import Reader
+from dovetail.core.registry import policy
+
+ROOT = Path(__file__).parents[2]
+LEVEL = "registry test"
+
+
+@policy("patient", level=LEVEL)
+class Patient:
+    """Waits for a while.
+
+    Further explanation.
+    """
+
+    def __init__(
+        self, *, patience_s: float = 1.0, tries: int = 3, eager: bool = False, order: Literal["up", "down"] = "up"
+    ) -> None:
+        if patience_s < 0:
+            raise ValueError(f"patience_s: expected seconds, found {patience_s}")
+        self.options = (patience_s, tries, eager, order)
+
+
+@policy("demanding", level=LEVEL)
+def demanding(share: float, name="nobody") -> tuple[float, str]:  # type: ignore[no-untyped-def]
+    return share, name
+
+
+@policy("plain", level=LEVEL)
+class Plain:
+    pass
+
+
+def create(name: str, /, **options: Any) -> Any:
+    return registry.create(LEVEL, name, options)
+
+
+# --- names and options ------------------------------------------------------------------------------
+
+
+def test_policies_are_listed_by_level_in_order() -> None:
+    assert registry.names(LEVEL) == ["demanding", "patient", "plain"]
+    assert registry.names("no such level") == []
+
+
+def test_a_promise_is_the_first_line_of_what_a_policy_says_about_itself() -> None:
+    assert registry.promise(LEVEL, "patient") == "Waits for a while."
+    assert registry.promise(LEVEL, "demanding") == ""
+
+
+def test_options_are_those_of_the_constructor_and_have_its_defaults() -> None:
+    options = registry.options_of(LEVEL, "patient")
+    assert {name: parameter.default for name, parameter in options.items()} == {
+        "patience_s": 1.0,
+        "tries": 3,
+        "eager": False,
+        "order": "up",
+    }
+    assert registry.options_of(LEVEL, "plain") == {}
+
+
+def test_options_given_as_text_get_their_types() -> None:
+    assert create("patient").options == (1.0, 3, False, "up")
+    assert create("patient", patience_s="2.5", tries="7", eager="true", order="down").options == (2.5, 7, True, "down")
+    assert create("patient", patience_s=2, eager=True).options == (2.0, 3, True, "up")
+    assert create("demanding", share="0.5", name="somebody") == (0.5, "somebody")
+    assert isinstance(create("plain"), Plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("patent", {}, f"no {LEVEL} policy is called 'patent'; did you mean 'patient'?"),
+        ("zzz", {}, f"no {LEVEL} policy is called 'zzz'; known: demanding, patient, plain"),
+        ("patient", {"patience": 1}, "policy patient has no option 'patience'; did you mean 'patience_s'?"),
+        ("plain", {"speed": 1}, "policy plain has no option 'speed'"),
+        ("patient", {"tries": "many"}, "policy patient, option tries='many': Expected `int`, got `str`"),
+        ("patient", {"tries": 2.5}, "policy patient, option tries=2.5: Expected `int`, got `float`"),
+        ("patient", {"order": "left"}, "policy patient, option order='left': Invalid enum value 'left'"),
+        ("patient", {"patience_s": -1}, "policy patient: patience_s: expected seconds, found -1.0"),
+        ("demanding", {}, "policy demanding needs the option 'share'"),
+    ],
+)
+def test_a_wrong_name_or_option_is_bad_input(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        create(name, **options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("function", [registry.promise, registry.options_of])
+def test_whatever_is_asked_of_an_unknown_policy_gets_the_hint(function: Callable[[str, str], object]) -> None:
+    with pytest.raises(InputError, match="called 'patent'; did you mean 'patient'"):
+        function(LEVEL, "patent")
+
+
+def test_a_name_is_taken_once_per_level() -> None:
+    with pytest.raises(InputError, match=f"{LEVEL} policy 'plain' is registered twice: "):
+        policy("plain", level=LEVEL)(Patient)
+    assert isinstance(create("plain"), Plain)
+    policy("plain", level=LEVEL)(Plain)  # a module that is imported again
+    policy("plain", level="another level of the test")(Patient)
+
+
+# --- a third party's package ------------------------------------------------------------------------
+
+PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "dovetail-longest"
+version = "1.0"
+
+[project.entry-points."dovetail.policies"]
+longest = "dovetail_longest"
+
+[tool.hatch.build.targets.wheel]
+packages = ["dovetail_longest"]
+"""
+LONGEST = '''\
+"""The longest node first: a policy from elsewhere."""
+
+from dovetail.core.registry import policy
+from dovetail.workflow.policies import ListPolicy, Task, View
+
+
+@policy("longest", level="workflow")
+class Longest(ListPolicy):
+    """The longest node goes first."""
+
+    def __init__(self, *, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def rank(self, task: Task, view: View) -> float:
+        return -task.size * self.factor
+'''
+
+
+def dovetail(site: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    """The command in a new process that also finds the packages of a folder."""
+    program = [sys.executable, "-c", "from dovetail.cli import main; raise SystemExit(main())", *map(str, args)]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    return subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed a distribution with one policy."""
+    pytest.importorskip("hatchling", reason="builds the third party's package")
+    project, site = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site")
+    (project / "pyproject.toml").write_text(PROJECT)
+    (project / "dovetail_longest").mkdir()
+    (project / "dovetail_longest" / "__init__.py").write_text(LONGEST)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(site), str(project)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+def test_an_installed_policy_is_listed_with_ours(installed: Path) -> None:
+    listed = dovetail(installed, "workflow", "policies")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    line = next(line for line in listed.stdout.splitlines() if line.split()[:1] == ["longest"])
+    assert "The longest node goes first." in line
+    assert "factor" in line
+    assert "baseline" in listed.stdout
+
+
+def test_an_installed_policy_runs_and_its_run_is_valid(installed: Path, tmp_path: Path) -> None:
+    files = ["--config", ROOT / "examples/system_config.yaml", "--requests", ROOT / "examples/workflow_requests.yaml"]
+    chosen = ["--policy", "longest", "--option", "factor=2.5"]
+    done = dovetail(installed, "workflow", "run", "--gpus", 4, *files, *chosen, "--out", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    journal = tmp_path / "longest_journal.jsonl"
+    assert Reader(journal).header.options == {"factor": "2.5"}
+    assert dovetail(installed, "check", journal).stdout.startswith("PASS")
+
+
+def test_an_option_of_an_installed_policy_is_checked_like_ours(installed: Path) -> None:
+    files = ["--config", ROOT / "examples/system_config.yaml", "--requests", ROOT / "examples/workflow_requests.yaml"]
+    done = dovetail(installed, "workflow", "run", "--gpus", 4, *files, "--policy", "longest", "--option", "faktor=1")
+    assert done.returncode == 2
+    assert done.stderr == "error: policy longest has no option 'faktor'; did you mean 'factor'?\n"
+
+
+def provide(site: Path, name: str, module: str) -> None:
+    """A distribution as an installer leaves it behind: a module, and the record of its entry point."""
+    (site / f"{name}.py").write_text(module)
+    record = site / f"{name}-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (record / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{name} = {name}\n")
+
+
+def test_a_broken_plug_in_warns_and_does_not_break_the_others(tmp_path: Path) -> None:
+    provide(tmp_path, "a_missing_import", "import no_such_module\n")
+    provide(tmp_path, "b_exit", "raise SystemExit(9)\n")
+    provide(tmp_path, "c_syntax", "def\n")
+    provide(tmp_path, "d_taken_name", LONGEST.replace('"longest"', '"baseline"'))
+    provide(tmp_path, "e_good", LONGEST)
+    listed = dovetail(tmp_path, "workflow", "policies")
+    assert listed.returncode == 0
+    names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
+    assert {"longest", "baseline", "dovetail"} <= set(names)
+    for name, why in [
+        ("a_missing_import", "No module named 'no_such_module'"),
+        ("b_exit", "9"),
+        ("c_syntax", "invalid syntax"),
+        ("d_taken_name", "workflow policy 'baseline' is registered twice"),
+    ]:
+        assert f"policy plug-in {name} ({name}) does not load: {why}" in listed.stderr
+    assert "Traceback" not in listed.stderr

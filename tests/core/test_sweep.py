@@ -1,0 +1,90 @@
+"""Sweeps: results in the order of the cells, an error stops the rest, and Ctrl-C leaves no process behind."""
+
+from __future__ import annotations
+
+import operator
+import os
+import select
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from dovetail.core.errors import DovetailError, MissingExtraError
+from dovetail.core.sweep import sweep
+
+
+@pytest.mark.parametrize("jobs", [None, 1, 2, 16])
+def test_results_come_in_the_order_of_the_cells(jobs: int | None) -> None:
+    done: list[int] = []
+    cells = [3, -1, 2, 0, -7]
+    assert sweep(operator.neg, cells, jobs, done.append) == [-3, 1, -2, 0, 7]
+    assert done == [1, 2, 3, 4, 5]
+
+
+def test_nothing_to_do_gives_nothing() -> None:
+    assert sweep(operator.neg, [], 4) == []
+
+
+def test_several_jobs_run_in_processes_of_their_own() -> None:
+    assert os.getpid() not in sweep(eval, ["__import__('os').getpid()"] * 2, 2)
+    assert sweep(eval, ["__import__('os').getpid()"], 2) == [os.getpid()], "one cell needs no process"
+
+
+def test_an_error_in_one_cell_stops_the_others_at_once() -> None:
+    """The other cell waits for ever: this test ends only if it is stopped."""
+    wait_for = partial(select.select, [], [])
+    with pytest.raises(TypeError):
+        sweep(wait_for, [[], 7], 2)
+
+
+def test_an_error_stops_a_sweep_in_one_process_too() -> None:
+    done: list[int] = []
+    with pytest.raises(ZeroDivisionError):
+        sweep(partial(operator.floordiv, 1), [1, 0, 1], 1, done.append)
+    assert done == [1]
+
+
+def test_an_error_arrives_as_it_was_raised() -> None:
+    code = "(_ for _ in ()).throw(__import__('dovetail.core.errors').core.errors.MissingExtraError('a', 'b', 'c'))"
+    with pytest.raises(MissingExtraError, match=r"^c needs b, which is not installed: pip install 'dovetail\[a\]'$"):
+        sweep(eval, [code, code], 2)
+
+
+def test_a_process_that_is_killed_is_told_without_a_traceback() -> None:
+    with pytest.raises(DovetailError, match="process was ended from outside"):
+        sweep(os._exit, [9, 9], 2)
+
+
+INTERRUPTED = """
+import sys
+from dovetail.core.sweep import sweep
+
+if __name__ == "__main__":
+    # Each cell tells that it runs and then waits for ever.
+    cell = "print('running', flush=True), __import__('signal').pause()"
+    try:
+        sweep(eval, [cell] * 4, 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("whom", ["the sweep", "all, as a terminal does"])
+def test_ctrl_c_leaves_no_process_behind(whom: str) -> None:
+    """The processes share a pipe: it ends when the last of them has ended."""
+    program = [sys.executable, "-c", INTERRUPTED]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["running\n"] * 2
+        if whom == "the sweep":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+        rest, complaints = process.communicate()
+    assert process.returncode == 130
+    assert (rest, complaints) == ("", "")

@@ -1,0 +1,368 @@
+"""Lower bounds: worked by hand, against every schedule, the exact optimum and long list schedules."""
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject
+from dovetail.core.resources import DeviceType, Pool
+from dovetail.core.work import Part, Shape
+from dovetail.workflow import bounds as module
+from dovetail.workflow.bounds import Bounds, BoundsAccumulator
+from dovetail.workflow.exact import Placed, every_schedule, solve
+
+TYPES = {"gpu": DeviceType("gpu"), "slow": DeviceType("slow", speed=0.5), "fast": DeviceType("fast", speed=2.0)}
+
+Works = list[tuple[float, Arrived]]
+
+
+def single(width: int, kind: str = "") -> Shape:
+    return Shape(f"w{width}", [Part("a", kind or f"m{width}", width)], [])
+
+
+def chain(name: str, *widths: int) -> Shape:
+    parts = [Part(f"n{i}", f"m{width}", width) for i, width in enumerate(widths)]
+    return Shape(name, parts, pairwise([part.name for part in parts]))
+
+
+def bound(
+    pool: str,
+    shapes: Sequence[Shape],
+    works: Sequence[tuple[float, str, tuple[float, ...]]],
+    setup_min: dict[str, float] | None = None,
+    batch_gain: float = 1.0,
+) -> Bounds:
+    accumulator = BoundsAccumulator(
+        Pool.parse(pool, TYPES), {shape.name: shape for shape in shapes}, setup_min or {}, batch_gain
+    )
+    for i, (arrival_s, of, sizes) in enumerate(works):
+        accumulator.add(arrival_s, Arrived(f"w{i}", of, sizes))
+    return accumulator.result()
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def test_area_counts_each_model_once_and_starts_at_the_first_arrival() -> None:
+    """5 + (3 * 4 + 2 * 2 * 6 GPU-seconds of runs + 2 + 2 * 3 of setups) / 4."""
+    works = [(5.0, "w1", (4.0,))] * 3 + [(7.0, "w2", (6.0,))] * 2
+    result = bound("4", [single(1), single(2)], works, {"m1": 2.0, "m2": 3.0, "unused": 100.0})
+    assert result.area_s == 5.0 + 44.0 / 4
+
+
+def test_widths_that_fit_side_by_side_are_not_added_up() -> None:
+    """3 + 5 on 8: one over `8 // width` each would give 10 / 2 + 10 = 15, but both run at once."""
+    result = bound("8", [single(3), single(5)], [(0.0, "w3", (10.0,)), (0.0, "w5", (10.0,))])
+    assert result.makespan_s == 10.0
+
+
+def test_wide_parts_exclude_each_other() -> None:
+    result = bound("8", [single(5)], [(0.0, "w5", (10.0,))] * 3, {"m5": 2.0})
+    assert (result.wide_s, result.makespan_s, result.binding) == (32.0, 32.0, "wide")
+    assert result.area_s == 32.0 * 5 / 8
+
+
+def test_a_wide_part_is_as_many_blocks_as_it_contains() -> None:
+    """In blocks of 3 on 8 GPUs, 6 fills both and 3 one of them: 10 + 5."""
+    result = bound("8", [single(3), single(6)], [(0.0, "w3", (10.0,)), (0.0, "w6", (10.0,))])
+    assert result.wide_s == 15.0
+
+
+def test_beside_a_very_wide_part_only_narrow_ones_run() -> None:
+    """7 of 8 leaves room for widths below 2 only: 10 + 10 * 2 / 8."""
+    result = bound("8", [single(2), single(7)], [(0.0, "w2", (10.0,)), (0.0, "w7", (10.0,))])
+    assert result.wide_s == 12.5
+
+
+def test_on_a_mixed_pool_a_window_is_as_fast_as_its_slowest_gpu() -> None:
+    """A pair never runs faster than the second fastest GPU, and there is one pair: 20 s, not 40 / (2 + 1 + 0.5)."""
+    result = bound("fast:1,gpu:1,slow:1", [single(2)], [(0.0, "w2", (10.0,))] * 2)
+    assert result.area_s == pytest.approx(40 / 3.5)
+    assert (result.wide_s, result.path_s) == (20.0, 10.0)
+
+
+def test_on_a_mixed_pool_the_second_pair_is_slower() -> None:
+    result = bound("fast:2,slow:2", [single(2)], [(0.0, "w2", (10.0,))] * 4)
+    assert result.wide_s == 40 / (2.0 + 0.5)
+
+
+def test_the_widest_part_needs_the_slowest_gpu() -> None:
+    result = bound("fast:1,slow:1", [single(1), single(2)], [(0.0, "w2", (10.0,)), (0.0, "w1", (10.0,))])
+    assert result.path_s == 20.0
+    assert result.wide_s == 10.0 / 0.5 + 10.0 / 2.5
+
+
+def test_path_waits_for_arrival_and_for_the_first_load() -> None:
+    """The late work can find its models loaded; the early one waits for its second model at least."""
+    shapes = [chain("c", 1, 2)]
+    late = bound("4", shapes, [(0.0, "c", (1.0, 1.0)), (20.0, "c", (2.0, 3.0))], {"m1": 2.0, "m2": 9.0})
+    assert (late.path_s, late.binding) == (25.0, "path")
+    early = bound("4", shapes, [(0.0, "c", (1.0, 1.0))], {"m1": 2.0, "m2": 9.0})
+    assert early.path_s == 10.0
+
+
+def test_head_body_tail() -> None:
+    """Two parts as wide as the pool, 4 s each, and 6 s that follow each of them: 8 + 6 is also the optimum."""
+    result = bound("4", [chain("c", 4, 1)], [(0.0, "c", (4.0, 6.0))] * 2)
+    assert (result.area_s, result.path_s) == (11.0, 10.0)
+    assert (result.head_body_tail_s, result.binding) == (14.0, "head-body-tail")
+
+
+def test_head_body_tail_waits_for_late_arrivals() -> None:
+    result = bound("1", [single(1)], [(0.0, "w1", (1.0,)), (10.0, "w1", (4.0,)), (10.0, "w1", (4.0,))], {"m1": 3.0})
+    assert (result.area_s, result.path_s, result.head_body_tail_s) == (12.0, 14.0, 18.0)
+
+
+def test_setups_count_before_parts_with_a_tail() -> None:
+    """Both models of the pool-wide parts are loaded before the last 6 s: (2 + 4) + (3 + 4) + 6."""
+    first, second = chain("c", 4, 1), Shape("d", [Part("a", "x", 4), Part("b", "m1")], [("a", "b")])
+    result = bound("4", [first, second], [(0.0, "c", (4.0, 6.0)), (0.0, "d", (4.0, 6.0))], {"m4": 2.0, "x": 3.0})
+    assert result.head_body_tail_s == 19.0
+
+
+def test_percentiles_at_one_arrival_are_sums_of_the_smallest_loads() -> None:
+    """Ends are at least 1, 3, 6, 10 on two GPUs; the percentile is taken between two of them as numpy does."""
+    result = bound("2", [single(1)], [(5.0, "w1", (size,)) for size in (8.0, 2.0, 6.0, 4.0)])
+    ends = [2.0, 4.0, 6.0, 10.0]  # the two shortest cannot end before their own sizes
+    assert result.median_s == np.percentile(ends, 50)
+    assert result.p99_s == pytest.approx(np.percentile(ends, 99))
+    assert result.mean_s == np.mean(ends)
+
+
+def test_percentiles_of_a_burst() -> None:
+    """Of two works at 0 and three at 100, four respond within x only if two of the three do: 20 s on one GPU."""
+    result = bound("1", [single(1)], [(at, "w1", (10.0,)) for at in (0.0, 0.0, 100.0, 100.0, 100.0)])
+    assert result.median_s == 10.0
+    assert result.p99_s == pytest.approx(20.0 + 0.96 * 10.0)
+
+
+def test_mean_is_that_of_the_shortest_remaining_first() -> None:
+    """On one GPU the short work overtakes the long one: 1 and 5 seconds, where first come first served has 4 and 4."""
+    assert bound("1", [single(1)], [(0.0, "w1", (4.0,)), (1.0, "w1", (1.0,))]).mean_s == 3.0
+
+
+def test_mean_sees_that_wide_parts_exclude_each_other() -> None:
+    result = bound("8", [single(5)], [(0.0, "w5", (10.0,))] * 3)
+    assert (result.mean_s, result.median_s) == (20.0, 20.0)
+
+
+def test_batching_shrinks_areas_but_no_path() -> None:
+    result = bound("1", [single(1)], [(0.0, "w1", (10.0,))] * 4, {"m1": 3.0}, batch_gain=4.0)
+    assert (result.area_s, result.path_s, result.makespan_s) == (13.0, 13.0, 13.0)
+    assert result.mean_s == 13.0
+
+
+def test_nothing_to_do() -> None:
+    assert bound("2", [single(1)], []) == Bounds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "area")
+
+
+def test_of_works_that_cannot_complete_only_what_runs_counts_and_only_for_the_makespan() -> None:
+    ghost = Shape("ghost", [Part("a", "m1"), Part("b", "m1")], [], never={"b": "waits for a name that is not a node"})
+    shapes = {shape.name: shape for shape in (single(1), single(4), ghost)}
+    accumulator = BoundsAccumulator(Pool.parse("2", {}), shapes, {"m4": 50.0})
+    accumulator.add(0.0, Arrived("x", "w1", (3.0,)))
+    alone = accumulator.result()
+    accumulator.add(0.0, Arrived("too wide", "w4", (100.0,)))
+    accumulator.add(0.0, Arrived("faulty", "unknown", (), fault="unknown workflow"))
+    assert accumulator.result() == alone
+    accumulator.add(0.0, Arrived("stuck", "ghost", (100.0, 1000.0)))
+    partly = accumulator.result()
+    assert partly.makespan_s == partly.path_s == 100.0
+    assert (partly.mean_s, partly.median_s, partly.p99_s) == (alone.mean_s, alone.median_s, alone.p99_s)
+
+
+def test_a_rejected_work_that_ran_in_part_counts_unless_something_failed() -> None:
+    ghost = Shape("ghost", [Part("a", "m1"), Part("b", "m1")], [], never={"b": "waits for a name that is not a node"})
+    for failed, expected in (([], 100.0), ([Failed("stuck", "a", "out of memory")], 0.0)):
+        accumulator = BoundsAccumulator(Pool.parse("2", {}), {"ghost": ghost}, {})
+        accumulator.step(1, 0.0, [Arrived("stuck", "ghost", (100.0, 1000.0))])
+        accumulator.step(2, 100.0, [*failed, Reject("stuck", "waits")])
+        assert accumulator.result().makespan_s == expected
+
+
+def test_where_nothing_can_be_said_there_are_no_bounds() -> None:
+    accumulator = BoundsAccumulator(Pool.parse("2", {}), {"w1": single(1)}, {}, void="run times are not exact")
+    accumulator.add(0.0, Arrived("x", "w1", (3.0,)))
+    assert (accumulator.result().makespan_s, accumulator.result().void) == (0.0, "run times are not exact")
+
+
+def test_sizes_must_match_the_shape() -> None:
+    with pytest.raises(ValueError, match="w0 has 2 sizes, but w1 has 1 parts"):
+        bound("1", [single(1)], [(0.0, "w1", (1.0, 2.0))])
+
+
+# --- one work after another -----------------------------------------------------------------------
+
+
+def some_works(seed: int, count: int) -> tuple[dict[str, Shape], Works]:
+    rng = random.Random(seed)
+    shapes = {shape.name: shape for shape in (single(1), chain("c", 1, 2, 1), chain("d", 4, 3), chain("e", 1, 5))}
+    works: Works = []
+    now = 0.0
+    for i in range(count):
+        now += rng.choice([0.0, 0.0, rng.expovariate(0.2)])
+        shape = rng.choice(list(shapes.values()))
+        works.append((now, Arrived(f"r{i}", shape.name, tuple(rng.uniform(0.1, 30.0) for _ in shape.parts))))
+    return shapes, works
+
+
+def assert_close(one: Bounds, other: Bounds) -> None:
+    figures = [name for name in Bounds.__struct_fields__ if name not in ("binding", "void")]
+    assert [getattr(one, f) for f in figures] == pytest.approx([getattr(other, f) for f in figures], rel=1e-12)
+    assert one.binding == other.binding
+
+
+def test_pieces_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handled seven at a time, and asked in between, the works give what they give at once."""
+    shapes, works = some_works(1, 60)
+    pool = Pool.parse("8", {})
+    whole, pieces = (BoundsAccumulator(pool, shapes, {"m2": 3.0}) for _ in range(2))
+    for arrival_s, work in works:
+        whole.add(arrival_s, work)
+        pieces.add(arrival_s, work)
+        pieces.result()
+    expected = whole.result()
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    assert_close(pieces.result(), expected)
+
+
+def test_a_run_counts_what_it_completed() -> None:
+    """As an observer: rejected works, faulty ones and those left open leave no trace but the first arrival."""
+    shapes, works = some_works(2, 50)
+    pool = Pool.parse("8", {})
+    observer, expected = (BoundsAccumulator(pool, shapes, {"m2": 3.0}) for _ in range(2))
+    for n, (arrival_s, work) in enumerate(works):
+        observer.step(n, arrival_s, [work, Arrived(f"bad{n}", "unknown", (), fault="no such workflow")])
+    for n, (arrival_s, work) in enumerate(works):
+        if n and n % 3 == 0:
+            observer.step(100 + n, 1000.0, [Reject(work.work, "failed too often"), Reject(f"bad{n}", "fault")])
+        elif n % 7 != 6:
+            observer.step(100 + n, 1000.0, [Finished(work.work, "n0"), Complete(work.work)])
+            expected.add(arrival_s, work)
+    assert observer.result() == expected.result()
+
+
+# --- never above a schedule -----------------------------------------------------------------------
+
+
+def figures_of(schedule: Sequence[Placed], works: Works) -> list[float]:
+    ends: dict[str, float] = {}
+    for placed in schedule:
+        ends[placed.work] = max(placed.end_s, ends.get(placed.work, 0.0))
+    responses = [ends[work.work] - arrival_s for arrival_s, work in works]
+    return [max(ends.values()), *map(float, (np.mean(responses), *np.percentile(responses, [50, 99])))]
+
+
+def assert_below(result: Bounds, figures: Sequence[float]) -> None:
+    claimed = [result.makespan_s, result.mean_s, result.median_s, result.p99_s]
+    for name, claim, reached in zip(("makespan", "mean", "median", "p99"), claimed, figures, strict=True):
+        assert claim <= reached * (1 + 1e-9) + 1e-9, f"the {name} bound is {claim}, yet a schedule reaches {reached}"
+    assert result.makespan_s == max(result.area_s, result.wide_s, result.path_s, result.head_body_tail_s)
+
+
+class Case:
+    """A random pool, models with prices, shapes and works that all fit."""
+
+    def __init__(self, draw: st.DrawFn, pools: Sequence[str], parts: int) -> None:
+        self.pool = Pool.parse(draw(st.sampled_from(pools)), TYPES)
+        width = st.integers(1, len(self.pool))
+        price = st.integers(0, 6).map(lambda n: n / 2)
+        self.widths = {kind: draw(width) for kind in "xyz"}
+        self.load_s = {kind: draw(price) for kind in self.widths}
+        self.prices = {(old, new): draw(price) for old in self.widths for new in self.widths if old != new}
+        self.shapes: dict[str, Shape] = {}
+        self.works: Works = []
+        together = draw(st.booleans())
+        left = parts
+        while left:
+            shape = self._shape(draw, min(left, 3))
+            self.shapes[shape.name] = shape
+            left -= len(shape.parts)
+            sizes = tuple(draw(st.integers(0, 10)) / 2 for _ in shape.parts)
+            arrival_s = 1.0 if together else draw(st.integers(0, 8)) / 2
+            self.works.append((arrival_s, Arrived(f"r{len(self.works)}", shape.name, sizes)))
+
+    def _shape(self, draw: st.DrawFn, most: int) -> Shape:
+        kinds = draw(st.lists(st.sampled_from(sorted(self.widths)), min_size=1, max_size=most))
+        names = [f"n{i}" for i in range(len(kinds))]
+        pairs = [(names[i], names[j]) for j in range(len(names)) for i in range(j)]
+        edges = [pair for pair in pairs if draw(st.booleans())]
+        parts = [Part(name, kind, self.widths[kind]) for name, kind in zip(names, kinds, strict=True)]
+        return Shape(f"s{len(self.shapes)}", parts, edges)
+
+    def switch_s(self, old: str, new: str) -> float:
+        return self.prices[old, new]
+
+    def bounds(self) -> Bounds:
+        least = {
+            new: min([self.load_s[new], *(price for (_, to), price in self.prices.items() if to == new)])
+            for new in self.widths
+        }
+        accumulator = BoundsAccumulator(self.pool, self.shapes, least)
+        for arrival_s, work in self.works:
+            accumulator.add(arrival_s, work)
+        return accumulator.result()
+
+    def __repr__(self) -> str:
+        return f"Case({self.pool.speeds}, {self.widths}, {self.load_s}, {self.prices}, {self.works})"
+
+
+def cases(pools: Sequence[str], parts: int) -> st.SearchStrategy[Case]:
+    return st.composite(lambda draw: Case(draw, pools, parts))()
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(cases(["1", "2", "3", "slow:1,gpu:1", "fast:1,gpu:1,slow:1", "5"], parts=4))
+def test_no_schedule_is_below(case: Case) -> None:
+    schedules = every_schedule(case.works, case.shapes, case.pool, case.load_s, case.switch_s)
+    best = np.min([figures_of(schedule, case.works) for schedule in schedules], axis=0)
+    assert_below(case.bounds(), best)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(cases(["4", "8", "slow:2,fast:2"], parts=7))
+def test_the_optimum_is_not_below(case: Case) -> None:
+    inputs: tuple[Works, dict[str, Shape], Pool, dict[str, float], Callable[[str, str], float]]
+    inputs = (case.works, case.shapes, case.pool, case.load_s, case.switch_s)
+    fast = solve(*inputs, ticks_per_s=4, time_limit_s=10)
+    short = solve(*inputs, ticks_per_s=4, time_limit_s=10, objective="mean")
+    result = case.bounds()
+    assert result.makespan_s <= fast.value_s + 1e-9
+    assert result.mean_s <= short.value_s + 1e-9
+    for best in (fast, short):
+        assert_below(result, figures_of(best.starts, case.works))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("pool", ["8", "fast:2,gpu:4,slow:2"])
+def test_long_list_schedules_are_not_below(seed: int, pool: str) -> None:
+    """Two hundred works, more than the thresholds that the bounds look at, placed one by one without setups."""
+    shapes, works = some_works(seed, 200)
+    gpus = Pool.parse(pool, TYPES)
+    if seed % 2:
+        works = [(0.0, work) for _, work in works]
+    works_of = {work.work: (arrival_s, shapes[work.of], work.sizes) for arrival_s, work in works}
+    free = [0.0] * len(gpus)
+    schedule: list[Placed] = []
+    for name in sorted(works_of, key=lambda name: (works_of[name][0], sum(works_of[name][2]))):
+        arrival_s, shape, sizes = works_of[name]
+        ends: dict[int, float] = {}
+        for i in shape.topological:
+            ready_s = max([arrival_s, *(ends[j] for j in shape.after[i])])
+            options = []
+            for window in gpus.windows(shape.parts[i].width, aligned=False):
+                start_s = max([ready_s, *(free[gpu] for gpu in window)])
+                options.append((start_s + sizes[i] / min(gpus.speeds[gpu] for gpu in window), start_s, window))
+            ends[i], start_s, window = min(options)
+            schedule.append(Placed(name, shape.parts[i].name, window, start_s, start_s, ends[i]))
+            for gpu in window:
+                free[gpu] = ends[i]
+    accumulator = BoundsAccumulator(gpus, shapes, {})
+    for arrival_s, work in works:
+        accumulator.add(arrival_s, work)
+    assert_below(accumulator.result(), figures_of(schedule, works))
