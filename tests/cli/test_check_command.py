@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ CONFIG: dict[str, Any] = {
     "models": {"llm": {"memory_gb": 8, "gpus_required": 2, "load_time_seconds": 10}},
     "workflows": {"one": {"nodes": [{"id": "a", "model": "llm"}]}},
 }
-REQUESTS = {
+REQUESTS: dict[str, list[dict[str, Any]]] = {
     "requests": [
         {"request_id": "r1", "workflow_id": "one", "node_execution_times": {"a": 4.0}},
         {"request_id": "r2", "workflow_id": "one", "node_execution_times": {"a": 5.0}},
@@ -112,11 +113,43 @@ def test_json_for_programs(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert report["counted"]["makespan_s"] == 19.0
 
 
-def test_the_default_is_the_log_of_the_baseline(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_default_is_the_log_of_the_baseline_or_else_the_newest(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["check"]) == 2
-    assert capsys.readouterr().err == "error: baseline_execution_log.json: no such file\n"
-    Path("log.json").rename("baseline_execution_log.json")
-    assert cli.main(["check", "-q"]) == 0
+    message = "error: no *_execution_log.json or *_journal.jsonl in this folder: name what to check\n"
+    assert capsys.readouterr().err == message
+    for age, (given, name) in enumerate(
+        (
+            ("run.jsonl", "new_journal.jsonl"),
+            ("log.json", "old_execution_log.json"),
+            ("log.json", "baseline_execution_log.json"),
+        )
+    ):
+        Path(name).write_bytes(Path(given).read_bytes())
+        os.utime(name, (1e9 - age, 1e9 - age))
+    assert cli.main(["check"]) == 0
+    assert "execution log baseline_execution_log.json" in capsys.readouterr().out
+    Path("baseline_execution_log.json").unlink()
+    assert cli.main(["check"]) == 0
+    assert "journal new_journal.jsonl" in capsys.readouterr().out
+    Path("new_journal.jsonl").unlink()
+    assert cli.main(["check"]) == 0
+    assert "execution log old_execution_log.json" in capsys.readouterr().out
+
+
+def test_an_execution_log_knows_deadlines_and_priorities(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [dict(REQUESTS["requests"][0], deadline_seconds=5, priority=3.0), REQUESTS["requests"][1]]
+    Path("requests.json").write_text(json.dumps({"requests": rows}))
+    files = ["--config", "config.json", "--requests", "requests.json"]
+    assert cli.main(["workflow", "run", "--gpus", "2", *files, "--policy", "baseline", "-q"]) == 0
+    written = json.loads(Path("baseline_execution_log.json").read_text())["requests"]
+    assert [(row.get("deadline_seconds"), row.get("priority")) for row in written] == [(5.0, 3.0), (None, None)]
+    assert cli.main(["check", "baseline_execution_log.json", *files]) == 0
+    rows[0]["priority"] = 2.0
+    Path("requests.json").write_text(json.dumps({"requests": rows}))
+    assert cli.main(["check", "baseline_execution_log.json", *files]) == 1
+    assert "found weight 3.0, expected 2.0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.json", "run", "run.log", "run_report.json"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
+from dovetail import cli
 from dovetail.cli.report import report
 from dovetail.core.errors import InputError, MissingExtraError
 
@@ -91,3 +92,21 @@ def test_the_command_line(write: Write, tmp_path: Path) -> None:
     words = [str(first), "--out", str(tmp_path / "c.html"), str(second), "--from", "1", "--to", "5"]
     assert app(words, exit_on_error=False) == 0
     assert "1 s to 5 s" in (tmp_path / "c.html").read_text()
+
+
+def test_a_run_with_a_node_that_needs_no_gpu_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {
+        name: {"memory_gb": 8, "gpus_required": n, "load_time_seconds": n} for name, n in (("cpu", 0), ("llm", 1))
+    }
+    nodes = [{"id": "read", "model": "cpu"}, {"id": "answer", "model": "llm"}]
+    flow = {"nodes": nodes, "edges": [{"from": "read", "to": "answer"}]}
+    asked = {"request_id": "r1", "workflow_id": "chat", "node_execution_times": {"read": 2.0, "answer": 4.0}}
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps({"models": models, "workflows": {"chat": flow}}))
+    Path("requests.json").write_text(json.dumps({"requests": [asked]}))
+    files = ["--config", "config.json", "--requests", "requests.json"]
+    assert cli.main(["workflow", "run", "--gpus", "1", *files, "--policy", "baseline", "-q"]) == 0
+    assert cli.main(["report", "baseline_journal.jsonl", "--svg", "--perfetto"]) == 0
+    trace = json.loads(Path("baseline_journal.trace.json").read_text())
+    slices = [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert slices == ["load llm", "llm: r1/answer"]

@@ -132,6 +132,8 @@ def test_the_metrics_block() -> None:
         "EXECUTION METRICS",
         "=" * 60,
         "Total execution time (makespan): 10.00 seconds",
+        "Total nodes executed: 2",
+        "Simulation mode: false (no model was called)",
         "",
         "Requests: 1 completed, 1 rejected, 3 skipped",
         "  1 rejected: no times",

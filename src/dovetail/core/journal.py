@@ -1,9 +1,9 @@
 """The versioned, append-only record of everything that happened: JSON lines, one header, then one line per event.
 
 A line is `{"n": step, "t": seconds, "k": kind, ...}`. One step is one turn of the loop: what was seen, then what was
-decided. Steps are written in blocks of some 1 MiB, and the rest when the run ends, also by an error or Ctrl-C. A process
-that is killed outright loses what was not yet written, up to 1 MiB; what is on disk is whole but for its last step, which
-may be torn: the reader says so and goes on with what is whole.
+decided. Steps are written in blocks of some 1 MiB, and the rest when the run ends, also by an error or Ctrl-C. A
+process that is killed outright loses what was not yet written, up to 1 MiB; what is on disk is whole but for its last
+step, which may be torn: the reader says so and goes on with what is whole.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def _plain(value: Any) -> Any:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_encode_lines = msgspec.json.Encoder(enc_hook=_plain).encode_lines
 _stamp = msgspec.json.Decoder(_Stamp).decode
 _event = msgspec.json.Decoder(Recorded).decode
 _version = msgspec.json.Decoder(_Version).decode
@@ -141,9 +142,11 @@ class Writer:
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         stamp = b'{"n":%d,"t":%s,' % (n, repr(float(t)).encode())
         try:
-            lines = b"".join([stamp + _encode(event)[1:] + b"\n" for event in events])
+            lines = _encode_lines(events)
         except (TypeError, NotImplementedError) as error:
             raise PolicyError(f"{self.path}: step {n} at {t} s cannot be written: {error}") from error
+        # Text within JSON has no line breaks of its own, so every brace after one begins an event.
+        lines = (b"\n" + lines).replace(b"\n{", b"\n" + stamp)[1:]
         if not self._put(lines):
             raise InputError(f"{self.path}: cannot resume: step {n} at {t} s differs from the recorded one")
         if len(self._buffer) > _BUFFER:

@@ -100,7 +100,8 @@ def _our_requests(
         faults.at(-1 - i, row.arrival_time)
         end, took = row.completion_time, row.response_time
         fault = "" if row.sizes or row.status == "completed" else row.reason or "unusable"
-        arrivals.append((row.arrival_time, Arrived(row.request_id, row.workflow_id, row.sizes, fault=fault)))
+        arrived = Arrived(row.request_id, row.workflow_id, row.sizes, row.deadline_seconds, row.priority, fault)
+        arrivals.append((row.arrival_time, arrived))
         if row.status == "rejected":
             if end is not None or took is not None:
                 faults.add("row", row.request_id, f"was rejected, but has completion_time {end}, response_time {took}")

@@ -156,12 +156,19 @@ def switch_overhead(figures: Figures) -> float:
 
 
 def metrics_block(
-    figures: Figures, bounds: Bounds | None = None, rejected: Mapping[str, int] | None = None, skipped: int = 0
+    figures: Figures,
+    bounds: Bounds | None = None,
+    rejected: Mapping[str, int] | None = None,
+    skipped: int = 0,
+    simulate: bool = False,
 ) -> str:
-    """The metrics as a block of text; `rejected` counts rejected requests by reason."""
+    """The metrics as a block of text; `rejected` counts rejected requests by reason, `simulate` says that models were
+    called."""
     rule, response = "=" * 60, figures.response_s
     lines = ["", rule, "EXECUTION METRICS", rule]
     lines.append(f"Total execution time (makespan): {figures.makespan_s:.2f} seconds")
+    lines.append(f"Total nodes executed: {figures.parts}")
+    lines.append(f"Simulation mode: {'true (models were called)' if simulate else 'false (no model was called)'}")
     counts = f"{figures.completed} completed, {figures.rejected} rejected"
     lines += ["", f"Requests: {counts}" + (f", {skipped} skipped" if skipped else "")]
     lines += [f"  {count} rejected: {why}" for why, count in (rejected or {}).items()]
@@ -250,8 +257,9 @@ class Execution(Struct, omit_defaults=True, gc=False):
     reason: str = ""  # why it failed; only among the failures
 
 
-class RequestRow(Struct, gc=False):
-    """A request. `sizes` are its nodes' seconds at speed 1, in the order of its workflow's nodes."""
+class RequestRow(Struct, omit_defaults=True, gc=False):
+    """A request. `sizes` are its nodes' seconds at speed 1, in the order of its workflow's nodes; what follows them is
+    there if the request has it."""
 
     request_id: str
     workflow_id: str
@@ -261,6 +269,8 @@ class RequestRow(Struct, gc=False):
     status: Literal["completed", "rejected"]
     reason: str | None
     sizes: tuple[float, ...]
+    deadline_seconds: float | None = None  # after arrival
+    priority: float = 1.0
 
 
 def log_summary(header: Header, figures: Figures) -> dict[str, Any]:
@@ -418,7 +428,10 @@ class ExecutionLog:
             "completed" if done else "rejected",
             reason,
             arrived.sizes,
+            arrived.due_s,
         )
+        if arrived.weight != 1.0:
+            row.priority = arrived.weight
         self._spools["requests"].add(_encode(row))
         if not done:
             self._spools["rejected_requests"].add(_encode({"request_id": work, "reason": reason}))

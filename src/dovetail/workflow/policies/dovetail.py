@@ -64,26 +64,26 @@ class Dovetail(Policy):
         """The window that wastes least for a queue: GPU-seconds wasted, regret, the window, the switch's price."""
         held, model = view.residents.held, queue.model
         for window in windows:
-            if all(model in held[gpu] for gpu in window):
+            if model in held[window[0]] and (queue.width == 1 or all(model in held[gpu] for gpu in window)):
                 return 0.0, 0.0, window, 0.0
-        return min([self._waste(queue, window, view) for window in windows], key=lambda w: (w[0] + w[1], w[2]))
+        if len(windows) == 1:
+            return self._waste(queue, windows[0], view)
+        return min([self._waste(queue, window, view) for window in windows], key=_by_waste)
 
     def _waste(self, queue: Queue, window: Window, view: View) -> tuple[float, float, Window, float]:
         """What a switch here wastes, and how sorry one would be for what is evicted."""
         residents, model = view.residents, queue.model
         setup_s = residents.setup(window, model)
         wasted, regret = setup_s * queue.width, 0.0
-        evicted: dict[str, float] = {}
+        counted: set[str] = set()
         for gpu in window:
             for other in residents.evicted(gpu, model):
-                back_s = evicted.get(other)
-                if back_s is None:
-                    back_s = evicted[other] = residents.reload_s(model, other)
+                back_s = residents.reload_s(model, other)
                 needed = self.look_ahead if view.demand[other] > 0 else 1.0
                 regret += needed * back_s * _MEMORY_S / (_MEMORY_S + view.now - view.idle_since[gpu])
-        for other, back_s in evicted.items():
-            if other in view.queues:
-                wasted += back_s * view.models[other].width
+                if other in view.queues and other not in counted:
+                    counted.add(other)
+                    wasted += back_s * view.models[other].width
         return wasted, regret, window, setup_s
 
     def _reservation(self, view: View) -> tuple[Task, Window] | None:
@@ -91,18 +91,26 @@ class Dovetail(Policy):
         if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].run.open):
             self._reserved = None
         if self._reserved is None:
-            wide = [q.head for q in view.queues.values() if q.width > 1 and not view.free_windows(q.model)]
-            starved = min((t for t in wide if self._is_starved(t, view)), key=lambda t: (t.rank, t.seq), default=None)
-            if starved is not None:
-                windows = view.roomy_windows(starved.model)
-                self._reserved = (starved, min(windows, key=lambda w: (view.free_at(w), w)))
+            wide = [queue.head for queue in view.queues.values() if queue.width > 1]
+            starved = [t for t in wide if self._is_starved(t, view) and not view.free_windows(t.model)]
+            if starved:
+                task = min(starved, key=lambda t: (t.rank, t.seq))
+                windows = view.roomy_windows(task.model)
+                self._reserved = (task, min(windows, key=lambda w: (view.free_at(w), w)))
         return self._reserved
 
     def _is_starved(self, task: Task, view: View) -> bool:
+        waited_s = view.now - task.ready_s
+        if waited_s <= self.starvation * task.size:
+            return False
         backlog_s = sum([queue.gpu_s for queue in view.queues.values()]) / len(view.pool)
-        return view.now - task.ready_s > self.starvation * (backlog_s + task.size)
+        return waited_s > self.starvation * (backlog_s + task.size)
 
     @staticmethod
     def _may_backfill(task: Task, window: Window, kept: Window, free_s: float, view: View) -> bool:
         ends_s = view.now + view.setup_s(window, task.model) + view.run_s(task, window)
         return ends_s <= free_s or not set(kept).intersection(window)
+
+
+def _by_waste(option: tuple[float, float, Window, float]) -> tuple[float, Window]:
+    return option[0] + option[1], option[2]

@@ -1,0 +1,119 @@
+"""Random workloads x every policy: the checker is clean, nothing is below a bound, nothing is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dovetail.core import registry
+from dovetail.core.events import Failed, Finished, Start
+from dovetail.core.journal import Reader
+from dovetail.workflow.check import check_journal
+from dovetail.workflow.fuzz import MOST_GPUS, Case, check_case, random_case, read_case, run_case
+
+CASES = 320  # bench/workflow.py runs 10,000
+BLOCK = 20
+
+
+@pytest.mark.parametrize("first", range(0, CASES, BLOCK))
+def test_every_policy_gives_a_valid_schedule_of_everything(tmp_path: Path, first: int) -> None:
+    assert [fault for seed in range(first, first + BLOCK) for fault in check_case(seed, tmp_path)] == []
+
+
+# --- that the cases try what they should ----------------------------------------------------------
+
+
+def features(case: Case) -> set[str]:
+    """What is special about a case."""
+    models = case.config["models"].values()
+    widths = {model["gpus_required"] for model in models}
+    gpus = sum(int(part.split(":")[-1]) for part in case.gpus.split(","))
+    found = {case.mode, case.on_error, f"{gpus} GPUs", *(f"width {w}" for w in widths), *case.costs}
+    found |= {"two types"} if "small:0" not in case.gpus and "big:0" not in case.gpus and ":" in case.gpus else set()
+    found |= {"too wide"} if max(widths) > gpus else set()
+    found |= {"rates"} if case.rates else set()
+    found |= {"failures"} if case.failure_rate else set()
+    found |= {"plain prices"} if not case.costs else set()
+    found |= {"many models"} if len(models) > 5 else set()
+    for row in case.rows:
+        found |= {"deadline"} if "deadline_seconds" in row else set()
+        found |= {"faulty request"} if row["workflow_id"] == "nothing" else set()
+    return found
+
+
+def test_the_cases_try_everything() -> None:
+    counted = Counter(feature for seed in range(CASES) for feature in features(random_case(seed)))
+    wanted = {"offline", "online", "reject", "skip", "two types", "too wide", "rates", "failures", "plain prices"}
+    wanted |= {"many models", "deadline", "faulty request", "window", "overlap", "dram_gb", "batching", "noise"}
+    wanted |= {"resident", "overhead_s"} | {f"{n} GPUs" for n in range(1, MOST_GPUS + 1)}
+    wanted |= {f"width {n}" for n in (0, 1, 2, 3, 4, 5, 7)}
+    assert {feature: counted[feature] for feature in wanted if counted[feature] < CASES // 40} == {}
+
+
+def test_the_cases_make_everything_happen(tmp_path: Path) -> None:
+    counted: Counter[str] = Counter()
+    for seed in range(0, CASES, 4):
+        case = random_case(seed)
+        run_case(read_case(case, tmp_path), case, "dovetail", seed, tmp_path / "journal.jsonl")
+        began: dict[tuple[str, str], float] = {}
+        for _, t, event in Reader(tmp_path / "journal.jsonl"):
+            counted[type(event).__name__] += 1
+            if isinstance(event, Start):
+                counted["again"] += (event.work, event.part) in began
+                began[event.work, event.part] = t
+                counted["batch"] += event.batch > 0
+                counted["switch"] += event.replaces is not None
+                counted["wide"] += len(event.devices) > 1
+                counted["without GPU"] += not event.devices
+                counted["waited"] += t > event.ready_s
+    happened = {"Arrived", "Start", "Finished", "Failed", "Complete", "Reject", "again", "batch", "switch", "wide"}
+    assert {name: counted[name] for name in happened | {"without GPU", "waited"} if counted[name] < 20} == {}
+
+
+# --- work is conserved ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", registry.names("workflow"))
+def test_no_policy_makes_or_loses_work(tmp_path: Path, policy: str) -> None:
+    """Every node of a completed request finishes once; every start ends once; every request is completed or rejected."""
+    for seed in range(1000, 1030):
+        case = random_case(seed)
+        problem = read_case(case, tmp_path)
+        run_case(problem, case, policy, seed, tmp_path / "journal.jsonl")
+        started, ended, finished = Counter[tuple[str, str]](), Counter[tuple[str, str]](), set[tuple[str, str]]()
+        open_works: dict[str, str] = {}
+        for _, _, event in Reader(tmp_path / "journal.jsonl"):
+            kind = type(event).__name__
+            if kind == "Arrived":
+                open_works[event.work] = event.of  # type: ignore[union-attr]
+            elif isinstance(event, Start):
+                started[event.work, event.part] += 1
+            elif isinstance(event, Finished | Failed):
+                ended[event.work, event.part] += 1
+                if isinstance(event, Finished):
+                    assert (event.work, event.part) not in finished
+                    finished.add((event.work, event.part))
+            elif kind in ("Complete", "Reject"):
+                of = open_works.pop(event.work)  # type: ignore[union-attr]
+                if kind == "Complete":
+                    names = [part.name for part in problem.shapes[of].parts]
+                    assert all((event.work, name) in finished for name in names)  # type: ignore[union-attr]
+        assert open_works == {}
+        assert started == ended
+
+
+@pytest.mark.parametrize("policy", registry.names("workflow"))
+def test_a_policy_does_not_depend_on_what_requests_are_called(tmp_path: Path, policy: str) -> None:
+    """Names are labels: the same workload under other names takes as long."""
+    for seed in (3, 14, 15, 92):
+        case = random_case(seed)._replace(failure_rate=0.0)
+        case.costs.pop("noise", None)
+        spans = []
+        for prefix in ("r", "x"):
+            rows = [{**row, "request_id": prefix + row["request_id"]} for row in case.rows]
+            problem = read_case(case._replace(rows=rows), tmp_path)
+            run_case(problem, case, policy, seed, tmp_path / "journal.jsonl")
+            spans.append(check_journal(tmp_path / "journal.jsonl").counted["makespan_s"])
+        assert spans[0] == spans[1]

@@ -1,0 +1,214 @@
+"""`--compat gswarm`: the older scheduler's order of events, and its results, held against one written by hand."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.core.events import Arrived, Finished, Start
+from dovetail.workflow.compat import HeapOrder
+from dovetail.workflow.simulation import Problem, run
+
+Run = tuple[str, str, tuple[int, ...], float, float]  # request, node, GPUs, start, end
+
+
+# --- the order of events --------------------------------------------------------------------------
+
+
+def test_events_come_one_at_a_time_in_order_of_time() -> None:
+    agenda = HeapOrder([(2.0, Arrived("b", "w")), (1.0, Arrived("a", "w"))])
+    agenda.push(1.5, Finished("x", "n"))
+    assert [agenda.pop() for _ in range(4)] == [
+        (1.0, [Arrived("a", "w")]),
+        (1.5, [Finished("x", "n")]),
+        (2.0, [Arrived("b", "w")]),
+        None,
+    ]
+
+
+def test_ties_fall_as_the_older_heap_let_them_fall() -> None:
+    """500 arrivals at one instant, the first four of which are started; the order was observed in that scheduler."""
+    agenda = HeapOrder((0.0, Arrived(str(i), "w")) for i in range(500))
+    found = []
+    for started in range(500):
+        batch = agenda.pop()
+        assert batch is not None
+        [event] = batch[1]
+        assert isinstance(event, Arrived)
+        found.append(int(event.work))
+        if started < 4:
+            agenda.push(30.0 + started, Finished(event.work, "n"))
+    assert found[:14] == [0, 2, 6, 14, 30, 62, 126, 254, 499, 253, 125, 252, 251, 498]
+    assert sorted(found) == list(range(500))
+
+
+# --- the older scheduler, as its description has it -----------------------------------------------
+
+
+class Event:
+    def __init__(self, at_s: float, handle: Any) -> None:
+        self.at_s = at_s
+        self.handle = handle
+
+    def __lt__(self, other: Event) -> bool:
+        return self.at_s < other.at_s
+
+
+class Older:
+    """Scans its whole queue at every event, as that one did. Nodes that never become ready are dropped."""
+
+    def __init__(self, config: dict[str, Any], rows: list[dict[str, Any]], gpus: int, arrivals: list[float]) -> None:
+        self.models = config["models"]
+        self.free_at = [0.0] * gpus
+        self.held: list[str | None] = [None] * gpus
+        self.queue: deque[tuple[dict[str, Any], dict[str, Any]]] = deque()
+        self.state: dict[tuple[str, str], str] = {}
+        self.heap: list[Event] = []
+        self.runs: list[Run] = []
+        self.switches, self.switch_s = 0, 0.0
+        self.took: dict[str, float] = {}
+        self.workflows = config["workflows"]
+        self.arrived: dict[str, float] = {}
+        for row, at_s in zip(rows, arrivals, strict=True):
+            heapq.heappush(self.heap, Event(at_s, lambda now, row=row: self.arrive(row, now)))
+        while self.heap:
+            event = heapq.heappop(self.heap)
+            event.handle(event.at_s)
+            self.schedule(event.at_s)
+
+    def arrive(self, row: dict[str, Any], now: float) -> None:
+        self.arrived[row["request_id"]] = now
+        workflow = self.workflows[row["workflow_id"]]
+        for node in workflow["nodes"]:
+            self.state[row["request_id"], node["id"]] = "waiting"
+        self.make_ready(row)
+
+    def make_ready(self, row: dict[str, Any]) -> None:
+        workflow, name = self.workflows[row["workflow_id"]], row["request_id"]
+        for node in workflow["nodes"]:
+            before = [edge["from"] for edge in workflow.get("edges", []) if edge["to"] == node["id"]]
+            done = all(self.state.get((name, other)) == "done" for other in before)
+            if done and self.state[name, node["id"]] == "waiting":
+                self.state[name, node["id"]] = "ready"
+                self.queue.append((row, node))
+
+    def finish(self, row: dict[str, Any], node: dict[str, Any], now: float) -> None:
+        name = row["request_id"]
+        self.state[name, node["id"]] = "done"
+        self.make_ready(row)
+        if all(self.state[name, other["id"]] == "done" for other in self.workflows[row["workflow_id"]]["nodes"]):
+            self.took[name] = now - self.arrived[name]
+
+    def schedule(self, now: float) -> None:
+        again = True
+        while again:
+            again = False
+            for row, node in [self.queue.popleft() for _ in range(len(self.queue))]:
+                window = self.find(node["model"], now)
+                if window is None:
+                    self.queue.append((row, node))
+                else:
+                    self.start(row, node, window, now)
+                    again = True
+
+    def find(self, model: str, now: float) -> tuple[int, ...] | None:
+        width, free = self.models[model]["gpus_required"], [at_s <= now for at_s in self.free_at]
+        if width > 1:
+            starts = [i for i in range(len(free) - width + 1) if all(free[i : i + width])]
+            return tuple(range(starts[0], starts[0] + width)) if starts else None
+        gpus = [i for i, is_free in enumerate(free) if is_free]
+        warm = [i for i in gpus if self.held[i] == model]
+        if warm:
+            return (warm[0],)
+        return (min(gpus, key=lambda i: (self.free_at[i], i)),) if gpus else None
+
+    def start(self, row: dict[str, Any], node: dict[str, Any], window: tuple[int, ...], now: float) -> None:
+        old, new = self.held[window[0]], node["model"]
+        switch_s = 0.0
+        if old is None:
+            switch_s = self.models[new]["load_time_seconds"]
+        elif old != new:
+            switch_s = (self.models[old]["memory_gb"] + self.models[new]["memory_gb"]) / 16.0 + 2.0
+            self.switches += 1
+            self.switch_s += switch_s
+        start_s = now + switch_s
+        end_s = start_s + row["node_execution_times"].get(node["id"], 10.0)
+        for gpu in window:
+            self.free_at[gpu], self.held[gpu] = end_s, new
+        self.runs.append((row["request_id"], node["id"], window, start_s, end_s))
+        heapq.heappush(self.heap, Event(end_s, lambda now: self.finish(row, node, now)))
+
+
+class Starts:
+    """Follows a run of ours."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for event in events:
+            if isinstance(event, Start):
+                start_s = t + event.setup_s
+                self.runs.append((event.work, event.part, event.devices, start_s, start_s + event.run_s))
+
+
+def workload(seed: int) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
+    """Random workflows, some with the faults that the older scheduler let pass; run times without ties."""
+    rng = random.Random(seed)
+    gpus = rng.randint(1, 6)
+    models = {
+        f"m{i}": {
+            "memory_gb": rng.randint(1, 60),
+            "gpus_required": rng.choice([1, 1, 1, 2, 3, 5]),
+            "load_time_seconds": rng.randint(1, 60),
+        }
+        for i in range(rng.randint(1, 5))
+    }
+    workflows: dict[str, Any] = {}
+    for i in range(rng.randint(1, 3)):
+        nodes = [{"id": f"n{k}", "model": rng.choice(list(models))} for k in range(rng.randint(1, 6))]
+        edges = [{"from": f"n{a}", "to": f"n{b}"} for b in range(len(nodes)) for a in range(b) if rng.random() < 0.4]
+        if rng.random() < 0.3:
+            edges.append({"from": rng.choice(["ghost", "n0", "n1"]), "to": rng.choice(["n0", "n1", "nowhere"])})
+        workflows[f"w{i}"] = {"nodes": nodes, "edges": edges}
+    rows = []
+    for number in range(rng.randint(1, 30)):
+        of = rng.choice(list(workflows))
+        times = {node["id"]: rng.uniform(0.5, 40.0) for node in workflows[of]["nodes"] if rng.random() < 0.95}
+        at_s = rng.choice([0, 5, rng.randint(0, 200)])  # in no order
+        rows.append({"request_id": f"r{number}", "workflow_id": of, "timestamp": at_s, "node_execution_times": times})
+    return {"models": models, "workflows": workflows}, rows, gpus
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_every_node_starts_where_and_when_the_older_scheduler_started_it(tmp_path: Path, mode: Any, first: int) -> None:
+    dropped = count()
+    for seed in range(first, first + 50):
+        config, rows, gpus = workload(seed)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "requests.json").write_text(json.dumps({"requests": rows}))
+        problem = Problem.read(
+            tmp_path / "config.json", tmp_path / "requests.json", gpus=str(gpus), mode=mode, compat="gswarm"
+        )
+        starts = Starts()
+        figures = run(problem, "baseline", observers=[starts]).figures
+        arrivals = [float(row["timestamp"] - rows[0]["timestamp"]) if mode == "online" else 0.0 for row in rows]
+        older = Older(config, rows, gpus, arrivals)
+        assert starts.runs == older.runs, f"case {seed}"
+        assert (figures.switches, figures.switch_time_s) == (older.switches, older.switch_s)
+        assert (figures.completed, figures.rejected) == (len(older.took), len(rows) - len(older.took))
+        assert figures.makespan_s == max([end_s for *_, end_s in older.runs], default=0.0)
+        if older.took:
+            assert figures.response_s.mean == pytest.approx(sum(older.took.values()) / len(older.took), rel=1e-12)
+        if figures.rejected:
+            next(dropped)
+    assert next(dropped) > 5, "faulty files must be among them"
