@@ -99,6 +99,8 @@ def test_what_is_converted_has_its_types(path: Path) -> None:
 def test_merged_keys_of_yaml_may_be_given_again(path: Path) -> None:
     path.write_text("base: &base {a: 1, b: 2}\nother: &other {b: 4}\nnew:\n  <<: [*base, *other]\n  b: 3\n")
     assert Document.read(path).data["new"] == {"a": 1, "b": 3}
+    path.write_text("base: &base {a: 1}\nother: &other {b: 4}\nnew:\n  <<: *base\n  <<: *other\n")
+    assert Document.read(path).data["new"] == {"a": 1, "b": 4}
     path.write_text("base: &base {a: 1}\nover: {it: &over {<<: *base, a: 2}}\nnew: {<<: *over, a: 3}\n")
     assert Document.read(path).data == {"base": {"a": 1}, "over": {"it": {"a": 2}}, "new": {"a": 3}}
 
@@ -206,6 +208,10 @@ def test_a_key_given_twice_is_an_error_where_the_last_would_silently_win(path: P
             "config.any:8: pools.b.y.1.id: expected str, found int",
         ),
         ('{\n"nodes":[\n{"id":"a"},\n{\t"id":3}]}', "config.any:4: nodes.1.id: expected str, found int"),
+        (
+            '{\n\t"nodes": [\n\t\t{"id": "a"},\n\t\t{\n\t\t\t"id": 3\n\t\t}\n\t]\n}\n',
+            "config.any:5: nodes.1.id: expected str, found int",
+        ),
         ("models:\r\n  llm:\r\n    memory_gb: x\r\n", "config.any:3: models.llm.memory_gb: expected float, found str"),
     ],
 )

@@ -63,10 +63,10 @@ import sys
 from dovetail.core.sweep import sweep
 
 if __name__ == "__main__":
-    # Each cell tells that it runs and then waits for ever.
-    cell = "print('running', flush=True), __import__('signal').pause()"
+    # Each cell tells that it runs; all but the first then wait for ever.
+    tell, wait = "print('running', flush=True)", "__import__('signal').pause()"
     try:
-        sweep(eval, [cell] * 4, 2)
+        sweep(eval, [tell, f"({tell}, {wait})", f"({tell}, {wait})"], 3)
     except KeyboardInterrupt:
         sys.exit(130)
 """
@@ -80,7 +80,7 @@ def test_ctrl_c_leaves_no_process_behind(whom: str) -> None:
         program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == ["running\n"] * 2
+        assert [process.stdout.readline() for _ in range(3)] == ["running\n"] * 3
         if whom == "the sweep":
             process.send_signal(signal.SIGINT)
         else:

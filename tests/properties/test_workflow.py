@@ -69,7 +69,7 @@ def test_the_cases_make_everything_happen(tmp_path: Path) -> None:
                 counted["without GPU"] += not event.devices
                 counted["waited"] += t > event.ready_s
     happened = {"Arrived", "Start", "Finished", "Failed", "Complete", "Reject", "again", "batch", "switch", "wide"}
-    assert {name: counted[name] for name in happened | {"without GPU", "waited"} if counted[name] < 20} == {}
+    assert {name: counted[name] for name in happened | {"without GPU", "waited"} if counted[name] < 10} == {}
 
 
 # --- work is conserved ----------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_the_cases_make_everything_happen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", registry.names("workflow"))
 def test_no_policy_makes_or_loses_work(tmp_path: Path, policy: str) -> None:
-    """Every node of a completed request finishes once; every start ends once; every request is completed or rejected."""
+    """Every node of a completed request finishes once, every start ends once, every request is closed."""
     for seed in range(1000, 1030):
         case = random_case(seed)
         problem = read_case(case, tmp_path)

@@ -20,7 +20,7 @@ from dovetail.core.journal import Reader
 from dovetail.core.resources import Pool
 from dovetail.core.work import Part, Shape
 from dovetail.workflow.costs import Costs, ModelCost
-from dovetail.workflow.fuzz import OPTIONS, random_case, read_case, run_case
+from dovetail.workflow.fuzz import options_of, random_case, read_case, run_case
 from dovetail.workflow.policies import Place, Policy, View, Wait
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.view import Task
@@ -358,7 +358,7 @@ def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path, policy: 
         case = random_case(seed)
         problem = read_case(case, tmp_path)
         run_case(problem, case, policy, seed, tmp_path / "journal.jsonl")
-        chosen = registry.create("workflow", policy, OPTIONS.get(policy))
+        chosen = registry.create("workflow", policy, options_of(policy, seed))
         again = WorkflowScheduler(problem.new_view(), problem.shapes, chosen, case.retries)
         for n, _, orders, recorded in replay(again, Reader(tmp_path / "journal.jsonl")):
             assert orders == recorded, f"case {seed}, step {n}"

@@ -18,7 +18,7 @@ from dovetail.core.events import Complete, Reject
 from dovetail.core.files import refuse_overwrite
 from dovetail.workflow.inputs import OnError
 from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import DEFAULT_POLICY, Compat, Outcome, Problem
+from dovetail.workflow.simulation import DEFAULT_POLICY, Compat, Outcome, Problem, make_policy
 from dovetail.workflow.simulation import run as simulate_run
 
 app = App(name="workflow", help="Schedule workflows of many models on a pool of GPUs.")
@@ -28,7 +28,7 @@ for verb in (compare, plan, generate, import_app):
 Output = Literal["journal", "log", "executions"]
 _CONFIG = Path("system_config.yaml")
 _REQUESTS = Path("workflow_requests.yaml")
-_EXACT_NODES = 60
+_EXACT_NODES = 30
 
 
 @app.command
@@ -118,10 +118,8 @@ def run(
             raise InputError(f"{flag} {number}: expected 0 or more")
     if resume and "journal" not in write:
         raise InputError("--resume goes on with a journal: let --write name it")
-    if policy == "optimise" and mode == "online":
-        raise InputError("--policy optimise plans ahead: it needs --mode offline")
     options = pairs("--option", option)
-    registry.create("workflow", policy, options)  # a wrong name or option shows before anything is read or written
+    make_policy(policy, options, mode)  # a wrong name or option shows before anything is read or written
     refuse_overwrite([out / _FILES[kind].format(policy) for kind in dict.fromkeys(write)], [config, requests, rates])
     problem = Problem.read(
         config,

@@ -12,7 +12,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import refuse_overwrite
 from dovetail.workflow.inputs import OnError
 from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import DEFAULT_POLICY, Compat
+from dovetail.workflow.simulation import DEFAULT_POLICY, Compat, make_policy
 from dovetail.workflow.study import Cell, Target, fewest_gpus
 from dovetail.workflow.study import compare as run_cells
 
@@ -126,13 +126,12 @@ def compare(
 def _names(given: tuple[str, ...], mode: Mode) -> list[str]:
     from dovetail.core import registry
 
-    known = registry.names("workflow")
-    names = [name for name in known if name != "optimise" or mode == "offline"] if given == ("all",) else list(given)
-    for name in names:
-        registry.create("workflow", name)
-    if "optimise" in names and mode == "online":
-        raise InputError("--policy optimise plans ahead: it needs --mode offline")
-    return list(dict.fromkeys(names))
+    if given == ("all",):
+        every = registry.names("workflow")
+        return [name for name in every if mode == "offline" or not registry.create("workflow", name).plans_ahead]
+    for name in given:
+        make_policy(name, None, mode)
+    return list(dict.fromkeys(given))
 
 
 def _check(cells: list[Cell]) -> bool:
@@ -220,6 +219,7 @@ def plan(
     if len(given) != 1:
         raise InputError("give one limit: --p99, --mean or --makespan SECONDS")
     [(target, limit)] = given.items()
+    make_policy(policy, pairs("--option", option), mode)
     cell = Cell(
         config=config,
         requests=requests,

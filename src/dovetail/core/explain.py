@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.events import Arrived, Failed, Finished, Reject, Start
-from dovetail.core.journal import Reader
-from dovetail.core.work import ShapeError
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.journal import Ended, Reader, Recorded
+from dovetail.core.resources import Pool
+from dovetail.core.work import Shape, ShapeError
 
 _SHOWN = 10
 
@@ -26,8 +27,12 @@ class Other(Struct, frozen=True):
 
 
 class Explanation(Struct, kw_only=True):
-    """What happened to one part of a work. `holders` ran when it became ready, `overtakers` became ready later and
-    started earlier; `never_why` tells why it could never become ready."""
+    """What happened to one part of a work, or, without a part, to a work that was rejected on arrival.
+
+    `holders` ran when it became ready, `overtakers` became ready later and started earlier; `fragmented` says that
+    enough devices were free then, but not side by side. `never_why` tells why it could never become ready, `cut_s`
+    where an interrupted journal leaves it unfinished.
+    """
 
     work: str
     part: str
@@ -47,144 +52,213 @@ class Explanation(Struct, kw_only=True):
     attempts: int = 0
     rejected_why: str = ""
     never_why: str = ""
-    free_when_ready: int | None = None
+    cut_s: float | None = None
+    free_when_ready: tuple[int, ...] | None = None
+    fragmented: bool = False
     holders: list[Other] = []
     overtakers: list[Other] = []
     overtaken_by: int = 0
 
 
 def explain(journal: Reader, work: str, part: str | None = None) -> list[Explanation]:
-    """The story of one part, or of all parts of a work, in their order."""
-    arrived_s, shape_name, rejected = _find(journal, work)
+    """The story of one part, or of all parts of a work, in their order; of one rejected on arrival, one for all."""
     try:
-        shape = journal.header.build_shapes().get(shape_name)
+        shapes = journal.header.build_shapes()
     except ShapeError as error:
         raise InputError(f"{journal.path}:1: not a usable header: {error}") from None
-    if shape is None:
-        why = f": {rejected}" if rejected else ""
-        raise InputError(f"{work!r} was rejected on arrival{why}")
-    if part is not None and part not in shape.index:
+    witness = _Witness(journal.header.pool, shapes, work)
+    for _, t, event in journal:
+        if witness.see(t, event):
+            break
+    if witness.arrived is None:
+        raise InputError(f"{journal.path}: no work called {work!r} arrived{did_you_mean(work, witness.others)}")
+    shape = witness.shape
+    if part is not None and shape is not None and part not in shape.index:
         raise InputError(f"{work!r} has no part {part!r}{did_you_mean(part, shape.index)}")
-    stories = []
-    for i, own in enumerate(shape.parts):
-        if part is None or own.name == part:
-            after = [shape.parts[j].name for j in shape.after[i]]
-            status = "rejected" if rejected else "waiting"
+    return [story for story in witness.tell() if part is None or story.part in (part, "")]
+
+
+class _Wait:
+    """What goes on while a part of the work waits."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.free: tuple[int, ...] | None = None
+        self.holders: list[Other] = []
+        self.overtakers: list[Other] = []
+        self.overtaken_by = 0
+
+
+class _Witness:
+    """Follows a run and keeps what has to do with one work. An instant is judged when it is over: what starts together
+    overtakes nobody, and devices that were taken when a part became ready were not free for it."""
+
+    def __init__(self, pool: Pool, shapes: Mapping[str, Shape], work: str) -> None:
+        self.arrived: Arrived | None = None
+        self.shape: Shape | None = None
+        self.others: list[str] = []  # some that arrived, in case that the name is wrong
+        self._pool, self._shapes, self._work = pool, shapes, work
+        self._now, self._ended = 0.0, False
+        self._arrived_s, self._rejected = 0.0, ""
+        self._stories: list[Explanation] = []
+        self._left: list[int] = []
+        self._running: dict[tuple[str, str], Other] = {}
+        self._waits: dict[str, _Wait] = {}
+        self._began: list[tuple[float, Other]] = []  # at this instant: when ready, and what
+
+    def see(self, t: float, event: Recorded) -> bool:
+        """Whether nothing more can happen to the work."""
+        if t > self._now:
+            self._settle()
+            self._now = t
+        if isinstance(event, Start):
+            other = Other(event.work, event.part, event.kind, event.devices, t, event.why)
+            self._running[event.work, event.part] = other
+            if event.work == self._work:
+                self._start(t, event)
+            if self._waits:
+                self._began.append((event.ready_s, other))
+        elif isinstance(event, Finished | Failed):
+            self._running.pop((event.work, event.part), None)
+            if event.work == self._work:
+                self._end(t, event)
+        elif isinstance(event, Arrived):
+            if event.work == self._work:
+                self._arrive(t, event)
+            elif len(self.others) < 1000:
+                self.others.append(event.work)
+        elif isinstance(event, Reject) and event.work == self._work:
+            self._rejected = event.why
+            self._give_up()
+        elif isinstance(event, Ended):
+            self._ended = True
+        return isinstance(event, Complete) and event.work == self._work
+
+    def _arrive(self, t: float, event: Arrived) -> None:
+        self.arrived, self._arrived_s = event, t
+        shape = self.shape = self._shapes.get(event.of)
+        if shape is None or event.fault:
+            return
+        for i, own in enumerate(shape.parts):
             story = Explanation(
-                work=work,
+                work=event.work,
                 part=own.name,
                 kind=own.kind,
                 width=own.width,
-                status=status,
-                arrived_s=arrived_s,
-                after=after,
-                rejected_why=rejected,
+                status="waiting",
+                arrived_s=t,
+                after=[shape.parts[j].name for j in shape.after[i]],
                 never_why=shape.never.get(i, ""),
             )
-            stories.append(story)
-    _starts(journal, work, stories)
-    for story in stories:
-        if story.waited_s:
-            _wait(journal, story)
-    return stories
+            self._stories.append(story)
+        self._left = [len(after) for after in shape.after]
+        for i in shape.roots:
+            self._waits[shape.parts[i].name] = _Wait(t)
 
+    def _story(self, part: str) -> Explanation | None:
+        index = None if self.shape is None else self.shape.index.get(part)
+        return None if index is None or not self._stories else self._stories[index]
 
-def _find(journal: Reader, work: str) -> tuple[float, str, str]:
-    arrived: tuple[float, str] | None = None
-    rejected = ""
-    some: list[str] = []
-    for _, t, event in journal:
-        if isinstance(event, Arrived):
-            if event.work == work:
-                arrived = (t, event.of)
-            elif len(some) < 1000:
-                some.append(event.work)
-        elif isinstance(event, Reject) and event.work == work:
-            rejected = event.why
-    if arrived is None:
-        raise InputError(f"{journal.path}: no work called {work!r} arrived{did_you_mean(work, some)}")
-    return *arrived, rejected
-
-
-def _starts(journal: Reader, work: str, stories: Sequence[Explanation]) -> None:
-    """Fill in what is recorded of the parts themselves; the last attempt counts."""
-    by_part = {story.part: story for story in stories}
-    finished: dict[str, float] = {}
-    for _, t, event in journal:
-        if not isinstance(event, Start | Finished | Failed) or event.work != work:
-            continue
-        if isinstance(event, Finished):
-            finished[event.part] = t
-        story = by_part.get(event.part)
+    def _start(self, t: float, event: Start) -> None:
+        """The last attempt counts."""
+        story, wait = self._story(event.part), self._waits.pop(event.part, None)
         if story is None:
-            continue
-        if isinstance(event, Start):
-            story.status, story.started_s, story.attempts = "running", t, story.attempts + 1
-            story.ready_s, story.waited_s = event.ready_s, t - event.ready_s
-            story.setup_s, story.replaces = event.setup_s, event.replaces
-            story.devices, story.why = event.devices, event.why
-        elif isinstance(event, Finished):
-            story.status, story.finished_s = "finished", t
-        else:
-            story.status = f"failed: {event.why}"
-    for story in stories:
-        if story.ready_s is None and not story.never_why and all(name in finished for name in story.after):
-            story.ready_s = max([story.arrived_s, *[finished[name] for name in story.after]])
-
-
-def _wait(journal: Reader, story: Explanation) -> None:
-    """Who held the devices when the part became ready, and who went first although ready later."""
-    running: dict[tuple[str, str], Other] = {}
-    assert story.ready_s is not None
-    assert story.started_s is not None
-    settled = False
-    for _, t, event in journal:
-        if t > story.ready_s and not settled:
-            settled = True
-            story.holders = list(running.values())
-            held = {gpu for other in story.holders for gpu in other.devices}
-            story.free_when_ready = len(journal.header.pool) - len(held)
-        if t >= story.started_s:
             return
-        if isinstance(event, Start):
-            other = Other(event.work, event.part, event.kind, event.devices, t, event.why)
-            running[event.work, event.part] = other
-            if event.ready_s > story.ready_s:
-                story.overtaken_by += 1
-                if len(story.overtakers) < _SHOWN:
-                    story.overtakers = [*story.overtakers, other]
-        elif isinstance(event, Finished | Failed):
-            running.pop((event.work, event.part), None)
+        story.status, story.started_s, story.attempts = "running", t, story.attempts + 1
+        story.setup_s, story.replaces = event.setup_s, event.replaces
+        story.devices, story.why = event.devices, event.why
+        self._waited(story, wait or _Wait(event.ready_s))
+        story.ready_s, story.waited_s = event.ready_s, t - event.ready_s
+
+    def _end(self, t: float, event: Finished | Failed) -> None:
+        story, shape = self._story(event.part), self.shape
+        if story is None or shape is None:
+            return
+        if isinstance(event, Failed):
+            story.status = f"failed: {event.why}"
+            self._waits[event.part] = _Wait(t)
+            return
+        story.status, story.finished_s = "finished", t
+        for j in shape.before[shape.index[event.part]]:
+            self._left[j] -= 1
+            if not self._left[j] and j not in shape.never:
+                self._waits[shape.parts[j].name] = _Wait(t)
+
+    def _settle(self) -> None:
+        """This instant is over."""
+        for wait in self._waits.values():
+            for ready_s, other in self._began:
+                if ready_s > wait.since:
+                    wait.overtaken_by += 1
+                    if len(wait.overtakers) < _SHOWN:
+                        wait.overtakers.append(other)
+            if wait.free is None:
+                wait.holders = list(self._running.values())
+                held = {device for other in wait.holders for device in other.devices}
+                wait.free = tuple(device.id for device in self._pool.devices if device.id not in held)
+        self._began.clear()
+
+    def _waited(self, story: Explanation, wait: _Wait) -> None:
+        story.ready_s, story.holders, story.free_when_ready = wait.since, wait.holders, wait.free
+        story.overtakers, story.overtaken_by = wait.overtakers, wait.overtaken_by
+        if wait.free is not None and len(wait.free) >= story.width:
+            free, windows = set(wait.free), self._pool.windows(story.width, aligned=False)
+            story.fragmented = not any(free.issuperset(window) for window in windows)
+
+    def _give_up(self) -> None:
+        """What waits will not start any more."""
+        for part, wait in self._waits.items():
+            story = self._story(part)
+            if story is not None and story.started_s is None:
+                self._waited(story, wait)
+        self._waits.clear()
+
+    def tell(self) -> list[Explanation]:
+        self._settle()
+        self._give_up()
+        assert self.arrived is not None
+        if not self._stories:
+            story = Explanation(
+                work=self._work, part="", kind="", width=0, status="rejected", arrived_s=self._arrived_s, after=[]
+            )
+            story.rejected_why = self._rejected or self.arrived.fault
+            return [story]
+        for story in self._stories:
+            story.rejected_why = self._rejected
+            if story.status == "waiting" and self._rejected:
+                story.status = "rejected"
+            if story.status in ("waiting", "running") and not self._ended:
+                story.cut_s = self._now
+        return self._stories
 
 
 def sentences(story: Explanation) -> list[str]:
     """The story in words."""
-    name = f"{story.work}/{story.part}"
+    if not story.part:
+        why = f": {story.rejected_why}" if story.rejected_why else ""
+        return [f"{story.work} arrived at {story.arrived_s:.2f} s and was rejected on arrival{why}."]
+    cut = "" if story.cut_s is None else f"The journal breaks off at {story.cut_s:.2f} s, before it "
     lines = [
-        f"{name} needs {story.kind} on {_many(story.width, 'device')}; its work arrived at {story.arrived_s:.2f} s."
+        f"{story.work}/{story.part} needs {story.kind} on {_many(story.width, 'device')}; "
+        f"its work arrived at {story.arrived_s:.2f} s."
     ]
     if story.rejected_why:
         lines.append(f"Its work was rejected: {story.rejected_why}.")
     if story.ready_s is None:
-        lines.append(f"It never became ready: it {story.never_why or 'must wait for ' + ', '.join(story.after)}.")
+        waits = f"must wait for {', '.join(story.after)}"
+        if cut and not story.never_why:
+            lines.append(f"{cut}became ready: it {waits}.")
+        else:
+            lines.append(f"It never became ready: it {story.never_why or waits}.")
         return lines
     behind = f" when {', '.join(story.after)} had finished" if story.after else " on arrival"
     lines.append(f"It became ready at {story.ready_s:.2f} s{behind}.")
     if story.started_s is None:
-        lines.append("It has not started.")
-        return lines
-    if not story.waited_s:
-        lines.append("It started at once.")
+        return [*lines, *_wait(story), f"{cut}started." if cut else "It has not started."]
+    if story.waited_s:
+        lines += [f"It waited {story.waited_s:.2f} s.", *_wait(story)]
     else:
-        lines.append(f"It waited {story.waited_s:.2f} s.")
-        if story.free_when_ready is not None and story.free_when_ready < story.width:
-            held = ", ".join(f"{list(o.devices)} by {o.work}/{o.part} ({o.kind})" for o in story.holders[:_SHOWN])
-            lines.append(f"Only {_free(story.free_when_ready)} when it became ready; held were {held}.")
-        elif story.free_when_ready is not None:
-            lines.append(f"{_free(story.free_when_ready)} then, but the policy preferred others.")
-        if story.overtaken_by:
-            first = ", ".join(f"{o.work}/{o.part} ({o.kind}, {o.why})" for o in story.overtakers[:3])
-            lines.append(f"{_many(story.overtaken_by, 'part')} became ready later and started earlier, first {first}.")
+        lines.append("It started at once.")
     where = f"on {list(story.devices)}" if story.devices else "on no device"
     lines.append(f"It started at {story.started_s:.2f} s {where}: {story.why}.")
     if story.setup_s:
@@ -196,6 +270,25 @@ def sentences(story: Explanation) -> list[str]:
         lines.append(f"It finished at {story.finished_s:.2f} s.")
     elif story.status != "running":
         lines.append(f"It {story.status}.")
+    elif cut:
+        lines.append(f"{cut}ended.")
+    return lines
+
+
+def _wait(story: Explanation) -> list[str]:
+    """Why it could not start at once, as far as the devices and the others tell."""
+    lines, free = [], story.free_when_ready
+    if free is not None and len(free) < story.width:
+        held = ", ".join(f"{list(o.devices)} by {o.work}/{o.part} ({o.kind})" for o in story.holders[:_SHOWN])
+        lines.append(f"Only {_free(len(free))} when it became ready" + (f"; held were {held}." if held else "."))
+    elif free is not None and story.fragmented:
+        named = ", ".join(map(str, free[:_SHOWN])) + (", ..." if len(free) > _SHOWN else "")
+        lines.append(f"{_free(len(free))} then ({named}), but no {story.width} side by side.")
+    elif free is not None:
+        lines.append(f"{_free(len(free))} then, but the policy preferred others.")
+    if story.overtaken_by:
+        first = ", ".join(f"{o.work}/{o.part} ({o.kind}, {o.why})" for o in story.overtakers[:3])
+        lines.append(f"{_many(story.overtaken_by, 'part')} became ready later and started earlier, first {first}.")
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from msgspec import Struct
 
@@ -75,16 +76,25 @@ class Pool(Struct, frozen=True):
         return [self.types[d.type].memory_mib for d in self.devices]
 
     def windows(self, width: int, aligned: bool = True) -> tuple[tuple[int, ...], ...]:
-        """Runs of `width` neighbouring devices; aligned ones start at a multiple of `width` and never fragment."""
-        return _windows(len(self.devices), width, aligned)
+        """Runs of `width` neighbouring devices. Aligned ones never overlap in part, so they do not fragment the pool:
+        they start at multiples of `width` among the devices of one type, or of all if no type has so many."""
+        runs = tuple(len(list(group)) for _, group in groupby(device.type for device in self.devices))
+        if not aligned or max(runs, default=0) < width:
+            runs = (len(self.devices),)
+        return _windows(runs, width, aligned)
 
 
 @lru_cache(maxsize=1024)
-def _windows(devices: int, width: int, aligned: bool) -> tuple[tuple[int, ...], ...]:
+def _windows(runs: tuple[int, ...], width: int, aligned: bool) -> tuple[tuple[int, ...], ...]:
     if not width:
         return ((),)
     step = width if aligned else 1
-    return tuple(tuple(range(i, i + width)) for i in range(0, devices - width + 1, step))
+    found: list[tuple[int, ...]] = []
+    first = 0
+    for devices in runs:
+        found += [tuple(range(i, i + width)) for i in range(first, first + devices - width + 1, step)]
+        first += devices
+    return tuple(found)
 
 
 class Ledger:

@@ -22,10 +22,15 @@ from dovetail.workflow.simulation import Problem, run
 from dovetail.workflow.synthetic import Config, synthetic_system, thrash_system
 
 MOST_GPUS = 9
-OPTIONS: dict[str, dict[str, Any]] = {
-    "optimise": {"schedules": 12},
+_USUAL: dict[str, dict[str, Any]] = {"optimise": {"schedules": 12}}
+_HARSH: dict[str, dict[str, Any]] = {  # bring out what is rare otherwise
     "deadline": {"admit": True},
-}  # options that try more, or cost less time
+    "dovetail": {"starvation": 0.05, "patience": 0.0},
+    "online": {"lookahead": 0},
+    "optimise": {"schedules": 12, "objective": "mean"},
+    "srpt": {"ageing": 0.0, "hysteresis": 0.0},
+    "static": {"hysteresis": 0.0},
+}
 
 
 class Case(NamedTuple):
@@ -168,9 +173,20 @@ def read_case(case: Case, folder: Path) -> Problem:
     )
 
 
+def policies_for(case: Case) -> list[str]:
+    """All that are registered, but in online mode those that plan ahead."""
+    names = registry.names("workflow")
+    return [name for name in names if case.mode == "offline" or not registry.create("workflow", name).plans_ahead]
+
+
+def options_of(policy: str, seed: int) -> dict[str, Any]:
+    """The options that a policy has in a case: its own, or ones that strain it."""
+    return (_HARSH if seed % 2 else _USUAL).get(policy, {})
+
+
 def run_case(problem: Problem, case: Case, policy: str, seed: int, journal: Path) -> None:
     """Run a policy on a case and write its journal."""
-    options = OPTIONS.get(policy, {})
+    options = options_of(policy, seed)
     luck = {"failure_rate": case.failure_rate, "retries": case.retries}
     header = problem.header(policy, options, seed, **luck)
     with Writer(journal, header) as writer:
@@ -192,7 +208,7 @@ def check_case(seed: int, folder: Path) -> list[str]:
     case = random_case(seed)
     problem = read_case(case, folder)
     found = []
-    for policy in registry.names("workflow"):
+    for policy in policies_for(case):
         journal = folder / f"{policy}.jsonl"
         try:
             run_case(problem, case, policy, seed, journal)

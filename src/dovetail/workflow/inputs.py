@@ -248,7 +248,7 @@ def _fault(doc: Document, system: System, name: str, workflow: Workflow, compat:
     try:
         system._shape(name)
     except ShapeError as error:
-        why = str(error).split(": ", 1)[1]
+        why = str(error).removeprefix(f"{name}: ")
         if not compat:
             return doc.error((*keys, "edges"), why)
         never = system.never.setdefault(name, {})
@@ -290,10 +290,20 @@ def check_fit(system: System, pool: Pool, path: Path, on_error: OnError, compat:
                 raise InputError(message)
             system.faults[name] = message
             break
+    types = [*system.gpu_types, "gpu"]
     for rate in rates.rates.values():
-        if rate.device not in system.gpu_types and rate.device != "gpu":
-            hint = did_you_mean(rate.device, [*system.gpu_types, "gpu"])
-            raise InputError(f"rates: {rate.device!r} is not a GPU type{hint}")
+        _known_name("rates", "kind", rate.kind, system.models)
+        _known_name("rates", "device", rate.device, types)
+    for switch in rates.switches.values():
+        _known_name("switches", "to", switch.to, system.models)
+        _known_name("switches", "from", switch.previous, ["", *system.models])
+        _known_name("switches", "device", switch.device, ["", *types])
+
+
+def _known_name(table: str, key: str, name: str, known: Iterable[str]) -> None:
+    known = list(known)
+    if name not in known:
+        raise InputError(f"rate table, {table}: {key} {name!r} is not known{did_you_mean(name, filter(None, known))}")
 
 
 def _misfit(model: ModelCost, pool: Pool) -> str | None:
@@ -302,7 +312,7 @@ def _misfit(model: ModelCost, pool: Pool) -> str | None:
     if model.width == 0:
         return None
     memory = [float("inf") if m is None else m for m in pool.memories]
-    windows = pool.windows(model.width)
+    windows = pool.windows(model.width, aligned=False)
     if not any(all(memory[gpu] >= model.shard_mib for gpu in window) for window in windows):
-        return f"needs {model.shard_mib} MiB on each of {model.width} neighbouring GPUs, the largest have {max(memory)}"
+        return f"needs {model.shard_mib} MiB on each of {model.width} neighbouring GPUs, and no {model.width} have that"
     return None

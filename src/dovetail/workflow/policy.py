@@ -24,6 +24,8 @@ class Wait(NamedTuple):
 class Policy:
     """State in, decision with a reason out. Keyword parameters of `__init__` are the policy's options."""
 
+    plans_ahead = False  # whether it must see all requests at its first decision, and so belongs to offline mode
+
     def begin(self, view: View) -> None:
         """Called once, before the first decision."""
 

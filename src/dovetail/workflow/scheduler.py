@@ -97,7 +97,7 @@ class WorkflowScheduler:
         run.gpu_s_left -= task.gpu_s
         if not run.left:
             del self._runs[event.work]
-            run.open = False
+            run.close()
             out.append(Complete(event.work))
             return
         waiting, never = run.waiting, run.shape.never
@@ -142,13 +142,13 @@ class WorkflowScheduler:
     def _reject(self, run: Run, why: str, out: list[Instruction]) -> None:
         view = self.view
         del self._runs[run.id]
-        run.open = False
         out.append(Reject(run.id, why))
         task = run.queued
         while task is not None:
             if not task.gone:
                 view.dequeue(task)
             task = task.sibling
+        run.close()
         for i, part in enumerate(run.shape.parts):
             if not run.started >> i & 1:
                 view.demand[part.kind] -= run.sizes[i] * part.width

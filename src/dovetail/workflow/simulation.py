@@ -117,6 +117,14 @@ class Problem(Struct, frozen=True, kw_only=True):
         return bounds_for(self.pool, self.shapes, self.models, self.costs, self.rates)
 
 
+def make_policy(name: str, options: Mapping[str, Any] | None, mode: Mode) -> Policy:
+    """A policy by name, for a mode that it can work in."""
+    chosen: Policy = registry.create("workflow", name, options)
+    if chosen.plans_ahead and mode == "online":
+        raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline)")
+    return chosen
+
+
 class Outcome(Struct, frozen=True):
     """What a run came to. `bounds` are over the requests that were completed."""
 
@@ -138,7 +146,7 @@ def run(
     observers: Sequence[Observer] = (),
 ) -> Outcome:
     """Simulate a problem under a policy; observers follow every step."""
-    chosen: Policy = registry.create("workflow", policy, options) if isinstance(policy, str) else policy
+    chosen = make_policy(policy, options, problem.mode) if isinstance(policy, str) else policy
     scheduler = WorkflowScheduler(problem.new_view(), problem.shapes, chosen, retries)
     metrics, bounds = Metrics(problem.pool), problem.new_bounds()
     executor = SimExecutor(seed, problem.costs.noise, failure_rate)

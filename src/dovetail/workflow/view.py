@@ -50,6 +50,11 @@ class Run:
         self.gpu_s_left = sum([size * part.width for size, part in zip(sizes, shape.parts, strict=True)])
         self.tails: list[float] | None = None
 
+    def close(self) -> None:
+        """It is completed or rejected. Leaves no circle of references behind."""
+        self.open = False
+        self.queued = None
+
 
 class Task:
     """A node that is ready to run."""
@@ -169,8 +174,8 @@ class View:
         self.fastest = max([*self._speeds, *[rate.rate for rate in self.rates.rates.values()]])
         self._even = not self.rates.rates and set(self._speeds) == {1.0}
         self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
-        self._masks: dict[tuple[int, bool], list[tuple[Window, int]]] = {}
-        self._windows: dict[tuple[int, bool], list[Window]] = {}
+        self._masks: dict[tuple[int | str, bool], list[tuple[Window, int]]] = {}
+        self._windows: dict[tuple[int | str, bool], list[Window]] = {}
         self._roomy: dict[tuple[str, bool], frozenset[Window]] = {}
         self._limited = any(m is not None for m in pool.memories)
 
@@ -178,22 +183,19 @@ class View:
 
     def free_windows(self, model: str, aligned: bool = True) -> list[Window]:
         """The windows of GPUs that are free now and have room for the model."""
-        width = self.models[model].width
-        found = self._windows.get((width, aligned))
+        key = (model if self._limited else self.models[model].width, aligned)
+        found = self._windows.get(key)
         if found is None:
-            masks = self._masks.get((width, aligned))
+            masks = self._masks.get(key)
             if masks is None:
-                windows = self.pool.windows(width, aligned)
-                masks = self._masks[width, aligned] = [(w, sum(1 << gpu for gpu in w)) for w in windows]
+                windows = sorted(self.roomy_windows(model, aligned))
+                masks = self._masks[key] = [(w, sum(1 << gpu for gpu in w)) for w in windows]
             free = self._free_mask
-            found = self._windows[width, aligned] = [w for w, mask in masks if mask & free == mask]
-        if self._limited:
-            roomy = self.roomy_windows(model, aligned)
-            return [w for w in found if w in roomy]
+            found = self._windows[key] = [w for w, mask in masks if mask & free == mask]
         return found
 
     def roomy_windows(self, model: str, aligned: bool = True) -> frozenset[Window]:
-        """The windows, free or not, whose GPUs have the memory that the model needs."""
+        """The windows, free or not, whose GPUs have the memory that the model needs; if no aligned one has, any."""
         key = (model, aligned)
         if key not in self._roomy:
             memories, shard = self.pool.memories, self.models[model].shard_mib
@@ -202,6 +204,8 @@ class View:
                 for w in self.pool.windows(self.models[model].width, aligned)
                 if all((m := memories[gpu]) is None or m >= shard for gpu in w)
             )
+            if aligned and not self._roomy[key]:
+                self._roomy[key] = self.roomy_windows(model, aligned=False)
         return self._roomy[key]
 
     def setup_s(self, window: Window, model: str) -> float:

@@ -18,6 +18,8 @@ class Optimise(Policy):
     everything goes as expected: no noise, no failures, and no batches, whose members a plan does not choose.
     """
 
+    plans_ahead = True
+
     def __init__(
         self,
         *,
