@@ -1,4 +1,4 @@
-"""`dovetail workflow explain`: an answer for every request that arrived, from the newest journal unless one is named."""
+"""`dovetail workflow explain`: an answer for every request that arrived, from the newest journal unless named."""
 
 from __future__ import annotations
 

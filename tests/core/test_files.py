@@ -212,6 +212,7 @@ def test_a_key_given_twice_is_an_error_where_the_last_would_silently_win(path: P
             '{\n\t"nodes": [\n\t\t{"id": "a"},\n\t\t{\n\t\t\t"id": 3\n\t\t}\n\t]\n}\n',
             "config.any:5: nodes.1.id: expected str, found int",
         ),
+        ('\t{"nodes":\n[{"id":3}]}', "config.any:2: nodes.0.id: expected str, found int"),
         ("models:\r\n  llm:\r\n    memory_gb: x\r\n", "config.any:3: models.llm.memory_gb: expected float, found str"),
     ],
 )

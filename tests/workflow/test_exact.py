@@ -127,8 +127,10 @@ def test_alignment_and_speed_narrow_the_choice() -> None:
     works = [(0.0, Arrived("x", "b", (4.0,)))]
     pool = Pool.parse("slow:1,gpu:2", TYPES)
     assert solve(works, SHAPES, pool, LOAD_S, switch_s).starts[0].gpus == (1, 2)
-    aligned = solve(works, SHAPES, pool, LOAD_S, switch_s, aligned=True)
-    assert aligned.starts == [Placed("x", "n0", (0, 1), 0.0, 2.0, 10.0)]
+    assert solve(works, SHAPES, pool, LOAD_S, switch_s, aligned=True).starts[0].gpus == (1, 2)  # aligned among its type
+    mixed = Pool.parse("slow:1,gpu:1,slow:1", TYPES)
+    aligned = solve(works, SHAPES, mixed, LOAD_S, switch_s, aligned=True)
+    assert aligned.starts == [Placed("x", "n0", (0, 1), 0.0, 2.0, 10.0)]  # no type has two in a row
 
 
 def test_rounding_is_upwards_and_the_bound_allows_for_it() -> None:

@@ -368,7 +368,7 @@ TYPES = "gpu_types: {big: {memory_gb: 8}, small: {memory_gb: 2}}\nworkflows:"
     ("gpus", "misfit"),
     [
         ("1", "node 'draw' (model 'sd') needs 2 GPUs, the pool has 1"),
-        ("small:2", "node 'write' (model 'llm') needs 8192 MiB on each of 1 neighbouring GPUs, the largest have 2048"),
+        ("small:2", "node 'write' (model 'llm') needs 8192 MiB on each of 1 neighbouring GPUs, and no 1 have that"),
         ("big:1,small:1", None),  # draw needs 2 GiB on each
         ("small:1,big:1,small:1", None),
     ],
@@ -387,7 +387,7 @@ def test_a_workflow_that_does_not_fit_the_pool_is_set_aside(tmp_path: Path, gpus
 def test_rates_for_a_type_of_gpu_that_does_not_exist_are_refused(tmp_path: Path) -> None:
     system = read(tmp_path, changed("workflows:", TYPES))
     table = RateTable([Rate("llm", "bigg", 2.0)])
-    with pytest.raises(InputError, match="rates: 'bigg' is not a GPU type; did you mean 'big'"):
+    with pytest.raises(InputError, match="rate table, rates: device 'bigg' is not known; did you mean 'big'"):
         check_fit(system, make_pool(system, "4"), Path("system.yaml"), "fail", False, table)
 
 

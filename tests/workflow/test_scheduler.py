@@ -20,7 +20,7 @@ from dovetail.core.journal import Reader
 from dovetail.core.resources import Pool
 from dovetail.core.work import Part, Shape
 from dovetail.workflow.costs import Costs, ModelCost
-from dovetail.workflow.fuzz import options_of, random_case, read_case, run_case
+from dovetail.workflow.fuzz import options_of, policies_for, random_case, read_case, run_case
 from dovetail.workflow.policies import Place, Policy, View, Wait
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.view import Task
@@ -356,6 +356,8 @@ def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path, policy: 
     decided = 0
     for seed in SEEDS:
         case = random_case(seed)
+        if policy not in policies_for(case):
+            continue
         problem = read_case(case, tmp_path)
         run_case(problem, case, policy, seed, tmp_path / "journal.jsonl")
         chosen = registry.create("workflow", policy, options_of(policy, seed))
@@ -363,19 +365,18 @@ def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path, policy: 
         for n, _, orders, recorded in replay(again, Reader(tmp_path / "journal.jsonl")):
             assert orders == recorded, f"case {seed}, step {n}"
             decided += len(orders)
-    assert decided > 500
+    assert decided > 200
 
 
 _PRINT_DIGESTS = """
 import hashlib, sys
 from pathlib import Path
-from dovetail.core import registry
-from dovetail.workflow.fuzz import random_case, read_case, run_case
+from dovetail.workflow.fuzz import policies_for, random_case, read_case, run_case
 folder = Path(sys.argv[1])
 for seed in range(int(sys.argv[2])):
     case = random_case(seed)
     problem = read_case(case, folder)
-    for policy in registry.names("workflow"):
+    for policy in policies_for(case):
         run_case(problem, case, policy, seed, folder / "journal.jsonl")
         print(seed, policy, hashlib.sha256((folder / "journal.jsonl").read_bytes()).hexdigest())
 """
@@ -388,7 +389,7 @@ def test_the_same_inputs_give_the_same_bytes_in_every_process(tmp_path: Path) ->
         words = [sys.executable, "-c", _PRINT_DIGESTS, str(tmp_path), str(len(SEEDS))]
         printed.add(subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout)
     [text] = printed
-    assert len(text.splitlines()) == len(SEEDS) * len(registry.names("workflow"))
+    assert len(text.splitlines()) == sum(len(policies_for(random_case(seed))) for seed in SEEDS)
     case = random_case(0)
     run_case(read_case(case, tmp_path), case, "dovetail", 0, tmp_path / "journal.jsonl")
     digest = hashlib.sha256((tmp_path / "journal.jsonl").read_bytes()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -71,6 +72,7 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and give its exit code; every error ends here, as one line on stderr."""
     argv, debug = _take_debug(sys.argv[1:] if argv is None else argv)
+    warnings.showwarning = _warn
     try:
         code = build_app(argv)(argv)
         sys.stdout.flush()  # a closed pipe must show here, not while the interpreter shuts down
@@ -108,3 +110,7 @@ def _complain(message: str, exit_code: int, debug: bool) -> int:
         traceback.print_exc()
     print(message, file=sys.stderr)
     return exit_code
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"warning: {message}", file=sys.stderr)

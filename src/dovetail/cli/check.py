@@ -60,10 +60,10 @@ def check(
     report = examine(log, config, requests)
     if save_report:
         _save(report, log, [config, requests])
-    if quiet:
-        print("PASS" if report.valid else f"FAIL: {_count(report)}")
-    elif format == "json":
+    if format == "json":
         print_json(report)
+    elif quiet:
+        print("PASS" if report.valid else f"FAIL: {_count(report)}")
     else:
         _show(report)
     return 0 if report.valid else 1

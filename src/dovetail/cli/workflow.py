@@ -45,7 +45,11 @@ def run(
     compat: Compat | None = None,
     on_error: OnError = "fail",
     out: Path = Path(),
-    write: Annotated[tuple[Output, ...], Parameter(consume_multiple=True)] = ("journal", "log", "executions"),
+    write: Annotated[tuple[Output, ...], Parameter(consume_multiple=True, negative=())] = (
+        "journal",
+        "log",
+        "executions",
+    ),
     resume: Annotated[bool, Parameter(negative=())] = False,
     seed: int = 0,
     failure_rate: float = 0.0,
@@ -193,6 +197,7 @@ def _simulate(
             observers.append(log)
         executions = None
         if "executions" in write:
+            _remove(path["executions"])  # that of an earlier run would not belong to this journal
             executions = stack.enter_context(ExecutionLog(header, path["executions"]))
             observers.append(executions)
         with progress("simulating", len(problem.requests)) as done:
@@ -220,6 +225,13 @@ def _simulate(
 def _open_text(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
 
@@ -303,7 +315,8 @@ def policies(*, format: Format = "table") -> int:
     """
     rows: list[dict[str, Any]] = []
     for name in registry.names("workflow"):
-        options = {key: p.default for key, p in registry.options_of("workflow", name).items()}
+        known = registry.options_of("workflow", name)
+        options = {key: "required" if p.default is p.empty else p.default for key, p in known.items()}
         rows.append({"policy": name, "promise": registry.promise("workflow", name), "options": options})
     if format == "json":
         print_json(rows)

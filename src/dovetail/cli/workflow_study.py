@@ -33,12 +33,12 @@ _PERCENT = ("gap_makespan", "utilisation")
 
 def compare(
     *,
-    gpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True)],
-    policy: Annotated[tuple[str, ...], Parameter(alias="--policies", consume_multiple=True)] = (
+    gpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())],
+    policy: Annotated[tuple[str, ...], Parameter(alias="--policies", consume_multiple=True, negative=())] = (
         "baseline",
         DEFAULT_POLICY,
     ),
-    seed: Annotated[tuple[int, ...], Parameter(alias="--seeds", consume_multiple=True)] = (0,),
+    seed: Annotated[tuple[int, ...], Parameter(alias="--seeds", consume_multiple=True, negative=())] = (0,),
     mode: Mode = "offline",
     config: Path = Path("system_config.yaml"),
     requests: Path = Path("workflow_requests.yaml"),
@@ -83,6 +83,9 @@ def compare(
     format
         table or json.
     """
+    for flag, given in (("--gpus", gpus), ("--policy", policy), ("--seed", seed)):
+        if not given:
+            raise InputError(f"{flag}: expected at least one value")
     names = _names(policy, mode)
     gpus, seeds = tuple(dict.fromkeys(gpus)), tuple(dict.fromkeys(seed))
     cells = [
@@ -117,7 +120,8 @@ def compare(
     if format == "json":
         print_json(rows)
     else:
-        print_table(list(_COLUMNS.values()), [[_cell(row, key) for key in _COLUMNS] for row in rows])
+        columns = _COLUMNS | ({"skipped": "skipped"} if any(row["skipped"] for row in rows) else {})
+        print_table(list(columns.values()), [[_cell(row, key) for key in columns] for row in rows])
         if out is not None:
             print(f"\nPage written to {out / 'compare.html'}")
     return 3 if any(row["rejected"] for row in rows) else 0
@@ -128,7 +132,12 @@ def _names(given: tuple[str, ...], mode: Mode) -> list[str]:
 
     if given == ("all",):
         every = registry.names("workflow")
-        return [name for name in every if mode == "offline" or not registry.create("workflow", name).plans_ahead]
+        usable = [
+            name
+            for name in every
+            if all(p.default is not p.empty for p in registry.options_of("workflow", name).values())
+        ]
+        return [name for name in usable if mode == "offline" or not registry.create("workflow", name).plans_ahead]
     for name in given:
         make_policy(name, None, mode)
     return list(dict.fromkeys(given))
@@ -163,7 +172,9 @@ def _page(out: Path, cells: list[Cell], rows: list[dict[str, Any]]) -> None:
 
     atomic_write(out / "compare.json", msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
     journals = [cell.journal for cell in cells if cell.journal is not None]
-    atomic_write(out / "compare.html", page([collect(Reader(path)) for path in journals]))
+    seeds = rows[0]["seeds"]
+    title = None if len(seeds) == 1 else f"Seed {seeds[0]} of {len(seeds)} (compare.json has the means over all)"
+    atomic_write(out / "compare.html", page([collect(Reader(path)) for path in journals], title))
 
 
 def plan(

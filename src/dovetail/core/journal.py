@@ -132,9 +132,15 @@ class Writer:
         self._buffer = bytearray()
         try:
             self._proving = resume and path.exists()
-            self._file: BinaryIO = path.open("r+b" if self._proving else "wb")
+            plain = not path.exists() or path.is_file()
+            self._file: BinaryIO = path.open("r+b" if path.is_file() else "wb")
         except OSError as error:
             raise cannot_write(path, error) from error
+        if plain and not _lock(self._file):
+            self._file.close()
+            raise InputError(f"{path}: another run is writing it; give this one another --out folder")
+        if plain and not self._proving:
+            self._file.truncate()
         if not self._put(_encode(header) + b"\n"):
             self._file.close()
             raise InputError(f"{path}: cannot resume: its header differs from this run's (inputs, pool or policy)")
@@ -194,6 +200,19 @@ class Writer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Whether the file is ours alone until it is closed; where files cannot be locked it is taken to be."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
 
 
 class Reader:

@@ -7,6 +7,7 @@ A third-party package names its module under the entry-point group `dovetail.pol
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 import warnings
 from collections.abc import Callable, Mapping
@@ -84,6 +85,8 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
             checked[key] = msgspec.convert(value, hints.get(key, Any), strict=False)
         except msgspec.ValidationError as error:
             raise InputError(f"policy {name}, option {key}={value!r}: {error}") from None
+        if isinstance(checked[key], float) and not math.isfinite(checked[key]):
+            raise InputError(f"policy {name}, option {key}={value!r}: expected a finite number")
     lacking = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in checked]
     if lacking:
         raise InputError(f"policy {name} needs the option {lacking[0]!r}")

@@ -167,7 +167,7 @@ class BoundsAccumulator:
             wide_s=wide_s,
             path_s=path_s,
             head_body_tail_s=hbt_s,
-            binding=next(name for name, s in named.items() if s >= makespan_s * (1 - 1e-12)),
+            binding=next(name for name, s in named.items() if s >= makespan_s - 1e-12 * abs(makespan_s)),
         )
 
     def _responses(self, stores: Sequence[_Store], tally: _Tally | None) -> tuple[float, float, float]:

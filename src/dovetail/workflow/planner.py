@@ -24,6 +24,7 @@ from dovetail.workflow.view import Run, Task, View, Window
 
 Objective = Literal["makespan", "mean"]
 Key = tuple[str, str]
+_OTHERS = ("baseline", "offline", "hybrid", "online", "srpt", "deadline", "heft", "static")
 
 
 class Plan(Struct):
@@ -112,7 +113,7 @@ def optimise(
     """The best plan found for works that are all there at the start; never worse than the default policy's schedule."""
     search = _Search(view, runs, objective, schedules, budget_s)
     search.attempt(create("workflow", "dovetail"), "dovetail")
-    candidates: list[tuple[str, Policy]] = [(name, create("workflow", name)) for name in ("offline", "srpt")]
+    candidates: list[tuple[str, Policy]] = [(name, create("workflow", name)) for name in _OTHERS]
     candidates += [(f"dovetail, patience {p}", create("workflow", "dovetail", {"patience": p})) for p in (100, 1000)]
     candidates += [(f"longest path, hysteresis {h}", _Tail(hysteresis=h)) for h in (0, 8, 40, 200, 1000)]
     for origin, policy in candidates:

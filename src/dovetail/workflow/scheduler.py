@@ -136,7 +136,10 @@ class WorkflowScheduler:
         if not task.width:  # needs no GPU
             self._start(Place(task, (), "needs no GPU"), now, out)
             return
-        task.rank = self._policy.rank(task, view)
+        try:
+            task.rank = self._policy.rank(task, view)
+        except Exception as error:
+            raise self._mistake("rank", error) from error
         view.enqueue(task)
 
     def _reject(self, run: Run, why: str, out: list[Instruction]) -> None:
@@ -160,9 +163,14 @@ class WorkflowScheduler:
         if now < 0:  # only in files read as the older scheduler did: its GPUs were there from 0 on
             return
         while view.queues and view.free_count:
-            choice = choose(view)
+            try:
+                choice = choose(view)
+            except Exception as error:
+                raise self._mistake("choose", error) from error
             if choice is None:
                 return
+            if not isinstance(choice, Place | Wait):
+                raise PolicyError(f"policy {type(self._policy).__name__} chose {choice!r}, not Place, Wait or None")
             if isinstance(choice, Wait):
                 if now < choice.until_s < inf and choice.until_s != self._wake_s:
                     self._wake_s = choice.until_s
@@ -171,6 +179,10 @@ class WorkflowScheduler:
             if choice.task.gone:
                 raise PolicyError(f"[{now:.2f}s] the policy chose {choice.task.run.id}/{choice.task.name} twice")
             self._start(choice, now, out)
+
+    def _mistake(self, method: str, error: Exception) -> PolicyError:
+        name = f"{type(self._policy).__module__}.{type(self._policy).__qualname__}.{method}"
+        return PolicyError(f"[{self.view.now:.2f}s] {name} failed: {type(error).__name__}: {error}")
 
     def _start(self, choice: Place, now: float, out: list[Instruction]) -> None:
         task, window, why = choice

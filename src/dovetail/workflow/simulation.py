@@ -61,6 +61,9 @@ class Problem(Struct, frozen=True, kw_only=True):
         gpus_per_server: int = 8,
     ) -> Problem:
         """Read and validate everything before anything runs."""
+        for path in (config, requests):
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise InputError(f"{path}: expected a file, not a pipe or device: it is read more than once")
         old = compat == "gswarm"
         options = ({"window": "primary"} if old else {}) | dict(costs or {})
         system = read_system(config, on_error, old, options)

@@ -20,6 +20,7 @@ from dovetail.workflow.requests import Mode
 from dovetail.workflow.simulation import Compat, Problem, run
 
 Target = Literal["makespan", "mean", "p99"]
+_SCANNED = 16  # pool sizes tried one by one
 _KEYS: dict[Target, str] = {"makespan": "makespan_s", "mean": "avg_request_s", "p99": "p99_request_s"}
 
 
@@ -49,7 +50,15 @@ class Cell(Struct, frozen=True, kw_only=True):
             self.compat,
             tuple(self.costs.items()),
             self.rates,
+            tuple(_version(path) for path in (self.config, self.requests, self.rates)),
         )
+
+
+def _version(path: Path | None) -> tuple[int, int] | None:
+    if path is None or not path.exists():
+        return None
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 @lru_cache(maxsize=4)
@@ -62,8 +71,9 @@ def _read(
     compat: Compat | None,
     costs: tuple[tuple[str, Any], ...],
     rates: Path | None,
+    versions: tuple[tuple[int, int] | None, ...],
 ) -> Problem:
-    """Cells that differ only in policy or seed share their inputs within a process."""
+    """Cells that differ only in policy or seed share their inputs within a process, until a file changes."""
     return Problem.read(
         config, requests, gpus=gpus, mode=mode, on_error=on_error, compat=compat, costs=dict(costs), rates=rates
     )
@@ -123,10 +133,11 @@ class Capacity(Struct):
 def fewest_gpus(
     cell: Cell, target: Target, limit_s: float, most: int = 1024, progress: Callable[[int], None] = lambda done: None
 ) -> Capacity:
-    """The fewest GPUs with which a figure stays within a limit: doubling, then bisection.
+    """The fewest GPUs with which a figure stays within a limit.
 
-    A size whose lower bound exceeds the limit is ruled out without a run. More GPUs do not always help a heuristic, so
-    the answer is that this size meets the limit and the next smaller one does not.
+    Sizes whose lower bound exceeds the limit are ruled out without a run. More GPUs do not always help a heuristic, so
+    the next sizes are tried one by one; beyond them the size is doubled, and then bisected: there the answer is that
+    this size meets the limit and the next smaller one does not.
     """
     if not limit_s > 0:
         raise InputError(f"the limit must be positive, found {limit_s}")
@@ -152,28 +163,44 @@ def fewest_gpus(
     least = _widest(cell)
     if least > most:
         return Capacity(target, limit_s, None, None, f"the widest node needs {least} GPUs", tried, ruled_out)
-    high = least
-    while value(high) > limit_s:
-        if high >= most:
-            reason = f"{high} GPUs give {value(high):.2f} s"
-            if high in ruled_out:
-                reason = f"no schedule on {high} GPUs can be below {ruled_out[high]:.2f} s"
-            return Capacity(target, limit_s, None, None, reason, tried, ruled_out)
-        high = min(2 * high, most)
-    low = max([least - 1, *[g for g in (*tried, *ruled_out) if g < high]])
-    while high - low > 1:
-        middle = (low + high) // 2
+    size = first = _first_open(value, ruled_out, least, most)
+    while value(size) > limit_s and size < most:
+        size = size + 1 if size < first + _SCANNED else min(2 * size, most)
+    if value(size) > limit_s:
+        reason = f"{size} GPUs give {value(size):.2f} s"
+        if size in ruled_out:
+            reason = f"no schedule on {size} GPUs can be below {ruled_out[size]:.2f} s"
+        return Capacity(target, limit_s, None, None, reason, tried, ruled_out)
+    low = max([least - 1, *[g for g in (*tried, *ruled_out) if g < size]])
+    while size - low > 1:
+        middle = (low + size) // 2
         if value(middle) <= limit_s:
-            high = middle
+            size = middle
         else:
             low = middle
-    if high == least:
+    if size == least:
         reason = f"the widest node needs {least} GPUs"
-    elif high - 1 in ruled_out:
-        reason = f"no schedule on {high - 1} GPUs can be below {ruled_out[high - 1]:.2f} s"
+    elif size - 1 in ruled_out:
+        reason = f"no schedule on {size - 1} GPUs can be below {ruled_out[size - 1]:.2f} s"
     else:
-        reason = f"{high - 1} GPUs give {tried[high - 1]:.2f} s"
-    return Capacity(target, limit_s, high, tried[high], reason, tried, ruled_out)
+        reason = f"{size - 1} GPUs give {tried[size - 1]:.2f} s"
+    return Capacity(target, limit_s, size, tried[size], reason, tried, ruled_out)
+
+
+def _first_open(value: Callable[[int], float], ruled_out: Mapping[int, float], least: int, most: int) -> int:
+    """The first size that no lower bound rules out (bounds only fall as a pool grows, so bisection finds it)."""
+    high = least
+    while value(high) and high in ruled_out and high < most:
+        high = min(2 * high, most)
+    low = max([least - 1, *[g for g in ruled_out if g < high]])
+    while high - low > 1:
+        middle = (low + high) // 2
+        value(middle)
+        if middle in ruled_out:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _widest(cell: Cell) -> int:

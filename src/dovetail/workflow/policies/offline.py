@@ -9,7 +9,7 @@ from dovetail.workflow.view import View
 
 @policy("offline", level="workflow")
 class Offline(Policy):
-    """A GPU keeps its model while nodes for it are ready; a switch goes to the largest waiting group of one model."""
+    """No switch while a ready node finds its model on free GPUs; then one to the largest waiting group of a model."""
 
     def choose(self, view: View) -> Place | Wait | None:
         best = None

@@ -9,7 +9,10 @@ from dovetail.workflow.view import Task, View
 
 @policy("srpt", level="workflow")
 class Srpt(ListPolicy):
-    """The request with the fewest GPU-seconds left goes first; each second of waiting counts as `ageing` of them."""
+    """The request with the fewest GPU-seconds left goes first; each second of waiting counts as `ageing` of them.
+
+    They are counted when its node becomes ready, and divided by the request's weight.
+    """
 
     def __init__(self, *, ageing: float = 0.1, hysteresis: float = 40.0) -> None:
         super().__init__(hysteresis=hysteresis)

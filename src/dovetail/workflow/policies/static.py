@@ -12,8 +12,8 @@ class Static(Policy):
     """A model runs only where it is pinned, oldest node first; replicas follow the forecast of GPU-seconds.
 
     Every model gets a window, the widest first, on the GPUs with the least pinned work; GPUs left over become replicas
-    of the model with the most work per replica. When the pool is too small, models share a window in time, and a shared
-    window changes its model only for a node that has waited `hysteresis` times the price.
+    of the model with the most work per replica. When the pool is too small, models share a window in time: while nodes
+    for its model are ready, it changes only for one that is older than them by `hysteresis` times the price.
     """
 
     def __init__(self, *, hysteresis: float = 40.0) -> None:

@@ -1,0 +1,163 @@
+"""The offline optimiser: never worse than the default policy, as good as its plan, and close to the exact optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.core import registry
+from dovetail.core.engine import simulate
+from dovetail.core.events import Arrived
+from dovetail.core.executor import SimExecutor
+from dovetail.core.metrics import Metrics
+from dovetail.core.resources import Pool
+from dovetail.core.work import Part, Shape
+from dovetail.workflow.costs import Costs, ModelCost
+from dovetail.workflow.exact import solve
+from dovetail.workflow.fuzz import random_case, read_case
+from dovetail.workflow.planner import optimise
+from dovetail.workflow.policies.optimise import Optimise
+from dovetail.workflow.scheduler import WorkflowScheduler
+from dovetail.workflow.simulation import Problem, run
+from dovetail.workflow.view import Run, View
+
+
+def exact_cases(folder: Path, count: int, **changes: Any) -> Iterator[tuple[int, Problem]]:
+    """Offline cases in which everything goes as expected and no batch is made."""
+    seed = 0
+    while count:
+        seed += 1
+        case = random_case(seed)._replace(mode="offline", **changes)
+        for rule in ("noise", "batching"):
+            case.costs.pop(rule, None)
+        problem = read_case(case, folder)
+        if any(not work.fault for _, work in problem.requests.arrivals()):
+            count -= 1
+            yield seed, problem
+
+
+def figure(problem: Problem, policy: Any, objective: str) -> float:
+    figures = run(problem, policy).figures
+    return figures.makespan_s if objective == "makespan" else figures.response_s.mean
+
+
+# --- the promise ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["makespan", "mean"])
+def test_it_is_never_worse_than_the_default_policy_and_keeps_its_word(tmp_path: Path, objective: Any) -> None:
+    better = 0
+    for seed, problem in exact_cases(tmp_path, 60):
+        policy = Optimise(objective=objective, schedules=25)
+        found, default = figure(problem, policy, objective), figure(problem, "dovetail", objective)
+        if policy.plan is not None:  # there is something that needs a GPU
+            assert found == pytest.approx(policy.plan.value), f"case {seed}: not what was planned"
+        assert found <= default * (1 + 1e-12), f"case {seed}"
+        better += found < default * (1 - 1e-9)
+    assert better > 5, "it should be of some use"
+
+
+def test_more_candidates_never_make_it_worse(tmp_path: Path) -> None:
+    for seed, problem in exact_cases(tmp_path, 12):
+        values = [figure(problem, Optimise(schedules=n), "makespan") for n in (1, 5, 20, 60)]
+        assert values == sorted(values, reverse=True), f"case {seed}"
+
+
+def test_the_same_seed_gives_the_same_plan(tmp_path: Path) -> None:
+    for _, problem in exact_cases(tmp_path, 10):
+        policies = [Optimise(schedules=40, seed=1) for _ in range(2)]
+        for policy in policies:
+            run(problem, policy)
+        assert policies[0].plan == policies[1].plan
+
+
+def test_without_time_it_is_the_default_policy(tmp_path: Path) -> None:
+    for _, problem in exact_cases(tmp_path, 10):
+        policy = Optimise(budget_s=0.0)
+        assert figure(problem, policy, "makespan") == pytest.approx(figure(problem, "dovetail", "makespan"))
+        assert policy.plan is None or policy.plan.origin == "dovetail"
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+MODELS = {"a": ModelCost(16.0, 10.0), "b": ModelCost(16.0, 10.0)}
+ALONE = {name: Shape(name, [Part("n", name)], []) for name in MODELS}
+
+
+def test_a_plan_names_every_node_its_window_and_where_it_came_from() -> None:
+    view = View(Pool.parse("1", {}), MODELS, Costs())
+    runs = [Run(f"r{i}", ALONE[of], (5.0,), 0.0, None, 1.0) for i, of in enumerate("abab")]
+    plan = optimise(view, runs)
+    # one load, four runs, one switch of 4 s: better is not possible
+    assert plan.value == 10 + 4 * 5 + 4
+    assert sorted(plan.starts) == [((f"r{i}", "n"), (0,)) for i in range(4)]
+    assert view.queues == {}, "planning leaves the real state alone"
+    assert plan.origin
+
+
+def test_local_search_may_hold_a_gpu_back_for_what_comes() -> None:
+    """A short chain before a long one: the longest path must start first, which no arrival order tells."""
+    models = {"m": ModelCost(0.0, 0.0)}
+    shapes = {
+        "short": Shape("short", [Part("n", "m")], []),
+        "long": Shape("long", [Part(f"n{i}", "m") for i in range(4)], [(f"n{i}", f"n{i + 1}") for i in range(3)]),
+    }
+    view = View(Pool.parse("2", {}), models, Costs())
+    runs = [Run(f"s{i}", shapes["short"], (5.0,), 0.0, None, 1.0) for i in range(4)]
+    runs.append(Run("l", shapes["long"], (5.0,) * 4, 0.0, None, 1.0))
+    assert optimise(view, runs).value == 20.0
+
+
+# --- against the exact optimum --------------------------------------------------------------------
+
+
+def test_it_is_never_below_the_optimum_and_often_at_it(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    pytest.importorskip("ortools")
+    solved = optimal = default_optimal = 0
+    for seed in range(400):
+        case = random_case(seed)._replace(mode="offline", costs={}, rates={}, failure_rate=0.0)
+        case.config.pop("gpu_types", None)
+        pool = min(sum(int(part.split(":")[-1]) for part in case.gpus.split(",")), 3)
+        case = case._replace(gpus=str(pool), rows=case.rows[:3])
+        problem = read_case(case, tmp_path)
+        works = [(at_s, work) for at_s, work in problem.requests.arrivals() if not work.fault]
+        parts = [part for _, work in works for part in problem.shapes[work.of].parts]
+        if not 3 <= len(parts) <= 7 or any(not part.width for part in parts):
+            continue
+        view = problem.new_view()
+        loads = {name: model.load_s for name, model in problem.models.items()}
+        best = solve(works, problem.shapes, problem.pool, loads, view.residents.reload_s, time_limit_s=5.0)
+        found = figure(problem, Optimise(schedules=150), "makespan")
+        assert found >= best.bound_s - 1e-9, f"case {seed}"
+        assert figure(problem, "dovetail", "makespan") >= best.bound_s - 1e-9
+        assert run(problem).bounds.makespan_s <= best.value_s + 1e-9
+        solved += best.optimal
+        optimal += best.optimal and found <= best.value_s + 1e-3 * len(parts)
+        default_optimal += best.optimal and figure(problem, "dovetail", "makespan") <= best.value_s + 1e-3 * len(parts)
+        if solved == 40:
+            break
+    record_property("solved", solved)
+    record_property("optimal", optimal)
+    record_property("default_optimal", default_optimal)
+    print(f"the optimiser found {optimal} of {solved} optima, the default policy {default_optimal}")
+    assert solved == 40
+    assert optimal >= 28
+
+
+def test_it_is_registered_with_its_options() -> None:
+    policy = registry.create("workflow", "optimise", {"schedules": "7", "objective": "mean", "seed": "3"})
+    assert (policy.schedules, policy.objective, policy.seed, policy.plans_ahead) == (7, "mean", 3, True)
+
+
+def test_what_arrives_after_the_plan_was_made_runs_where_the_plan_leaves_room() -> None:
+    pool = Pool.parse("2", {})
+    arrivals = [(float(i), Arrived(f"r{i}", of, (5.0,))) for i, of in enumerate("abbaab")]
+    metrics = Metrics(pool)
+    scheduler = WorkflowScheduler(View(pool, MODELS, Costs()), ALONE, Optimise(schedules=5))
+    simulate(scheduler, pool, ALONE, arrivals, SimExecutor(), [metrics])
+    assert metrics.figures().completed == 6
