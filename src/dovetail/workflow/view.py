@@ -177,6 +177,8 @@ class View:
         self._masks: dict[tuple[int | str, bool], list[tuple[Window, int]]] = {}
         self._windows: dict[tuple[int | str, bool], list[Window]] = {}
         self._roomy: dict[tuple[str, bool], frozenset[Window]] = {}
+        # whether two GPUs that hold the same model are as good as each other, but for how long they have been idle
+        self.alike = len({*self._types}) == 1 and costs.resident == "one" and not costs.dram_gb
         self._limited = any(m is not None for m in pool.memories)
 
     # --- what a policy may ask --------------------------------------------------------------------

@@ -66,6 +66,14 @@ class Dovetail(Policy):
         for window in windows:
             if model in held[window[0]] and (queue.width == 1 or all(model in held[gpu] for gpu in window)):
                 return 0.0, 0.0, window, 0.0
+        if queue.width == 1 and view.alike:
+            longest_idle: dict[str | None, Window] = {}
+            for window in windows:
+                resident = next(iter(held[window[0]]), None)
+                known = longest_idle.get(resident)
+                if known is None or view.idle_since[window[0]] < view.idle_since[known[0]]:
+                    longest_idle[resident] = window
+            windows = list(longest_idle.values())
         if len(windows) == 1:
             return self._waste(queue, windows[0], view)
         return min([self._waste(queue, window, view) for window in windows], key=_by_waste)
