@@ -26,6 +26,7 @@ class Command(NamedTuple):
 # The summary repeats the first line of the target's docstring, so that --help need not import it; a test compares them.
 COMMANDS = (
     Command("workflow", "dovetail.cli.workflow:app", "Schedule workflows of many models on a pool of GPUs."),
+    Command("pipeline", "dovetail.cli.pipeline:app", "Split a model's layers over unlike devices."),
     Command("check", "dovetail.cli.check:check", "Check that a recorded run is a valid schedule."),
     Command("report", "dovetail.cli.report:report", "Draw a run, or several side by side, from their journals."),
     Command("demo", "dovetail.cli.demo:demo", "Run a small example of each level and write one page about it."),

@@ -1,0 +1,116 @@
+"""The pipeline planner measured: exactness and speed. Prints JSON.
+
+    python bench/pipeline.py                       golden cases, large pools, 1,000 random cases against every plan
+    python bench/pipeline.py --cases 5000
+
+`recorded_cpu_s` is what the corrected C++ sched-pipeline of PipeEdge took on another machine of the same kind; a ratio
+to it is for orientation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dovetail.core.sweep import sweep
+from dovetail.pipeline.brute import evaluate, every_plan, random_pipeline
+from dovetail.pipeline.inputs import read_pipeline
+from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.planner import plan
+from dovetail.pipeline.tables import Tables
+
+GOLDEN = Path(os.environ.get("DOVETAIL_GOLDEN", Path(__file__).parents[1] / "../shared/golden")).resolve() / "pipeline"
+FILES = ("models.yml", "device_types.yml", "devices.yml")
+LARGE = {"5 types x 16 devices x 96 layers": 16, "5 types x 32 devices x 96 layers": 32}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000, help="random cases against every plan")
+    arguments = parser.parse_args()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    result = {"machine": machine, "golden": golden(), "large": large(), "random": against_brute(arguments.cases)}
+    print(json.dumps(result, indent=2))
+
+
+def golden() -> dict[str, Any]:
+    """Every reference case: is the optimum the same double, and what does the whole command cost?"""
+    if not GOLDEN.exists():
+        return {"skipped": "no golden files"}
+    expected = json.loads((GOLDEN / "expected.json").read_text())
+    rows = {}
+    for name, row in expected["cases"].items():
+        folder = GOLDEN / "cases" / name
+        if not folder.exists():
+            continue
+        found = plan(read_pipeline(*[folder / file for file in FILES], model="synth"))
+        cpu_s, _ = command(folder)
+        rows[name] = {
+            "equal": isinstance(found, Plan) and found.bottleneck_s == row["bottleneck_s"],
+            "command_cpu_s": round(cpu_s, 3),
+            "recorded_cpu_s": row["reference_cpu_s"],
+        }
+    return {"cases": len(rows), "equal": sum(row["equal"] for row in rows.values()), "rows": rows}
+
+
+def large() -> dict[str, Any]:
+    """Pools that the older scheduler could not hold in memory: the largest golden case with more hosts of each type."""
+    source = GOLDEN / "cases" / "b_K5_n4_L96"
+    if not source.exists():
+        return {"skipped": "no golden files"}
+    rows = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in FILES[:2]:
+            (folder / file).write_bytes((source / file).read_bytes())
+        hosts = yaml.safe_load((source / FILES[2]).read_text())
+        for title, count in LARGE.items():
+            more = {kind: [f"{kind}-{i}" for i in range(count)] for kind in hosts}
+            (folder / FILES[2]).write_text(yaml.safe_dump(more))
+            cpu_s, peak_mib = command(folder)
+            rows[title] = {"command_cpu_s": round(cpu_s, 2), "peak_mib": round(peak_mib)}
+    return rows
+
+
+def command(folder: Path) -> tuple[float, float]:
+    """CPU seconds and peak memory of `sched-pipeline`, interpreter start included."""
+    program = "import sys; from dovetail.cli.sched_pipeline import main; sys.exit(main())"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "-m", "synth"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"sched-pipeline failed on {folder}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def against_brute(cases: int) -> dict[str, Any]:
+    """Random problems: is the planner's bottleneck the least of all plans, and is memory kept?"""
+    wrong = [seed for seed, fine in enumerate(sweep(check_case, range(cases))) if not fine]
+    return {"cases": cases, "wrong": len(wrong), "first_wrong": wrong[:10]}
+
+
+def check_case(seed: int) -> bool:
+    pipeline = random_pipeline(seed, links=seed % 3 == 0)
+    tables = Tables(pipeline)
+    best = min((evaluate(tables, parts).bottleneck_s for parts in every_plan(tables)), default=inf)
+    found = plan(pipeline)
+    if not isinstance(found, Plan):
+        return best == inf
+    kept = all(stage.mem_mib < stage.mem_limit_mib for stage in found.stages)
+    return kept and found.bottleneck_s == best
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""`dovetail pipeline`: split a model's layers over unlike devices."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+import dovetail.pipeline.policies
+from dovetail.cli.common import Pairs, pairs, print_json, print_table
+from dovetail.core import registry
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.pipeline.inputs import Pipeline, read_pipeline
+from dovetail.pipeline.outputs import COLUMNS, schedule_yaml, stage_rows
+from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
+from dovetail.pipeline.planner import plan as make_plan
+from dovetail.pipeline.whatif import WhatIf, what_if
+
+app = App(name="pipeline", help="Split a model's layers over unlike devices.")
+_Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
+
+
+@app.command
+def plan(
+    *,
+    model_name: Annotated[str, Parameter(alias="-m")] = "google/vit-base-patch16-224",
+    models_file: Annotated[Path, Parameter(alias="-M")] = Path("models.yml"),
+    dev_types_file: Annotated[Path, Parameter(alias="-T")] = Path("device_types.yml"),
+    dev_file: Annotated[Path, Parameter(alias="-D")] = Path("devices.yml"),
+    batch_size: Annotated[_Numbers, Parameter(alias="-b")] = (8,),
+    dtype: Annotated[str, Parameter(alias="-d")] = "torch.float32",
+    buffers_in: Annotated[int, Parameter(alias="-i")] = 2,
+    buffers_out: Annotated[int, Parameter(alias="-o")] = 2,
+    links: Path | None = None,
+    objective: Objective = "throughput",
+    microbatches: int = 8,
+    slack: float = 0.0,
+    latency_cap_s: float | None = None,
+    first: str | None = None,
+    last: str | None = None,
+    max_stages: int | None = None,
+    cuts: _Numbers = (),
+    data_mbps: float | None = None,
+    replicas: int = 1,
+    link_bits: _Numbers = (32,),
+    method: str = "exact",
+    option: Pairs | None = None,
+    what_ifs: Annotated[bool, Parameter(name="--what-if", negative=())] = False,
+    format: Literal["table", "json", "yaml"] = "table",
+) -> int:
+    """Plan where to cut a model and which device gets which layers.
+
+    Exit code 3 if there is no plan; the reasons are told.
+
+    Example: dovetail pipeline plan -m google/vit-base-patch16-224 --what-if
+
+    Parameters
+    ----------
+    model_name
+        A model of the models file.
+    models_file
+        Models: layers, memory and cut sizes.
+    dev_types_file
+        Device types: bandwidth, memory and profiles.
+    dev_file
+        The hosts of each type.
+    batch_size
+        Microbatch size; of several, the one with the highest throughput is chosen.
+    dtype
+        Data type of the profile and of what is sent.
+    buffers_in
+        Buffers for what a stage receives.
+    buffers_out
+        Buffers for what a stage sends.
+    links
+        Bandwidth and latency between hosts or types; without it a link is as fast as its slower end.
+    objective
+        throughput, latency (of one microbatch), batch (of so many), devices (fewest), energy or money (per item).
+    microbatches
+        How many, for objective batch.
+    slack
+        For objective devices: how far above the least bottleneck it may be, 0.05 for 5 %.
+    latency_cap_s
+        The longest that one microbatch may take.
+    first
+        Host that must hold the first stage.
+    last
+        Host that must hold the last stage.
+    max_stages
+        At most so many devices.
+    cuts
+        Layers after which a cut is allowed; all if left out.
+    data_mbps
+        Bandwidth of the host that sends the input and takes the output; without it those transfers are free.
+    replicas
+        Up to so many devices of a type may take turns at one stage.
+    link_bits
+        Widths that values may have on a link: the widest that does not slow the pipeline is chosen.
+    method
+        exact, or for comparison auction, equal, speed-proportional, memory-proportional.
+    option
+        Options of the method: --method auction --option mode=latency data_host=mb-0.
+    what_ifs
+        Also what one device more or fewer of each type would change.
+    format
+        table, json, or yaml: the schedule that a pipeline runtime reads.
+    """
+    if not batch_size:
+        raise InputError("--batch-size: expected at least one value")
+    constraints = Constraints(
+        latency_cap_s=latency_cap_s,
+        first=first,
+        last=last,
+        max_stages=max_stages,
+        allowed_cuts=frozenset(cuts) or None,
+        data_mbps=data_mbps,
+        replicas=replicas,
+        link_bits=link_bits or (32,),
+    )
+    problem = constraints.problem()
+    if problem:
+        raise InputError(problem)
+    tried: list[tuple[Pipeline, Plan | Infeasible]] = []
+    for size in batch_size:
+        pipeline = read_pipeline(
+            models_file,
+            dev_types_file,
+            dev_file,
+            model=model_name,
+            batch_size=size,
+            dtype=dtype,
+            buffers_in=buffers_in,
+            buffers_out=buffers_out,
+            links=links,
+        )
+        for warning in pipeline.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        if method == "exact":
+            found = make_plan(pipeline, objective, constraints, microbatches=microbatches, slack=slack)
+        else:
+            found = _other(method, pipeline, pairs("--option", option))
+        tried.append((pipeline, found))
+    made = [(p, found) for p, found in tried if isinstance(found, Plan)]
+    if not made:
+        return _infeasible(tried, format)
+    pipeline, best = max(made, key=lambda pair: pair[1].throughput_items_s)
+    changes = what_if(pipeline, best, constraints) if what_ifs else []
+    _show(best, changes, format)
+    return 0
+
+
+def _other(method: str, pipeline: Pipeline, options: dict[str, Any]) -> Plan | Infeasible:
+    known = registry.names("pipeline")
+    if method not in known:
+        raise InputError(f"--method {method}: unknown{did_you_mean(method, known)}")
+    if "order" in options:
+        options["order"] = options["order"].split(",")
+    found: Plan | Infeasible = registry.create("pipeline", method, {"pipeline": pipeline} | options)
+    return found
+
+
+def _infeasible(tried: list[tuple[Pipeline, Plan | Infeasible]], format: str) -> int:
+    reasons = [reason for _, found in tried if isinstance(found, Infeasible) for reason in found.reasons]
+    if format == "json":
+        print_json({"feasible": False, "reasons": reasons})
+    elif format == "yaml":
+        print(schedule_yaml(None), end="")
+    for reason in reasons:
+        print(f"no plan: {reason}", file=sys.stderr)
+    return 3
+
+
+def _show(best: Plan, changes: list[WhatIf], format: str) -> None:
+    if format == "yaml":
+        print(schedule_yaml(best), end="")
+        return
+    if format == "json":
+        rows = {key: getattr(best, key) for key in best.__struct_fields__}
+        print_json(rows | ({"what_if": changes} if changes else {}))
+        return
+    print_table(COLUMNS, stage_rows(best))
+    proof = "optimal" if best.optimal else f"by {best.method}"
+    if not best.optimal and best.bound_s:
+        proof += f", at most {100 * (best.value / best.bound_s - 1):.2f} % above the best possible"
+    print(f"\nbottleneck {best.bottleneck_s:.6f} s per microbatch of {best.batch_size} ({proof})")
+    print(f"throughput {best.throughput_items_s:.3f} items/s, latency of one microbatch {best.latency_s:.6f} s")
+    print(f"binding: {best.binding}")
+    if changes:
+        print()
+        shown = [
+            [f"{c.change:+d} {c.type}", c.bottleneck_s, c.ratio and round(100 * (c.ratio - 1), 2)] for c in changes
+        ]
+        print_table(["what if", "bottleneck s", "change %"], shown)
+
+
+_ = dovetail.pipeline.policies  # imported for the methods that it registers

@@ -1,0 +1,1 @@
+"""Pipeline level: contiguous layers of a model over a chain of unlike devices."""

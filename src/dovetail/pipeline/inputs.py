@@ -1,0 +1,269 @@
+"""The level's three files, models, device types and devices, and the optional file of links, read and validated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import Document
+
+DTYPE_BYTES = {"torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2, "torch.float64": 8, "torch.int8": 1}
+
+
+class ModelEntry(Struct, forbid_unknown_fields=True):
+    """A model of models.yml. Parameters are numbers of values per item."""
+
+    layers: int
+    mem_MB: list[float]  # noqa: N815
+    parameters_in: int
+    parameters_out: list[int]
+
+
+class Profile(Struct, forbid_unknown_fields=True):
+    batch_size: int
+    dtype: str
+    time_s: list[float]
+
+
+class DeviceTypeEntry(Struct, forbid_unknown_fields=True):
+    """A device type. Watts and price are our additions; they are needed only for objectives that use them."""
+
+    bw_Mbps: float  # noqa: N815
+    mem_MB: float  # noqa: N815
+    model_profiles: dict[str, list[Profile]] | None = None
+    watts_busy: float = 0.0
+    watts_idle: float = 0.0
+    price_per_hour: float = 0.0
+
+
+class Link(Struct, forbid_unknown_fields=True):
+    """The connection between two hosts or types, in both directions unless `one_way`. Bandwidth 0 forbids it."""
+
+    source: str = field(name="from")
+    target: str = field(name="to")
+    bw_Mbps: float | None = None  # noqa: N815
+    latency_s: float = 0.0
+    one_way: bool = False
+
+
+class _Links(Struct, forbid_unknown_fields=True):
+    links: list[Link] = field(default_factory=list)
+    latency_s: float = 0.0
+
+
+class DeviceClass(Struct):
+    """Devices that are alike in everything: hosts of one type, or fewer where links tell them apart."""
+
+    name: str
+    type: str
+    hosts: list[str]
+    bw_mbps: float
+    mem_mib: float
+    time_s: list[float]
+    watts_busy: float = 0.0
+    watts_idle: float = 0.0
+    price_per_hour: float = 0.0
+
+
+class Pipeline(Struct, kw_only=True):
+    """A validated problem. `cut_bytes[j]` leave layer j in a microbatch; `cut_bytes[0]` enter the model.
+
+    `link_mbps` and `link_s` are by class pair where a links file was given, else None: then the slower end counts.
+    """
+
+    model: str
+    layers: int
+    mem_mib: list[float]
+    cut_bytes: list[int]
+    classes: list[DeviceClass]
+    batch_size: int
+    dtype: str
+    buffers_in: int = 2
+    buffers_out: int = 2
+    link_mbps: list[list[float]] | None = None
+    link_s: list[list[float]] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_pipeline(
+    models: Path,
+    device_types: Path,
+    devices: Path,
+    *,
+    model: str,
+    batch_size: int = 8,
+    dtype: str = "torch.float32",
+    buffers_in: int = 2,
+    buffers_out: int = 2,
+    links: Path | None = None,
+) -> Pipeline:
+    """Read and validate; types without hosts are left out, and with a warning those without a matching profile."""
+    if dtype not in DTYPE_BYTES:
+        raise InputError(f"unsupported dtype {dtype!r}{did_you_mean(dtype, DTYPE_BYTES)}")
+    for name, value in (("batch size", batch_size), ("buffers in", buffers_in + 1), ("buffers out", buffers_out + 1)):
+        if value < 1:
+            raise InputError(f"{name}: expected {'1' if name == 'batch size' else '0'} or more")
+    entry, warnings = _read_model(models, model)
+    bytes_each = DTYPE_BYTES[dtype] * batch_size
+    counts = [entry.parameters_in, *_repeated(entry.parameters_out, entry.layers)]
+    classes = _read_classes(device_types, devices, model, entry, batch_size, dtype, warnings)
+    pipeline = Pipeline(
+        model=model,
+        layers=entry.layers,
+        mem_mib=entry.mem_MB,
+        cut_bytes=[bytes_each * count for count in counts],
+        classes=classes,
+        batch_size=batch_size,
+        dtype=dtype,
+        buffers_in=buffers_in,
+        buffers_out=buffers_out,
+        warnings=warnings,
+    )
+    if links is not None:
+        _apply_links(pipeline, links)
+    return pipeline
+
+
+def _mapping(path: Path, what: str) -> tuple[Document, dict[str, Any]]:
+    doc = Document.read(path)
+    if not isinstance(doc.data, dict):
+        raise doc.error((), f"expected a mapping of {what}, found {type(doc.data).__name__}")
+    return doc, doc.data
+
+
+def _read_model(path: Path, model: str) -> tuple[ModelEntry, list[str]]:
+    doc, data = _mapping(path, "model names")
+    if model not in data:
+        raise InputError(f"{path}: model not found: {model}{did_you_mean(model, map(str, data))}")
+    entry = doc.convert(data[model], ModelEntry, (model,))
+    if entry.layers < 0:
+        raise doc.error((model, "layers"), f"expected 0 or more, found {entry.layers}")
+    if len(entry.mem_MB) != entry.layers:
+        raise doc.error((model, "mem_MB"), f"has {len(entry.mem_MB)} values, but layers is {entry.layers}")
+    if len(entry.parameters_out) > entry.layers:
+        message = f"has {len(entry.parameters_out)} values, but layers is {entry.layers}"
+        raise doc.error((model, "parameters_out"), message)
+    if not entry.parameters_out and entry.layers:
+        raise doc.error((model, "parameters_out"), f"is empty, but layers is {entry.layers}")
+    for key, values in (("mem_MB", entry.mem_MB), ("parameters_out", entry.parameters_out)):
+        for i, value in enumerate(values):
+            if not 0 <= value < float("inf"):
+                raise doc.error((model, key, i), f"expected a number >= 0, found {value}")
+    if entry.parameters_in < 0:
+        raise doc.error((model, "parameters_in"), f"expected a number >= 0, found {entry.parameters_in}")
+    warnings = []
+    if len(entry.parameters_out) < entry.layers:
+        warnings.append(
+            f"Model parameters_out length {len(entry.parameters_out)} < {entry.layers}: block will be repeated"
+        )
+    return entry, warnings
+
+
+def _repeated(values: list[int], length: int) -> list[int]:
+    return [values[i % len(values)] for i in range(length)]
+
+
+def _read_classes(
+    device_types: Path,
+    devices: Path,
+    model: str,
+    entry: ModelEntry,
+    batch_size: int,
+    dtype: str,
+    warnings: list[str],
+) -> list[DeviceClass]:
+    doc, data = _mapping(device_types, "device types")
+    hosts = _read_hosts(devices, data, warnings)
+    classes = []
+    for name in sorted(data):
+        given = doc.convert(data[name], DeviceTypeEntry, (name,))
+        for key in ("bw_Mbps", "mem_MB", "watts_busy", "watts_idle", "price_per_hour"):
+            if not 0 <= getattr(given, key) < float("inf"):
+                raise doc.error((name, key), f"expected a number >= 0, found {getattr(given, key)}")
+        profiles = (given.model_profiles or {}).get(model)
+        if profiles is None:
+            warnings.append(f"Device type {name} doesn't support model: type will be skipped")
+            continue
+        matching = [(i, p) for i, p in enumerate(profiles) if (p.dtype, p.batch_size) == (dtype, batch_size)]
+        if not matching:
+            warnings.append(f"Device type {name} doesn't have matching profile: type will be skipped")
+            continue
+        i, profile = matching[-1]
+        keys = (name, "model_profiles", model, i, "time_s")
+        if len(profile.time_s) != entry.layers:
+            raise doc.error(keys, f"has {len(profile.time_s)} values, but layers is {entry.layers}")
+        for j, seconds in enumerate(profile.time_s):
+            if not 0 <= seconds < float("inf"):
+                raise doc.error((*keys, j), f"expected a number >= 0, found {seconds}")
+        if hosts.get(name):
+            classes.append(
+                DeviceClass(
+                    name,
+                    name,
+                    hosts[name],
+                    given.bw_Mbps,
+                    given.mem_MB,
+                    profile.time_s,
+                    given.watts_busy,
+                    given.watts_idle,
+                    given.price_per_hour,
+                )
+            )
+    return classes
+
+
+def _read_hosts(path: Path, types: dict[str, Any], warnings: list[str]) -> dict[str, list[str]]:
+    doc, data = _mapping(path, "device types to hosts")
+    hosts: dict[str, list[str]] = {}
+    seen: dict[str, str] = {}
+    for name, given in data.items():
+        hosts[name] = doc.convert(given if given is not None else [], list[str], (name,))
+        if name not in types and hosts[name]:
+            hint = did_you_mean(str(name), map(str, types))
+            warnings.append(f"Hosts of {name} will be skipped: it is not a device type{hint}")
+        for i, host in enumerate(hosts[name]):
+            if host in seen:
+                raise doc.error((name, i), f"host {host!r} is listed twice (before under {seen[host]})")
+            seen[host] = name
+    return hosts
+
+
+def _apply_links(pipeline: Pipeline, path: Path) -> None:
+    """Split classes where links tell their hosts apart, and fill the tables of bandwidth and latency."""
+    doc = Document.read(path)
+    file = doc.convert(doc.data, _Links)
+    types = {c.type for c in pipeline.classes}
+    known = {host: c for c in pipeline.classes for host in c.hosts}
+    named = set()
+    for i, link in enumerate(file.links):
+        for key, end in (("from", link.source), ("to", link.target)):
+            if end not in types and end not in known:
+                raise doc.error(
+                    ("links", i, key), f"{end!r} is not a host or type{did_you_mean(end, [*types, *known])}"
+                )
+            if end in known:
+                named.add(end)
+        if link.latency_s < 0 or (link.bw_Mbps is not None and link.bw_Mbps < 0):
+            raise doc.error(("links", i), "expected bandwidth and latency >= 0")
+    split: list[DeviceClass] = []
+    for c in pipeline.classes:
+        rest = [host for host in c.hosts if host not in named]
+        groups = ([(c.name, rest)] if rest else []) + [(host, [host]) for host in c.hosts if host in named]
+        for name, hosts in groups:
+            values = {key: getattr(c, key) for key in c.__struct_fields__} | {"name": name, "hosts": hosts}
+            split.append(DeviceClass(**values))
+    pipeline.classes = split
+    count = len(split)
+    mbps = [[min(a.bw_mbps, b.bw_mbps) for b in split] for a in split]
+    seconds = [[file.latency_s] * count for _ in split]
+    for link in sorted(file.links, key=lambda x: (x.source in known) + (x.target in known)):  # hosts override types
+        for a, b in [(link.source, link.target)] + ([] if link.one_way else [(link.target, link.source)]):
+            for i, u in enumerate(split):
+                for j, v in enumerate(split):
+                    if a in (u.name, u.type) and b in (v.name, v.type):
+                        mbps[i][j] = link.bw_Mbps if link.bw_Mbps is not None else mbps[i][j]
+                        seconds[i][j] = link.latency_s
+    pipeline.link_mbps, pipeline.link_s = mbps, seconds

@@ -1,0 +1,60 @@
+"""Rules of thumb: as many layers for a device as its share of something, in the order of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dovetail.core.registry import policy
+from dovetail.pipeline.inputs import DeviceClass, Pipeline
+from dovetail.pipeline.labels import Option
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan, finish
+from dovetail.pipeline.tables import Tables
+
+
+@policy("equal", level="pipeline")
+def equal(pipeline: Pipeline) -> Plan | Infeasible:
+    """Every device gets the same number of layers, give or take one."""
+    return _split(pipeline, "equal", lambda c: 1.0)
+
+
+@policy("speed-proportional", level="pipeline")
+def by_speed(pipeline: Pipeline) -> Plan | Infeasible:
+    """Every device gets layers in proportion to its speed over the whole model."""
+    return _split(pipeline, "speed-proportional", lambda c: 1.0 / (sum(c.time_s) or 1.0))
+
+
+@policy("memory-proportional", level="pipeline")
+def by_memory(pipeline: Pipeline) -> Plan | Infeasible:
+    """Every device gets layers in proportion to its memory."""
+    return _split(pipeline, "memory-proportional", lambda c: c.mem_mib)
+
+
+def _split(pipeline: Pipeline, name: str, share: Callable[[DeviceClass], float]) -> Plan | Infeasible:
+    devices = [k for k, c in enumerate(pipeline.classes) for _ in c.hosts]
+    if not devices:
+        return Infeasible(model=pipeline.model, reasons=["no device has a profile for this model", *pipeline.warnings])
+    ends = _ends([share(pipeline.classes[k]) for k in devices], pipeline.layers)
+    tables = Tables(pipeline)
+    chosen = [(Option(k), i, j) for k, i, j in zip(devices, [0, *ends], ends, strict=False) if i < j]
+    for option, i, j in chosen:
+        if not tables.fits[option.k, i, j]:
+            device = pipeline.classes[option.k]
+            need = float(tables.need_bytes[i, j]) / 2**20
+            why = f"layers {i + 1} to {j} need {need:.1f} MiB, a {device.type} has {device.mem_mib:.1f}"
+            return Infeasible(model=pipeline.model, reasons=[why])
+    made = finish(tables, Constraints(), "throughput", chosen, 0.0, 0.0, False, name, 0)
+    made.value = made.bottleneck_s
+    return made
+
+
+def _ends(shares: Sequence[float], layers: int) -> list[int]:
+    """Where each device's layers end.
+
+    >>> _ends([1.0, 1.0, 2.0], 8)
+    [2, 4, 8]
+    """
+    total, held, ends = sum(shares), 0.0, []
+    for share in shares:
+        held += share
+        ends.append(round(layers * held / total) if total else layers)
+    return ends

@@ -1,0 +1,112 @@
+"""`dovetail pipeline plan` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dovetail.cli import main
+
+PROFILE = {"batch_size": 8, "dtype": "torch.float32", "time_s": [0.1, 0.2, 0.3, 0.4]}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    model = {"layers": 4, "mem_MB": [1.0] * 4, "parameters_in": 10, "parameters_out": [1000] * 4}
+    small = {**PROFILE, "batch_size": 1, "time_s": [0.05, 0.1, 0.15, 0.2]}
+    types = {
+        "fast": {"bw_Mbps": 1000, "mem_MB": 64, "model_profiles": {"m": [PROFILE, small]}, "price_per_hour": 1},
+        "slow": {"bw_Mbps": 100, "mem_MB": 64, "model_profiles": {"m": [PROFILE, small]}, "price_per_hour": 1},
+    }
+    for name, content in {
+        "models": {"m": model},
+        "device_types": types,
+        "devices": {"fast": ["f0", "f1"], "slow": ["s0"]},
+    }.items():
+        (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(content))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["pipeline", "plan", "-m", "m", *words])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_json_has_the_figures(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--format", "json", "--what-if")
+    found = json.loads(out)
+    assert code == 0
+    assert found["bottleneck_s"] == pytest.approx(0.4)
+    assert found["optimal"] is True
+    assert found["bound_s"] == found["bottleneck_s"]
+    assert found["throughput_items_s"] == pytest.approx(20.0)
+    assert set(found["stages"][0]) >= {
+        "host",
+        "type",
+        "layers",
+        "compute_s",
+        "send_s",
+        "mem_mib",
+        "mem_limit_mib",
+        "utilisation",
+    }
+    assert len(found["what_if"]) == 4
+
+
+def test_yaml_is_the_schedule(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--format", "yaml")
+    stages = yaml.safe_load(out)
+    assert next(layer for stage in stages for layers in stage.values() for layer in layers) == 1
+    assert out.startswith("- ")
+
+
+def test_the_table_tells_what_binds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--what-if")
+    assert code == 0
+    assert "binding: compute on" in out
+    assert "+1 fast" in out
+
+
+def test_of_several_batch_sizes_the_best_is_chosen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "-b", "1", "8", "--format", "json")
+    assert json.loads(out)["batch_size"] == 8
+
+
+@pytest.mark.parametrize("objective", ["latency", "batch", "devices", "money"])
+def test_other_objectives(here: Path, capsys: pytest.CaptureFixture[str], objective: str) -> None:
+    code, out, _ = run(capsys, "--objective", objective, "--format", "json")
+    assert code == 0
+    assert json.loads(out)["objective"] == objective
+
+
+def test_other_methods_are_no_better(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for method in ("auction", "equal", "speed-proportional", "memory-proportional"):
+        code, out, _ = run(capsys, "--method", method, "--format", "json")
+        assert code == 0
+        assert json.loads(out)["bottleneck_s"] >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--method", "auctoin"), 2, "did you mean 'auction'?"),
+        (("--objective", "energy"), 2, "needs watts_busy and watts_idle"),
+        (("--first", "nobody"), 2, "'nobody' is not an available host"),
+        (("--replicas", "0"), 2, "replicas: expected a positive number"),
+        (("--link-bits", "64"), 2, "link_bits: expected widths from 1 to 32"),
+        (("-b", "3"), 3, "no device has a profile"),
+        (("--latency-cap-s", "0.0001"), 3, "the constraints leave no plan"),
+        (("-M", "nothing.yml"), 2, "nothing.yml: no such file"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, message: str
+) -> None:
+    found, _, err = run(capsys, *words)
+    assert found == code
+    assert message in err

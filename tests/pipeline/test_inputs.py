@@ -1,0 +1,99 @@
+"""The three files and the links: what is read, and what is said about what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dovetail.core.errors import InputError
+from dovetail.pipeline.inputs import Pipeline, read_pipeline
+
+MODELS: dict[str, Any] = {
+    "m": {"layers": 3, "mem_MB": [1, 2.5, 3], "parameters_in": 10, "parameters_out": [20, 30, 40]},
+    "short": {"layers": 3, "mem_MB": [1, 1, 1], "parameters_in": 10, "parameters_out": [20, 30]},
+}
+PROFILE = {"batch_size": 8, "dtype": "torch.float32", "time_s": [0.1, 0.2, 0.3]}
+TYPES: dict[str, Any] = {
+    "a": {"bw_Mbps": 100, "mem_MB": 64, "model_profiles": {"m": [PROFILE], "short": [PROFILE]}},
+    "b": {"bw_Mbps": 10, "mem_MB": 32, "model_profiles": {"m": [{**PROFILE, "time_s": [1, 1, 1]}, PROFILE]}},
+    "none": {"bw_Mbps": 1, "mem_MB": 1, "model_profiles": None},
+}
+DEVICES: dict[str, Any] = {"a": ["a0", "a1"], "b": ["b0"], "none": []}
+
+
+def read(folder: Path, change: dict[str, Any] | None = None, links: Any = None, **options: Any) -> Pipeline:
+    files = {"models": MODELS, "device_types": TYPES, "devices": DEVICES} | (change or {})
+    paths = []
+    for name, content in files.items():
+        paths.append(folder / f"{name}.yml")
+        paths[-1].write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    if links is not None:
+        options["links"] = folder / "links.yml"
+        options["links"].write_text(yaml.safe_dump(links))
+    return read_pipeline(*paths, **({"model": "m"} | options))
+
+
+def test_bytes_profiles_and_hosts(tmp_path: Path) -> None:
+    pipeline = read(tmp_path)
+    assert pipeline.cut_bytes == [320, 640, 960, 1280]
+    assert [(c.name, c.hosts, c.time_s) for c in pipeline.classes] == [
+        ("a", ["a0", "a1"], [0.1, 0.2, 0.3]),
+        ("b", ["b0"], [0.1, 0.2, 0.3]),  # of two profiles that match the last counts
+    ]
+    assert pipeline.warnings == ["Device type none doesn't support model: type will be skipped"]
+    assert read(tmp_path, batch_size=1, dtype="torch.float16").cut_bytes[0] == 20
+
+
+def test_hosts_of_an_unknown_type_are_skipped_with_a_warning(tmp_path: Path) -> None:
+    pipeline = read(tmp_path, {"devices": {"a": ["a0"], "bb": ["b0"]}})
+    assert [c.hosts for c in pipeline.classes] == [["a0"]]
+    assert "Hosts of bb will be skipped: it is not a device type; did you mean 'b'?" in pipeline.warnings
+
+
+def test_a_short_list_of_cuts_is_repeated(tmp_path: Path) -> None:
+    pipeline = read(tmp_path, model="short")
+    assert pipeline.cut_bytes == [320, 640, 960, 640]
+    assert pipeline.warnings[0] == "Model parameters_out length 2 < 3: block will be repeated"
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "unknown model": ({}, {"model": "n"}, "models.yml: model not found: n"),
+    "lengths": ({"models": {"m": MODELS["m"] | {"mem_MB": [1]}}}, {}, "m.mem_MB: has 1 values, but layers is 3"),
+    "no cuts": ({"models": {"m": MODELS["m"] | {"parameters_out": []}}}, {}, "parameters_out: is empty"),
+    "negative": ({"models": {"m": MODELS["m"] | {"mem_MB": [1, -1, 1]}}}, {}, "m.mem_MB.1: expected a number >= 0"),
+    "typo": ({"models": {"m": MODELS["m"] | {"layrs": 3}}}, {}, "unknown key 'layrs'; did you mean 'layers'?"),
+    "not a map": ({"models": "- a\n"}, {}, "expected a mapping of model names, found list"),
+    "time length": (
+        {"device_types": {"a": TYPES["a"] | {"model_profiles": {"m": [{**PROFILE, "time_s": [1]}]}}}},
+        {},
+        "a.model_profiles.m.0.time_s: has 1 values, but layers is 3",
+    ),
+    "host twice": ({"devices": {"a": ["x", "x"]}}, {}, "host 'x' is listed twice (before under a)"),
+    "dtype": ({}, {"dtype": "torch.int64"}, "unsupported dtype 'torch.int64'"),
+    "batch": ({}, {"batch_size": 0}, "batch size: expected 1 or more"),
+    "empty": ({"models": ""}, {}, "models.yml: is empty"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+    change, options, message = WRONG[name]
+    with pytest.raises(InputError) as raised:
+        read(tmp_path, change, **options)
+    assert message in str(raised.value)
+
+
+def test_links_split_hosts_only_where_they_differ(tmp_path: Path) -> None:
+    links = {"latency_s": 0.001, "links": [{"from": "a1", "to": "b", "bw_Mbps": 5, "latency_s": 0.1}]}
+    pipeline = read(tmp_path, links=links)
+    assert [(c.name, c.hosts) for c in pipeline.classes] == [("a", ["a0"]), ("a1", ["a1"]), ("b", ["b0"])]
+    assert pipeline.link_mbps == [[100, 100, 10], [100, 100, 5], [10, 5, 10]]
+    assert pipeline.link_s == [[0.001, 0.001, 0.001], [0.001, 0.001, 0.1], [0.001, 0.1, 0.001]]
+
+
+def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"links\.0\.to: 'b9' is not a host or type; did you mean 'b'\?"):
+        read(tmp_path, links={"links": [{"from": "a", "to": "b9"}]})
