@@ -590,3 +590,18 @@ def test_a_model_never_lands_on_a_gpu_too_small_for_it(name: str) -> None:
         done += len(starts)
         orders = scheduler.handle([Finished(start.work, start.part) for start in starts], 100.0 * done)
     assert done == 12
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_where_no_aligned_window_has_room_any_other_will_do(name: str) -> None:
+    """Aligned windows keep to one type of GPU; here only two unlike neighbours are large enough."""
+    types = {
+        "small": DeviceType("small", 1024),
+        "big": DeviceType("big", 8 * 1024),
+        "huge": DeviceType("huge", 16 * 1024),
+    }
+    view = View(Pool.parse("small:2,big:1,huge:1", types), MODELS, Costs(), forecast={"pair": 10.0})
+    assert view.roomy_windows("pair") == {(2, 3)}
+    options = {"schedules": 3} if name == "optimise" else {}
+    scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", name, options))
+    assert names(scheduler.handle([Arrived("r", "two", (5.0,))], 0.0)) == [("r", (2, 3))]

@@ -251,6 +251,15 @@ FAULTS = {
         ('"2024-01-01T10:00:30"', ".nan"),
         "requests.yaml:7: requests.1.timestamp: request 'b': nan is not an ISO 8601 time or a number of seconds",
     ),
+    "time of arrival beyond all counting": (
+        ('"2024-01-01T10:00:30"', "1.0e+12"),
+        "requests.yaml:7: requests.1.timestamp: request 'b': 1000000000000.0 is not an ISO 8601 time or "
+        "a number of seconds",
+    ),
+    "time of arrival that is true": (
+        ('"2024-01-01T10:00:30"', "true"),
+        "requests.yaml:7: requests.1.timestamp: request 'b': True is not an ISO 8601 time or a number of seconds",
+    ),
     "time with a zone among times without": (
         ('"2024-01-01T10:00:30"', '"2024-01-01T10:00:30Z"'),
         "requests.yaml:7: requests.1.timestamp: request 'b': '2024-01-01T10:00:30Z' is a time with zone, "

@@ -28,6 +28,7 @@ from dovetail.workflow.view import Task
 MODELS = {
     "llm": ModelCost(8.0, 10.0, batch_curve=(1.0, 1.5, 1.8)),
     "sd": ModelCost(4.0, 5.0),
+    "pair": ModelCost(4.0, 5.0, batch_curve=(1.0, 1.5)),
     "wide": ModelCost(16.0, 20.0, 2),
     "tool": ModelCost(0.0, 0.0, 0),
 }
@@ -35,6 +36,7 @@ SHAPES = {
     shape.name: shape
     for shape in (
         Shape("one", [Part("a", "llm")], []),
+        Shape("pair", [Part("a", "pair")], []),
         Shape("chain", [Part("a", "llm"), Part("b", "sd")], [("a", "b")]),
         Shape("diamond", [Part(n, "llm") for n in "abcd"], [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")]),
         Shape("fork", [Part("a", "llm"), Part("b", "sd")], []),
@@ -166,7 +168,7 @@ def test_a_failed_node_is_tried_again_and_then_its_request_is_rejected() -> None
     assert bench(13.0, Failed("r", "a", "out of memory")) == [
         Start("r", "a", "llm", (0,), 13.0, 7.0, "warm"),
     ]
-    assert bench.view.demand == {"llm": 0.0, "sd": 2.0, "wide": 0.0, "tool": 0.0}
+    assert {model: s for model, s in bench.view.demand.items() if s} == {"sd": 2.0}
     assert bench(16.0, Failed("r", "a", "out of memory")) == [Reject("r", "node 'a' failed 2 times: out of memory")]
     assert bench.idle
 
@@ -337,6 +339,22 @@ def test_one_of_a_batch_may_fail() -> None:
     assert bench(16.0, Finished("s", "a")) == [Complete("s"), Start("r", "a", "llm", (0,), 13.0, 4.0, "warm")]
     assert bench(20.0, Finished("r", "a")) == [Complete("r")]
     assert bench.idle
+
+
+class Youngest(Policy):
+    """Starts the node that became ready last."""
+
+    def choose(self, view: View) -> Place | Wait | None:
+        return Place(next(iter(view.queues.values())).tasks()[-1], (0,), "youngest")
+
+
+def test_a_batch_is_never_larger_than_the_curve_whoever_is_chosen() -> None:
+    bench = Bench(policy=Youngest(), costs=Costs(batching=True))
+    works = [Arrived(f"r{i}", "pair", (4.0,)) for i in range(4)]
+    assert [(order.work, order.run_s) for order in bench(0.0, *works) if isinstance(order, Start)] == [
+        ("r3", 6.0),
+        ("r0", 6.0),
+    ]
 
 
 def test_models_without_a_curve_are_not_batched() -> None:

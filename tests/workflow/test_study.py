@@ -76,6 +76,7 @@ def test_one_row_per_pool_and_policy_in_the_order_of_the_cells(cell: Cell) -> No
         alone = run_cell(one)
         assert row["makespan_s"] == alone["makespan_s"]
         assert row["seeds"] == [0]
+        assert "makespan_s_min" not in row, "one run has no spread"
 
 
 def test_processes_give_what_one_process_gives(cell: Cell) -> None:
@@ -177,6 +178,11 @@ def test_a_limit_that_cannot_be_met_is_told(cell: Cell, limit_s: float, most: in
 def test_a_loose_limit_is_met_by_the_widest_node(cell: Cell) -> None:
     answer = fewest_gpus(cell, "p99", 1e9)
     assert (answer.gpus, answer.reason) == (2, "the widest node needs 2 GPUs")
+
+
+def test_nothing_to_do_is_done_by_one_gpu(cell: Cell) -> None:
+    cell.requests.write_text('{"requests": []}')
+    assert fewest_gpus(cell, "makespan", 1.0).gpus == 1
 
 
 @pytest.mark.parametrize("limit_s", [0.0, -5.0, float("nan")])
