@@ -30,23 +30,65 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
         raise InputError(f"--out {out}: holds files that are not of a demonstration; name another folder")
     make_folder(out)
     rows, journals = _workflow(out)
+    planned, pipeline_journal = _pipeline(out)
+    journals.append(pipeline_journal)
     page = out / "demo.html"
     from dovetail.report.collect import collect
     from dovetail.report.html import page as render
 
     atomic_write(page, render([collect(Reader(path)) for path in journals], "Dovetail: a demonstration"))
     if format == "json":
-        print_json({"workflow": rows, "page": str(page)})
+        print_json({"workflow": rows, "pipeline": planned, "page": str(page)})
         return 0
     print("workflow: the same requests on the same GPUs, under three policies\n")
     columns = ["policy", "makespan s", "above bound %", "mean s", "P99 s", "switches", "check"]
     print_table(columns, [list(row.values()) for row in rows])
     config, requests = out / "system_config.yaml", out / "workflow_requests.jsonl"
+    print("\npipeline: twelve layers over a fast and three slow devices, planned four ways\n")
+    print_table(["method", "bottleneck s", "items/s"], [list(row.values()) for row in planned])
     print(f"\nThe page: {page}")
     print("Try it yourself:")
     print(f"  dovetail workflow run --config {config} --requests {requests} --mode online --out {out}")
     print(f"  dovetail workflow explain req_0001 --journal {out / 'dovetail_journal.jsonl'}")
     return 0
+
+
+def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
+    import dovetail.pipeline.policies
+    from dovetail.core import registry
+    from dovetail.core.journal import Writer
+    from dovetail.core.metrics import recount
+    from dovetail.pipeline import simulation
+    from dovetail.pipeline.inputs import DeviceClass, Pipeline
+    from dovetail.pipeline.plan import Plan
+
+    layers = [0.02 + 0.01 * (i % 4) for i in range(12)]
+    pipeline = Pipeline(
+        model="twelve layers",
+        layers=12,
+        mem_mib=[40.0] * 12,
+        cut_bytes=[600_000] + [600_000 * (1 + i % 2) for i in range(12)],
+        classes=[
+            DeviceClass("fast", "fast", ["fast-0"], 1000.0, 1024.0, layers),
+            DeviceClass("slow", "slow", ["slow-0", "slow-1", "slow-2"], 300.0, 512.0, [3 * s for s in layers]),
+        ],
+        batch_size=8,
+        dtype="torch.float32",
+    )
+    table, exact = [], None
+    for method in ("equal", "speed-proportional", "auction", "exact"):
+        found = registry.create("pipeline", method, {"pipeline": pipeline})
+        if isinstance(found, Plan):
+            exact = found
+            pace = round(found.throughput_items_s, 1)
+            table.append({"method": method, "bottleneck_s": round(found.bottleneck_s, 4), "items_s": pace})
+    assert exact is not None
+    assert dovetail.pipeline.policies
+    journal = out / "pipeline_journal.jsonl"
+    with Writer(journal, simulation.header(exact, 24, 1)) as writer:
+        outcome = simulation.run(exact, 24, 1, [writer])
+        writer.end(outcome.steps + 1, outcome.makespan_s, recount(outcome.figures))
+    return table, journal
 
 
 def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:

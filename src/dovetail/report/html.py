@@ -27,14 +27,16 @@ _LOGO = (
 
 
 def page(stories: Sequence[Story], title: str | None = None) -> str:
-    """The whole page. Several stories get a comparison first, then one tab each."""
+    """The whole page. Several stories get one tab each, and those of the first one's level a comparison before them."""
     names = look.names(stories)
     several = len(stories) > 1
     heading = title or (f"{len(stories)} runs compared" if several else stories[0].name)
     colours = look.colours(stories)
     body = [_head(stories, heading)]
+    alike = [i for i, story in enumerate(stories) if story.header.level == stories[0].header.level]
+    if len(alike) > 1:
+        body.append(_comparison([stories[i] for i in alike], [names[i] for i in alike]))
     if several:
-        body.append(_comparison(stories, names))
         body.append(_tabs(names))
     body += [_run(story, names[i] if several else None, i, colours) for i, story in enumerate(stories)]
     body.append(
