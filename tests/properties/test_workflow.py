@@ -107,6 +107,29 @@ def test_no_policy_makes_or_loses_work(tmp_path: Path, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", registry.names("workflow"))
+def test_a_batch_begins_and_ends_together_on_one_window(tmp_path: Path, policy: str) -> None:
+    batches = 0
+    for seed in range(40):
+        case = random_case(seed)
+        case = case._replace(mode="offline", costs={"batching": True, "noise": 0.4}, failure_rate=0.0)
+        run_case(read_case(case, tmp_path), case, policy, seed, tmp_path / "journal.jsonl")
+        members: dict[int, dict[tuple[str, str], tuple[float, tuple[int, ...]]]] = {}
+        batch_of: dict[tuple[str, str], int] = {}
+        ended: dict[int, set[float]] = {}
+        for _, t, event in Reader(tmp_path / "journal.jsonl"):
+            if isinstance(event, Start) and event.batch:
+                members.setdefault(event.batch, {})[event.work, event.part] = (t, event.devices)
+                batch_of[event.work, event.part] = event.batch
+            elif isinstance(event, Finished) and (event.work, event.part) in batch_of:
+                ended.setdefault(batch_of[event.work, event.part], set()).add(t)
+        batches += len(members)
+        assert all(len(batch) > 1 and len(set(batch.values())) == 1 for batch in members.values())
+        assert ended.keys() == members.keys()
+        assert all(len(times) == 1 for times in ended.values())
+    assert batches > 20
+
+
+@pytest.mark.parametrize("policy", registry.names("workflow"))
 def test_a_policy_does_not_depend_on_what_requests_are_called(tmp_path: Path, policy: str) -> None:
     """Names are labels: the same workload under other names takes as long."""
     for seed in range(8):

@@ -13,8 +13,13 @@ from typing import Any
 
 import pytest
 
+from dovetail.core import registry
 from dovetail.core.events import Arrived, Finished, Start
+from dovetail.core.journal import Writer
+from dovetail.workflow.check import check_journal
 from dovetail.workflow.compat import HeapOrder
+from dovetail.workflow.outputs import summary
+from dovetail.workflow.requests import Mode
 from dovetail.workflow.simulation import Problem, run
 
 Run = tuple[str, str, tuple[int, ...], float, float]  # request, node, GPUs, start, end
@@ -212,3 +217,21 @@ def test_every_node_starts_where_and_when_the_older_scheduler_started_it(tmp_pat
         if figures.rejected:
             next(dropped)
     assert next(dropped) > 5, "faulty files must be among them"
+
+
+@pytest.mark.parametrize("policy", registry.names("workflow"))
+def test_every_policy_copes_with_the_files_and_the_order_of_the_older_scheduler(tmp_path: Path, policy: str) -> None:
+    """Nodes that wait for ever, times before 0, one event at a time: the schedules are valid all the same."""
+    config_path, requests_path, journal_path = (tmp_path / name for name in ("c.json", "r.json", "j.jsonl"))
+    options = {"schedules": 4} if policy == "optimise" else {}
+    for seed in range(24):
+        config, rows, gpus = workload(seed)
+        config_path.write_text(json.dumps(config))
+        requests_path.write_text(json.dumps({"requests": rows}))
+        mode: Mode = "online" if seed % 2 and policy != "optimise" else "offline"
+        problem = Problem.read(config_path, requests_path, gpus=str(gpus), mode=mode, compat="gswarm")
+        header = problem.header(policy, options, 0)
+        with Writer(journal_path, header) as journal:
+            outcome = run(problem, policy, options, observers=[journal])
+            journal.end(outcome.steps + 1, outcome.end_s, summary(header, outcome.figures, outcome.bounds))
+        assert check_journal(journal_path, config_path, requests_path).faults == [], f"case {seed}"

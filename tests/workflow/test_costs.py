@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.core.resources import DeviceType, Pool
+from dovetail.core.work import Part, Shape
 from dovetail.workflow.costs import Costs, ModelCost, Residents, least_setup
+from dovetail.workflow.view import Run, Task, View, Window
 
 MODELS = {
     "llm7b": ModelCost(14.0, 30.0),
@@ -209,6 +211,27 @@ def test_a_measured_switch_goes_before_the_formula() -> None:
     assert held.price(0, "sd") == (2 + 4) / 16 + 2  # not measured
 
 
+@pytest.mark.parametrize(
+    ("window", "model", "seconds"),
+    [
+        ((0,), "llm7b", 10.0),  # big: speed 1, not measured
+        ((4,), "llm7b", 20.0),  # small: speed 0.5, not measured
+        ((0,), "sd", 5.0),  # measured: twice as fast
+        ((4,), "sd", 40.0),  # measured: slower than the speed says
+        ((0, 1, 2, 3), "llm30b", 4.0),  # measured for this width
+        ((1, 2, 3, 4), "llm30b", 20.0),  # the slowest GPU sets the pace
+        ((), "tool", 10.0),
+    ],
+)
+def test_a_measured_rate_goes_before_the_speed_of_the_gpu(window: Window, model: str, seconds: float) -> None:
+    types = {"big": DeviceType("big"), "small": DeviceType("small", speed=0.5)}
+    rates = [Rate("sd", "big", 2.0), Rate("sd", "small", 0.25), Rate("llm30b", "big", 2.5, 4)]
+    view = View(Pool.parse("big:4,small:1", types), MODELS, Costs(), RateTable(rates))
+    shape = Shape("one", [Part("a", model, MODELS[model].width)], [])
+    task = Task(Run("r", shape, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
+    assert view.run_s(task, window) == seconds
+
+
 # --- what is wrong with costs ---------------------------------------------------------------------
 
 
@@ -237,6 +260,10 @@ def test_the_least_by_hand() -> None:
     assert least["tiny"] == 1.0  # loading it afresh is cheaper than any switch
     assert least["tool"] == 0.0
     assert least_setup({"sd": MODELS["sd"]}, Costs()) == {"sd": 10.0}
+    two = {name: MODELS[name] for name in ("llm7b", "sd")}
+    assert least_setup(two, Costs())["sd"] == (14 + 4) / 16 + 2
+    for costs in (Costs(resident="memory"), Costs(dram_gb=64.0)):  # nothing need leave for it
+        assert least_setup(two, costs)["sd"] == 4 / 16 + 2
     assert least_setup(MODELS, Costs(overlap=0.5))["sd"] == 2.25 / 2
     assert least_setup(MODELS, Costs(), RateTable([], [Switch("sd", 0.5, "tiny", "small")]))["sd"] == 0.5
 

@@ -361,6 +361,14 @@ def test_faults_are_shown_together_and_those_alike_are_counted(read: Reader) -> 
     assert (len(told), told[-1]) == (21, "... and 30 more")
 
 
+def test_in_a_large_file_the_number_of_the_request_stands_for_the_line(
+    read: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SMALL", 0)
+    message = f"requests.yaml: requests.1: request 'b': node_execution_times.draw: {POSITIVE} 0.0"
+    assert read.refused(changed(("draw: 5", "draw: 0"))) == message
+
+
 def test_the_line_of_json_lines_is_the_line(read: Reader) -> None:
     items = [rows()[0], {**rows()[1], "workflow_id": "none"}]
     text = lines(items).replace("\n", "\n\n")

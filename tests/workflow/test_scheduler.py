@@ -231,6 +231,10 @@ class Picky(Policy):
 
     def __init__(self, model: str) -> None:
         self.model = model
+        self.begun: list[float] = []
+
+    def begin(self, view: View) -> None:
+        self.begun.append(view.now)
 
     def refuse(self, task: Task, view: View) -> str | None:
         return f"no {self.model} today" if task.model == self.model else None
@@ -251,10 +255,12 @@ def test_a_request_refused_for_one_root_has_no_other_root_started(model: str) ->
 
 
 def test_a_request_may_be_refused_on_its_way() -> None:
-    bench = Bench(gpus=2, policy=Picky("sd"))
+    policy = Picky("sd")
+    bench = Bench(gpus=2, policy=policy)
     bench(0.0, Arrived("r", "chain", (7.0, 2.0)))
     assert bench(17.0, Finished("r", "a")) == [Reject("r", "no sd today")]
     assert bench.idle
+    assert policy.begun == [0.0], "it is told once that the run begins"
 
 
 def test_a_node_that_is_refused_when_tried_again_leaves_no_demand() -> None:

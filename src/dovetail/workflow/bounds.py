@@ -32,7 +32,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from dovetail.core.events import Arrived, Complete, Failed, Reject
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.work import Shape
@@ -107,17 +107,20 @@ class BoundsAccumulator:
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         """Follow a run: a work counts once it is complete, and never if it is rejected or left open."""
         for event in events:
-            if isinstance(event, Arrived):
+            kind = type(event)
+            if kind is Start or kind is Finished:  # most events, and nothing to learn from them
+                continue
+            if kind is Arrived:
                 if not event.fault:
                     self._open[event.work] = self._keep(t, event, 0)
-            elif isinstance(event, Complete):
+            elif kind is Complete:
                 place = self._open.pop(event.work, None)
                 if place is not None:
                     row, number = divmod(place, len(self._stores))
                     self._stores[number].counts[row] = 1
-            elif isinstance(event, Reject):
+            elif kind is Reject:
                 self._reject(event.work)
-            elif isinstance(event, Failed):
+            elif kind is Failed:
                 self._failures = True
 
     def _reject(self, work: str) -> None:

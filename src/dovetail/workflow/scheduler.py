@@ -187,7 +187,7 @@ class WorkflowScheduler:
     def _start(self, choice: Place, now: float, out: list[Instruction]) -> None:
         task, window, why = choice
         view = self.view
-        tasks = [task] if not view.costs.batching else self._batch(task)
+        tasks = self._batch(task) if view.costs.batching else (task,)
         run_s = view.run_s(task, window)
         batch = 0
         if len(tasks) > 1:
@@ -195,26 +195,25 @@ class WorkflowScheduler:
             self._batches[batch] = len(tasks)
             slowest = max(tasks, key=lambda t: t.size)
             run_s = view.run_s(slowest, window) * view.models[task.model].batch_curve[len(tasks) - 1]
-        setup_s = view.setup_s(window, task.model) if window else 0.0
-        replaces = view.residents.replaced(window, task.model) if setup_s else None
-        setup_s = view.residents.visible(setup_s, run_s)
+        setup_s, replaces = view.residents.setup(window, task.model), None
+        if setup_s:
+            replaces = view.residents.replaced(window, task.model)
+            setup_s = view.residents.visible(setup_s, run_s)
         for member in tasks:
-            name = member.name
-            key = (member.run.id, name)
-            out.append(
-                Start(member.run.id, name, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch)
-            )
+            run = member.run
+            key = (run.id, member.name)
+            out.append(Start(*key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch))
             self._running[key] = (member, window)
             if batch:
                 self._batch_of[key] = batch
-            member.run.started |= 1 << member.index
+            run.started |= 1 << member.index
             view.demand[member.model] -= member.gpu_s
             if window:
                 view.dequeue(member)
         if window:
             view.occupy(window, task.model, now + setup_s + run_s)
 
-    def _batch(self, task: Task) -> list[Task]:
+    def _batch(self, task: Task) -> Sequence[Task]:
         """The node and those that may ride along: the next of its model, as many as the curve allows."""
         most = len(self.view.models[task.model].batch_curve)
         queue = self.view.queues.get(task.model)

@@ -59,29 +59,37 @@ class Run:
 class Task:
     """A node that is ready to run."""
 
-    __slots__ = ("attempt", "gone", "index", "model", "rank", "ready_s", "run", "seq", "sibling", "size", "width")
+    __slots__ = (
+        "attempt",
+        "gone",
+        "gpu_s",
+        "index",
+        "model",
+        "name",
+        "rank",
+        "ready_s",
+        "run",
+        "seq",
+        "sibling",
+        "size",
+        "width",
+    )
 
     def __init__(self, run: Run, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
         part = run.shape.parts[index]
         self.run = run
         self.index = index
+        self.name = part.name
         self.model = part.kind
         self.width = part.width
         self.size = run.sizes[index]
+        self.gpu_s = self.size * part.width
         self.ready_s = ready_s
         self.seq = seq
         self.attempt = attempt
         self.rank: Any = seq
         self.gone = False
         self.sibling: Task | None = None
-
-    @property
-    def name(self) -> str:
-        return self.run.shape.parts[self.index].name
-
-    @property
-    def gpu_s(self) -> float:
-        return self.size * self.width
 
     @property
     def tail_s(self) -> float:
@@ -155,12 +163,14 @@ class View:
         forecast: Mapping[str, float] | None = None,
     ) -> None:
         self.pool = pool
+        self.size = len(pool)
         self.models = models
         self.costs = costs
         self.forecast = dict(forecast or {})
         self.residents = Residents(pool, models, costs, rates)
         self.now = 0.0
         self.queues: dict[str, Queue] = {}
+        self.wide_waiting = 0  # queues of models that span several GPUs
         self.runs: dict[str, Run] = {}  # requests under way, in order of arrival
         self.demand: dict[str, float] = dict.fromkeys(models, 0.0)
         self.free = [True] * len(pool)
@@ -250,6 +260,7 @@ class View:
         queue = self.queues.get(task.model)
         if queue is None:
             queue = self.queues[task.model] = Queue(task.model, task.width)
+            self.wide_waiting += task.width > 1
         queue.push(task)
         task.sibling, task.run.queued = task.run.queued, task
 
@@ -260,3 +271,4 @@ class View:
             task.run.queued = task.sibling
         if not queue.count:
             del self.queues[task.model]
+            self.wide_waiting -= task.width > 1

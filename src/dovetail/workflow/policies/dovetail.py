@@ -34,10 +34,10 @@ class Dovetail(Policy):
         return task.ready_s + 1e-3 * task.run.gpu_s_left  # among those ready together, the one with the least left
 
     def choose(self, view: View) -> Place | Wait | None:
-        waiting = max(self.patience, len(view.runs)) / len(view.pool)
+        waiting = max(self.patience, len(view.runs)) / view.size
         kept: Window = ()
         free_s = 0.0
-        if (reservation := self._reservation(view)) is not None:
+        if view.wide_waiting and (reservation := self._reservation(view)) is not None:
             starved, kept = reservation
             if all(view.free[gpu] for gpu in kept):
                 self._reserved = None

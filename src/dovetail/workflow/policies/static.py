@@ -23,7 +23,8 @@ class Static(Policy):
 
     def begin(self, view: View) -> None:
         self._load = [0.0] * len(view.pool)
-        wanted = {m: work for m, work in view.forecast.items() if work > 0 and view.models[m].width}
+        usable = [m for m, model in view.models.items() if model.width and view.roomy_windows(m)]
+        wanted = {m: work for m in usable if (work := view.forecast.get(m, 0.0)) > 0}
         for model in sorted(wanted, key=lambda m: (-view.models[m].width, -wanted[m], m)):
             self._pin(model, wanted[model], view)
         while True:
