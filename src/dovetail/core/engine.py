@@ -105,7 +105,7 @@ class _Open:
         self.fault = fault
         self.last = now  # the end of the part that ended last
         self.ready = [now] * len(shape.parts)
-        self.waiting = [len(a) for a in shape.after]
+        self.waiting = shape.waits.copy()
         self.state = bytearray(len(shape.parts))
         self.left = len(shape.parts)
 

@@ -146,7 +146,7 @@ class Writer:
             raise InputError(f"{path}: cannot resume: its header differs from this run's (inputs, pool or policy)")
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
-        stamp = b'{"n":%d,"t":%s,' % (n, repr(float(t)).encode())
+        stamp = b'{"n":%d,"t":%b,' % (n, _encode(float(t)))
         try:
             lines = _encode_lines(events)
         except (TypeError, NotImplementedError) as error:

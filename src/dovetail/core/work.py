@@ -29,7 +29,7 @@ class Shape:
     7.0
     """
 
-    __slots__ = ("after", "before", "index", "name", "never", "parts", "roots", "topological")
+    __slots__ = ("after", "before", "index", "name", "never", "parts", "roots", "topological", "waits", "widths")
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Shape:
         """`never` names parts that can never become ready, with the reason (kept for faulty legacy inputs)."""
         self.name = name
         self.parts = tuple(parts)
+        self.widths = [part.width for part in self.parts]
         self.index = {part.name: i for i, part in enumerate(self.parts)}
         if len(self.index) != len(self.parts):
             raise ShapeError(f"{name}: two parts have the same name")
@@ -51,6 +52,7 @@ class Shape:
             before[s].append(t)
             after[t].append(s)
         self.after = tuple(map(tuple, after))
+        self.waits = [len(a) for a in after]  # how many parts each one waits for
         self.before = tuple(tuple(sorted(b)) for b in before)
         self.never = {self._find(part): why for part, why in (never or {}).items()}
         self.roots = tuple(i for i, a in enumerate(self.after) if not a and i not in self.never)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from operator import mul
 from typing import Any
 
 from dovetail.core.rates import RateTable
@@ -46,8 +47,8 @@ class Run:
         self.queued: Task | None = None  # a node that waits for GPUs; its `sibling` is another, or has started
         self.started = 0  # bit i: node i runs or has run
         self.left = len(shape.parts)
-        self.waiting = [len(a) for a in shape.after]
-        self.gpu_s_left = sum([size * part.width for size, part in zip(sizes, shape.parts, strict=True)])
+        self.waiting = shape.waits.copy()
+        self.gpu_s_left: float = sum(map(mul, sizes, shape.widths))
         self.tails: list[float] | None = None
 
     def close(self) -> None:

@@ -34,7 +34,8 @@ class Dovetail(Policy):
         return task.ready_s + 1e-3 * task.run.gpu_s_left  # among those ready together, the one with the least left
 
     def choose(self, view: View) -> Place | Wait | None:
-        waiting = max(self.patience, len(view.runs)) / view.size
+        requests = len(view.runs)
+        waiting = (requests if requests > self.patience else self.patience) / view.size
         kept: Window = ()
         free_s = 0.0
         if view.wide_waiting and (reservation := self._reservation(view)) is not None:
