@@ -54,7 +54,9 @@ def test_outputs_that_do_not_exist_yet_are_told_apart_by_their_place(tmp_path: P
 
 
 def test_a_device_can_be_read_and_written() -> None:
-    refuse_overwrite([Path("/dev/null"), Path("/dev/null")], [Path("/dev/null")])
+    null = Path("/dev/null")
+    refuse_overwrite([null, null], [null])
+    assert null.is_char_device()
 
 
 @pytest.mark.parametrize(

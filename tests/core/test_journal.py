@@ -333,3 +333,4 @@ def test_a_disk_that_fills_up_during_the_run_ends_it() -> None:
 def test_a_journal_can_go_to_no_file_at_all() -> None:
     with Writer(Path(os.devnull), HEADER) as journal:
         journal.step(1, 0.0, [Woke()])
+    assert Path(os.devnull).is_char_device()

@@ -21,7 +21,8 @@ from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.check import CODES, check_journal
 from dovetail.workflow.check_log import check_log
 from dovetail.workflow.costs import Costs, ModelCost, least_setup
-from dovetail.workflow.outputs import ExecutionLog, summary
+from dovetail.workflow.execution_log import ExecutionLog
+from dovetail.workflow.outputs import summary
 
 Row = dict[str, Any]
 Plant = Callable[[Any], object]

@@ -16,16 +16,8 @@ from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.resources import Pool
 from dovetail.core.work import Part
 from dovetail.workflow.bounds import Bounds
-from dovetail.workflow.outputs import (
-    ExecutionLog,
-    Rejections,
-    TextLog,
-    gap,
-    log_summary,
-    metrics_block,
-    summary,
-    switch_overhead,
-)
+from dovetail.workflow.execution_log import ExecutionLog, log_summary
+from dovetail.workflow.outputs import Rejections, TextLog, gap, metrics_block, summary, switch_overhead
 
 HEADER = Header(
     level="workflow",

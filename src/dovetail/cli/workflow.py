@@ -177,7 +177,8 @@ def _simulate(
 ) -> tuple[Outcome, dict[str, Any]]:
     """Run with all outputs attached; what was written so far is closed and kept whatever happens."""
     from dovetail.core.journal import Writer
-    from dovetail.workflow.outputs import ExecutionLog, Rejections, TextLog, summary
+    from dovetail.workflow.execution_log import ExecutionLog
+    from dovetail.workflow.outputs import Rejections, TextLog, summary
 
     make_folder(out)
     path = {kind: out / name.format(header.policy) for kind, name in _FILES.items()}

@@ -19,8 +19,8 @@ from dovetail.core.files import explain, read_bytes
 from dovetail.core.journal import Header
 from dovetail.workflow.check import Examined, need_config
 from dovetail.workflow.check_old_log import OldLog
+from dovetail.workflow.execution_log import RequestRow, log_summary
 from dovetail.workflow.log_rows import Log, Row, Span, check_workflows, end_of, number, tell
-from dovetail.workflow.outputs import RequestRow, log_summary
 
 
 def check_log(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:

@@ -12,13 +12,12 @@ import msgspec
 
 from dovetail.core import registry
 from dovetail.core.errors import DovetailError
-from dovetail.core.journal import Writer
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.dice import Dice
 from dovetail.workflow.inputs import OnError
-from dovetail.workflow.outputs import summary
+from dovetail.workflow.recording import record
 from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import Problem, run
+from dovetail.workflow.simulation import Problem
 from dovetail.workflow.synthetic import Config, synthetic_system, thrash_system
 
 MOST_GPUS = 9
@@ -187,20 +186,7 @@ def options_of(policy: str, seed: int) -> dict[str, Any]:
 def run_case(problem: Problem, case: Case, policy: str, seed: int, journal: Path) -> None:
     """Run a policy on a case and write its journal."""
     options = options_of(policy, seed)
-    luck = {"failure_rate": case.failure_rate, "retries": case.retries}
-    header = problem.header(policy, options, seed, **luck)
-    with Writer(journal, header) as writer:
-        outcome = run(
-            problem,
-            policy,
-            options,
-            seed=seed,
-            failure_rate=case.failure_rate,
-            retries=case.retries,
-            observers=[writer],
-        )
-        figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
-        writer.end(outcome.steps + 1, outcome.end_s, figures)
+    record(problem, policy, options, journal, seed=seed, failure_rate=case.failure_rate, retries=case.retries)
 
 
 def check_case(seed: int, folder: Path) -> list[str]:

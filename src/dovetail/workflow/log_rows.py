@@ -13,7 +13,7 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, St
 from dovetail.core.journal import Ended, ShapeRecord
 from dovetail.core.resources import Pool
 from dovetail.workflow.check import Steps
-from dovetail.workflow.outputs import RequestRow
+from dovetail.workflow.execution_log import RequestRow
 
 Maybe = float | None | UnsetType
 

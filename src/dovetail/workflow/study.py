@@ -11,13 +11,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
-from dovetail.core.journal import Writer
 from dovetail.core.sweep import sweep
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.inputs import OnError
-from dovetail.workflow.outputs import summary
+from dovetail.workflow.recording import record
 from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import Compat, Problem, run
+from dovetail.workflow.simulation import Compat, Problem
 
 Target = Literal["makespan", "mean", "p99"]
 _SCANNED = 16  # pool sizes tried one by one
@@ -81,16 +80,7 @@ def _read(
 
 def run_cell(cell: Cell) -> dict[str, Any]:
     """Run one cell, in whatever process; gives the summary's figures."""
-    problem = cell.problem()
-    header = problem.header(cell.policy, cell.options, cell.seed)
-    if cell.journal is None:
-        outcome = run(problem, cell.policy, cell.options, seed=cell.seed)
-        figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
-    else:
-        with Writer(cell.journal, header) as journal:
-            outcome = run(problem, cell.policy, cell.options, seed=cell.seed, observers=[journal])
-            figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
-            journal.end(outcome.steps + 1, outcome.end_s, figures)
+    outcome, figures = record(cell.problem(), cell.policy, cell.options, cell.journal, seed=cell.seed)
     return figures | {"gpus": cell.gpus, "seed": cell.seed, "simulation_s": outcome.simulation_s}
 
 
@@ -151,12 +141,10 @@ def fewest_gpus(
             if bound > limit_s:
                 ruled_out[gpus] = bound
             else:
-                outcome = run(problem, cell.policy, cell.options, seed=cell.seed)
+                outcome, figures = record(problem, cell.policy, cell.options, None, seed=cell.seed)
                 if outcome.figures.rejected:
                     raise InputError(f"{outcome.figures.rejected} requests were rejected: a target needs them all")
-                tried[gpus] = summary(
-                    problem.header(cell.policy, cell.options, cell.seed), outcome.figures, outcome.bounds
-                )[_KEYS[target]]
+                tried[gpus] = figures[_KEYS[target]]
             progress(len(tried) + len(ruled_out))
         return tried.get(gpus, ruled_out.get(gpus, 0.0))
 
