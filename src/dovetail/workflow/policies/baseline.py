@@ -20,9 +20,7 @@ class Baseline(Policy):
             if queue.width > view.free_count:
                 continue
             head = queue.head
-            if (first is None or head.seq < first.seq) and (
-                (queue.width == 1 and not view._limited) or view.free_windows(queue.model, aligned=False)
-            ):
+            if (first is None or head.seq < first.seq) and view.free_windows(queue.model, aligned=False):
                 first = head
         if first is None:
             return None
