@@ -10,12 +10,11 @@ import pytest
 from dovetail.cli import main
 from dovetail.core.check import Faults, check_journal
 from dovetail.core.events import Complete, Start
-from dovetail.core.journal import Reader, Writer
-from dovetail.core.metrics import recount
+from dovetail.core.journal import Reader
 from dovetail.pipeline.brute import random_pipeline
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.simulation import Route, header, read_plan, run
+from dovetail.pipeline.simulation import Route, read_plan, record, run
 
 
 def plans(count: int) -> list[Plan]:
@@ -36,9 +35,7 @@ def test_order_is_kept_and_buffers_are_bounded(tmp_path: Path) -> None:
     one = max(plans(60), key=lambda p: len(p.stages))
     route = Route.of(one)
     journal = tmp_path / "run.jsonl"
-    with Writer(journal, header(one, 9, 1)) as writer:
-        outcome = run(one, 9, 1, [writer])
-        writer.end(outcome.steps + 1, outcome.makespan_s, recount(outcome.figures))
+    record(one, 9, 1, journal)
     faults = Faults()
     check_journal(Reader(journal), faults)
     assert faults.counts == {}
@@ -72,3 +69,6 @@ def test_the_command_reads_a_printed_plan(
     file.write_text("{}")
     assert main(words) == 2
     assert "missing key" in capsys.readouterr().err
+    file.write_text('{"feasible": false, "reasons": []}')
+    assert main(words) == 2
+    assert "holds no plan" in capsys.readouterr().err

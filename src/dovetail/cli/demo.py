@@ -54,10 +54,8 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
 
 
 def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
-    import dovetail.pipeline.policies
+    import dovetail.pipeline.policies  # noqa: F401  (registers the methods)
     from dovetail.core import registry
-    from dovetail.core.journal import Writer
-    from dovetail.core.metrics import recount
     from dovetail.pipeline import simulation
     from dovetail.pipeline.inputs import DeviceClass, Pipeline
     from dovetail.pipeline.plan import Plan
@@ -83,11 +81,8 @@ def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
             pace = round(found.throughput_items_s, 1)
             table.append({"method": method, "bottleneck_s": round(found.bottleneck_s, 4), "items_s": pace})
     assert exact is not None
-    assert dovetail.pipeline.policies
     journal = out / "pipeline_journal.jsonl"
-    with Writer(journal, simulation.header(exact, 24, 1)) as writer:
-        outcome = simulation.run(exact, 24, 1, [writer])
-        writer.end(outcome.steps + 1, outcome.makespan_s, recount(outcome.figures))
+    simulation.record(exact, 24, 1, journal)
     return table, journal
 
 

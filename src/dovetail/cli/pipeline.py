@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-import dovetail.pipeline.policies
+import dovetail.pipeline.policies  # noqa: F401  (registers the methods)
 from dovetail.cli.common import Pairs, pairs, print_json, print_table
 from dovetail.core import registry
 from dovetail.core.errors import InputError, did_you_mean
@@ -180,22 +180,13 @@ def simulate(
     format
         table or json.
     """
-    from contextlib import ExitStack
-
     from dovetail.core.files import refuse_overwrite
-    from dovetail.core.journal import Writer
-    from dovetail.core.metrics import recount
     from dovetail.pipeline import simulation
 
     given = simulation.read_plan(plan)
-    with ExitStack() as stack:
-        writer = None
-        if journal is not None:
-            refuse_overwrite([journal], [plan])
-            writer = stack.enter_context(Writer(journal, simulation.header(given, microbatches, buffers)))
-        outcome = simulation.run(given, microbatches, buffers, [writer] if writer else [])
-        if writer is not None:
-            writer.end(outcome.steps + 1, outcome.makespan_s, recount(outcome.figures))
+    if journal is not None:
+        refuse_overwrite([journal], [plan])
+    outcome = simulation.record(given, microbatches, buffers, journal)
     route = simulation.Route.of(given)
     uses = dict(zip(route.names, [device.utilisation for device in outcome.figures.devices], strict=True))
     figures = {
@@ -259,6 +250,3 @@ def _show(best: Plan, changes: list[WhatIf], format: str) -> None:
             [f"{c.change:+d} {c.type}", c.bottleneck_s, c.ratio and round(100 * (c.ratio - 1), 2)] for c in changes
         ]
         print_table(["what if", "bottleneck s", "change %"], shown)
-
-
-_ = dovetail.pipeline.policies  # imported for the methods that it registers

@@ -18,8 +18,8 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Instruction, Start, Stimulus
 from dovetail.core.executor import SimExecutor
 from dovetail.core.files import Document
-from dovetail.core.journal import Header, Observer, ShapeRecord
-from dovetail.core.metrics import Figures, Metrics
+from dovetail.core.journal import Header, Observer, ShapeRecord, Writer
+from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.work import Part, Shape
 from dovetail.pipeline.plan import Plan
@@ -144,10 +144,22 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
     )
 
 
+def record(plan: Plan, microbatches: int, buffers: int, journal: Path | None) -> Outcome:
+    """Simulate a plan, and write its journal if a path is given."""
+    if journal is None:
+        return run(plan, microbatches, buffers)
+    with Writer(journal, header(plan, microbatches, buffers)) as writer:
+        outcome = run(plan, microbatches, buffers, [writer])
+        writer.end(outcome.steps + 1, outcome.makespan_s, recount(outcome.figures))
+    return outcome
+
+
 def read_plan(path: Path) -> Plan:
     """A plan as `dovetail pipeline plan --format json` printed it."""
     doc = Document.read(path)
     data: Any = doc.data
+    if isinstance(data, dict) and data.get("feasible") is False:
+        raise doc.error(("feasible",), "holds no plan: planning found none")
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if key != "what_if"}
     found = doc.convert(data, Plan)
