@@ -76,11 +76,6 @@ class Residents:
         self._seen: dict[tuple[str | None, str, str], float] = {}
         self._simple = costs.resident == "one" and not costs.dram_gb
 
-    def current(self, gpu: int) -> str | None:
-        """The model last used on a GPU."""
-        held = self.held[gpu]
-        return next(reversed(held)) if held else None
-
     def evicted(self, gpu: int, model: str) -> list[str]:
         """What must leave a GPU before the model fits: least recently used first."""
         held = self.held[gpu]
