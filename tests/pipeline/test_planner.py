@@ -63,6 +63,8 @@ def test_no_plan_is_better(objective: Objective) -> None:
         assert isinstance(found, Plan), seed
         assert found.value == pytest.approx(best(objective, all_plans), rel=1e-9), seed
         assert found.optimal
+        spent = {"energy": found.energy_j_per_item, "money": found.money_per_item}.get(objective, found.value)
+        assert spent == pytest.approx(found.value, rel=1e-9), seed
         assert_sound(pipeline, found)
     assert checked > CASES * 0.9
     assert 10 < infeasible < checked / 2
@@ -167,6 +169,12 @@ def why(bandwidths: list[float], layers: int, mem_mib: float) -> list[str]:
     found = plan(line(layers, classes, mem_mib=[3.0] * layers))
     assert isinstance(found, Infeasible)
     return found.reasons
+
+
+def test_without_watts_and_prices_nothing_is_said_of_energy_and_money() -> None:
+    found = plan(simple())
+    assert isinstance(found, Plan)
+    assert (found.energy_j_per_item, found.money_per_item) == (None, None)
 
 
 def test_what_one_device_more_or_fewer_changes() -> None:

@@ -154,8 +154,31 @@ def finish(
         optimal=optimal,
         binding=_binding(stages, bottleneck, enter_s),
         stages=stages,
+        energy_j_per_item=_energy_j(p, chosen, computes, bottleneck),
+        money_per_item=_money(p, chosen, bottleneck),
         probes=probes,
     )
+
+
+def _energy_j(
+    p: Pipeline, chosen: list[tuple[Option, int, int]], computes: list[float], bottleneck_s: float
+) -> float | None:
+    """Joules per item: what devices draw while busy and while they wait for the slowest; None if watts are unknown."""
+    if not any(c.watts_busy or c.watts_idle for c in p.classes):
+        return None
+    drawn = 0.0
+    for (option, _, _), busy_s in zip(chosen, computes, strict=True):
+        c = p.classes[option.k]
+        drawn += option.devices * (busy_s * (c.watts_busy - c.watts_idle) + bottleneck_s * c.watts_idle)
+    return drawn / p.batch_size
+
+
+def _money(p: Pipeline, chosen: list[tuple[Option, int, int]], bottleneck_s: float) -> float | None:
+    """What an item costs at the devices' hourly prices; None if no prices are known."""
+    if not any(c.price_per_hour for c in p.classes):
+        return None
+    per_hour = sum(option.devices * p.classes[option.k].price_per_hour for option, _, _ in chosen)
+    return per_hour / 3600 * bottleneck_s / p.batch_size
 
 
 def _sends(
