@@ -97,3 +97,31 @@ def test_links_split_hosts_only_where_they_differ(tmp_path: Path) -> None:
 def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"links\.0\.to: 'b9' is not a host or type; did you mean 'b'\?"):
         read(tmp_path, links={"links": [{"from": "a", "to": "b9"}]})
+
+
+def test_neighbours_are_another_form_of_links(tmp_path: Path) -> None:
+    """A pair is as fast as its slower direction; what is missing or 0 is no link; hosts alike stay one class."""
+    world = {
+        "a0": {"b0": {"bw_Mbps": 50}, "a1": {"bw_Mbps": 80}},
+        "a1": {"b0": {"bw_Mbps": 50}, "a0": {"bw_Mbps": 70}},
+        "b0": {"a0": {"bw_Mbps": 40}, "a1": {"bw_Mbps": 40}},
+    }
+    pipeline = read(tmp_path, links=world)
+    assert [(c.name, c.hosts) for c in pipeline.classes] == [("a0", ["a0", "a1"]), ("b0", ["b0"])]
+    assert pipeline.link_mbps is not None
+    assert (pipeline.link_mbps[0], pipeline.link_mbps[1][0]) == ([70, 40], 40)
+    del world["b0"]["a1"]
+    apart = read(tmp_path, links=world)
+    assert [c.hosts for c in apart.classes] == [["a0"], ["a1"], ["b0"]]
+    assert apart.link_mbps == [[0, 70, 40], [70, 0, 0], [40, 0, 0]]
+
+
+def test_what_is_wrong_with_neighbours_is_named(tmp_path: Path) -> None:
+    other = read(tmp_path, links={"a0": {"a9": {"bw_Mbps": 1}}, "b0": None})
+    assert "Links of a9 will be skipped: it is not an available host; known: a0, a1, b0" in other.warnings
+    with pytest.raises(InputError, match=r"links\.yml:3: a0\.b0\.bw_Mbps: expected a number >= 0, found -1"):
+        read(tmp_path, links={"a0": {"b0": {"bw_Mbps": -1}}})
+    with pytest.raises(InputError, match="unknown key 'bw'"):
+        read(tmp_path, links={"a0": {"b0": {"bw": 1}}})
+    with pytest.raises(InputError, match=r"unknown key 'link'; did you mean 'links'\?"):
+        read(tmp_path, links={"link": []})

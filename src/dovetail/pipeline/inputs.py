@@ -1,9 +1,9 @@
-"""The level's three files, models, device types and devices, and the optional file of links, read and validated."""
+"""The level's three files, models, device types and devices, read and validated."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -26,6 +26,7 @@ class Profile(Struct, forbid_unknown_fields=True):
     batch_size: int
     dtype: str
     time_s: list[float]
+    source: Literal["measured", "estimated"] = "measured"
 
 
 class DeviceTypeEntry(Struct, forbid_unknown_fields=True):
@@ -37,21 +38,6 @@ class DeviceTypeEntry(Struct, forbid_unknown_fields=True):
     watts_busy: float = 0.0
     watts_idle: float = 0.0
     price_per_hour: float = 0.0
-
-
-class Link(Struct, forbid_unknown_fields=True):
-    """The connection between two hosts or types, in both directions unless `one_way`. Bandwidth 0 forbids it."""
-
-    source: str = field(name="from")
-    target: str = field(name="to")
-    bw_Mbps: float | None = None  # noqa: N815
-    latency_s: float = 0.0
-    one_way: bool = False
-
-
-class _Links(Struct, forbid_unknown_fields=True):
-    links: list[Link] = field(default_factory=list)
-    latency_s: float = 0.0
 
 
 class DeviceClass(Struct):
@@ -123,7 +109,9 @@ def read_pipeline(
         warnings=warnings,
     )
     if links is not None:
-        _apply_links(pipeline, links)
+        from dovetail.pipeline.links import apply_links
+
+        return apply_links(pipeline, links)
     return pipeline
 
 
@@ -229,41 +217,3 @@ def _read_hosts(path: Path, types: dict[str, Any], warnings: list[str]) -> dict[
                 raise doc.error((name, i), f"host {host!r} is listed twice (before under {seen[host]})")
             seen[host] = name
     return hosts
-
-
-def _apply_links(pipeline: Pipeline, path: Path) -> None:
-    """Split classes where links tell their hosts apart, and fill the tables of bandwidth and latency."""
-    doc = Document.read(path)
-    file = doc.convert(doc.data, _Links)
-    types = {c.type for c in pipeline.classes}
-    known = {host: c for c in pipeline.classes for host in c.hosts}
-    named = set()
-    for i, link in enumerate(file.links):
-        for key, end in (("from", link.source), ("to", link.target)):
-            if end not in types and end not in known:
-                raise doc.error(
-                    ("links", i, key), f"{end!r} is not a host or type{did_you_mean(end, [*types, *known])}"
-                )
-            if end in known:
-                named.add(end)
-        if link.latency_s < 0 or (link.bw_Mbps is not None and link.bw_Mbps < 0):
-            raise doc.error(("links", i), "expected bandwidth and latency >= 0")
-    split: list[DeviceClass] = []
-    for c in pipeline.classes:
-        rest = [host for host in c.hosts if host not in named]
-        groups = ([(c.name, rest)] if rest else []) + [(host, [host]) for host in c.hosts if host in named]
-        for name, hosts in groups:
-            values = {key: getattr(c, key) for key in c.__struct_fields__} | {"name": name, "hosts": hosts}
-            split.append(DeviceClass(**values))
-    pipeline.classes = split
-    count = len(split)
-    mbps = [[min(a.bw_mbps, b.bw_mbps) for b in split] for a in split]
-    seconds = [[file.latency_s] * count for _ in split]
-    for link in sorted(file.links, key=lambda x: (x.source in known) + (x.target in known)):  # hosts override types
-        for a, b in [(link.source, link.target)] + ([] if link.one_way else [(link.target, link.source)]):
-            for i, u in enumerate(split):
-                for j, v in enumerate(split):
-                    if a in (u.name, u.type) and b in (v.name, v.type):
-                        mbps[i][j] = link.bw_Mbps if link.bw_Mbps is not None else mbps[i][j]
-                        seconds[i][j] = link.latency_s
-    pipeline.link_mbps, pipeline.link_s = mbps, seconds
