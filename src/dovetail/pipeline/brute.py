@@ -57,9 +57,8 @@ def evaluate(tables: Tables, parts: Parts, data_mbps: float | None = None) -> Fi
         pace_s, latency_s = max(pace_s, run_s / used), latency_s + run_s
         if x:
             u, before, _, _ = parts[x - 1]
-            wait_s = p.link_s[u][k] if p.link_s else 0.0
             send_s = float(tables.transfers[u, k, i])
-            pace_s = max(pace_s, (send_s - wait_s) / min(before, used) + wait_s)
+            pace_s = max(pace_s, send_s / min(before, used))
             latency_s += send_s
     energy = money = 0.0
     for k, used, i, j in parts:

@@ -7,7 +7,7 @@ Costs of stages and links are added (latency, energy, number of devices) or thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -44,14 +44,34 @@ class Found(NamedTuple):
 
 def cheapest(chain: Chain, combine: Literal["sum", "max"]) -> Found | None:
     """The cheapest chain from cut 0 to the last, or None if there is none. Ties go to fewer devices."""
-    join = np.add if combine == "sum" else np.maximum
-    cuts = chain.stage[0].shape[0] if chain.stage else 1
-    if cuts == 1:
+    if not chain.stage or chain.stage[0].shape[0] == 1:
         return Found(0.0, [])
+    found, trace = _solve(chain, combine)
+    best = min(found, key=lambda end: (end[0], end[1]), default=None)
+    return None if best is None else Found(best[0], trace(best))
+
+
+def cheapest_by_devices(chain: Chain, combine: Literal["sum", "max"]) -> dict[int, Found]:
+    """The cheapest chain with each number of devices for which there is one."""
+    if not chain.stage or chain.stage[0].shape[0] == 1:
+        return {0: Found(0.0, [])}
+    found, trace = _solve(chain, combine)
+    return {end[1]: Found(end[0], trace(end)) for end in found}
+
+
+_End = tuple[float, int, int, int]  # the cost of a chain, how many devices it uses, its row and last option
+
+
+def _solve(
+    chain: Chain, combine: Literal["sum", "max"]
+) -> tuple[list[_End], Callable[[_End], list[tuple[Option, int, int]]]]:
+    """The ends of the cheapest chains, one per number of devices, and the way from an end to its chain's stages."""
+    join = np.add if combine == "sum" else np.maximum
+    cuts = chain.stage[0].shape[0]
     vectors = CountVectors(chain.counts)
     top = min(len(vectors.levels) - 1, chain.max_devices if chain.max_devices is not None else len(vectors.levels))
     best: list[Floats] = [np.full((1, len(chain.options), cuts), np.inf)]
-    found: tuple[float, int, int, int] | None = None
+    found: list[_End] = []
     for level in range(1, top + 1):
         here = np.full((len(vectors.levels[level]), len(chain.options), cuts), np.inf)
         for v, option in enumerate(chain.options):
@@ -68,9 +88,9 @@ def cheapest(chain: Chain, combine: Literal["sum", "max"]) -> Found | None:
         total = join(here[:, :, -1], np.array(chain.leave)[None, :])
         at = np.unravel_index(int(np.argmin(total)), total.shape)
         value = float(total[at])
-        if np.isfinite(value) and (found is None or value < found[0]):
-            found = (value, level, int(at[0]), int(at[1]))
-    return None if found is None else Found(found[0], _trace(chain, vectors, best, found, join))
+        if np.isfinite(value):
+            found.append((value, level, int(at[0]), int(at[1])))
+    return found, lambda end: _trace(chain, vectors, best, end, join)
 
 
 def _starts(chain: Chain, best: Sequence[Floats], level: int, rows: Ints, v: int, join: np.ufunc) -> Floats:
@@ -85,7 +105,7 @@ def _starts(chain: Chain, best: Sequence[Floats], level: int, rows: Ints, v: int
 
 
 def _trace(
-    chain: Chain, vectors: CountVectors, best: Sequence[Floats], found: tuple[float, int, int, int], join: np.ufunc
+    chain: Chain, vectors: CountVectors, best: Sequence[Floats], found: _End, join: np.ufunc
 ) -> list[tuple[Option, int, int]]:
     _, level, row, v = found
     vector = [int(c) for c in vectors.levels[level][row]]

@@ -18,12 +18,15 @@ def best_in_order(
     order: Sequence[int],
     combine: Literal["max", "sum"] = "max",
     *,
-    skip: bool = True,
+    strict_order: bool = False,
+    strict_first: bool = False,
+    strict_last: bool = False,
     enter: Sequence[float] | None = None,
     leave: Sequence[float] | None = None,
 ) -> tuple[float, Stages] | None:
-    """The best cuts for devices (by class) that follow each other in this order; with `skip`, some may be left out.
+    """The best cuts for devices (by class) that follow each other in this order; some may be left out.
 
+    With `strict_order` none between two that are used; with `strict_first` and `strict_last` not the ends of the order.
     `enter` and `leave` are what it costs to bring the input to a device and the output from it.
     """
     join = np.add if combine == "sum" else np.maximum
@@ -33,9 +36,9 @@ def best_in_order(
     for d, k in enumerate(order):
         start = np.full(cuts, np.inf)
         came = np.full(cuts, -1)
-        if skip or d == 0:
+        if d == 0 or not strict_first:
             start[0] = enter[d] if enter is not None else 0.0
-        for e in range(0 if skip else max(d - 1, 0), d):
+        for e in range(max(d - 1, 0) if strict_order else 0, d):
             through = join(ends[e], tables.transfers[order[e], k])
             better = through < start
             start, came = np.where(better, through, start), np.where(better, e, came)
@@ -46,7 +49,7 @@ def best_in_order(
     if not ends:
         return None
     last = [float(join(end[-1], leave[d] if leave is not None else 0.0)) for d, end in enumerate(ends)]
-    if not skip:
+    if strict_last:
         last = [*[float("inf")] * (len(last) - 1), last[-1]]
     d = int(np.argmin(last))
     if not np.isfinite(last[d]):

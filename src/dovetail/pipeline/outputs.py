@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.plan import Plan, devices_of
+
+if TYPE_CHECKING:  # not at run time: `sched-pipeline` imports little
+    from dovetail.pipeline.pareto import Front
 
 
 def schedule_yaml(plan: Plan | None) -> str:
@@ -17,7 +20,7 @@ def schedule_yaml(plan: Plan | None) -> str:
     return yaml.safe_dump(rows, default_flow_style=None, sort_keys=False)
 
 
-COLUMNS = ("host", "type", "layers", "compute s", "send s", "memory MiB", "limit MiB", "use %")
+COLUMNS = ("host", "type", "layers", "compute s", "send s", "slack s", "memory MiB", "left MiB", "use %")
 
 
 def stage_rows(plan: Plan) -> list[list[Any]]:
@@ -29,9 +32,29 @@ def stage_rows(plan: Plan) -> list[list[Any]]:
             f"{stage.layers[0]} to {stage.layers[1]}",
             round(stage.compute_s, 6),
             round(stage.send_s, 6),
+            round(stage.slack_s, 6),
             round(stage.mem_mib, 1),
-            round(stage.mem_limit_mib, 1),
+            round(stage.mem_slack_mib, 1),
             round(100 * stage.utilisation, 1),
         ]
         for stage in plan.stages
     ]
+
+
+def front_rows(front: Front) -> tuple[list[str], list[list[Any]]]:
+    """Columns and one row per plan of a Pareto front; energy and money only where they are known."""
+    columns = ["bottleneck s", "items/s", "latency s", "devices"]
+    known = [key for key in ("energy_j_per_item", "money_per_item") if any(getattr(p, key) for p in front.points)]
+    columns += [{"energy_j_per_item": "J/item", "money_per_item": "money/item"}[key] for key in known]
+    rows = [
+        [
+            round(p.bottleneck_s, 6),
+            round(p.throughput_items_s, 3),
+            round(p.latency_s, 6),
+            devices_of(p),
+            *(getattr(p, key) for key in known),
+            ", ".join(f"{stage.host} {stage.layers[0]}-{stage.layers[1]}" for stage in p.stages),
+        ]
+        for p in front.points
+    ]
+    return [*columns, "stages"], rows

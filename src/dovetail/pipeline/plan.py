@@ -1,4 +1,4 @@
-"""A plan and its figures: which device gets which layers, what that gives, what binds it; or why there is none."""
+"""A plan and its figures: which device gets which layers, what that gives, what binds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail.pipeline.tables import BYTES_PER_S, MIB, Tables
 Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money"]
 
 
-class Constraints(Struct, frozen=True, kw_only=True):
+class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a plan must respect."""
 
     latency_cap_s: float | None = None
@@ -25,6 +25,11 @@ class Constraints(Struct, frozen=True, kw_only=True):
     data_mbps: float | None = None  # bandwidth of the host that sends the input and takes the output
     replicas: int = 1  # devices of one class that may take turns at a stage
     link_bits: tuple[int, ...] = (32,)  # widths that values may have on a link
+
+    @property
+    def pinned(self) -> list[str]:
+        """Hosts that must hold a certain stage."""
+        return [host for host in (self.first, self.last) if host is not None]
 
     @property
     def plain(self) -> bool:
@@ -42,7 +47,7 @@ class Constraints(Struct, frozen=True, kw_only=True):
         return None
 
 
-class Stage(Struct, kw_only=True):
+class Stage(Struct, kw_only=True, forbid_unknown_fields=True):
     """One stage. `send_s` is the transfer to the next (of the last: to the data host, if there is one)."""
 
     host: str
@@ -55,9 +60,12 @@ class Stage(Struct, kw_only=True):
     mem_limit_mib: float
     utilisation: float
     replicas: list[str] = field(default_factory=list)
+    slack_s: float = 0.0  # how far computing lies below the bottleneck
+    send_slack_s: float = 0.0  # how far sending does
+    mem_slack_mib: float = 0.0
 
 
-class Plan(Struct, kw_only=True):
+class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
     """A plan and what it gives. `bound_s` is proven: no plan has a smaller value of the objective."""
 
     model: str
@@ -72,9 +80,15 @@ class Plan(Struct, kw_only=True):
     optimal: bool
     binding: str
     stages: list[Stage]
+    enter_s: float = 0.0  # the transfer of the input from the data host, if there is one
     energy_j_per_item: float | None = None
     money_per_item: float | None = None
     probes: int = 0
+    # What it takes to plan again.
+    problem: Pipeline | None = None
+    constraints: Constraints | None = None
+    microbatches: int = 8
+    slack: float = 0.0
 
 
 class Infeasible(Struct, kw_only=True):
@@ -82,6 +96,11 @@ class Infeasible(Struct, kw_only=True):
 
     model: str
     reasons: list[str]
+
+
+def devices_of(made: Plan) -> int:
+    """How many devices a plan uses."""
+    return sum(1 + len(stage.replicas) for stage in made.stages)
 
 
 def data_s(p: Pipeline, k: int, cut: int, data_mbps: float | None) -> float:
@@ -101,45 +120,48 @@ def finish(
     optimal: bool,
     method: str,
     probes: int,
+    ends_s: tuple[float, float] | None = None,
 ) -> Plan:
-    """Name the hosts, choose the widths on the links, and compute every figure of the plan from its stages."""
+    """Name the hosts, choose the widths on the links, and compute every figure of the plan from its stages.
+
+    `ends_s` are the transfers from and to a data host, where they are not those of the constraints.
+    """
     p = tables.pipeline
-    free = [list(c.hosts) for c in p.classes]
-    pinned = (constraints.first, constraints.last)
-    if chosen:
-        for (option, _, _), host in ((chosen[0], pinned[0]), (chosen[-1], pinned[1])):
-            if host is not None and host in free[option.k]:
-                free[option.k].remove(host)
     computes = [float(tables.compute[o.k, i, j]) / o.devices for o, i, j in chosen]
     widths = sorted(constraints.link_bits)
-    least = [_sends(tables, constraints, chosen, x, widths[0]) for x in range(len(chosen))]
-    enter_s = data_s(p, chosen[0][0].k, 0, constraints.data_mbps) if chosen else 0.0
+    if ends_s is None and chosen:
+        ends_s = (
+            data_s(p, chosen[0][0].k, 0, constraints.data_mbps),
+            data_s(p, chosen[-1][0].k, p.layers, constraints.data_mbps),
+        )
+    enter_s, leave_s = ends_s or (0.0, 0.0)
+    least = [_sends(tables, chosen, x, widths[0], leave_s) for x in range(len(chosen))]
     bottleneck = max([*computes, *least, enter_s], default=0.0)
-    stages, sends = [], []
+    stages, sends, hosts = [], [], _named(p, constraints, [option for option, _, _ in chosen])
     for x, (option, i, j) in enumerate(chosen):
-        bits = max(b for b in widths if b == widths[0] or _sends(tables, constraints, chosen, x, b) <= bottleneck)
-        sends.append(_sends(tables, constraints, chosen, x, bits))
-        hosts = []
-        for n in range(option.devices):
-            host = pinned[0] if x == 0 and n == 0 else pinned[1] if x == len(chosen) - 1 and n == 0 else None
-            hosts.append(host if host is not None and host in p.classes[option.k].hosts else free[option.k].pop(0))
+        bits = max(b for b in widths if b == widths[0] or _sends(tables, chosen, x, b, leave_s) <= bottleneck)
+        sends.append(_sends(tables, chosen, x, bits, leave_s))
         device = p.classes[option.k]
+        mem_mib = float(tables.need_bytes[i, j]) / MIB
         stages.append(
             Stage(
-                host=hosts[0],
+                host=hosts[x][0],
                 type=device.type,
                 layers=(i + 1, j),
                 compute_s=computes[x],
                 send_s=sends[x],
                 send_bits=bits,
-                mem_mib=float(tables.need_bytes[i, j]) / MIB,
+                mem_mib=mem_mib,
                 mem_limit_mib=device.mem_mib,
                 utilisation=computes[x] / bottleneck if bottleneck else 0.0,
-                replicas=hosts[1:],
+                replicas=hosts[x][1:],
+                slack_s=bottleneck - computes[x],
+                send_slack_s=bottleneck - sends[x],
+                mem_slack_mib=device.mem_mib - mem_mib,
             )
         )
     singles = [float(tables.compute[o.k, i, j]) for o, i, j in chosen]
-    waits = [_sends(tables, constraints, chosen, x, stage.send_bits, True) for x, stage in enumerate(stages)]
+    waits = [_sends(tables, chosen, x, stage.send_bits, leave_s, alone=True) for x, stage in enumerate(stages)]
     latency = sum(singles) + sum(waits) + enter_s
     return Plan(
         model=p.model,
@@ -154,10 +176,29 @@ def finish(
         optimal=optimal,
         binding=_binding(stages, bottleneck, enter_s),
         stages=stages,
+        enter_s=enter_s,
         energy_j_per_item=_energy_j(p, chosen, computes, bottleneck),
         money_per_item=_money(p, chosen, bottleneck),
         probes=probes,
+        problem=p,
+        constraints=constraints,
     )
+
+
+def _named(p: Pipeline, constraints: Constraints, options: list[Option]) -> list[list[str]]:
+    """Hosts for each stage, in the order of the files; a pinned one comes first at its end of the pipeline."""
+    ends = ((len(options) - 1, constraints.last), (0, constraints.first))
+    pins = {x: host for x, host in ends if host is not None}
+    free = [[host for host in c.hosts if host not in pins.values()] for c in p.classes]
+    return [
+        [pins[x] if x in pins and n == 0 else free[option.k].pop(0) for n in range(option.devices)]
+        for x, option in enumerate(options)
+    ]
+
+
+def dead_link(made: Plan) -> Infeasible:
+    """What to say of a plan that sends over a link without bandwidth."""
+    return Infeasible(model=made.model, reasons=[f"{made.method} would use {made.binding}, whose bandwidth is 0"])
 
 
 def _energy_j(
@@ -182,22 +223,17 @@ def _money(p: Pipeline, chosen: list[tuple[Option, int, int]], bottleneck_s: flo
 
 
 def _sends(
-    tables: Tables,
-    constraints: Constraints,
-    chosen: list[tuple[Option, int, int]],
-    x: int,
-    bits: int,
-    alone: bool = False,
+    tables: Tables, chosen: list[tuple[Option, int, int]], x: int, bits: int, leave_s: float, alone: bool = False
 ) -> float:
     """Seconds to send what a stage gives: the pace of its link, or what one microbatch waits for it."""
     p = tables.pipeline
     option, _, j = chosen[x]
     if x == len(chosen) - 1:
-        return data_s(p, option.k, p.layers, constraints.data_mbps)
+        return leave_s
     following = chosen[x + 1][0]
     latency = p.link_s[option.k][following.k] if p.link_s else 0.0
     full = float(tables.transfers[option.k, following.k, j]) - latency
-    return full * bits / 32 / (1 if alone else min(option.devices, following.devices)) + latency
+    return (full * bits / 32 + latency) / (1 if alone else min(option.devices, following.devices))
 
 
 def _binding(stages: list[Stage], bottleneck_s: float, enter_s: float) -> str:
@@ -210,30 +246,3 @@ def _binding(stages: list[Stage], bottleneck_s: float, enter_s: float) -> str:
             to = stages[x + 1].host if x + 1 < len(stages) else "the data host"
             return f"the link from {stage.host} to {to} (after layer {stage.layers[1]})"
     return ""
-
-
-def why_not(tables: Tables, constraints: Constraints) -> list[str]:
-    """Reasons why no plan exists, the most telling first."""
-    p = tables.pipeline
-    if not p.classes:
-        return ["no device has a profile for this model, batch size and dtype", *p.warnings]
-    reasons = []
-    for layer in range(1, p.layers + 1):
-        if not tables.fits[:, layer - 1, layer].any():
-            need = float(tables.need_bytes[layer - 1, layer]) / MIB
-            largest = max(c.mem_mib for c in p.classes)
-            reasons.append(
-                f"layer {layer} fits nowhere: it needs {need:.1f} MiB with its buffers, the largest has {largest:.1f}"
-            )
-    total = sum(p.mem_mib)
-    have = sum(c.mem_mib * len(c.hosts) for c in p.classes)
-    if total > have:
-        reasons.append(
-            f"memory is short by {total - have:.1f} MiB: the layers need {total:.1f}, all devices have {have:.1f}"
-        )
-    dead = sorted({c.name for c in p.classes if c.bw_mbps <= 0})
-    if dead and p.link_mbps is None:
-        reasons.append(f"no link can be used to or from {', '.join(dead)}: their bandwidth is 0")
-    if constraints != Constraints():
-        reasons.append("the constraints leave no plan; without them there may be one")
-    return reasons or ["no chain of the available devices can hold all layers in order"]

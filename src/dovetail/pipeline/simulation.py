@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from dovetail.core.charts import as_fact
 from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Instruction, Start, Stimulus
@@ -22,55 +25,109 @@ from dovetail.core.journal import Header, Observer, ShapeRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.work import Part, Shape
+from dovetail.pipeline.curves import curves_of
 from dovetail.pipeline.plan import Plan
 
+DATA_HOST = "data host"
 _SHAPE = "microbatch"
 
 
-class Route(Struct, frozen=True):
-    """The devices that a microbatch visits, stages and links in turn, and the seconds it spends on each."""
+class Place(Struct, frozen=True):
+    """Where a microbatch passes: a stage or a link, with the seconds it takes there and the devices that take turns."""
 
-    names: list[str]
-    seconds: list[float]
-    types: list[str]
+    name: str
+    seconds: float
+    type: str
+    devices: list[str]
+
+
+class Route(Struct, frozen=True):
+    """The places that a microbatch visits, stages and links in turn; links to a data host at the ends if it has any.
+
+    A link has as many lanes as the smaller of the stages at its ends has replicas.
+    """
+
+    places: list[Place]
 
     @classmethod
     def of(cls, plan: Plan) -> Route:
-        names, seconds, types = [], [], []
+        places = []
+        if plan.enter_s:
+            places.append(_link(DATA_HOST, plan.stages[0].host, plan.enter_s, 1))
         for x, stage in enumerate(plan.stages):
-            if stage.replicas:
-                raise InputError("a plan with replicated stages cannot be simulated yet")
-            names.append(stage.host)
-            seconds.append(stage.compute_s)
-            types.append(stage.type)
+            hosts = [stage.host, *stage.replicas]
+            places.append(Place(" + ".join(hosts), stage.compute_s * len(hosts), stage.type, hosts))
             if x + 1 < len(plan.stages):
-                names.append(f"{stage.host} to {plan.stages[x + 1].host}")
-                seconds.append(stage.send_s)
-                types.append("link")
-        return cls(names, seconds, types)
+                following = plan.stages[x + 1]
+                lanes = min(len(hosts), 1 + len(following.replicas))
+                places.append(_link(stage.host, following.host, stage.send_s * lanes, lanes))
+            elif stage.send_s:
+                places.append(_link(stage.host, DATA_HOST, stage.send_s, 1))
+        return cls(places)
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of the pool's devices."""
+        return [device for place in self.places for device in place.devices]
+
+    @property
+    def lanes(self) -> list[list[int]]:
+        """For each place, the pool's devices that take turns at it."""
+        ends = list(accumulate(len(place.devices) for place in self.places))
+        return [list(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)]
 
     @property
     def pool(self) -> Pool:
-        return Pool(
-            tuple(Device(i, kind) for i, kind in enumerate(self.types)), {kind: DeviceType(kind) for kind in self.types}
-        )
+        kinds = [place.type for place in self.places for _ in place.devices]
+        return Pool(tuple(Device(i, kind) for i, kind in enumerate(kinds)), {kind: DeviceType(kind) for kind in kinds})
 
     @property
     def shape(self) -> Shape:
-        return Shape(
-            _SHAPE, [Part(name, name) for name in self.names], list(zip(self.names, self.names[1:], strict=False))
-        )
+        names = [place.name for place in self.places]
+        return Shape(_SHAPE, [Part(name, name) for name in names], list(pairwise(names)))
+
+    def predicted_s(self, microbatches: int) -> float:
+        """The makespan by formula: the latency of one, and what the others add at most.
+
+        A place adds its seconds for every round of its devices; of several places, the mix that adds most counts.
+        Without replicas that is the bottleneck for each further microbatch.
+        """
+        latency_s = sum(place.seconds for place in self.places)
+        rounds = {len(place.devices) for place in self.places}
+        slowest = {n: max(place.seconds for place in self.places if len(place.devices) == n) for n in rounds}
+        if rounds == {1}:
+            return latency_s + (microbatches - 1) * slowest[1]
+        added_s = [0.0]
+        for n in range(1, microbatches):
+            added_s.append(max([added_s[-1], *(added_s[n - r] + s for r, s in slowest.items() if r <= n)]))
+        return latency_s + added_s[-1]
+
+
+def _link(source: str, target: str, seconds: float, lanes: int) -> Place:
+    name = f"{source} to {target}"
+    return Place(name, seconds, "link", [name] if lanes == 1 else [f"{name} ({n + 1})" for n in range(lanes)])
 
 
 class PipelineScheduler:
-    """First in, first out on every device; a link starts only when the stage behind it has a buffer free."""
+    """First in, first out everywhere; devices of a place take turns: microbatch n is for device n modulo their number.
+
+    Each replica of a stage has so many buffers for what it has received, and so many for what it has to send. Nothing
+    starts before the buffer that it fills has room.
+    """
 
     def __init__(self, route: Route, buffers: int) -> None:
         self._route = route
+        self._lanes = route.lanes
         self._buffers = buffers
-        self._index = {name: i for i, name in enumerate(route.names)}
-        self._waiting: list[deque[tuple[str, float]]] = [deque() for _ in route.names]
-        self._busy = [False] * len(route.names)
+        self._index = {place.name: i for i, place in enumerate(route.places)}
+        self._waiting: list[deque[tuple[str, float]]] = [deque() for _ in route.places]
+        self._busy = [False] * len(route.devices)
+        self._began = [0] * len(route.places)  # how many microbatches have started there
+        # The buffers in front of a place belong to the stage before or after it, whichever of the two is no link.
+        self._replicas = [
+            len(place.devices if place.type != "link" else route.places[i - 1].devices)
+            for i, place in enumerate(route.places)
+        ]
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
         out: list[Instruction] = []
@@ -78,31 +135,49 @@ class PipelineScheduler:
             if isinstance(stimulus, Arrived):
                 self._waiting[0].append((stimulus.work, now))
             elif isinstance(stimulus, Finished):
-                i = self._index[stimulus.part]
-                self._busy[i] = False
-                if i + 1 < len(self._route.names):
-                    self._waiting[i + 1].append((stimulus.work, now))
-                else:
-                    out.append(Complete(stimulus.work))
-        for i in reversed(range(len(self._route.names))):  # a stage takes from its buffer before the link looks at it
-            if self._waiting[i] and not self._busy[i] and self._has_room(i):
+                out += self._end(stimulus, now)
+        for i in reversed(range(len(self._waiting))):  # who takes from a buffer goes before who fills it
+            while (device := self._free(i)) is not None:
                 work, ready_s = self._waiting[i].popleft()
-                self._busy[i] = True
-                name = self._route.names[i]
-                out.append(Start(work, name, name, (i,), ready_s, self._route.seconds[i], "first in, first out"))
+                self._busy[device] = True
+                self._began[i] += 1
+                place = self._route.places[i]
+                out.append(
+                    Start(work, place.name, place.name, (device,), ready_s, place.seconds, "first in, first out")
+                )
         return out
 
-    def _has_room(self, i: int) -> bool:
-        if i % 2 == 0:
-            return True
-        return len(self._waiting[i + 1]) < self._buffers
+    def _end(self, finished: Finished, now: float) -> list[Instruction]:
+        i = self._index[finished.part]
+        lanes = self._lanes[i]
+        number = self._began[i] - sum(
+            self._busy[device] for device in lanes
+        )  # all take equally long, so the oldest ends
+        self._busy[lanes[number % len(lanes)]] = False
+        if i + 1 == len(self._waiting):
+            return [Complete(finished.work)]
+        self._waiting[i + 1].append((finished.work, now))
+        return []
+
+    def _free(self, i: int) -> int | None:
+        """The device that takes the next microbatch at a place, if there is one and everything is free."""
+        if not self._waiting[i]:
+            return None
+        device = self._lanes[i][self._began[i] % len(self._lanes[i])]
+        if self._busy[device]:
+            return None
+        if i + 1 == len(self._waiting):
+            return device
+        # What is on its way to the next place is consecutive: a replica's share of it is every so-manieth.
+        on_its_way = self._began[i] - self._began[i + 1]
+        return device if on_its_way < self._buffers * self._replicas[i + 1] else None
 
     def close(self, now: float) -> list[Instruction]:
         return []
 
 
 class Outcome(Struct):
-    """What the simulation gives beside what the formula predicts: latency + (microbatches - 1) x bottleneck."""
+    """What the simulation gives beside what the formula predicts."""
 
     microbatches: int
     makespan_s: float
@@ -118,16 +193,15 @@ def run(plan: Plan, microbatches: int, buffers: int = 1, observers: Sequence[Obs
         raise InputError(f"expected at least 1 microbatch and 1 buffer, found {microbatches} and {buffers}")
     route = Route.of(plan)
     shapes = {_SHAPE: route.shape}
-    sizes = tuple(route.seconds)
+    sizes = tuple(place.seconds for place in route.places)
     arrivals = [(0.0, Arrived(f"microbatch {n + 1}", _SHAPE, sizes)) for n in range(microbatches)]
     metrics = Metrics(route.pool)
     scheduler = PipelineScheduler(route, buffers)
     steps, _ = simulate(scheduler, route.pool, shapes, arrivals, SimExecutor(), [metrics, *observers])
     figures = metrics.figures()
-    predicted_s = sum(route.seconds) + (microbatches - 1) * max(route.seconds)
     items = microbatches * plan.batch_size
     pace = items / figures.makespan_s if figures.makespan_s else 0.0
-    return Outcome(microbatches, figures.makespan_s, predicted_s, pace, figures, steps)
+    return Outcome(microbatches, figures.makespan_s, route.predicted_s(microbatches), pace, figures, steps)
 
 
 def header(plan: Plan, microbatches: int, buffers: int) -> Header:
@@ -140,7 +214,12 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
         options=options,
         pool=route.pool,
         shapes=(ShapeRecord.of(route.shape),),
-        facts={"model": plan.model, "devices": route.names},
+        facts={
+            "model": plan.model,
+            "devices": route.devices,
+            "lanes": {place.name: lanes for place, lanes in zip(route.places, route.lanes, strict=True)},
+        }
+        | as_fact(curves_of(plan)),
     )
 
 
@@ -161,8 +240,12 @@ def read_plan(path: Path) -> Plan:
     if isinstance(data, dict) and data.get("feasible") is False:
         raise doc.error(("feasible",), "holds no plan: planning found none")
     if isinstance(data, dict):
-        data = {key: value for key, value in data.items() if key != "what_if"}
+        data = {key: value for key, value in data.items() if key not in ("what_if", "curves")}
     found = doc.convert(data, Plan)
     if not found.stages:
         raise doc.error(("stages",), "expected at least one stage")
+    for i, stage in enumerate(found.stages):
+        for key in ("compute_s", "send_s"):
+            if not 0 <= getattr(stage, key) < inf:
+                raise doc.error(("stages", i, key), f"expected seconds, found {getattr(stage, key)}")
     return found

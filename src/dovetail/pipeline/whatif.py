@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from dovetail.pipeline.change import with_hosts
 from dovetail.pipeline.inputs import Pipeline
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
@@ -24,13 +24,14 @@ def what_if(pipeline: Pipeline, now: Plan, constraints: Constraints | None = Non
     rows = []
     for k, device in enumerate(pipeline.classes):
         for change in (1, -1):
-            hosts = [*device.hosts, f"one more {device.name}"] if change > 0 else device.hosts[:-1]
-            classes = [replace(c, hosts=hosts) if i == k else c for i, c in enumerate(pipeline.classes)]
-            if not hosts and pipeline.link_mbps is None:
-                classes.pop(k)
-            elif not hosts:
-                continue
-            other = plan(replace(pipeline, classes=classes), "throughput", constraints)
+            if change > 0:
+                hosts = [*device.hosts, f"one more {device.name}"]
+            else:  # hosts of a class are alike but for a pin
+                free = [host for host in device.hosts if constraints is None or host not in constraints.pinned]
+                if not free:
+                    continue
+                hosts = [host for host in device.hosts if host != free[-1]]
+            other = plan(with_hosts(pipeline, k, hosts), "throughput", constraints)
             value = other.bottleneck_s if isinstance(other, Plan) else None
             ratio = value / now.bottleneck_s if value is not None and now.bottleneck_s else None
             rows.append(WhatIf(device.type, change, value, ratio))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from typing import Literal
+from collections.abc import Mapping
+from math import inf
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.registry import policy
-from dovetail.pipeline.inputs import DeviceClass, Pipeline
+from dovetail.pipeline.change import by_host
+from dovetail.pipeline.inputs import Pipeline
 from dovetail.pipeline.labels import Option
 from dovetail.pipeline.ordered import best_in_order
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan, finish
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link, finish
 from dovetail.pipeline.tables import Tables
 
 Mode = Literal["throughput", "latency", "greedy"]
@@ -39,6 +42,25 @@ def bids(pipeline: Pipeline, host: str, chunk: int = 1) -> list[Bid]:
     return [Bid(host, int(i) + 1, int(j), float(tables.compute[k, i, j])) for i, j in zip(starts, ends, strict=True)]
 
 
+OLD_NAMES = {"dev_count": "devices", "filter_bids_chunk": "chunk", "filter_bids_largest": "largest", "sched": "mode"}
+OLD_MODES = {"latency_ordered": "latency", "throughput_ordered": "throughput", "greedy_host_count": "greedy"}
+
+
+def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by our names, where they were given by those of the older auction.
+
+    >>> renamed({"sched": "latency_ordered", "dev_count": "4", "no_strict_order": "true"})
+    {'mode': 'latency', 'devices': '4', 'strict_order': 'false'}
+    """
+    ours = {OLD_NAMES.get(key, key): value for key, value in options.items()}
+    if "no_strict_order" in ours:
+        off = str(ours.pop("no_strict_order")).lower() in ("true", "1")
+        ours["strict_order"] = "false" if off else "true"
+    if "mode" in ours:
+        ours["mode"] = OLD_MODES.get(ours["mode"], ours["mode"])
+    return ours
+
+
 @policy("auction", level="pipeline")
 def auction(
     pipeline: Pipeline,
@@ -48,60 +70,82 @@ def auction(
     devices: int | None = None,
     data_host: str | None = None,
     chunk: int = 1,
-    skip: bool = True,
+    largest: bool = False,
+    strict_order: bool = False,
+    strict_first: bool = False,
+    strict_last: bool = False,
 ) -> Plan | Infeasible:
-    """The best chain of bids for one order of the devices; with `skip`, some may be left out.
+    """The best chain of bids for one order of the devices, of which some may be left out.
 
-    The order is the given one, the file's, or with `seed` a random one; the data host, if it is among them, comes
-    first, and pays nothing for input and output. `greedy` takes, again and again, the device that reaches furthest.
+    The order is the given one, the file's, or with `seed` a random one, and of it the first so many `devices`; the data
+    host, if it is among them, comes first, and pays nothing for input and output. With `strict_order` no device between
+    two that are used is left out, with `strict_first` and `strict_last` not the first and the last. Bids are for whole
+    chunks of layers, with `largest` only the largest for each first layer. `greedy` takes, again and again, the device
+    that reaches furthest, and looks at no link.
     """
     one = by_host(pipeline)
-    names = [c.hosts[0] for c in one.classes]
-    chosen = list(order) if order is not None else list(names)
-    for host in chosen:
-        if host not in names:
-            raise InputError(f"{host!r} is not an available host")
-    if seed is not None:
-        random.Random(seed).shuffle(chosen)
-    chosen = chosen[:devices]
-    if data_host in chosen:
-        chosen.remove(data_host)
-        chosen.insert(0, data_host)
+    ranks = _ranks(one, order, seed, devices, data_host)
     tables = Tables(one, _chunks(one.layers, chunk))
-    ranks = [names.index(host) for host in chosen]
+    if largest:
+        _keep_largest(tables)
     enter = [_data_s(tables, k, 0, data_host) for k in ranks]
     leave = [_data_s(tables, k, one.layers, data_host) for k in ranks]
     if mode == "greedy":
         stages = _greedy(tables, ranks)
         found = None if stages is None else (0.0, stages)
     else:
-        combine: Literal["max", "sum"] = "max" if mode == "throughput" else "sum"
-        found = best_in_order(tables, ranks, combine, skip=skip, enter=enter, leave=leave)
+        found = best_in_order(
+            tables,
+            ranks,
+            "max" if mode == "throughput" else "sum",
+            strict_order=strict_order,
+            strict_first=strict_first,
+            strict_last=strict_last,
+            enter=enter,
+            leave=leave,
+        )
     if found is None:
         reasons = ["no chain of bids in this order holds all layers", *one.warnings]
         return Infeasible(model=one.model, reasons=reasons)
-    parts = [(Option(k), i, j) for k, i, j in found[1]]
+    value, chain = found
+    parts = [(Option(k), i, j) for k, i, j in chain]
     objective: Literal["latency", "throughput"] = "latency" if mode == "latency" else "throughput"
-    made = finish(tables, Constraints(), objective, parts, found[0], 0.0, False, f"auction ({mode})", 0)
+    ends_s = (enter[ranks.index(chain[0][0])], leave[ranks.index(chain[-1][0])]) if chain else None
+    made = finish(tables, Constraints(), objective, parts, value, 0.0, False, f"auction ({mode})", 0, ends_s)
+    made.problem = pipeline
     if mode == "greedy":
         made.value = made.bottleneck_s
-    return made
+    return made if made.bottleneck_s < inf else dead_link(made)
 
 
-def by_host(pipeline: Pipeline) -> Pipeline:
-    """The same problem with every host a class of its own."""
-    split, origin = [], []
-    for k, c in enumerate(pipeline.classes):
-        for host in c.hosts:
-            values = {key: getattr(c, key) for key in c.__struct_fields__} | {"name": host, "hosts": [host]}
-            split.append(DeviceClass(**values))
-            origin.append(k)
-    values = {key: getattr(pipeline, key) for key in pipeline.__struct_fields__} | {"classes": split}
-    for key in ("link_mbps", "link_s"):
-        table = getattr(pipeline, key)
-        if table is not None:
-            values[key] = [[table[a][b] for b in origin] for a in origin]
-    return Pipeline(**values)
+def _ranks(
+    one: Pipeline, order: list[str] | None, seed: int | None, devices: int | None, data_host: str | None
+) -> list[int]:
+    """The devices in the order in which they may follow each other."""
+    names = [c.hosts[0] for c in one.classes]
+    chosen = list(order) if order is not None else list(names)
+    for host in [*chosen, *([data_host] if data_host is not None else [])]:
+        if host not in names:
+            raise InputError(f"{host!r} is not an available host{did_you_mean(host, names)}")
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"order: a host is named twice in {','.join(chosen)}")
+    if seed is not None:
+        random.Random(seed).shuffle(chosen)
+    if devices is not None and devices < 1:
+        raise InputError(f"devices: expected 1 or more, found {devices}")
+    chosen = chosen[:devices]
+    if data_host in chosen:
+        chosen.remove(data_host)
+        chosen.insert(0, data_host)
+    return [names.index(host) for host in chosen]
+
+
+def _keep_largest(tables: Tables) -> None:
+    """Leave of each device's bids the largest for each first layer."""
+    for times in tables.compute:
+        for row in times:
+            ends = np.nonzero(np.isfinite(row))[0]
+            row[ends[:-1]] = np.inf
 
 
 def _chunks(layers: int, chunk: int) -> set[int] | None:
@@ -115,11 +159,9 @@ def _data_s(tables: Tables, k: int, cut: int, data_host: str | None) -> float:
     p = tables.pipeline
     if data_host is None or p.classes[k].hosts == [data_host]:
         return 0.0
-    d = next((d for d, c in enumerate(p.classes) if c.hosts == [data_host]), None)
-    if d is None:
-        return 0.0
+    d = next(d for d, c in enumerate(p.classes) if c.hosts == [data_host])
     ends = (d, k) if cut == 0 else (k, d)
-    return float(tables.transfers[ends][cut]) if tables.transfers[ends][cut] < np.inf else float("inf")
+    return float(tables.transfers[ends][cut])
 
 
 def _greedy(tables: Tables, ranks: list[int]) -> list[tuple[int, int, int]] | None:

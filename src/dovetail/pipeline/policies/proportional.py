@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import inf
 
 from dovetail.core.registry import policy
 from dovetail.pipeline.inputs import DeviceClass, Pipeline
 from dovetail.pipeline.labels import Option
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan, finish
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link, finish
 from dovetail.pipeline.tables import Tables
 
 
@@ -29,11 +31,23 @@ def by_memory(pipeline: Pipeline) -> Plan | Infeasible:
     return _split(pipeline, "memory-proportional", lambda c: c.mem_mib)
 
 
-def _split(pipeline: Pipeline, name: str, share: Callable[[DeviceClass], float]) -> Plan | Infeasible:
+@policy("parameter-proportional", level="pipeline")
+def by_parameters(pipeline: Pipeline) -> Plan | Infeasible:
+    """Every device gets as equal a part of the model's parameters (its layers' memory) as whole layers allow."""
+    return _split(pipeline, "parameter-proportional", lambda c: 1.0, pipeline.mem_mib)
+
+
+def _split(
+    pipeline: Pipeline,
+    name: str,
+    share: Callable[[DeviceClass], float],
+    sizes: Sequence[float] = (),
+) -> Plan | Infeasible:
+    """Cut the layers in proportion to devices' shares, counting each layer as one or by its size."""
     devices = [k for k, c in enumerate(pipeline.classes) for _ in c.hosts]
     if not devices:
         return Infeasible(model=pipeline.model, reasons=["no device has a profile for this model", *pipeline.warnings])
-    ends = _ends([share(pipeline.classes[k]) for k in devices], pipeline.layers)
+    ends = _ends([share(pipeline.classes[k]) for k in devices], sizes or [1.0] * pipeline.layers)
     tables = Tables(pipeline)
     chosen = [(Option(k), i, j) for k, i, j in zip(devices, [0, *ends], ends, strict=False) if i < j]
     for option, i, j in chosen:
@@ -44,17 +58,19 @@ def _split(pipeline: Pipeline, name: str, share: Callable[[DeviceClass], float])
             return Infeasible(model=pipeline.model, reasons=[why])
     made = finish(tables, Constraints(), "throughput", chosen, 0.0, 0.0, False, name, 0)
     made.value = made.bottleneck_s
-    return made
+    return made if made.bottleneck_s < inf else dead_link(made)
 
 
-def _ends(shares: Sequence[float], layers: int) -> list[int]:
-    """Where each device's layers end.
+def _ends(shares: Sequence[float], sizes: Sequence[float]) -> list[int]:
+    """Where each device's layers end: as near to its share of all sizes as whole layers come.
 
-    >>> _ends([1.0, 1.0, 2.0], 8)
-    [2, 4, 8]
+    >>> _ends([1.0, 1.0, 2.0], [1.0] * 8), _ends([1.0, 1.0], [3.0, 1.0, 1.0, 1.0])
+    ([2, 4, 8], [1, 4])
     """
     total, held, ends = sum(shares), 0.0, []
+    filled = [0.0, *accumulate(sizes)]
     for share in shares:
         held += share
-        ends.append(round(layers * held / total) if total else layers)
+        wanted = filled[-1] * held / total if total else filled[-1]
+        ends.append(min(range(len(filled)), key=lambda cut: (abs(filled[cut] - wanted), -cut)))
     return ends
