@@ -1,0 +1,137 @@
+"""The Pareto front: the plans of which no other is at least as good in bottleneck, latency and number of devices.
+
+For a cap on the bottleneck the general planner gives the least latency with every number of devices. As the cap rises
+those latencies fall in steps, and the front's plans stand where they do: the steps are found by halving, and stretches
+of caps with the same latencies at both ends are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from dovetail.core.errors import InputError
+from dovetail.pipeline.inputs import Pipeline
+from dovetail.pipeline.labels import Found, cheapest_by_devices
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan, devices_of, finish
+from dovetail.pipeline.planner import plan
+from dovetail.pipeline.search import LABEL_WORK, Search
+from dovetail.pipeline.tables import Tables
+
+_EFFORT = 2e9  # additions after which the front found so far must do
+_ROUNDING = 1e-9  # sums differ by rounding with the order in which they are added
+
+
+class Front(Struct, kw_only=True):
+    """The plans of the front from the least bottleneck on; `complete` says that every one was found.
+
+    `found` counts those before some were left out to keep to the number of points asked for.
+    """
+
+    model: str
+    complete: bool
+    found: int
+    points: list[Plan]
+    problem: Pipeline
+    constraints: Constraints
+
+
+def front(
+    pipeline: Pipeline,
+    constraints: Constraints | None = None,
+    points: int | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Front | Infeasible:
+    """All plans that no other beats in bottleneck, latency and number of devices; at most `points` of them."""
+    if points is not None and points < 2:
+        raise InputError(f"points: expected 2 or more, found {points}")
+    constraints = constraints or Constraints()
+    least = plan(pipeline, "throughput", constraints)
+    if isinstance(least, Infeasible):
+        return least
+    tables = Tables(pipeline, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
+    search = Search(tables, constraints)
+    if search.costs.work > LABEL_WORK:
+        raise InputError(
+            f"the Pareto front is exact only up to some {LABEL_WORK:.0e} additions per step; this pool and model need "
+            f"{search.costs.work:.0e}: use fewer devices or types"
+        )
+    sweep = _Sweep(search, least.bottleneck_s, max(int(_EFFORT / max(search.costs.work, 1.0)), 50), progress)
+    made = []
+    for found in sweep.run():
+        one = finish(tables, constraints, "throughput", found.stages, 0.0, 0.0, sweep.complete, "exact", 0)
+        one.value = one.bottleneck_s
+        made.append(one)
+    kept = _undominated(made, constraints.latency_cap_s)
+    shown = kept if points is None else _spread(kept, points)
+    for one in shown:
+        one.problem = one.constraints = None  # kept once, beside the points
+    return Front(
+        model=pipeline.model,
+        complete=sweep.complete,
+        found=len(kept),
+        points=shown,
+        problem=pipeline,
+        constraints=constraints,
+    )
+
+
+class _Sweep:
+    """Latencies by number of devices under caps on the bottleneck, as many caps as the effort allows."""
+
+    def __init__(self, search: Search, least_s: float, most_caps: int, progress: Callable[[float], None]) -> None:
+        self._costs = search.costs
+        self._caps = search.candidates(least_s)
+        self._known: dict[int, dict[int, Found]] = {}
+        self._most_caps = most_caps
+        self._progress = progress
+        self.complete = True
+
+    def run(self) -> list[Found]:
+        # The largest intervals first: if effort runs out, what is known is spread over the whole range.
+        last = len(self._caps) - 1
+        intervals, done = [(0, last)], 0
+        self._at(0), self._at(last)
+        while intervals:
+            intervals.sort(key=lambda ends: ends[0] - ends[1])
+            low, high = intervals.pop(0)
+            if high - low < 2 or self._same(low, high):
+                done += high - low
+                self._progress(done / max(last, 1))
+                continue
+            if len(self._known) >= self._most_caps:
+                self.complete = False
+                break
+            middle = (low + high) // 2
+            self._at(middle)
+            intervals += [(low, middle), (middle, high)]
+        return [found for i in sorted(self._known) for found in self._known[i].values()]
+
+    def _at(self, i: int) -> dict[int, Found]:
+        if i not in self._known:
+            self._known[i] = cheapest_by_devices(self._costs.latency_chain(float(self._caps[i])), "sum")
+        return self._known[i]
+
+    def _same(self, low: int, high: int) -> bool:
+        one, two = self._at(low), self._at(high)
+        return one.keys() == two.keys() and all(one[d].value <= two[d].value * (1 + _ROUNDING) for d in one)
+
+
+def _undominated(plans: list[Plan], latency_cap_s: float | None) -> list[Plan]:
+    """Those that no other beats, one of each, ordered by bottleneck, then latency."""
+    cap_s = latency_cap_s if latency_cap_s is not None else float("inf")
+    kept: list[tuple[int, Plan]] = []
+    for one in sorted(plans, key=lambda p: (p.bottleneck_s, p.latency_s, devices_of(p))):
+        devices = devices_of(one)
+        beaten = any(d <= devices and other.latency_s <= one.latency_s * (1 + _ROUNDING) for d, other in kept)
+        if not beaten and one.latency_s <= cap_s * (1 + 1e-12):
+            kept.append((devices, one))
+    return [one for _, one in kept]
+
+
+def _spread(plans: list[Plan], count: int) -> list[Plan]:
+    """So many of them, evenly from the first to the last."""
+    if len(plans) <= count:
+        return plans
+    return [plans[round(i * (len(plans) - 1) / (count - 1))] for i in range(count)]

@@ -1,0 +1,112 @@
+"""The Pareto front against the plans that no other beats, out of every plan there is."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from dovetail.core.errors import InputError
+from dovetail.pipeline.brute import evaluate, every_plan, random_pipeline
+from dovetail.pipeline.inputs import Pipeline
+from dovetail.pipeline.pareto import Front, front
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan, devices_of
+from dovetail.pipeline.planner import plan
+from dovetail.pipeline.tables import Tables
+
+Point = tuple[float, float, int]
+ROUNDING = 1e-9
+
+
+def beats(one: Point, two: Point) -> bool:
+    """At least as good in all three, but for rounding."""
+    return all(a <= b * (1 + ROUNDING) + 1e-12 for a, b in zip(one, two, strict=True))
+
+
+def undominated(pipeline: Pipeline, constraints: Constraints) -> list[Point]:
+    tables = Tables(pipeline)
+    cap_s = constraints.latency_cap_s if constraints.latency_cap_s is not None else inf
+    points: list[Point] = []
+    for parts in every_plan(tables, constraints.replicas):
+        figures = evaluate(tables, parts, constraints.data_mbps)
+        if figures.bottleneck_s < inf and figures.latency_s <= cap_s:
+            points.append((figures.bottleneck_s, figures.latency_s, figures.devices))
+    kept: list[Point] = []
+    for point in sorted(set(points)):
+        if not any(beats(other, point) for other in kept):
+            kept.append(point)
+    return kept
+
+
+def test_the_front_is_what_no_plan_beats() -> None:
+    sizes = []
+    for seed in range(150):
+        pipeline = random_pipeline(seed, links=seed % 3 == 0)
+        constraints = Constraints(
+            replicas=1 + (seed % 5 == 0),
+            data_mbps=(None, None, 100.0)[seed % 3],
+            latency_cap_s=2.0 if seed % 7 == 0 else None,
+        )
+        expected = undominated(pipeline, constraints)
+        found = front(pipeline, constraints)
+        if isinstance(found, Infeasible):
+            assert not expected, seed
+            continue
+        assert found.complete
+        assert [devices_of(p) for p in found.points] == [devices for _, _, devices in expected], seed
+        for made, (bottleneck_s, latency_s, _) in zip(found.points, expected, strict=True):
+            assert made.bottleneck_s == pytest.approx(bottleneck_s, rel=1e-9), seed
+            assert made.latency_s == pytest.approx(latency_s, rel=1e-9), seed
+        sizes.append(len(expected))
+    assert len(sizes) > 60
+    assert max(sizes) >= 4
+
+
+def rich() -> tuple[Pipeline, Front]:
+    """A problem whose front has many points."""
+    every = [(p, front(p)) for p in map(random_pipeline, range(40))]
+    return max(((p, f) for p, f in every if isinstance(f, Front)), key=lambda pair: pair[1].found)
+
+
+def test_few_points_are_spread_from_end_to_end() -> None:
+    pipeline, every = rich()
+    assert every.found == len(every.points) > 3
+    few = front(pipeline, points=3)
+    assert isinstance(few, Front)
+    assert (few.found, len(few.points)) == (every.found, 3)
+    assert [few.points[0], few.points[-1]] == [every.points[0], every.points[-1]]
+    with pytest.raises(InputError, match="points: expected 2 or more, found 1"):
+        front(pipeline, points=1)
+
+
+def test_every_point_can_be_planned_for() -> None:
+    pipeline, every = rich()
+    for point in every.points:
+        limits = Constraints(max_stages=devices_of(point), latency_cap_s=point.latency_s)
+        made = plan(pipeline, constraints=limits)
+        assert isinstance(made, Plan)
+        assert made.bottleneck_s == point.bottleneck_s
+
+
+def test_a_front_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, every = rich()
+    monkeypatch.setattr("dovetail.pipeline.pareto._EFFORT", 0.0)
+    assert every.complete
+    big = Pipeline(
+        model="big",
+        layers=24,
+        mem_mib=[1.0] * 24,
+        cut_bytes=[1000 * i for i in range(25)],
+        classes=[
+            type(pipeline.classes[0])(f"c{k}", f"c{k}", [f"h{k}{i}" for i in range(2)], 10.0 + k, 99.0, times)
+            for k, times in enumerate(
+                [[0.1 + 0.013 * (i * 7 % 11) for i in range(24)], [0.2 + 0.01 * i for i in range(24)]]
+            )
+        ],
+        batch_size=1,
+        dtype="torch.float32",
+    )
+    short = front(big)
+    assert isinstance(short, Front)
+    assert not short.complete
+    assert short.points
