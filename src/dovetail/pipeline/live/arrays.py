@@ -1,0 +1,72 @@
+"""Inputs from NumPy files, cut into microbatches, and outputs into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dovetail.core.errors import InputError
+from dovetail.core.files import open_bytes, written_whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail.pipeline.layers import Value
+
+
+class Microbatches(Sequence["Value"]):
+    """Arrays with one row per item, as microbatches; numbers get the model's dtype."""
+
+    def __init__(self, arrays: Sequence[np.ndarray[Any, Any]], batch_size: int, dtype: torch.dtype) -> None:
+        self._arrays = arrays
+        self._batch_size = batch_size
+        self._dtype = dtype
+
+    def __len__(self) -> int:
+        return ceil(len(self._arrays[0]) / self._batch_size)
+
+    def __getitem__(self, number: Any) -> Any:
+        import torch
+
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        rows = slice(number * self._batch_size, (number + 1) * self._batch_size)
+        # A copy: the file is mapped read-only, and a tensor must be writable.
+        values = tuple(torch.from_numpy(np.array(array[rows])) for array in self._arrays)
+        values = tuple(value.to(self._dtype) if value.is_floating_point() else value for value in values)
+        return values if len(values) > 1 else values[0]
+
+
+def read_inputs(path: Path, batch_size: int, dtype: str) -> Microbatches:
+    """The microbatches of a .npy file (one input) or a .npz file (several, in the file's order)."""
+    import torch
+
+    open_bytes(path).close()
+    try:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[name] for name in loaded.files]
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path}: expected a .npy or .npz file of numbers: {error}") from None
+    counts = {len(array) if array.ndim else 0 for array in arrays}
+    if len(counts) != 1 or 0 in counts:
+        raise InputError(f"{path}: expected arrays with one row per item, found {sorted(counts) or 'none'} rows")
+    return Microbatches(arrays, batch_size, getattr(torch, dtype.removeprefix("torch.")))
+
+
+def write_outputs(path: Path, outputs: Sequence[Value]) -> None:
+    """All outputs, one row per item: a .npz file if the model gives several tensors or the name says so."""
+    import torch
+
+    rows = [value if isinstance(value, tuple) else (value,) for value in outputs]
+    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
+    # NumPy has no bfloat16.
+    arrays = [(c.float() if c.dtype == torch.bfloat16 else c).numpy() for c in columns]
+    with written_whole(path) as file:
+        if path.suffix == ".npz" or len(arrays) > 1:
+            np.savez(file, *arrays)
+        else:
+            np.save(file, arrays[0] if arrays else np.empty(0))

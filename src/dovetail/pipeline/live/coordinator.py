@@ -1,0 +1,259 @@
+"""The data host: carries out what the supervisor decides. It starts processes, gives jobs, feeds and collects."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from dovetail.core.errors import DovetailError
+from dovetail.pipeline.live.flow import Flow
+from dovetail.pipeline.live.hosts import HostSettings
+from dovetail.pipeline.live.jobs import RunOptions, first_hops, make_jobs
+from dovetail.pipeline.live.links import Inlet, Outlet
+from dovetail.pipeline.live.local import Engine, default_threads
+from dovetail.pipeline.live.quantise import RAW
+from dovetail.pipeline.live.recorder import DATA_HOST, Recorder
+from dovetail.pipeline.live.replan import replanner
+from dovetail.pipeline.live.stage import Settings
+from dovetail.pipeline.live.supervisor import (
+    Action,
+    Assign,
+    Broke,
+    Erred,
+    Event,
+    Feed,
+    Finish,
+    Halt,
+    Joined,
+    Kill,
+    Launch,
+    Lived,
+    Lost,
+    Prepared,
+    Supervisor,
+    hosts_of,
+)
+from dovetail.pipeline.live.wire import (
+    Address,
+    Beat,
+    Connection,
+    Hello,
+    Listener,
+    Ready,
+    Stop,
+    Trouble,
+    clock_offset_s,
+)
+from dovetail.pipeline.plan import Plan
+
+if TYPE_CHECKING:
+    from dovetail.pipeline.layers import ModelSpec, Value
+
+_CONNECT_S = 10.0
+_LAST_WORDS_S = 2.0
+
+
+class PipelineStoppedError(DovetailError):
+    """A run that could not go on."""
+
+
+class Work(Struct, frozen=True):
+    """What is to be run: microbatches by number, from 0, as often as asked for; and who takes what comes out."""
+
+    model: ModelSpec
+    dtype: str
+    total: int
+    inputs: Callable[[int], Value]
+    deliver: Callable[[int, Value], None]
+
+
+class _Process(Struct):
+    """A process that has joined."""
+
+    control: Connection
+    data: Address
+    thread: threading.Thread
+
+
+class Coordinator:
+    def __init__(
+        self, plan: Plan, work: Work, engine: Engine, hosts: Mapping[str, HostSettings], options: RunOptions
+    ) -> None:
+        self.recorder = Recorder()
+        self.delivered = 0
+        self._work, self._engine, self._hosts, self._options = work, engine, hosts, options
+        self._token = secrets.token_hex(16)
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._processes: dict[str, _Process] = {}
+        self._incoming: dict[tuple[int, int], Connection] = {}
+        self._changed = threading.Condition()
+        self._outlets: list[Outlet] = []
+        self._flow: Flow | None = None
+        self._plan = plan
+        self._supervisor = Supervisor(plan, work.total, replanner(plan), options.patience)
+
+    def run(self, watch: Callable[[int], None], notice: Callable[[str], None]) -> None:
+        """Run to the end; an error if it cannot be reached. What came out until then has been delivered."""
+        why = "interrupted"
+        self._notice = notice
+        self._listener = Listener(self._engine.bind, self._token, self._take)
+        try:
+            why = self._loop(watch)
+        finally:
+            self._shut_down(why)
+        if why:
+            raise PipelineStoppedError(f"{why}; {self.delivered} of {self._work.total} microbatches were completed")
+
+    def _loop(self, watch: Callable[[int], None]) -> str:
+        actions = self._supervisor.start(time.monotonic())
+        while True:
+            for action in actions:
+                if isinstance(action, Finish):
+                    return action.why
+                self._do(action)
+            events = self._gather()
+            watch(self._flow.delivered if self._flow else self.delivered)
+            actions = self._supervisor.handle(events, time.monotonic())
+
+    def _gather(self) -> list[Event]:
+        events: list[Event] = []
+        with suppress(Empty):
+            events.append(self._events.get(timeout=self._options.heartbeat_s))
+            while True:
+                events.append(self._events.get_nowait())
+        ended = self._engine.ended()
+        events += [Lost(host, why) for host, why in ended.items() if host not in self._processes]
+        return events
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Launch):
+            given = {host: self._hosts.get(host, HostSettings()) for host in action.hosts}
+            self._engine.place({host: settings.node for host, settings in given.items()})
+            for host, settings in given.items():
+                self._launch(host, settings)
+        elif isinstance(action, Halt):
+            self._notice(action.why)
+            self._halt(action.why)
+        elif isinstance(action, Assign):
+            self._assign(action)
+        elif isinstance(action, Feed):
+            self._feed(action.generation)
+        elif isinstance(action, Kill):
+            self._engine.kill(action.host)
+            if process := self._processes.get(action.host):
+                process.control.close()
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _launch(self, host: str, given: HostSettings) -> None:
+        settings = Settings(
+            host=host,
+            token=self._token,
+            control=self._listener.address,
+            bind=self._engine.bind,
+            device=given.device,
+            cores=given.cores,
+            threads=given.threads or default_threads(given.cores, len(hosts_of(self._plan))),
+            heartbeat_s=self._options.heartbeat_s,
+            path=tuple(entry or "." for entry in sys.path),
+        )
+        self._engine.start(settings, given.share)
+
+    def _take(self, connection: Connection, hello: Hello) -> None:
+        """A process that joins, or the last stage's connection for its results."""
+        if hello.pid:
+            self._listen(connection, hello)
+            return
+        with self._changed:
+            self._incoming[hello.generation, int(hello.who)] = connection
+            self._changed.notify_all()
+
+    def _listen(self, connection: Connection, hello: Hello) -> None:
+        host, post = hello.who, self._events.put
+        try:
+            offset_s = clock_offset_s(connection)
+            self._processes[host] = _Process(connection, hello.data, threading.current_thread())
+            post(Joined(host))
+            while True:
+                message, _ = connection.receive()
+                if isinstance(message, Beat):
+                    self.recorder.note(host, message.spans, offset_s)
+                    computed = [span for span in message.spans if span.what == "c"]
+                    now = tuple(s.end_s - s.start_s for s in computed if s.generation == message.generation)
+                    post(Lived(host, message.generation, now))
+                elif isinstance(message, Ready):
+                    post(Prepared(host, message.generation))
+                elif isinstance(message, Trouble):
+                    why = message.why
+                    post(Erred(host, why) if message.fatal else Broke(host, message.generation, why))
+        except OSError:
+            post(Lost(host, self._engine.why(host)))
+
+    # --- layouts ----------------------------------------------------------------------------------
+
+    def _assign(self, action: Assign) -> None:
+        self._plan = action.plan
+        self.recorder.begin(action.generation, action.plan)
+        addresses = {host: process.data for host, process in self._processes.items()}
+        addresses[DATA_HOST] = self._listener.address
+        jobs = make_jobs(action.plan, action.generation, self.delivered, self._work, addresses, self._options)
+        for host, job in jobs.items():
+            with suppress(OSError):  # that it is gone will be told by its connection
+                self._processes[host].control.send(job)
+        hello = Hello(self._token, "0", action.generation)
+        try:
+            for hop in first_hops(action.plan, addresses, self._options):
+                connection = Connection.open(hop.address, hello)
+                self._outlets.append(Outlet(connection, hop, self._options.buffers, RAW))
+        except OSError as error:
+            self._events.put(Broke(DATA_HOST, action.generation, str(error)))
+
+    def _feed(self, generation: int) -> None:
+        last = self._plan.stages[-1]
+        wanted = [(generation, place) for place in range(1 + len(last.replicas))]
+        with self._changed:
+            if not self._changed.wait_for(lambda: all(key in self._incoming for key in wanted), _CONNECT_S):
+                self._events.put(Broke(DATA_HOST, generation, "the last stage did not connect"))
+                return
+            inlets = [Inlet(self._incoming.pop(key)) for key in wanted]
+        self._notice(f"plan {generation} runs on {', '.join(hosts_of(self._plan))}")
+        self.recorder.start(time.monotonic())
+        work = self._work
+        numbers = range(self.delivered, work.total)
+        self._flow = Flow(
+            generation, numbers, work.inputs, work.deliver, self._outlets, inlets, self.recorder, self._events.put
+        )
+
+    def _halt(self, why: str) -> None:
+        for outlet in self._outlets:
+            outlet.close()
+        self._outlets = []
+        if self._flow is not None:
+            self._flow.stop()
+            self.delivered = self._flow.delivered
+            self._flow = None
+        with self._changed:
+            while self._incoming:
+                self._incoming.popitem()[1].close()
+        self.recorder.end(time.monotonic(), why)
+
+    def _shut_down(self, why: str) -> None:
+        self._halt(why)
+        for process in self._processes.values():
+            with suppress(OSError):
+                process.control.send(Stop())
+        deadline_s = time.monotonic() + _LAST_WORDS_S
+        for process in self._processes.values():
+            process.thread.join(timeout=max(deadline_s - time.monotonic(), 0.0))
+        self._listener.close()
+        self._engine.close()
+        for process in self._processes.values():
+            process.control.close()

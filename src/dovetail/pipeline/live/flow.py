@@ -1,0 +1,81 @@
+"""The data host's side of one layout: feeds the first stage, and takes what the last one gives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dovetail.pipeline.live.links import Inlet, Outlet
+from dovetail.pipeline.live.quantise import decode, encode
+from dovetail.pipeline.live.recorder import DATA_HOST, Recorder
+from dovetail.pipeline.live.supervisor import Broke, Delivered, Erred, Event
+from dovetail.pipeline.live.wire import Items, Span
+
+if TYPE_CHECKING:
+    from dovetail.pipeline.layers import Value
+
+
+class Flow:
+    """Two threads. What has come out when it is stopped is `delivered`; all else must be fed to the next layout."""
+
+    def __init__(
+        self,
+        generation: int,
+        numbers: range,
+        inputs: Callable[[int], Value],
+        deliver: Callable[[int, Value], None],
+        outlets: Sequence[Outlet],
+        inlets: Sequence[Inlet],
+        recorder: Recorder,
+        post: Callable[[Event], None],
+    ) -> None:
+        self.delivered = numbers.start
+        self._generation, self._numbers = generation, numbers
+        self._inputs, self._deliver = inputs, deliver
+        self._outlets, self._inlets = outlets, inlets
+        self._recorder, self._post = recorder, post
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in (self._feed, self._collect)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        ends: list[Inlet | Outlet] = [*self._outlets, *self._inlets]
+        for end in ends:
+            end.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except OSError as error:
+            if not self._stopped:
+                self._post(Broke(DATA_HOST, self._generation, str(error)))
+        except Exception as error:
+            if not self._stopped:
+                self._post(Erred(DATA_HOST, f"{type(error).__name__}: {error}"))
+
+    def _feed(self) -> None:
+        for number in self._numbers:
+            value = self._inputs(number)
+            heads, buffers = encode(value)
+            items = Items(self._generation, number, not isinstance(value, tuple), heads)
+            span = self._outlets[number % len(self._outlets)].send(items, buffers)
+            self._recorder.note(DATA_HOST, [Span(self._generation, number, "s", *span)])
+
+    def _collect(self) -> None:
+        for number in self._numbers:
+            inlet = self._inlets[number % len(self._inlets)]
+            items, buffers = inlet.take(self._generation, number)
+            now_s = time.monotonic()
+            inlet.free()
+            self._deliver(number, decode(items.heads, buffers, items.single))
+            self._recorder.note(DATA_HOST, [Span(self._generation, number, "r", now_s, now_s)])
+            self.delivered = number + 1
+            self._post(Delivered(number + 1))

@@ -1,0 +1,136 @@
+"""One layout of a stage: threads that receive, compute and send side by side, with bounded buffers between them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
+from dovetail.pipeline.live.quantise import decode, encode
+from dovetail.pipeline.live.width import choose_bits
+from dovetail.pipeline.live.wire import Items, Job, Message, Span, Trouble
+
+if TYPE_CHECKING:
+    from dovetail.pipeline.layers import Value
+
+_WINDOW = 8  # microbatches between two looks at the rate of a link
+
+
+class Layout:
+    """Runs from the moment it is made until it is stopped or a connection breaks.
+
+    Replicas take turns: microbatch n is for replica n mod replicas of every stage, so whoever receives knows from whom
+    the next one comes, and order needs no sorting.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run: Callable[[Value], Value],
+        inlets: Sequence[Inlet],
+        outlets: Sequence[Outlet],
+        device: str,
+        note: Callable[[Span], None],
+        tell: Callable[[Message], None],
+    ) -> None:
+        self._job, self._run, self._device = job, run, device
+        self._inlets, self._outlets = inlets, outlets
+        self._note, self._tell = note, tell
+        self._stopped = False
+        # What is received is bounded by what senders may send before a buffer is free.
+        self._inbox: Channel[tuple[int, Value, Inlet]] = Channel(job.buffers * len(inlets))
+        self._outbox: Channel[tuple[int, Value]] = Channel(job.buffers)
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(loop,), daemon=True, name=loop.__name__)
+            for loop in (self._receive, self._compute, self._send)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Its generation, how many microbatches wait to be computed, and how many to be sent."""
+        return self._job.generation, len(self._inbox), len(self._outbox)
+
+    def stop(self) -> None:
+        """Close everything and wait until nothing runs any more."""
+        self._stopped = True
+        self._close()
+        for thread in self._threads:
+            thread.join()
+
+    def _close(self) -> None:
+        ends: list[Inlet | Outlet | Channel[Any]] = [*self._inlets, *self._outlets, self._inbox, self._outbox]
+        for end in ends:
+            end.close()
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except ClosedError:
+            pass
+        except OSError as error:
+            self._fail(str(error), fatal=False)
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}", fatal=True)
+
+    def _fail(self, why: str, fatal: bool) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._close()
+            self._tell(Trouble(self._job.generation, why, fatal))
+
+    def _receive(self) -> None:
+        job = self._job
+        number = job.first + (job.place - job.first) % job.replicas
+        while True:
+            inlet = self._inlets[number % job.senders]
+            items, buffers = inlet.take(job.generation, number)
+            now_s = time.monotonic()
+            self._note(Span(job.generation, number, "r", now_s, now_s))
+            self._inbox.put((number, decode(items.heads, buffers, items.single, self._device), inlet))
+            number += job.replicas
+
+    def _compute(self) -> None:
+        job, wait_for_device = self._job, _synchroniser(self._device)
+        while True:
+            number, value, inlet = self._inbox.get()
+            start_s = time.monotonic()
+            inlet.free()
+            value = self._run(value)
+            wait_for_device()
+            self._note(Span(job.generation, number, "c", start_s, time.monotonic()))
+            self._outbox.put((number, value))
+
+    def _send(self) -> None:
+        job, sent = self._job, 0
+        while True:
+            number, value = self._outbox.get()
+            outlet = self._outlets[number % len(self._outlets)]
+            heads, buffers = encode(value, outlet.bits, job.clip)
+            items = Items(job.generation, number, not isinstance(value, tuple), heads)
+            start_s, end_s = outlet.send(items, buffers)
+            self._note(Span(job.generation, number, "s", start_s, end_s, outlet.bits))
+            sent += 1
+            if job.budget_s is not None and sent % (_WINDOW * len(self._outlets)) == 0:
+                self._adapt(value, job.budget_s)
+
+    def _adapt(self, value: Value, budget_s: float) -> None:
+        tensors = value if isinstance(value, tuple) else (value,)
+        full_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        full_bits = max((8 * t.element_size() for t in tensors if t.dtype.is_floating_point), default=32)
+        for outlet in self._outlets:
+            speed = outlet.measured()
+            if speed.busy_s > 0:
+                outlet.bits = choose_bits(outlet.bits, self._job.widths, full_bytes, full_bits, speed, budget_s)
+
+
+def _synchroniser(device: str) -> Callable[[], None]:
+    """A function that waits until a device has done what it was given."""
+    if not device.startswith("cuda"):
+        return lambda: None
+    import torch
+
+    return lambda: torch.cuda.synchronize(device)

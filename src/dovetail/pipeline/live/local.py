@@ -1,0 +1,110 @@
+"""Stages as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from dovetail.pipeline.live.share import Share
+from dovetail.pipeline.live.stage import Settings
+
+# Not `-m`: nothing of the caller's own script may run again, and the module must not be imported twice.
+_COMMAND = "from dovetail.pipeline.live.stage import main; main()"
+_GRACE_S = 2.0
+
+
+class Engine(Protocol):
+    """Starts and ends the processes of stages, wherever they are."""
+
+    bind: str  # the address on which the coordinator can be reached
+
+    def place(self, hosts: Mapping[str, str | None]) -> None:
+        """These hosts will be started next, on the nodes that are named."""
+        ...
+
+    def start(self, settings: Settings, share: float | None) -> None: ...
+    def kill(self, host: str) -> None: ...
+    def ended(self) -> dict[str, str]:
+        """Processes that are known to be gone, and why."""
+        ...
+
+    def why(self, host: str) -> str:
+        """Why a process that closed its connection is gone."""
+        ...
+
+    def close(self) -> None:
+        """Wait a moment for processes that were told to stop, and end the others."""
+        ...
+
+
+class LocalEngine:
+    """One process per host of the plan, on the loopback interface."""
+
+    bind = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._shares: dict[str, Share] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes by host."""
+        return {host: process.pid for host, process in self._processes.items()}
+
+    def place(self, hosts: Mapping[str, str | None]) -> None:
+        pass  # there is only this machine
+
+    def start(self, settings: Settings, share: float | None) -> None:
+        process = subprocess.Popen([sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE)
+        self._processes[settings.host] = process
+        if share is not None:
+            self._shares[settings.host] = Share(process.pid, share)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # a process that is gone already is found by `ended`
+            process.stdin.write(msgspec.json.encode(settings) + b"\n")
+
+    def kill(self, host: str) -> None:
+        process = self._processes[host]
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+    def ended(self) -> dict[str, str]:
+        return {host: _told(p.returncode) for host, p in self._processes.items() if p.poll() is not None}
+
+    def why(self, host: str) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            return _told(self._processes[host].wait(timeout=1.0))
+        return "its connection was closed"
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GRACE_S)
+        for host in self._processes:
+            self.kill(host)
+        for share in self._shares.values():
+            share.release()
+
+
+def _told(returncode: int) -> str:
+    """What an exit status says.
+
+    >>> _told(-9), _told(1)
+    ('its process was ended by SIGKILL', 'its process ended with exit code 1')
+    """
+    if returncode < 0:
+        return f"its process was ended by {signal.Signals(-returncode).name}"
+    return f"its process ended with exit code {returncode}"
+
+
+def default_threads(cores: tuple[int, ...], processes: int) -> int:
+    """Threads of a process that was given none: one per core of its own, or its part of all."""
+    return len(cores) or max(len(os.sched_getaffinity(0)) // max(processes, 1), 1)

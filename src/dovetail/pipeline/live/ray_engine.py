@@ -1,0 +1,129 @@
+"""Stages as actors on the nodes of a Ray cluster: Ray places the processes, values do not pass through it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from dovetail.core.errors import DovetailError, InputError, MissingExtraError
+from dovetail.pipeline.live.share import Share
+from dovetail.pipeline.live.stage import Settings, Worker
+
+_GRACE_S = 2.0
+
+
+class _Stage:
+    """The actor of one host."""
+
+    def serve(self, settings: bytes, share: float | None) -> None:
+        ray: Any = import_module("ray")
+        given = msgspec.json.decode(settings, type=Settings)
+        here = msgspec.structs.replace(given, bind=ray.util.get_node_ip_address())
+        limit = Share(os.getpid(), share) if share is not None else None
+        try:
+            Worker(here).serve()
+        finally:
+            if limit is not None:
+                limit.release()
+
+    def where(self) -> tuple[str, int]:
+        """The id of its node, and its process."""
+        return import_module("ray").get_runtime_context().get_node_id(), os.getpid()
+
+
+class RayEngine:
+    """One actor per host of the plan, on the node that its settings name, else spread over all nodes."""
+
+    def __init__(self, address: str | None = None) -> None:
+        try:
+            ray: Any = import_module("ray")
+        except ImportError:
+            raise MissingExtraError("ray", "Ray", "the ray engine") from None
+        self._ray = ray
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            try:
+                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise DovetailError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
+        self.bind: str = ray.util.get_node_ip_address()
+        self._nodes = [node for node in ray.nodes() if node["Alive"]]
+        self._loads: dict[str, int] = dict.fromkeys((node["NodeID"] for node in self._nodes), 0)
+        self._placed: dict[str, str] = {}
+        self.actors: dict[str, Any] = {}
+        self._ends: dict[str, Any] = {}
+
+    def place(self, hosts: Mapping[str, str | None]) -> None:
+        """Hosts with a node of their own first, so that the others go elsewhere."""
+        found = {host: self._node(host, wanted) for host, wanted in hosts.items()}
+        for host, node_id in sorted(found.items(), key=lambda pair: pair[1] is None):
+            here = node_id or min(self._loads, key=lambda each: self._loads[each])
+            self._loads[here] += 1
+            self._placed[host] = here
+
+    def start(self, settings: Settings, share: float | None) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # Ray hides all GPUs from an actor that asks for none, and numbers those it gives from 0.
+        gpus = 1 if settings.device.startswith("cuda") else 0
+        if gpus:
+            settings = msgspec.structs.replace(settings, device="cuda:0")
+        actor = self._ray.remote(_Stage).options(
+            num_cpus=0,
+            num_gpus=gpus,
+            max_concurrency=2,  # one of them serves
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=self._placed[settings.host], soft=False),
+        )
+        self.actors[settings.host] = actor.remote()
+        self._ends[settings.host] = self.actors[settings.host].serve.remote(msgspec.json.encode(settings), share)
+
+    def _node(self, host: str, wanted: str | None) -> str | None:
+        """The id of a host's own node: the one that was asked for, or that has the host's name; None if any will do."""
+        for name in (wanted, host):
+            for node in self._nodes:
+                known = {node["NodeID"], node["NodeManagerAddress"], node.get("NodeName"), *node["Resources"]}
+                if name in known:
+                    return str(node["NodeID"])
+        if wanted is not None:
+            addresses = ", ".join(sorted({node["NodeManagerAddress"] for node in self._nodes}))
+            raise InputError(
+                f"{host}: no Ray node has the address, name, id or resource {wanted!r}; nodes: {addresses}"
+            )
+        return None
+
+    def kill(self, host: str) -> None:
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.kill(self.actors[host])
+
+    def ended(self) -> dict[str, str]:
+        refs = {ref: host for host, ref in self._ends.items()}
+        done, _ = self._ray.wait(list(refs), num_returns=len(refs), timeout=0) if refs else ([], [])
+        return {refs[ref]: self._reason(ref) for ref in done}
+
+    def why(self, host: str) -> str:
+        done, _ = self._ray.wait([self._ends[host]], timeout=1.0)
+        return self._reason(done[0]) if done else "its connection was closed"
+
+    def _reason(self, ref: Any) -> str:
+        try:
+            self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            return f"its process failed: {error.cause}"
+        except self._ray.exceptions.RayError as error:
+            return f"its actor died: {str(error).splitlines()[0]}"
+        return "its process ended"
+
+    def close(self) -> None:
+        if self._ends:
+            self._ray.wait(list(self._ends.values()), num_returns=len(self._ends), timeout=_GRACE_S)
+        for host in self.actors:
+            self.kill(host)
+        if self._ours:
+            self._ray.shutdown()

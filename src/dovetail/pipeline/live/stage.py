@@ -1,0 +1,202 @@
+"""A stage's process: takes jobs from the coordinator, and runs its layers between the stages before and after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.pipeline.layers import Chain, load
+from dovetail.pipeline.live.layout import Layout
+from dovetail.pipeline.live.links import Inlet, Outlet
+from dovetail.pipeline.live.wire import (
+    Address,
+    Beat,
+    Clock,
+    Connection,
+    Hello,
+    Job,
+    Listener,
+    Message,
+    Ready,
+    Span,
+    Stop,
+    Trouble,
+)
+
+if TYPE_CHECKING:
+    from dovetail.pipeline.layers import ModelSpec, Value
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What a process is told when it starts."""
+
+    host: str
+    token: str
+    control: Address  # of the coordinator
+    bind: str  # the address on which it takes values
+    device: str = "cpu"
+    cores: tuple[int, ...] = ()
+    threads: int | None = None
+    heartbeat_s: float = 0.25
+    path: tuple[str, ...] = ()  # where modules are looked for
+
+
+class Worker:
+    """Serves one coordinator until it says stop or is gone."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._incoming: dict[tuple[int, int], Connection] = {}
+        self._job: Job | None = None  # the newest
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._layout: Layout | None = None
+        self._spans: deque[Span] = deque()
+        self._loaded: tuple[ModelSpec, Chain] | None = None
+
+    def serve(self) -> None:
+        settings = self._settings
+        sys.path.extend(entry for entry in settings.path if entry not in sys.path)
+        if settings.cores:
+            os.sched_setaffinity(0, settings.cores)
+        listener = Listener(settings.bind, settings.token, self._take)
+        hello = Hello(settings.token, settings.host, pid=os.getpid(), data=listener.address)
+        self._control = Connection.open(settings.control, hello)
+        threading.Thread(target=self._beat, daemon=True, name="beat").start()
+        threading.Thread(target=self._do_jobs, daemon=True, name="jobs").start()
+        try:
+            self._obey()
+        finally:
+            with self._changed:
+                self._stopping = True
+                self._changed.notify_all()
+            listener.close()
+            self._control.close()
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                message, _ = self._control.receive()
+            except OSError:
+                return  # without a coordinator there is nothing to do
+            if isinstance(message, Clock):
+                self._tell(Clock(message.ours_s, time.monotonic()))
+            elif isinstance(message, Job):
+                with self._changed:
+                    self._job = message
+                    self._changed.notify_all()
+            elif isinstance(message, Stop):
+                self._report()
+                return
+
+    def _tell(self, message: Message) -> None:
+        with suppress(OSError):  # the thread that receives ends the process
+            self._control.send(message)
+
+    def _take(self, connection: Connection, hello: Hello) -> None:
+        with self._changed:
+            self._incoming[hello.generation, int(hello.who)] = connection
+            self._changed.notify_all()
+
+    def _beat(self) -> None:
+        while not self._stopping:
+            time.sleep(self._settings.heartbeat_s)
+            self._report()
+
+    def _report(self) -> None:
+        layout = self._layout
+        spans = [self._spans.popleft() for _ in range(len(self._spans))]
+        generation, waiting, leaving = layout.state if layout else (0, 0, 0)
+        self._tell(Beat(generation, spans, waiting, leaving))
+
+    def _do_jobs(self) -> None:
+        job: Job | None = None
+        while (job := self._next_job(job)) is not None:
+            if self._layout is not None:
+                self._layout.stop()
+                self._layout = None
+            try:
+                self._set_up(job)
+            except OSError as error:
+                self._tell(Trouble(job.generation, f"cannot connect: {error}"))
+            except Exception as error:
+                self._tell(Trouble(job.generation, f"{type(error).__name__}: {error}", fatal=True))
+
+    def _next_job(self, done: Job | None) -> Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._job is not done)
+            return None if self._stopping else self._job
+
+    def _set_up(self, job: Job) -> None:
+        outlets: list[Outlet] = []
+        try:
+            hello = Hello(self._settings.token, str(job.place), job.generation)
+            for hop in job.hops:
+                outlets.append(Outlet(Connection.open(hop.address, hello), hop, job.buffers, job.bits))  # noqa: PERF401
+            run = self._layers(job)
+            inlets = self._inlets(job)
+        except BaseException:
+            for outlet in outlets:
+                outlet.close()
+            raise
+        if inlets is None:  # a newer job has come
+            for outlet in outlets:
+                outlet.close()
+            return
+        self._layout = Layout(job, run, inlets, outlets, self._settings.device, self._note, self._tell)
+        self._tell(Ready(job.generation))
+
+    def _note(self, span: Span) -> None:
+        self._spans.append(span)
+
+    def _layers(self, job: Job) -> Callable[[Value], Value]:
+        """The function of this job's layers. The model stays loaded, so that another job of it starts at once."""
+        if self._loaded is None or self._loaded[0] != job.model:
+            import torch
+
+            if self._settings.threads:
+                torch.set_num_threads(self._settings.threads)
+            self._loaded = (job.model, load(job.model))
+        return self._loaded[1].part(*job.layers, self._settings.device, job.dtype)
+
+    def _inlets(self, job: Job) -> list[Inlet] | None:
+        """The connections from the stage before, once all have come; None if a newer job came first."""
+        wanted = [(job.generation, place) for place in range(job.senders)]
+
+        def settled() -> bool:
+            return self._stopping or self._job is not job or all(key in self._incoming for key in wanted)
+
+        with self._changed:
+            self._changed.wait_for(settled)
+            for key in [key for key in self._incoming if key[0] < job.generation]:
+                self._incoming.pop(key).close()
+            if self._stopping or self._job is not job:
+                return None
+            return [Inlet(self._incoming.pop(key)) for key in wanted]
+
+
+def main() -> None:
+    """The process of a stage on this machine: its settings come on standard input."""
+    # The coordinator decides when to end; a Ctrl-C in the terminal reaches it too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    try:
+        Worker(settings).serve()
+    except OSError as error:
+        print(f"{settings.host}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)  # threads may still compute; nothing that they do counts any more
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Messages over TCP: a small head, then raw buffers. Nothing is unpickled; a peer without the token is refused."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.pipeline.layers import ModelSpec
+from dovetail.pipeline.live.quantise import TensorHead
+
+Address = tuple[str, int]
+_PREFIX = struct.Struct("<II")  # bytes of the head, number of buffers
+_SIZE = struct.Struct("<Q")
+_HEAD_LIMIT = 1 << 26
+_STRANGER_LIMIT = 1 << 12  # a peer that has not said the token may not make us hold more than this
+_CHUNK = 1 << 16  # bytes that a paced sender sends at a time
+_PATIENCE_S = 10.0
+
+
+class Message(Struct, frozen=True, tag=True, tag_field="k", omit_defaults=True):
+    """Anything that a connection may carry."""
+
+
+class Hello(Message, frozen=True):
+    """The first message of a connection: `who` it is (a host, or the place in the stage before), for which layout."""
+
+    token: str
+    who: str = ""
+    generation: int = 0
+    pid: int = 0
+    data: Address = ("", 0)  # where it takes values
+
+
+class Clock(Message, frozen=True):
+    """A question for the time, and with `theirs_s` the answer."""
+
+    ours_s: float
+    theirs_s: float = 0.0
+
+
+class Hop(Struct, frozen=True):
+    """A receiver of what a stage sends, and how fast the link may be (None: as fast as it is)."""
+
+    address: Address
+    bytes_per_s: float | None = None
+    latency_s: float = 0.0
+
+
+class Job(Message, frozen=True, kw_only=True):
+    """What a process is to do from now on: its layers, its place among replicas, and where the values go."""
+
+    generation: int
+    model: ModelSpec
+    dtype: str
+    layers: tuple[int, int]
+    place: int  # among the replicas of its stage
+    replicas: int
+    senders: int  # replicas of the stage before
+    hops: tuple[Hop, ...]
+    first: int  # number of the first microbatch of this layout
+    buffers: int
+    bits: int
+    widths: tuple[int, ...] = ()  # to choose from, if there is a budget
+    budget_s: float | None = None  # of one microbatch on the link
+    clip: bool = False
+
+
+class Ready(Message, frozen=True):
+    generation: int
+
+
+class Span(Struct, frozen=True, array_like=True):
+    """When something was done with a microbatch: `c`omputed, `s`ent (`r`eceived has no length)."""
+
+    generation: int
+    number: int
+    what: str
+    start_s: float
+    end_s: float
+    bits: int = 32
+
+
+class Beat(Message, frozen=True):
+    """A sign of life, with what was done since the last."""
+
+    generation: int
+    spans: list[Span] = []
+    waiting: int = 0  # received, not yet computed
+    leaving: int = 0  # computed, not yet sent
+
+
+class Trouble(Message, frozen=True):
+    """A connection broke, or (`fatal`) the layers themselves cannot run."""
+
+    generation: int
+    why: str
+    fatal: bool = False
+
+
+class Stop(Message, frozen=True):
+    pass
+
+
+class Items(Message, frozen=True):
+    """A microbatch between stages; the tensors' bytes follow."""
+
+    generation: int
+    number: int
+    single: bool
+    heads: list[TensorHead]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Hello | Clock | Job | Ready | Beat | Trouble | Stop | Items).decode
+
+
+class RefusedError(ConnectionError):
+    """A peer that did not say the token."""
+
+
+class Connection:
+    """One side of a connection. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, address: Address, hello: Hello) -> Connection:
+        connection = cls(socket.create_connection(address, timeout=_PATIENCE_S))
+        connection.socket.settimeout(None)
+        connection.send(hello)
+        return connection
+
+    def send(
+        self, message: Message, buffers: Sequence[memoryview] = (), pace: Callable[[int], None] | None = None
+    ) -> None:
+        """Send all of it; `pace` is told before each chunk how many bytes will then have been sent."""
+        head = _encode(message)
+        sizes = b"".join(_SIZE.pack(len(buffer)) for buffer in buffers)
+        with self._lock:
+            self.socket.sendall(_PREFIX.pack(len(head), len(buffers)) + sizes + head)
+            sent = 0
+            for buffer in buffers:
+                if pace is None:
+                    self.socket.sendall(buffer)
+                    continue
+                for at in range(0, len(buffer), _CHUNK):
+                    chunk = buffer[at : at + _CHUNK]
+                    sent += len(chunk)
+                    pace(sent)
+                    self.socket.sendall(chunk)
+
+    def receive(self, limit: int = _HEAD_LIMIT) -> tuple[Any, list[bytearray]]:
+        """The next message and its buffers; ConnectionError if there is none any more."""
+        length, count = _PREFIX.unpack(self._exactly(_PREFIX.size))
+        if length + count * _SIZE.size > limit:
+            raise ConnectionError(f"a message of {length} bytes and {count} buffers is too long")
+        sizes = [_SIZE.unpack(self._exactly(_SIZE.size))[0] for _ in range(count)]
+        try:
+            message = _decode(self._exactly(length))
+        except msgspec.DecodeError as error:
+            raise ConnectionError(f"not a message: {error}") from None
+        return message, [self._exactly(size) for size in sizes]
+
+    def _exactly(self, size: int) -> bytearray:
+        buffer = bytearray(size)
+        view, at = memoryview(buffer), 0
+        while at < size:
+            got = self.socket.recv_into(view[at:])
+            if not got:
+                raise ConnectionError("the connection was closed")
+            at += got
+        return buffer
+
+    def close(self) -> None:
+        """Close it, and wake whoever waits on it."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+def greeted(connection: Connection, token: str) -> Hello:
+    """The hello of a peer that knows the token; anyone else is refused."""
+    connection.socket.settimeout(_PATIENCE_S)
+    try:
+        message, _ = connection.receive(_STRANGER_LIMIT)
+    except (OSError, ValueError) as error:
+        raise RefusedError(f"no hello: {error}") from None
+    if not isinstance(message, Hello) or not hmac.compare_digest(message.token.encode(), token.encode()):
+        raise RefusedError("a peer does not know the token of this run")
+    connection.socket.settimeout(None)
+    return message
+
+
+class Listener:
+    """Takes connections on a port of its own and hands on those that know the token."""
+
+    def __init__(self, host: str, token: str, take: Callable[[Connection, Hello], None]) -> None:
+        self._socket = socket.create_server((host, 0), backlog=64)
+        self._token = token
+        self._take = take
+        self.address: Address = (host, self._socket.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True, name="accept").start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            # A thread each: a stranger that says nothing must not keep others waiting.
+            threading.Thread(target=self._greet, args=(sock,), daemon=True, name="greet").start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        connection = Connection(sock)
+        try:
+            self._take(connection, greeted(connection, self._token))
+        except OSError:
+            connection.close()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def clock_offset_s(connection: Connection, rounds: int = 5) -> float:
+    """What to add to a peer's clock to get ours: from the quickest of some questions, assuming equal ways."""
+    best_s, offset_s = float("inf"), 0.0
+    for _ in range(rounds):
+        asked_s = time.monotonic()
+        connection.send(Clock(asked_s))
+        answer, _ = connection.receive()
+        while not isinstance(answer, Clock):  # heartbeats may come in between
+            answer, _ = connection.receive()
+        now_s = time.monotonic()
+        if now_s - asked_s < best_s:
+            best_s, offset_s = now_s - asked_s, (asked_s + now_s) / 2 - answer.theirs_s
+    # On one machine the clock is the same, and the error of this estimate is larger than the difference.
+    return 0.0 if abs(offset_s) <= best_s else offset_s
