@@ -100,7 +100,7 @@ def test_other_methods_are_no_better(here: Path, capsys: pytest.CaptureFixture[s
         (("--replicas", "0"), 2, "replicas: expected a positive number"),
         (("--link-bits", "64"), 2, "link_bits: expected widths from 1 to 32"),
         (("-b", "3"), 3, "no device has a profile"),
-        (("--latency-cap-s", "0.0001"), 3, "the constraints leave no plan"),
+        (("--latency-cap-s", "0.0001"), 3, "the least latency possible is 1 s"),
         (("-M", "nothing.yml"), 2, "nothing.yml: no such file"),
     ],
 )
@@ -110,3 +110,65 @@ def test_what_cannot_be_planned_is_told(
     found, _, err = run(capsys, *words)
     assert found == code
     assert message in err
+
+
+def test_the_pareto_front(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--objective", "pareto", "--format", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["complete"] is True
+    assert found["problem"]["model"] == "m"
+    assert [len(point["stages"]) for point in found["points"]] == [3, 2, 1]
+    assert found["points"][0]["money_per_item"] is not None
+    _, table, _ = run(capsys, "--objective", "pareto", "--points", "2")
+    assert "2 of 3 plans" in table
+    assert "money/item" in table
+    for words in (("-b", "1", "8"), ("--method", "equal"), ("--format", "yaml"), ("--points", "1")):
+        assert run(capsys, "--objective", "pareto", *words)[0] == 2
+    assert run(capsys, "--objective", "pareto", "--latency-cap-s", "0.0001")[0] == 3
+
+
+def test_slack_and_curves_are_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--curves", "--format", "json")
+    found = json.loads(out)
+    assert {"slack_s", "send_slack_s", "mem_slack_mib"} <= set(found["stages"][0])
+    assert [chart["title"] for chart in found["curves"]] == [
+        "Throughput by number of devices",
+        "Throughput by speed of the links",
+    ]
+    _, table, _ = run(capsys, "--curves")
+    assert "slack s" in table
+    assert "Throughput by number of devices" in table
+
+
+def test_the_auction_by_its_old_names_and_with_neighbours(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = {a: {b: {"bw_Mbps": 100} for b in ("f0", "f1", "s0") if b != a} for a in ("f0", "f1", "s0")}
+    (here / "world.yml").write_text(yaml.safe_dump(world))
+    words = ("--method", "auction", "--links", "world.yml", "--format", "json", "--option")
+    code, out, _ = run(capsys, *words, "sched=throughput_ordered", "dev_count=2", "order=s0,f1,f0")
+    assert code == 0
+    found = json.loads(out)
+    assert [stage["host"] for stage in found["stages"]] == ["s0", "f1"]
+    assert found["throughput_items_s"] == pytest.approx(8 / found["bottleneck_s"])  # items, not microbatches
+    del world["f1"]["s0"]
+    (here / "world.yml").write_text(yaml.safe_dump(world))
+    _, out, _ = run(capsys, *words, "order=s0,f1,f0")
+    assert [stage["host"] for stage in json.loads(out)["stages"]][:2] != ["s0", "f1"]  # one direction is no link
+    code, _, err = run(capsys, *words, "strickt_order=true")
+    assert code == 2
+    assert "did you mean 'strict_order'?" in err
+
+
+def test_a_plan_with_replicas_is_simulated_and_checked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--replicas", "2", "--data-mbps", "10", "--cuts", "4", "--format", "json")
+    assert json.loads(out)["stages"][0]["replicas"] == ["f1"]
+    (here / "plan.json").write_text(out)
+    words = ["pipeline", "simulate", "plan.json", "--journal", "run.jsonl", "--microbatches", "6", "--format", "json"]
+    assert main(words) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["makespan_s"] == pytest.approx(figures["predicted_s"])
+    assert list(figures["utilisation"]) == ["data host to f0", "f0", "f1", "f0 to data host"]
+    assert main(["check", "run.jsonl"]) == 0
+    (here / "plan.json").write_text(out.replace('"compute_s"', '"compute"', 1))
+    assert main(words) == 2
+    assert "unknown key 'compute'; did you mean 'compute_s'?" in capsys.readouterr().err

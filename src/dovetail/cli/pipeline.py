@@ -9,16 +9,22 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 import dovetail.pipeline.policies  # noqa: F401  (registers the methods)
-from dovetail.cli.common import Pairs, pairs, print_json, print_table
+from dovetail.cli.common import Pairs, pairs, print_json, print_table, progress
+from dovetail.cli.verbs import Command, register
 from dovetail.core import registry
+from dovetail.core.charts import Chart
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.pipeline.curves import curves as make_curves
 from dovetail.pipeline.inputs import Pipeline, read_pipeline
-from dovetail.pipeline.outputs import COLUMNS, schedule_yaml, stage_rows
-from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
+from dovetail.pipeline.outputs import COLUMNS, front_rows, schedule_yaml, stage_rows
+from dovetail.pipeline.pareto import front
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan
 from dovetail.pipeline.planner import plan as make_plan
+from dovetail.pipeline.policies.auction import renamed
 from dovetail.pipeline.whatif import WhatIf, what_if
 
 app = App(name="pipeline", help="Split a model's layers over unlike devices.")
+_Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money", "pareto"]
 _Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
 
 
@@ -34,7 +40,7 @@ def plan(
     buffers_in: Annotated[int, Parameter(alias="-i")] = 2,
     buffers_out: Annotated[int, Parameter(alias="-o")] = 2,
     links: Path | None = None,
-    objective: Objective = "throughput",
+    objective: _Objective = "throughput",
     microbatches: int = 8,
     slack: float = 0.0,
     latency_cap_s: float | None = None,
@@ -47,7 +53,9 @@ def plan(
     link_bits: _Numbers = (32,),
     method: str = "exact",
     option: Pairs | None = None,
+    points: int = 20,
     what_ifs: Annotated[bool, Parameter(name="--what-if", negative=())] = False,
+    curves: Annotated[bool, Parameter(negative=())] = False,
     format: Literal["table", "json", "yaml"] = "table",
 ) -> int:
     """Plan where to cut a model and which device gets which layers.
@@ -75,9 +83,11 @@ def plan(
     buffers_out
         Buffers for what a stage sends.
     links
-        Bandwidth and latency between hosts or types; without it a link is as fast as its slower end.
+        Bandwidth and latency between hosts or types, or the map of every host's neighbours; without it a link is as
+        fast as its slower end.
     objective
-        throughput, latency (of one microbatch), batch (of so many), devices (fewest), energy or money (per item).
+        throughput, latency (of one microbatch), batch (of so many), devices (fewest), energy or money (per item), or
+        pareto: every plan that no other beats in bottleneck, latency and number of devices.
     microbatches
         How many, for objective batch.
     slack
@@ -102,8 +112,12 @@ def plan(
         exact, or for comparison auction, equal, speed-proportional, memory-proportional.
     option
         Options of the method: --method auction --option mode=latency data_host=mb-0.
+    points
+        For objective pareto: show at most so many plans.
     what_ifs
         Also what one device more or fewer of each type would change.
+    curves
+        Also the throughput of the best plan by number of devices, and by speed of the links.
     format
         table, json, or yaml: the schedule that a pipeline runtime reads.
     """
@@ -122,9 +136,8 @@ def plan(
     problem = constraints.problem()
     if problem:
         raise InputError(problem)
-    tried: list[tuple[Pipeline, Plan | Infeasible]] = []
-    for size in batch_size:
-        pipeline = read_pipeline(
+    problems = [
+        read_pipeline(
             models_file,
             dev_types_file,
             dev_file,
@@ -135,76 +148,26 @@ def plan(
             buffers_out=buffers_out,
             links=links,
         )
-        for warning in pipeline.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
-        if method == "exact":
-            found = make_plan(pipeline, objective, constraints, microbatches=microbatches, slack=slack)
-        else:
-            found = _other(method, pipeline, pairs("--option", option))
-        tried.append((pipeline, found))
-    made = [(p, found) for p, found in tried if isinstance(found, Plan)]
+        for size in batch_size
+    ]
+    for warning in dict.fromkeys(warning for pipeline in problems for warning in pipeline.warnings):
+        print(f"warning: {warning}", file=sys.stderr)
+    if objective == "pareto":
+        if method != "exact" or len(problems) > 1:
+            raise InputError("--objective pareto: expected method exact and one batch size")
+        return _pareto(problems[0], constraints, points, format)
+    tried = [
+        make_plan(pipeline, objective, constraints, microbatches=microbatches, slack=slack)
+        if method == "exact"
+        else _other(method, pipeline, pairs("--option", option))
+        for pipeline in problems
+    ]
+    made = [(p, found) for p, found in zip(problems, tried, strict=True) if isinstance(found, Plan)]
     if not made:
-        return _infeasible(tried, format)
+        return _infeasible([found for found in tried if isinstance(found, Infeasible)], format)
     pipeline, best = max(made, key=lambda pair: pair[1].throughput_items_s)
     changes = what_if(pipeline, best, constraints) if what_ifs else []
-    _show(best, changes, format)
-    return 0
-
-
-@app.command
-def simulate(
-    plan: Path,
-    /,
-    *,
-    microbatches: int = 64,
-    buffers: int = 1,
-    journal: Path | None = None,
-    format: Literal["table", "json"] = "table",
-) -> int:
-    """Send microbatches through a plan in virtual time.
-
-    Stages and links run side by side, each one microbatch at a time, with bounded buffers between them.
-
-    Example: dovetail pipeline plan --format json > plan.json; dovetail pipeline simulate plan.json --journal run.jsonl
-
-    Parameters
-    ----------
-    plan
-        A plan as `dovetail pipeline plan --format json` prints it.
-    microbatches
-        How many.
-    buffers
-        Microbatches that may wait before a stage.
-    journal
-        Write the journal here; `dovetail report` draws it.
-    format
-        table or json.
-    """
-    from dovetail.core.files import refuse_overwrite
-    from dovetail.pipeline import simulation
-
-    given = simulation.read_plan(plan)
-    if journal is not None:
-        refuse_overwrite([journal], [plan])
-    outcome = simulation.record(given, microbatches, buffers, journal)
-    route = simulation.Route.of(given)
-    uses = dict(zip(route.names, [device.utilisation for device in outcome.figures.devices], strict=True))
-    figures = {
-        "microbatches": outcome.microbatches,
-        "makespan_s": outcome.makespan_s,
-        "predicted_s": outcome.predicted_s,
-        "throughput_items_s": outcome.throughput_items_s,
-        "utilisation": uses,
-    }
-    if format == "json":
-        print_json(figures)
-        return 0
-    print_table(["device or link", "use %"], [[name, round(100 * use, 1)] for name, use in uses.items()])
-    off = 100 * (outcome.makespan_s / outcome.predicted_s - 1) if outcome.predicted_s else 0.0
-    print(f"\n{microbatches} microbatches in {outcome.makespan_s:.6f} s, {outcome.throughput_items_s:.3f} items/s")
-    print(f"the formula predicts {outcome.predicted_s:.6f} s ({off:+.6f} %)")
-    if journal is not None:
-        print(f"Journal written to {journal}")
+    _show(best, changes, make_curves(pipeline, constraints) if curves else [], format)
     return 0
 
 
@@ -212,14 +175,35 @@ def _other(method: str, pipeline: Pipeline, options: dict[str, Any]) -> Plan | I
     known = registry.names("pipeline")
     if method not in known:
         raise InputError(f"--method {method}: unknown{did_you_mean(method, known)}")
+    if method == "auction":
+        options = renamed(options)
     if "order" in options:
         options["order"] = options["order"].split(",")
     found: Plan | Infeasible = registry.create("pipeline", method, {"pipeline": pipeline} | options)
     return found
 
 
-def _infeasible(tried: list[tuple[Pipeline, Plan | Infeasible]], format: str) -> int:
-    reasons = [reason for _, found in tried if isinstance(found, Infeasible) for reason in found.reasons]
+def _pareto(pipeline: Pipeline, constraints: Constraints, points: int, format: str) -> int:
+    if format == "yaml":
+        raise InputError("--format yaml is for one plan; expected table or json")
+    with progress("sweeping caps on the bottleneck", total=1.0) as done:
+        found = front(pipeline, constraints, points, done)
+    if isinstance(found, Infeasible):
+        return _infeasible([found], format)
+    if format == "json":
+        print_json(found)
+        return 0
+    print_table(*front_rows(found))
+    shown = f"{len(found.points)} of {found.found} plans" if len(found.points) < found.found else f"{found.found} plans"
+    print(f"\n{shown} that no other beats in bottleneck, latency and devices")
+    if not found.complete:
+        print("There may be more: the search was cut short.")
+    print("Plan for one of them with --max-stages DEVICES --latency-cap-s LATENCY (rounded up).")
+    return 0
+
+
+def _infeasible(tried: list[Infeasible], format: str) -> int:
+    reasons = list(dict.fromkeys(reason for found in tried for reason in found.reasons))
     if format == "json":
         print_json({"feasible": False, "reasons": reasons})
     elif format == "yaml":
@@ -229,13 +213,13 @@ def _infeasible(tried: list[tuple[Pipeline, Plan | Infeasible]], format: str) ->
     return 3
 
 
-def _show(best: Plan, changes: list[WhatIf], format: str) -> None:
+def _show(best: Plan, changes: list[WhatIf], charts: list[Chart], format: str) -> None:
     if format == "yaml":
         print(schedule_yaml(best), end="")
         return
     if format == "json":
         rows = {key: getattr(best, key) for key in best.__struct_fields__}
-        print_json(rows | ({"what_if": changes} if changes else {}))
+        print_json(rows | ({"what_if": changes} if changes else {}) | ({"curves": charts} if charts else {}))
         return
     print_table(COLUMNS, stage_rows(best))
     proof = "optimal" if best.optimal else f"by {best.method}"
@@ -250,3 +234,20 @@ def _show(best: Plan, changes: list[WhatIf], format: str) -> None:
             [f"{c.change:+d} {c.type}", c.bottleneck_s, c.ratio and round(100 * (c.ratio - 1), 2)] for c in changes
         ]
         print_table(["what if", "bottleneck s", "change %"], shown)
+    for chart in charts:
+        print(f"\n{chart.title}\n")
+        print_table([chart.x, chart.y], [[x, round(y, 3)] for series in chart.series for x, y in series.points])
+
+
+COMMANDS = (
+    Command("simulate", "dovetail.cli.pipeline_simulate:simulate", "Send microbatches through a plan in virtual time."),
+    Command(
+        "run",
+        "dovetail.cli.pipeline_run:run",
+        "Run a plan: one process per stage, on this machine or over a Ray cluster.",
+    ),
+    Command("profile", "dovetail.cli.pipeline_profile:profile", "Measure a model's layers: time, memory and shapes."),
+    Command("convert", "dovetail.cli.pipeline_profile:convert", "Turn a profile file into the planner's files."),
+    Command("link-test", "dovetail.cli.pipeline_link:link_test", "Measure bandwidth and latency between two hosts."),
+)
+register(app, COMMANDS)

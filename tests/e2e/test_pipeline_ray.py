@@ -1,0 +1,114 @@
+"""Plans run over a Ray cluster of three nodes (on this machine): placement, results, and a stage that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dovetail.cli import main
+from dovetail.cli.check import examine
+from dovetail.core.errors import InputError
+from dovetail.pipeline.live import HostSettings, Patience, RunOptions, run_plan
+from dovetail.pipeline.live.ray_engine import RayEngine
+
+torch = pytest.importorskip("torch")
+ray: Any = pytest.importorskip("ray")
+
+# Ray leaves sockets and processes of its own to the garbage collector, and speaks of its coming changes.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*accelerator visible devices.*:FutureWarning"),
+]
+OPTIONS = RunOptions(heartbeat_s=0.1, patience=Patience(slow_factor=0))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes; the second and third have a resource by which a host can name them."""
+    from ray.cluster_utils import Cluster
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        for name in ("b", "edge"):
+            made.add_node(num_cpus=1, resources={name: 1})
+        made.wait_for_nodes()
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()  # type: ignore[no-untyped-call]
+
+
+def test_hosts_go_to_their_nodes(cluster: Any, small: Any, tmp_path: Path) -> None:
+    engine = RayEngine()
+    nodes = {name: node["NodeID"] for node in ray.nodes() for name in node["Resources"]}
+    plan = small.plan("a", "b", "c", seconds=0.01, transfer_s=0.001)
+    placed: dict[str, str] = {}
+
+    def deliver(number: int, _: Any) -> None:
+        if number == 0:
+            placed.update({host: ray.get(actor.where.remote())[0] for host, actor in engine.actors.items()})
+
+    outcome = run_plan(
+        plan,
+        small.spec,
+        microbatches=20,
+        engine=engine,
+        deliver=deliver,
+        hosts={"c": HostSettings(node="edge")},
+        keep_outputs=True,
+        journal=tmp_path / "run.jsonl",
+        options=OPTIONS,
+    )
+    assert all(torch.equal(x, y) for x, y in zip(outcome.outputs, small.expected(20), strict=True))
+    assert placed["b"] == nodes["b"]  # a resource is called like the host
+    assert placed["c"] == nodes["edge"]  # as its settings say
+    assert placed["a"] not in (nodes["b"], nodes["edge"])  # to the node that has nothing else
+    assert examine(tmp_path / "run.jsonl").valid
+
+
+def test_killed_actor_loses_nothing(cluster: Any, small: Any, tmp_path: Path) -> None:
+    engine = RayEngine()
+    plan = small.plan("a", "b", "c", seconds=0.01, transfer_s=0.004)
+    killed: list[int] = []
+
+    def deliver(number: int, _: Any) -> None:
+        if number == 10:
+            _, pid = ray.get(engine.actors[plan.stages[1].host].where.remote())
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    outcome = run_plan(
+        plan,
+        small.spec,
+        microbatches=60,
+        engine=engine,
+        deliver=deliver,
+        keep_outputs=True,
+        journal=tmp_path / "run.jsonl",
+        options=msgspec.structs.replace(OPTIONS, shape_links=True),
+    )
+    assert killed
+    assert outcome.plans == 2
+    assert all(torch.equal(x, y) for x, y in zip(outcome.outputs, small.expected(60), strict=True))
+    assert examine(tmp_path / "run.jsonl").valid
+
+
+def test_unknown_node_is_named(cluster: Any, small: Any) -> None:
+    plan = small.plan("a", "b")
+    with pytest.raises(InputError, match="no Ray node has the address, name, id or resource 'nowhere'"):
+        run_plan(plan, small.spec, microbatches=1, engine=RayEngine(), hosts={"a": HostSettings(node="nowhere")})
+
+
+def test_command_on_a_cluster(cluster: Any, small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(msgspec.json.encode(small.plan("a", "b", seconds=0.01)))
+    words = ["pipeline", "run", str(path), *small.words(), "--engine", "ray", "--address", cluster.address]
+    assert main([*words, "--microbatches", "5", "--slow-factor", "0", "--format", "json"]) == 0
+    assert msgspec.json.decode(capsys.readouterr().out)["completed"] == 5
