@@ -1,0 +1,144 @@
+"""Prediction against reality: a transformer profiled, planned and run over unlike devices. Prints JSON.
+
+    python bench/pipeline_live.py              three processes with different shares of two cores (as root)
+    python bench/pipeline_live.py --gpu        a GPU and a part of the CPU
+
+Every process is a device of a type of its own. On the CPU it is pinned to cores, with a share of their time set by a
+control group, and profiled in the same conditions as it will run in. The exact plan then runs against an equal split of
+the layers and a split by parameters, in one go, and the predicted throughput is compared with the measured one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.core import registry
+from dovetail.pipeline import policies as _  # noqa: F401  (registers the methods)
+from dovetail.pipeline.inputs import DeviceClass, Pipeline
+from dovetail.pipeline.layers import ModelSpec
+from dovetail.pipeline.live import run_plan
+from dovetail.pipeline.live.hosts import HostSettings
+from dovetail.pipeline.live.jobs import RunOptions
+from dovetail.pipeline.live.share import Share
+from dovetail.pipeline.live.supervisor import Patience
+from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.profile import Effort, ProfileResult, placed_on, profile_chain
+
+MODEL = ModelSpec(source=f"{Path(__file__).parents[1] / 'examples/pipeline/transformer.py'}:encoder")
+BATCH = 8
+SHARES = {
+    "whole": HostSettings(cores=(0,), threads=1, share=0.9),
+    "half": HostSettings(cores=(1,), threads=1, share=0.5),
+    "third": HostSettings(cores=(1,), threads=1, share=0.3),
+}
+GPU = {"gpu": HostSettings(device="cuda:0", threads=2), "cpu": HostSettings(cores=tuple(range(4, 12)), threads=8)}
+LOOPBACK_MBPS = 8000.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--microbatches", type=int, default=120)
+    parser.add_argument("--profile", metavar="HOST", help="measure as this host, and print the profile")
+    parser.add_argument("--gpu", action="store_true", help="a GPU and a part of the CPU")
+    arguments = parser.parse_args()
+    hosts = GPU if arguments.gpu else SHARES
+    if arguments.profile:
+        print(msgspec.json.encode(measure(hosts[arguments.profile])).decode())
+        return
+    profiles = {host: profile_as(host, arguments.gpu) for host in hosts}
+    problem = to_problem(profiles)
+    rows: dict[str, Any] = {}
+    for method in ("exact", "equal", "parameter-proportional"):
+        found = registry.create("pipeline", method, {"pipeline": problem})
+        assert isinstance(found, Plan), found
+        rows[method] = run(found, hosts, arguments.microbatches)
+    exact = rows["exact"]["measured_items_s"]
+    result = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "model": "transformer encoder, 12 blocks, 384 wide, 24 layers, microbatches of 8",
+        "hosts": {host: msgspec.to_builtins(settings) for host, settings in hosts.items()},
+        "devices": {host: found.device for host, found in profiles.items()},
+        "profiled_s": {host: round(found.whole_s, 4) for host, found in profiles.items()},
+        "runs": rows,
+        "exact_over_equal": round(exact / rows["equal"]["measured_items_s"], 3),
+        "exact_over_parameters": round(exact / rows["parameter-proportional"]["measured_items_s"], 3),
+    }
+    print(json.dumps(result, indent=2))
+
+
+def profile_as(host: str, gpu: bool) -> ProfileResult:
+    """The profile of a host, measured by a process that is confined as the host will be."""
+    words = [sys.executable, __file__, "--profile", host, *(["--gpu"] if gpu else [])]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    return msgspec.json.decode(done.stdout, type=ProfileResult)
+
+
+def measure(settings: HostSettings) -> ProfileResult:
+    from dovetail.pipeline.layers import load
+
+    chain = load(MODEL)
+    with ExitStack() as stack:
+        if settings.share is not None:
+            stack.callback(Share(os.getpid(), settings.share).release)
+        stack.enter_context(placed_on(threads=settings.threads, cores=settings.cores))
+        return profile_chain(chain, BATCH, device=settings.device, effort=Effort(least=15, seconds=0.3))
+
+
+def to_problem(profiles: dict[str, ProfileResult]) -> Pipeline:
+    """The planning problem. Layer times are scaled to the time of the whole: a share is granted in slices of 20 ms, so
+    the median of a short layer misses the pauses that the whole has."""
+    first = next(iter(profiles.values()))
+    values = [first.profile[0].shape_in, *(layer.shape_out for layer in first.profile)]
+    counts = [sum(prod(shape) for shape in shapes) for shapes in values]
+    classes = []
+    for host, found in profiles.items():
+        scale = found.whole_s / found.sum_s
+        times = [layer.time_s * scale for layer in found.profile]
+        classes.append(DeviceClass(host, host, [host], LOOPBACK_MBPS, 4096.0, times))
+    return Pipeline(
+        model=first.model,
+        layers=first.layers,
+        mem_mib=[layer.memory_mib for layer in first.profile],
+        cut_bytes=[4 * BATCH * count for count in counts],
+        classes=classes,
+        batch_size=BATCH,
+        dtype="torch.float32",
+    )
+
+
+def prod(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def run(plan: Plan, hosts: dict[str, HostSettings], microbatches: int) -> dict[str, Any]:
+    options = RunOptions(patience=Patience(slow_factor=0.0))
+    outcome = run_plan(plan, MODEL, microbatches=microbatches, hosts=hosts, options=options)
+    assert outcome.completed == microbatches
+    assert outcome.steady_items_s is not None
+    return {
+        "layers": {stage.host: list(stage.layers) for stage in plan.stages},
+        "predicted_items_s": round(plan.throughput_items_s, 3),
+        "measured_items_s": round(outcome.steady_items_s, 3),
+        "difference_percent": round(100 * (plan.throughput_items_s / outcome.steady_items_s - 1), 2),
+        "stages": [
+            {"host": stage.host, "predicted_s": round(stage.predicted_compute_s, 4), "median_s": stage.compute_s}
+            for stage in outcome.stages
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main()
