@@ -1,0 +1,5 @@
+"""Linear programs, kept alive and warm between solves: a small facade over HiGHS."""
+
+from dovetail.solve.program import LinearProgram, Solution
+
+__all__ = ["LinearProgram", "Solution"]
