@@ -1,0 +1,1 @@
+"""Training jobs over a cluster of unlike accelerators: shares of time by policy, rounds by mechanism."""

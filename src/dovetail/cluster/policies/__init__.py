@@ -1,0 +1,37 @@
+"""Cluster policies, one per file: jobs and accelerators in, shares of time with a reason out.
+
+The suffix of a name says what a policy knows. None: nothing of the types, every job runs alike on all of them. `_perf`:
+how fast every job runs on every type. `_packed`: also how fast two jobs run that share accelerators.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.cluster.problem import Allocation, Policy, Problem
+from dovetail.core.registry import create, names
+
+__all__ = ["Allocation", "Policy", "Problem", "make"]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def make(name: str, options: Mapping[str, Any] | None = None) -> Policy:
+    """A policy by its name, which may carry one option, as `allox_alpha=0.5` does.
+
+    >>> make("allox_alpha=0.5").alpha
+    0.5
+    """
+    given = dict(options or {})
+    for known in names("cluster"):
+        option, equals, value = name.removeprefix(known + "_").partition("=")
+        if equals and name.startswith(known + "_") and option.isidentifier():
+            name = known
+            given = {option: value, **given}
+            break
+    made: Policy = create("cluster", name, given)
+    return made

@@ -1,0 +1,65 @@
+"""Most throughput for the money among the shares that keep deadlines."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.cluster.classes import group
+from dovetail.cluster.demands import DemandProgram
+from dovetail.cluster.divide import by_demand
+from dovetail.cluster.policies.max_sum_throughput import per_money
+from dovetail.cluster.problem import Allocation, Floats, Ints, Problem
+from dovetail.cluster.shares import nothing
+from dovetail.core.registry import policy
+
+
+def needed_rate(problem: Problem) -> Floats:
+    """By job: the steps per second that keep its deadline; 0 if it has none or it has passed."""
+    open_deadline = np.isfinite(problem.deadline_s) & (problem.deadline_s > 0)
+    return np.where(open_deadline, problem.steps_left / np.where(open_deadline, problem.deadline_s, 1.0), 0.0)
+
+
+@policy("max_sum_throughput_normalized_by_cost_perf_SLOs", level="cluster")
+class MaxSumThroughputSlos:
+    """As max_sum_throughput_normalized_by_cost_perf among the shares that keep every deadline that can be kept.
+
+    If not all can be kept, as many as possible are: those of older jobs among equally many. The reason names the rest.
+    """
+
+    agnostic, packs, strict = False, False, False
+
+    def __init__(self) -> None:
+        self._program = DemandProgram()
+
+    def allocate(self, problem: Problem) -> Allocation:
+        if not problem.jobs:
+            return nothing(problem, "no jobs")
+        ids = problem.ids.tolist()
+        alone: set[int] = set()  # jobs that must be a class of their own
+        while True:
+            found = self._try(problem, np.array([one if one in alone else -1 for one in ids]))
+            if isinstance(found, Allocation):
+                return found
+            alone |= {ids[job] for job in found.tolist()}
+
+    def _try(self, problem: Problem, apart: Ints) -> Allocation | Ints:
+        program = self._program
+        pair_rates = problem.pair_rates if self.packs else None
+        program.load(problem, group(problem.kind, apart), problem.rates, pair_rates, per_money(problem))
+        asked = needed_rate(problem) / program.normal_rate()
+        want = np.where(asked > program.top_rate(), 0.0, asked)
+        total = program.best_with(want)
+        if total is None:
+            want = np.where(program.most_met(want), want, 0.0)
+            total = program.best_with(want)
+        assert total is not None
+        missed = problem.ids[(asked > 0) & (want == 0)].tolist()
+        why = f"{total:.6g} in total" + (f"; deadlines of jobs {missed} cannot be kept" if missed else "")
+        return by_demand(problem, program, program.settle_demands(want, total), want, value=total, why=why)
+
+
+@policy("max_sum_throughput_normalized_by_cost_packed_SLOs", level="cluster")
+class MaxSumThroughputPackedSlos(MaxSumThroughputSlos):
+    """As max_sum_throughput_normalized_by_cost_perf_SLOs, where two jobs of one width may share accelerators."""
+
+    packs = True

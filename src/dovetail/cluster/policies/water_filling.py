@@ -1,0 +1,137 @@
+"""Water filling: lexicographic max-min fairness, flat or over entities.
+
+All levels rise together, each at the speed of its weight, until somebody cannot rise; it stays there, the others go on.
+Duality tells who is stuck: a class whose level row has a price would have to fall for the rest to rise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.cluster.classes import group
+from dovetail.cluster.divide import equally
+from dovetail.cluster.problem import Allocation, Floats, Ints, Problem
+from dovetail.cluster.program import ShareProgram
+from dovetail.cluster.shares import nothing, spread, water_level
+from dovetail.core.registry import policy
+
+Inner = Literal["fairness", "fifo"]
+STUCK = 1e-7  # prices add up to 1; below this one is noise, and who is stuck is found in the next step all the same
+
+
+class Tide:
+    """How fast everybody rises, given who is stuck: by weight, by weight within an entity, or the entity's oldest."""
+
+    def __init__(self, problem: Problem, first: Ints, count: Ints, inner: Inner) -> None:
+        self._weight, self._count, self._inner = problem.weight[first], count, inner
+        self._width = problem.width[first]
+        self._by_age = np.argsort(first)
+        self._entity = None if problem.entity is None else problem.entity[first]
+        top = 0 if problem.entity is None else int(problem.entity.max()) + 1
+        self._entity_weight = np.ones(top) if problem.entity_weight is None else problem.entity_weight
+
+    def speed(self, stuck: NDArray[np.bool_]) -> Floats:
+        """The rise of everybody's level, 0 for who is stuck."""
+        if self._entity is None:
+            share = np.where(stuck, 0.0, self._weight)
+        elif self._inner == "fairness":
+            open_weight = np.where(stuck, 0.0, self._weight)
+            within = np.bincount(self._entity, open_weight * self._count, minlength=len(self._entity_weight))
+            share = self._entity_weight[self._entity] * open_weight / np.maximum(within[self._entity], 1e-300)
+        else:
+            share = np.zeros(len(stuck))
+            rising = self._by_age[~stuck[self._by_age]]
+            entities, oldest = np.unique(self._entity[rising], return_index=True)
+            share[rising[oldest]] = self._entity_weight[entities]
+        rise: Floats = share / self._width
+        return rise
+
+
+@policy("max_min_fairness_water_filling", level="cluster")
+class WaterFilling:
+    """Nobody's time can grow but by taking from somebody with no more, by width and weight; types are not told apart.
+
+    `inner` is how an entity divides what it gets among its jobs: fairness, or fifo (the oldest first).
+    """
+
+    agnostic, packs, strict = True, False, False
+
+    def __init__(self, inner: Inner = "fairness") -> None:
+        self._inner = inner
+
+    def allocate(self, problem: Problem) -> Allocation:
+        capacity = float(problem.counts.sum())
+        if problem.entity is None or not problem.jobs:
+            time, _ = water_level(problem.width, problem.weight, capacity)
+        else:
+            time = self._fill(problem, capacity)
+        level = float((time * problem.width / problem.weight).min(initial=np.inf)) if problem.jobs else 0.0
+        return Allocation(share=spread(problem, time), value=level, why=f"levels from {level:.3g} up")
+
+    def _fill(self, problem: Problem, left: float) -> Floats:
+        jobs = np.arange(problem.jobs)
+        tide = Tide(problem, jobs, np.ones(problem.jobs, dtype=np.int64), self._inner)
+        time, stuck = np.zeros(problem.jobs), np.zeros(problem.jobs, dtype=bool)
+        while left > 1e-12 and not stuck.all():
+            speed = tide.speed(stuck)
+            rising = speed > 0
+            until_full = ((1.0 - time[rising]) / speed[rising]).min()
+            until_empty = left / (speed @ problem.width)
+            step = min(until_full, until_empty)
+            time = time + speed * step
+            left -= step * float(speed @ problem.width)
+            stuck |= rising & (time >= 1 - 1e-12)
+        return np.minimum(time, 1.0)
+
+
+@policy("max_min_fairness_water_filling_perf", level="cluster")
+class WaterFillingPerf:
+    """Nobody's level can grow but by taking from somebody whose level is no higher.
+
+    `inner` is how an entity divides what it gets among its jobs: fairness, or fifo (the oldest first).
+    """
+
+    agnostic, packs, strict = False, False, False
+
+    def __init__(self, inner: Inner = "fairness") -> None:
+        self._inner = inner
+        self._program = ShareProgram()
+
+    def allocate(self, problem: Problem) -> Allocation:
+        if not problem.jobs:
+            return nothing(problem, "no jobs")
+        traits: list[NDArray[Any]] = [problem.weight]
+        if problem.entity is not None:
+            traits += [problem.entity, problem.ids] if self._inner == "fifo" else [problem.entity]
+        classes = group(problem.kind, *traits)
+        self._program.load(problem, classes, problem.rates, problem.pair_rates if self.packs else None)
+        tide = Tide(problem, classes.first, classes.count, self._inner)
+        level, steps = self._levels(tide)
+        self._program.settle(level)
+        fits = self._program.fits() > 0
+        scaled = (level * problem.width[classes.first] / problem.weight[classes.first])[fits]
+        value = float(scaled.min()) if len(scaled) else 0.0
+        return equally(problem, classes, self._program, value=value, why=f"levels from {value:.3g} up in {steps} steps")
+
+    def _levels(self, tide: Tide) -> tuple[Floats, int]:
+        """The final level of every class, and in how many steps it was reached."""
+        stuck = self._program.fits() == 0
+        level, steps = np.zeros(len(stuck)), 0
+        while not stuck.all():
+            speed = tide.speed(stuck)
+            rise = self._program.highest_level(speed, level)
+            level = level + speed * rise
+            price = self._program.level_prices() * speed
+            stuck |= price > min(STUCK, price.max() / 2)
+            steps += 1
+        return level, steps
+
+
+@policy("max_min_fairness_water_filling_packed", level="cluster")
+class WaterFillingPacked(WaterFillingPerf):
+    """Water filling where two jobs of one width may share accelerators."""
+
+    packs = True

@@ -1,0 +1,89 @@
+"""What a policy of this level sees, and what it decides: arrays over jobs and accelerator types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True, kw_only=True)
+class Problem:
+    """The jobs that are active now, in order of arrival, and the accelerators that they share.
+
+    A job's `kind` is its model and width: jobs of one kind run alike. `rates[kind, type]` are steps per second alone
+    (0: it does not fit), `pair_rates[a, b, type]` those of kind `a` while it shares the accelerators with a job of kind
+    `b`. A rate is of the whole job, whatever its width.
+    """
+
+    now_s: float
+    types: tuple[str, ...]
+    counts: Ints  # accelerators of each type
+    prices: Floats  # per accelerator and hour
+    ids: Ints
+    kind: Ints
+    rates: Floats
+    width: Ints  # accelerators that a job needs at once
+    weight: Floats
+    steps_left: Floats
+    age_s: Floats
+    deadline_s: Floats  # from now; inf if there is none, negative if it has passed
+    entity: Ints | None = None  # the entity that a job belongs to
+    entity_weight: Floats | None = None
+    pair_rates: Floats | None = None  # None if jobs do not share accelerators
+    scaled: Ints | None = None  # kinds x choices: the same model at every width it may have, -1 to fill; None: rigid
+    kind_width: Ints | None = None  # accelerators of every kind, given with `scaled`
+
+    @property
+    def speed(self) -> Floats:
+        """Steps per second of every job on every type."""
+        return self.rates[self.kind]
+
+    @property
+    def jobs(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True, kw_only=True)
+class Allocation:
+    """The share of time that every job should have on every type, alone and beside others, and why.
+
+    `pairs` holds positions (not ids) of two jobs of the same width, the first one smaller.
+    """
+
+    share: Floats  # jobs x types
+    pairs: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    pair_share: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # pairs x types
+    value: float | None = None  # of the policy's objective, where it has one
+    why: str = ""
+    kind: Ints | None = None  # what every job should run as, where a policy chooses its width
+
+    def throughput(self, problem: Problem) -> Floats:
+        """Steps per second that every job gets under these shares."""
+        got: Floats = (problem.speed * self.share).sum(axis=1)
+        if len(self.pairs):
+            assert problem.pair_rates is not None
+            for me, other in ((0, 1), (1, 0)):
+                mine, theirs = self.pairs[:, me], self.pairs[:, other]
+                rate = problem.pair_rates[problem.kind[mine], problem.kind[theirs]]
+                np.add.at(got, mine, (rate * self.pair_share).sum(axis=1))
+        return got
+
+
+class Policy(Protocol):
+    """Decides shares. It may remember what it decided before, and nothing else: same calls, same answers.
+
+    `agnostic` policies do not tell types apart, so the mechanism tries types in random order for them; `packs` policies
+    let two jobs share accelerators; of `strict` ones, a job without a share stays idle even if accelerators are free.
+    """
+
+    agnostic: bool
+    packs: bool
+    strict: bool
+
+    def allocate(self, problem: Problem) -> Allocation: ...
