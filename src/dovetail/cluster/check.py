@@ -1,0 +1,276 @@
+"""What must hold in the journal of a cluster run; it keeps its own books and trusts nothing that the run says.
+
+A recorded lease must be on free devices of one type, as many as the job is wide, within the job's life; its steps must
+be what its rate gives in its time; and a completed job must have done all of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from dovetail.cluster.devices import Devices
+from dovetail.cluster.metrics import Metrics
+from dovetail.cluster.recording import Facts, facts_of, metrics_for, summary
+from dovetail.cluster.records import KEPT
+from dovetail.core.check import Faults, Report
+from dovetail.core.events import Rows
+from dovetail.core.journal import Ended, Reader, open_journal
+
+CODES = {
+    "time": "an instant before the one written ahead of it, or not a time",
+    "arrival": "a job that arrives twice, or of which something happens before it arrives",
+    "device": "devices that do not exist, are down, or are not all of the lease's type",
+    "width": "a job on more or fewer devices than it needs",
+    "overlap": "a device held by two jobs that do not share it",
+    "twice": "a job that runs in two places at a time",
+    "finish": "an end of a lease that does not run, or with another beginning",
+    "reason": "a lease without a reason",
+    "restart": "a lease with another price of its start than a restart, or none for a job that was there",
+    "steps": "steps that the lease's rate and time do not give",
+    "missing": "a job called complete before it did all of its steps",
+    "closed": "something about a job that was completed or rejected before",
+    "running": "a lease still running at the end",
+    "unclosed": "a job neither completed nor rejected",
+    "end": "a run that did not end, or went on after its end",
+    "summary": "a figure of the summary that differs from the recount",
+    "bound": "a figure better than is possible",
+}
+_CLOSE = 1e-6  # relative: steps are sums of many leases
+
+
+class _Lease(Struct):
+    on: int
+    devices: tuple[int, ...]
+    beside: int
+    from_s: float
+    restart_s: float
+
+
+class _Books(Struct):
+    kind: int
+    steps: float
+    done: float = 0.0
+    closed: bool = False
+
+
+class Checker:
+    """Follows a run."""
+
+    def __init__(self, facts: Facts, faults: Faults) -> None:
+        self._facts = facts
+        self._faults = faults
+        self._devices = Devices(facts.counts, facts.per_server)
+        self._jobs: dict[int, _Books] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._holders: list[set[int]] = [set() for _ in range(len(self._devices))]
+        self._down: set[int] = set()
+        self._unlucky: set[int] = set()  # jobs that lost work because a device failed now
+        self._left: dict[int, tuple[int, ...]] = {}  # where jobs were until now
+        self._now = -inf
+        self.ended = False
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        if not self._now <= t < inf:
+            self._faults.add("time", f"step {n}", f"found {t} s after {self._now} s")
+        self._now = t
+        self._unlucky.clear()
+        self._left.clear()
+        for event in events:
+            if self.ended:
+                self._faults.add("end", f"step {n}", "the run goes on after its end")
+            if isinstance(event, Ended):
+                self.ended = True
+            elif isinstance(event, Rows):
+                handler = getattr(self, f"_see_{event.of}", None)
+                if handler is not None:
+                    handler(event.columns)
+
+    def _fault(self, code: str, job: object, message: str) -> None:
+        self._faults.add(code, f"job {job} at {self._now} s", message)
+
+    def _open(self, job: int, what: str) -> _Books | None:
+        books = self._jobs.get(job)
+        if books is None:
+            self._fault("arrival", job, f"it {what} before it arrived")
+            return None
+        if books.closed:
+            self._fault("closed", job, f"it {what} after it was completed or rejected")
+            return None
+        return books
+
+    def _see_arrived(self, columns: dict[str, Any]) -> None:
+        for job, kind, steps, at_s in zip(
+            columns["id"], columns["kind"], columns["steps"], columns["at_s"], strict=True
+        ):
+            if job in self._jobs:
+                self._fault("arrival", job, "it arrived before")
+            if not 0 <= kind < len(self._facts.kinds):
+                self._fault("arrival", job, f"there is no kind {kind}")
+                continue
+            if at_s > self._now:
+                self._fault("arrival", job, f"it is known before its arrival at {at_s} s")
+            self._jobs[job] = _Books(kind, steps)
+
+    def _see_started(self, columns: dict[str, Any]) -> None:
+        count = len(columns["id"])
+        besides = columns.get("beside") or [-1] * count
+        prices = columns.get("setup_s") or [self._facts.restart_s] * count
+        begun = []
+        rows = zip(columns["id"], columns["on"], columns["devices"], besides, columns["why"], prices, strict=True)
+        for job, on, devices, beside, why, price_s in rows:
+            books = self._open(job, "started")
+            if books is None:
+                continue
+            if job in self._leases:
+                self._fault("twice", job, "it runs already")
+                continue
+            width = self._facts.kinds[books.kind][1]
+            if len(devices) != width or len(set(devices)) != len(devices):
+                self._fault("width", job, f"it needs {width} devices, found {devices}")
+            known = [d for d in devices if 0 <= d < len(self._holders)]
+            wrong = [d for d in devices if d not in known or self._devices.type_of[d] != on or d in self._down]
+            if wrong:
+                self._fault("device", job, f"devices {wrong} do not exist, are down, or are not of type {on}")
+            self._leases[job] = _Lease(on, tuple(known), beside, self._now, price_s)
+            self._check_price(job, devices, why, price_s)
+            begun.append(job)
+            for device in known:
+                self._holders[device].add(job)
+        for job in begun:
+            lease = self._leases[job]
+            others = set().union(*(self._holders[d] for d in lease.devices)) - {job}
+            allowed = {lease.beside} if lease.beside >= 0 else set()
+            if others != allowed:
+                self._fault("overlap", job, f"found {sorted(others)} on its devices, expected {sorted(allowed)}")
+
+    def _check_price(self, job: int, devices: Sequence[int], why: int, price_s: float) -> None:
+        """A start costs a restart, unless the job was there until now and only its company changes."""
+        if not 0 <= why < len(self._facts.why):
+            self._fault("reason", job, f"there is no reason {why}")
+        expected = 0.0 if why == KEPT and self._left.get(job) == tuple(devices) else self._facts.restart_s
+        if price_s != expected:
+            self._fault("restart", job, f"found {price_s} s, expected {expected} s")
+
+    def _see_stopped(self, columns: dict[str, Any]) -> None:
+        keys = ("id", "from_s", "to_s", "steps")
+        for job, from_s, to_s, steps in zip(*(columns[key] for key in keys), strict=True):
+            books, lease = self._open(job, "stopped"), self._leases.pop(job, None)
+            if lease is None:
+                self._fault("finish", job, "it does not run")
+                continue
+            for device in lease.devices:
+                self._holders[device].discard(job)
+            self._left[job] = lease.devices
+            if from_s != lease.from_s or to_s != self._now:
+                self._fault("finish", job, f"found {from_s} to {to_s} s, expected {lease.from_s} to {self._now} s")
+            if books is not None:
+                books.done += steps
+                self._check_steps(job, books, lease, steps)
+
+    def _check_steps(self, job: int, books: _Books, lease: _Lease, steps: float) -> None:
+        """A lease works at its rate after its restart; what it did may be lost if a device failed."""
+        held_s, rate = self._now - lease.from_s, self._rate(books, lease)
+        most = rate * max(held_s - lease.restart_s, 0.0)
+        least = 0.0 if job in self._unlucky else most
+        slack = _CLOSE * max(1.0, most)
+        if not least - slack <= steps <= most + slack:
+            self._fault("steps", job, f"found {steps} in {held_s} s at {rate} per s")
+
+    def _rate(self, books: _Books, lease: _Lease) -> float:
+        facts = self._facts
+        if lease.beside >= 0:
+            other = self._jobs.get(lease.beside)
+            if other is None or facts.pairs is None:
+                return 0.0
+            return float(facts.pairs[books.kind][other.kind][lease.on])
+        spread = self._devices.servers(lease.devices) > 1
+        return float((facts.spread if spread else facts.alone)[books.kind][lease.on])
+
+    def _see_completed(self, columns: dict[str, Any]) -> None:
+        for job, at_s in zip(columns["id"], columns["at_s"], strict=True):
+            books = self._open(job, "was called complete")
+            if books is None:
+                continue
+            books.closed = True
+            if job in self._leases:
+                self._fault("running", job, "it was called complete while it ran")
+            if at_s != self._now:
+                self._fault("finish", job, f"called complete at {at_s} s, written at {self._now} s")
+            if abs(books.done - books.steps) > _CLOSE * max(1.0, books.steps):
+                self._fault("missing", job, f"it did {books.done} of {books.steps} steps")
+
+    def _see_rejected(self, columns: dict[str, Any]) -> None:
+        for job in columns["id"]:
+            books = self._open(job, "was rejected")
+            if books is not None:
+                books.closed = True
+
+    def _see_failed(self, columns: dict[str, Any]) -> None:
+        for device in columns["device"]:
+            self._down.add(device)
+            self._unlucky |= self._holders[device]
+
+    def _see_mended(self, columns: dict[str, Any]) -> None:
+        self._down.difference_update(columns["device"])
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        if not self.ended:
+            self._faults.add("end", "the end", "the run did not end")
+        for job in self._leases:
+            self._fault("running", job, "it still runs at the end")
+        first, end = self._facts.window or (0, inf)
+        for job, books in self._jobs.items():
+            if not books.closed and first <= job < end:
+                self._fault("unclosed", job, f"it did {books.done} of {books.steps} steps")
+
+
+def check_journal(path: Path) -> Report:
+    """Check a journal that has every lease (`full` or `changes`, not `summary`)."""
+    reader = open_journal(path)
+    facts = facts_of(reader.header)
+    faults = Faults()
+    checker, metrics = Checker(facts, faults), metrics_for(facts)
+    notes = []
+    if facts.mode == "summary":
+        notes.append("the journal is a summary: it holds no leases, only arrivals and ends were checked")
+    claimed = _feed(reader, checker, metrics, facts.mode == "summary")
+    checker.close()
+    found = summary(metrics)
+    for key, value in found.items():
+        if claimed is not None and facts.mode != "summary" and not _same(claimed.get(key), value):
+            faults.add("summary", key, f"found {claimed.get(key)}, expected {value}")
+    if found["makespan_s"] < facts.bound_makespan_s * (1 - _CLOSE):
+        faults.add(
+            "bound", "makespan", f"found {found['makespan_s']} s, at least {facts.bound_makespan_s} s are needed"
+        )
+    if reader.torn:
+        notes.append("the last line is torn")
+    counted = found | {"arrived": metrics.arrived, "parts": found["leases"], "bound_makespan_s": facts.bound_makespan_s}
+    return Report.of(str(path), "journal", faults, notes, counted)
+
+
+def _feed(reader: Reader, checker: Checker, metrics: Metrics, brief: bool) -> dict[str, Any] | None:
+    claimed = None
+    for n, t, events in reader.steps():
+        if not brief:
+            checker.step(n, t, events)
+        else:
+            checker.ended |= any(isinstance(event, Ended) for event in events)
+        metrics.step(n, t, events)
+        for event in events:
+            if isinstance(event, Ended):
+                claimed = event.summary
+    return claimed
+
+
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float) and isinstance(found, int | float):
+        return bool(np.isclose(found, expected, rtol=1e-9, atol=1e-9))
+    return bool(found == expected)

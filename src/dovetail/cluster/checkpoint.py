@@ -1,0 +1,63 @@
+"""A simulation saved between two rounds, and taken up again there: the same bytes come out as if it had never stopped.
+
+The file is a pickle, of which only numbers, arrays, this level's own classes and the policy's are loaded.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+from dovetail.cluster.metrics import Metrics
+from dovetail.cluster.problem import Policy
+from dovetail.cluster.setup import Setup
+from dovetail.cluster.simulation import Simulation
+from dovetail.core.errors import InputError
+from dovetail.core.files import written_whole
+
+_MAGIC = b"dovetail cluster checkpoint 1\n"
+_MODULES = ("dovetail.cluster.", "dovetail.solve.")
+_NAMES = {
+    "builtins.range",
+    "builtins.set",
+    "builtins.slice",
+    "msgspec._utils.rebuild",
+    "random.Random",
+    *(f"numpy.{name}" for name in ("ndarray", "dtype")),
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    *(f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")),
+}
+
+
+def save(path: Path, simulation: Simulation, metrics: Metrics, identity: bytes, written: int) -> None:
+    """Save a simulation. `identity` is the journal's header, `written` how many bytes its journal has so far."""
+    with written_whole(path) as file:
+        file.write(_MAGIC + pickle.dumps((identity, written, simulation, metrics), protocol=5))
+
+
+class _OwnClasses(pickle.Unpickler):
+    def __init__(self, content: bytes, also: str) -> None:
+        super().__init__(io.BytesIO(content))
+        self._also = also
+
+    def find_class(self, module: str, name: str) -> Any:
+        if not module.startswith(_MODULES) and module != self._also and f"{module}.{name}" not in _NAMES:
+            raise pickle.UnpicklingError(f"it holds {module}.{name}")
+        return super().find_class(module, name)
+
+
+def load(path: Path, identity: bytes, setup: Setup, policy: Policy) -> tuple[Simulation, Metrics, int]:
+    """The simulation, its figures so far, and how long its journal was."""
+    content = path.read_bytes()
+    if not content.startswith(_MAGIC):
+        raise InputError(f"{path}: not a checkpoint of a cluster simulation")
+    try:
+        found, written, simulation, metrics = _OwnClasses(content[len(_MAGIC) :], type(policy).__module__).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a checkpoint that this version can read: {error}") from None
+    if found != identity:
+        raise InputError(f"{path}: is a checkpoint of another run (jobs, cluster, policy, rules or seed differ)")
+    simulation.take_up(setup)
+    return simulation, metrics, written

@@ -1,0 +1,117 @@
+"""Accelerators in servers: who holds which. Jobs stay where they are; a wide job gets as few servers as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dovetail.cluster.problem import Ints
+
+
+class Devices:
+    """Numbered accelerators, type by type and server by server.
+
+    >>> devices = Devices(counts=[4, 2], per_server=[2, 1])
+    >>> devices.take(0, 1), devices.take(0, 2), devices.take(0, 1)
+    ((0,), (2, 3), (1,))
+    >>> devices.take(1, 2), devices.servers((4, 5))
+    ((4, 5), 2)
+    >>> devices.take(0, 1) is None
+    True
+    """
+
+    def __init__(self, counts: Sequence[int], per_server: Sequence[int]) -> None:
+        self.first = [0, *np.cumsum(counts).tolist()]
+        self.type_of: Ints = np.repeat(np.arange(len(counts)), counts)
+        server_of: list[int] = []
+        self._of_type: list[range] = []  # the servers of each type
+        for count, size in zip(counts, per_server, strict=True):
+            before = server_of[-1] + 1 if server_of else 0
+            server_of += [before + i // size for i in range(count)]
+            self._of_type.append(range(before, before + -(-count // size)))
+        self.server_of = server_of
+        total = sum(map(len, self._of_type))
+        self._idle: list[list[int]] = [[] for _ in range(total)]  # free devices of each server, the lowest last
+        for device in reversed(range(len(server_of))):
+            self._idle[server_of[device]].append(device)
+        # Servers by how many of their devices are free; dicts keep the order in which servers came.
+        self._by_free: list[list[dict[int, None]]] = []
+        for j, size in enumerate(per_server):
+            groups: list[dict[int, None]] = [{} for _ in range(size + 1)]
+            for server in self._of_type[j]:
+                groups[len(self._idle[server])][server] = None
+            self._by_free.append(groups)
+        self.free = [int(count) for count in counts]
+        self.down: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.server_of)
+
+    def servers(self, devices: Sequence[int]) -> int:
+        """How many servers these devices are in."""
+        return len({self.server_of[device] for device in devices})
+
+    def could_gather(self, devices: Sequence[int]) -> bool:
+        """Whether one server could hold as many, if these were given back."""
+        j, width = int(self.type_of[devices[0]]), len(devices)
+        if any(self._by_free[j][width:]):
+            return True
+        own: dict[int, int] = {}
+        for device in devices:
+            own[self.server_of[device]] = own.get(self.server_of[device], 0) + 1
+        return any(len(self._idle[server]) + count >= width for server, count in own.items())
+
+    def take(self, j: int, width: int) -> tuple[int, ...] | None:
+        """Devices of a type: of one server, the fullest with enough, else of as few as possible; None if too few."""
+        if self.free[j] < width:
+            return None
+        groups = self._by_free[j]
+        if width < len(groups):
+            for group in groups[width:]:
+                if group:
+                    return self._remove(j, next(iter(group)), width)
+        taken: list[int] = []
+        for size in range(len(groups) - 1, 0, -1):
+            while len(taken) < width and groups[size]:
+                taken += self._remove(j, next(iter(groups[size])), min(size, width - len(taken)))
+        return tuple(sorted(taken))
+
+    def _remove(self, j: int, server: int, count: int) -> tuple[int, ...]:
+        idle = self._idle[server]
+        taken = tuple(idle[: -count - 1 : -1])
+        del idle[-count:]
+        self._move(j, server, len(idle) + count, len(idle))
+        self.free[j] -= count
+        return taken
+
+    def _move(self, j: int, server: int, before: int, after: int) -> None:
+        groups = self._by_free[j]
+        del groups[before][server]
+        groups[after][server] = None
+
+    def give(self, devices: Sequence[int]) -> None:
+        """Devices are free again, except those that are down."""
+        for device in devices:
+            if device in self.down:
+                continue
+            j, server = int(self.type_of[device]), self.server_of[device]
+            idle = self._idle[server]
+            idle.append(device)
+            idle.sort(reverse=True)
+            self._move(j, server, len(idle) - 1, len(idle))
+            self.free[j] += 1
+
+    def fail(self, device: int, held: bool) -> None:
+        """A device is down. Whoever holds it must give it back; a free one is free no more."""
+        self.down.add(device)
+        if not held:
+            j, server = int(self.type_of[device]), self.server_of[device]
+            self._idle[server].remove(device)
+            self._move(j, server, len(self._idle[server]) + 1, len(self._idle[server]))
+            self.free[j] -= 1
+
+    def mend(self, device: int) -> None:
+        """A device is up again, and free."""
+        self.down.discard(device)
+        self.give((device,))

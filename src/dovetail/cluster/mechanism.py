@@ -1,0 +1,317 @@
+"""Rounds out of shares: who runs on which type next, so that in the long run everybody gets what the policy allotted.
+
+A state machine without clock or I/O: arrivals, ends and received time go in, the next round comes out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.cluster.active import Active
+from dovetail.cluster.pairing import Pairs
+from dovetail.cluster.problem import Floats, Ints, Policy, Problem
+from dovetail.cluster.rules import Rules
+from dovetail.cluster.workload import Job
+
+_NEVER_HAD = 1e9  # times its share: the rank of a job that has had nothing of a type
+_PATIENCE = 10  # rounds of debt or credit that are remembered
+
+
+class Choice(NamedTuple):
+    """The type that every job runs on in a round, or -1, and the position of the job beside it, or -1."""
+
+    on: Ints
+    beside: Ints
+
+
+class Mechanism:
+    """Keeps what jobs are owed and ranks them by it. `counts` may be changed as accelerators fail and come back."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        types: tuple[str, ...],
+        counts: Ints,
+        rates: Floats,
+        pair_rates: Floats | None,
+        rules: Rules,
+        rng: random.Random,
+        entity_weight: Floats | None = None,
+    ) -> None:
+        self.policy = policy
+        self.types = types
+        self.counts = counts.copy()
+        self.rates = rates
+        self.pair_rates = pair_rates if policy.packs else None
+        self.rules = rules
+        self.entity_weight = entity_weight
+        self.jobs = Active(len(types))
+        self.pairs = Pairs(len(types))
+        self.needs_allocation = False
+        self.allocations = 0
+        self.value: float | None = None
+        self.why = ""
+        self.worked: Floats = np.zeros(len(types))  # seconds of every type since the last settling
+        self._rng = rng
+        self._allotted_at: float | None = None
+        self._counted_to = 0.0
+        self._speed: Floats = np.zeros((0, len(types)))
+        self._speed_of = (0, 0)  # how many jobs, and how often the table was compacted, when speeds were looked up
+        self._compactions = 0
+        self._narrow = True
+        self._positive: NDArray[np.bool_] = np.zeros((0, len(types)), dtype=np.bool_)
+
+    # --- what happened ------------------------------------------------------------------------------
+
+    def arrive(self, jobs: Sequence[Job], kinds: Sequence[int], entities: Sequence[int]) -> None:
+        self.jobs.append(jobs, kinds, entities, self.rules.round_s / 2)
+        self.needs_allocation = True
+
+    def leave(self, gone: NDArray[np.bool_]) -> None:
+        """Forget jobs that are done."""
+        keep = ~gone
+        if len(self.pairs):
+            self.pairs.keep(np.where(keep, np.cumsum(keep) - 1, -1))
+        self.jobs.keep(keep)
+        self._compactions += 1
+        self.needs_allocation = True
+
+    def receive(self, rows: Ints, on: Ints, seconds: Floats) -> None:
+        """Jobs that ran alone had these seconds of these types."""
+        self.jobs.received[rows, on] += seconds  # every row is there once
+        np.add.at(self.worked, on, seconds)
+
+    def receive_pair(self, a: int, b: int, on: int, seconds: float) -> None:
+        row = int(self.pairs.find(np.array([min(a, b)]), np.array([max(a, b)]))[0])
+        if row >= 0:
+            self.pairs.received[row, on] += seconds
+            self.worked[on] += seconds
+
+    @property
+    def speed(self) -> Floats:
+        """Steps per second of every job on every type."""
+        if self._speed_of != (len(self.jobs), self._compactions):
+            self._speed = self.rates[self.jobs.kind]
+            self._positive = self._speed > 0
+            self._narrow = bool((self.jobs.width == 1).all())
+            self._speed_of = (len(self.jobs), self._compactions)
+        return self._speed
+
+    @property
+    def _able(self) -> NDArray[np.bool_]:
+        """Whether a job can run on a type at all."""
+        _ = self.speed  # looks both up again if jobs have come or gone
+        return self._positive
+
+    def hurry(self) -> None:
+        """Ask the policy again at once, however short ago the last time was."""
+        self._allotted_at = None
+
+    # --- shares ---------------------------------------------------------------------------------------
+
+    def update(self, now: float, prices: Floats) -> bool:
+        """Settle what is owed, and ask the policy for new shares if it is time; whether it was asked."""
+        due = not self._allotted_at or now - self._allotted_at >= self.rules.allocate_every_s
+        asked = (self.needs_allocation and due) or getattr(self.policy, "every_round", False)
+        if self.rules.priority == "owed" or asked:
+            self._settle(now)
+        if asked and len(self.jobs):
+            self._allocate(now, prices)
+        return bool(asked)
+
+    def _settle(self, now: float) -> None:
+        """What was allotted since the last time, less what was received, is owed."""
+        passed, start = now - self._counted_to, self.rules.round_s / 2
+        self._counted_to = now
+        for rows, begun in ((self.jobs, start), (self.pairs, 0.0)):
+            if not len(rows):
+                continue
+            rows.owed += rows.share * passed - (rows.received - begun)
+            rows.received[:] = begun
+            if self.rules.priority == "owed":
+                limit = _PATIENCE * self.rules.round_s
+                np.clip(rows.owed, -limit, limit, out=rows.owed)
+        self.worked = self.jobs.received.sum(axis=0) + self.pairs.received.sum(axis=0)
+
+    def _allocate(self, now: float, prices: Floats) -> None:
+        found = self.policy.allocate(self.problem(now, prices))
+        jobs = self.jobs
+        jobs.share[:] = found.share
+        jobs.allotted[:] = True
+        if self.rules.priority == "owed":
+            jobs.owed[found.share <= 0] = 0.0
+        if len(found.pairs) or len(self.pairs):
+            share = found.pair_share if len(found.pairs) else np.zeros((0, len(self.types)))
+            self.pairs.allot(found.pairs, share)
+        self.needs_allocation = False
+        self._allotted_at = now
+        self.allocations += 1
+        self.value, self.why = found.value, found.why
+
+    def problem(self, now: float, prices: Floats) -> Problem:
+        """What the policy sees."""
+        jobs = self.jobs
+        return Problem(
+            now_s=now,
+            types=self.types,
+            counts=self.counts,
+            prices=prices,
+            ids=jobs.id,
+            kind=jobs.kind,
+            rates=self.rates,
+            width=jobs.width,
+            weight=jobs.weight,
+            steps_left=jobs.left(now),
+            age_s=now - jobs.arrival_s,
+            deadline_s=jobs.due_s - now,
+            entity=jobs.entity if self.entity_weight is not None else None,
+            entity_weight=self.entity_weight,
+            pair_rates=self.pair_rates,
+        )
+
+    # --- the next round -------------------------------------------------------------------------------
+
+    def choose(self) -> Choice:
+        """Fill types with the jobs that rank highest on each; a job runs once, on one type."""
+        order = list(range(len(self.types)))
+        if self.policy.agnostic:
+            self._rng.shuffle(order)
+        jobs = self.jobs
+        if self.rules.global_queue:
+            return self._scan_all(order)
+        choice = Choice(np.full(len(jobs), -1), np.full(len(jobs), -1))
+        free = np.ones(len(jobs), dtype=np.bool_)
+        left = self.counts.copy()
+        ranks: tuple[Floats, ...] = ()
+        for only_allotted in self._passes():
+            for j in order:
+                if not left[j]:
+                    continue
+                ok = free & self._able[:, j]
+                if only_allotted:
+                    ok &= jobs.share[:, j] > 0
+                rows = ok.nonzero()[0]
+                if len(self.pairs):
+                    self._scan(j, rows, left, free, choice)
+                    continue
+                if (len(rows) if self._narrow else jobs.width[rows].sum()) > left[j]:
+                    ranks = ranks or self._ranks(jobs)
+                    rows = rows[np.lexsort([-key[rows, j] for key in reversed(ranks)])]
+                    rows = rows[: left[j]] if self._narrow else rows[fitting(jobs.width[rows], int(left[j]))]
+                choice.on[rows] = j
+                free[rows] = False
+                left[j] -= len(rows) if self._narrow else jobs.width[rows].sum()
+        return choice
+
+    def _passes(self) -> tuple[bool, ...]:
+        """Who is considered: first those with a share of a type, then anybody for what is left; of a strict policy only
+        the former. The older rule fills type after type with anybody, as do policies that do not tell types apart."""
+        if self.policy.strict:
+            return (True,)
+        old = self.rules.priority == "fraction" or self.policy.agnostic
+        return (False,) if old else (True, False)
+
+    def ranked(self, j: int, among: NDArray[np.bool_]) -> Ints:
+        """Those who could run on a type, the first in rank first."""
+        rows = np.flatnonzero(among & (self.speed[:, j] > 0))
+        order: Ints = rows[np.lexsort(tuple(-key[rows, j] for key in reversed(self._ranks(self.jobs))))]
+        return order
+
+    def _ranks(self, rows: Active | Pairs) -> tuple[Floats, ...]:
+        """Keys by which rows go first, the most important one first."""
+        if self.rules.priority == "owed":
+            owed = rows.owed
+            if isinstance(rows, Active) and self.rules.restart_s and len(rows):
+                owed = owed.copy()
+                running = np.flatnonzero(rows.on >= 0)
+                owed[running, rows.on[running]] += 2 * self.rules.restart_s  # who takes over pays for a restart
+            return np.where(rows.share > 0, owed, -np.inf), rows.share
+        had = rows.received
+        fraction = np.divide(had, self.worked, out=np.zeros_like(had), where=self.worked > 0)
+        rank = rows.share * _NEVER_HAD
+        np.divide(rows.share, fraction, out=rank, where=fraction > 0)
+        return rank, rows.owed, rows.share
+
+    def _scan(self, j: int, rows: Ints, left: Ints, free: NDArray[np.bool_], choice: Choice) -> None:
+        """One type with pairs among the candidates, one by one."""
+        ranks, pair_ranks = self._ranks(self.jobs), self._ranks(self.pairs)
+        a, b = self.pairs.a, self.pairs.b
+        together = np.flatnonzero(free[a] & free[b] & (self._pair_speed(j) > 0) & (self.pairs.share[:, j] > 0))
+        keys = [np.concatenate((-s[rows, j], -p[together, j])) for s, p in zip(ranks, pair_ranks, strict=True)]
+        for at in np.lexsort(tuple(reversed(keys))).tolist():
+            if at < len(rows):
+                i = k = int(rows[at])
+            else:
+                i, k = int(a[together[at - len(rows)]]), int(b[together[at - len(rows)]])
+            if self.jobs.width[i] <= left[j] and free[i] and free[k]:
+                self._take(i, k, j, free, choice)
+                left[j] -= self.jobs.width[i]
+                if not left[j]:
+                    return
+
+    def _scan_all(self, order: list[int]) -> Choice:
+        """All types ranked together: the best row anywhere goes first."""
+        jobs, pairs = self.jobs, self.pairs
+        choice = Choice(np.full(len(jobs), -1), np.full(len(jobs), -1))
+        free = np.ones(len(jobs), dtype=np.bool_)
+        left = self.counts.copy()
+        count, total = len(jobs), len(jobs) + len(pairs)
+        speeds = np.concatenate((self.speed, np.stack([self._pair_speed(j) for j in range(len(self.types))], axis=1)))
+        ranks, pair_ranks = self._ranks(jobs), self._ranks(pairs)
+        keys = [
+            np.concatenate([-np.concatenate((s[:, j], p[:, j])) for j in order])
+            for s, p in zip(ranks, pair_ranks, strict=True)
+        ]
+        for at in np.lexsort(tuple(reversed(keys))).tolist():
+            j, row = order[at // total], at % total
+            i, k = (row, row) if row < count else (int(pairs.a[row - count]), int(pairs.b[row - count]))
+            if not (free[i] and free[k] and speeds[row, j] > 0 and jobs.width[i] <= left[j]):
+                continue
+            if self.policy.strict and jobs.share[i, j] <= 0:
+                continue
+            self._take(i, k, j, free, choice)
+            left[j] -= jobs.width[i]
+        return choice
+
+    def _take(self, i: int, k: int, j: int, free: NDArray[np.bool_], choice: Choice) -> None:
+        choice.on[i] = choice.on[k] = j
+        free[i] = free[k] = False
+        if i != k:
+            choice.beside[i], choice.beside[k] = k, i
+
+    def _pair_speed(self, j: int) -> Floats:
+        """The slower of the two speeds of every pair."""
+        if self.pair_rates is None or not len(self.pairs):
+            return np.zeros(len(self.pairs))
+        one, other = self.jobs.kind[self.pairs.a], self.jobs.kind[self.pairs.b]
+        slower: Floats = np.minimum(self.pair_rates[one, other, j], self.pair_rates[other, one, j])
+        return slower
+
+
+def fitting(width: Ints, capacity: int) -> Ints:
+    """Who gets in when rows are let in one after another and those that do not fit are passed over.
+
+    >>> fitting(np.array([2, 4, 1, 8, 1]), 5).tolist()
+    [0, 2, 4]
+    """
+    filled = np.cumsum(width)
+    first = int(np.searchsorted(filled, capacity, side="right"))
+    left = capacity - (int(filled[first - 1]) if first else 0)
+    taken = [np.arange(first)]
+    at = first
+    while left and at < len(width):
+        later = np.flatnonzero(width[at:] <= left)
+        if not len(later):
+            break
+        # All that fit one after another from here on, up to the first that does not.
+        run = np.cumsum(width[at + later])
+        count = int(np.searchsorted(run, left, side="right"))
+        taken.append(at + later[:count])
+        left -= int(run[count - 1])
+        at += int(later[count - 1]) + 1
+    return np.concatenate(taken)

@@ -1,0 +1,248 @@
+"""Every figure of a cluster run, from its records alone: completion times, use, cost, deadlines, fairness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from dovetail.cluster.problem import Floats, Ints
+from dovetail.core.events import Rows
+
+
+class Figures(Struct, kw_only=True):
+    """What a run gave. Times are seconds; of a window, only its jobs count for completion times and fairness."""
+
+    jobs: int
+    completed: int
+    rejected: int
+    makespan_s: float
+    avg_jct_s: float
+    median_jct_s: float
+    p95_jct_s: float
+    avg_jct_low_s: float | None  # of jobs with the usual weight, and with more
+    avg_jct_high_s: float | None
+    utilization: float
+    utilization_by_type: dict[str, float]
+    total_cost: float
+    slo_violations: int
+    slo_jobs: int
+    rho_mean: float  # completion time over that with an equal share of the cluster
+    rho_p95: float
+    rho_max: float
+    jain: float  # of 1/rho: 1 if all were treated alike
+    leases: int
+    avg_jct_by_model_s: dict[str, float]
+
+
+class Metrics:
+    """Follows a run. Jobs have ids from 0 on, so columns over ids hold what is known of each."""
+
+    def __init__(
+        self,
+        types: tuple[str, ...],
+        counts: Ints,
+        kinds: Sequence[tuple[str, int]],
+        rates: Floats,
+        window: tuple[int, int] | None = None,
+        charge_pairs_fully: bool = False,
+    ) -> None:
+        self._types = types
+        self._counts = counts
+        self._kinds = kinds
+        self._rates = rates
+        self._widths = np.array([width for _, width in kinds], dtype=np.int64)
+        self._window = window
+        self._pair_charge = 1.0 if charge_pairs_fully else 0.5
+        self._jobs: dict[str, Any] = {
+            "kind": np.zeros(64, np.int64),
+            "steps": np.zeros(64),
+            "arrival": np.full(64, nan),
+            "weight": np.ones(64),
+            "due": np.full(64, inf),
+            "end": np.full(64, nan),
+            "equal": np.zeros(64),  # steps with an equal share, up to its arrival; later, during its stay
+        }
+        self._known = 0
+        self._rejected = 0
+        self._active = 0
+        self._since = 0.0
+        self._equal: Floats = np.zeros(len(kinds))
+        self._equal_rate: Floats = np.zeros(len(kinds))
+        self._equal_shares: dict[int, Floats] = {}
+        self._busy: Floats = np.zeros(len(types))
+        self._cost = 0.0
+        self._prices: Floats = np.zeros(len(types))
+        self._leases = 0
+        self.now = 0.0
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self.now = t
+        for event in events:
+            if type(event) is Rows:
+                self._see(event.of, event.columns)
+
+    def _see(self, of: str, columns: dict[str, Any]) -> None:
+        if of == "stopped":
+            self._stopped(columns)
+        elif of == "started":
+            self._leases += len(columns["id"])
+        elif of == "arrived":
+            self._arrived(columns)
+        elif of == "completed":
+            self._completed(columns)
+        elif of == "rejected":
+            self._rejected_jobs(columns)
+        elif of == "prices":
+            self._prices = np.asarray(columns["price"], dtype=np.float64)
+        elif of == "used":
+            self._used(columns)
+
+    def _grow(self, size: int) -> None:
+        room = len(self._jobs["kind"])
+        if size <= room:
+            return
+        fills = {"arrival": nan, "weight": 1.0, "due": inf, "end": nan}
+        for name, column in self._jobs.items():
+            grown = np.full(max(size, 2 * room), fills.get(name, 0), column.dtype)
+            grown[:room] = column
+            self._jobs[name] = grown
+
+    def _arrived(self, columns: dict[str, Any]) -> None:
+        ids, at_s = np.asarray(columns["id"]), np.asarray(columns["at_s"], dtype=np.float64)
+        self._grow(int(ids.max()) + 1)
+        self._known = max(self._known, int(ids.max()) + 1)
+        jobs = self._jobs
+        jobs["kind"][ids], jobs["steps"][ids], jobs["arrival"][ids] = columns["kind"], columns["steps"], at_s
+        if "weight" in columns:
+            jobs["weight"][ids] = columns["weight"]
+        if "due_s" in columns:
+            jobs["due"][ids] = columns["due_s"]
+        for job, kind, at in zip(ids.tolist(), columns["kind"], at_s.tolist(), strict=True):
+            self._change(at, 1)
+            jobs["equal"][job] = self._equal[kind]
+
+    def _change(self, at_s: float, by: int) -> None:
+        """The number of active jobs changes: settle what an equal share would have brought every kind until now."""
+        if at_s > self._since:
+            self._equal += (at_s - self._since) * self._equal_rate
+            self._since = at_s
+        self._active += by
+        self._equal_rate = self._equal_share(self._active)
+
+    def _equal_share(self, jobs: int) -> Floats:
+        """Steps per second of every kind with one of so many equal shares of the cluster."""
+        if jobs not in self._equal_shares:
+            portion = self._counts / max(jobs, 1) / self._widths[:, None]
+            portion /= np.maximum(1.0, portion.sum(axis=1))[:, None]
+            self._equal_shares[jobs] = (portion * self._rates).sum(axis=1)
+        return self._equal_shares[jobs]
+
+    def _stopped(self, columns: dict[str, Any]) -> None:
+        ids, on = np.asarray(columns["id"]), np.asarray(columns["on"])
+        seconds = np.asarray(columns["to_s"]) - np.asarray(columns["from_s"])
+        held = seconds * self._widths[self._jobs["kind"][ids]]
+        paired = np.asarray(columns["beside"]) >= 0
+        charged = held
+        if paired.any():
+            charged = np.where(paired, held * self._pair_charge, held)
+            held = np.where(paired, held * 0.5, held)
+        self._busy += np.bincount(on, held, minlength=len(self._types))
+        self._cost += float((np.bincount(on, charged, minlength=len(self._types)) * self._prices).sum()) / 3600
+
+    def _used(self, columns: dict[str, Any]) -> None:
+        """Seconds of accelerators by type, where there are shares of time instead of leases."""
+        used = np.asarray(columns["accelerator_s"])
+        self._busy += used
+        self._cost += float((used * self._prices).sum()) / 3600
+
+    def _completed(self, columns: dict[str, Any]) -> None:
+        jobs = self._jobs
+        for job, at in zip(np.asarray(columns["id"]).tolist(), np.asarray(columns["at_s"]).tolist(), strict=True):
+            self._change(at, -1)
+            jobs["end"][job] = at
+            jobs["equal"][job] = self._equal[jobs["kind"][job]] - jobs["equal"][job]
+
+    def _rejected_jobs(self, columns: dict[str, Any]) -> None:
+        for _ in columns["id"]:
+            self._change(self._since, -1)
+            self._rejected += 1
+
+    def figures(self) -> Figures:
+        jobs = self._measured()
+        done = np.isfinite(jobs["end"])
+        jct = (jobs["end"] - jobs["arrival"])[done]
+        good = self.rho()
+        fairness = 1 / good
+        heavy = jobs["weight"][done] > 1
+        due = np.isfinite(jobs["due"])
+        late = due & ~(jobs["end"] - jobs["arrival"] <= jobs["due"])
+        models: dict[str, list[float]] = {}
+        for kind, time_s in zip(jobs["kind"][done].tolist(), jct.tolist(), strict=True):
+            models.setdefault(self._kinds[kind][0], []).append(time_s)
+        capacity = self._counts * self.now
+        use = np.divide(self._busy, capacity, out=np.zeros_like(self._busy), where=capacity > 0)
+        total = float(capacity.sum())
+        return Figures(
+            jobs=int(np.isfinite(jobs["arrival"]).sum()),
+            completed=int(np.isfinite(self._jobs["end"]).sum()),
+            rejected=self._rejected,
+            makespan_s=self.now,
+            avg_jct_s=_mean(jct),
+            median_jct_s=_quantile(jct, 0.5),
+            p95_jct_s=_quantile(jct, 0.95),
+            avg_jct_low_s=_mean(jct[~heavy]) if heavy.any() else None,
+            avg_jct_high_s=_mean(jct[heavy]) if heavy.any() else None,
+            utilization=float(self._busy.sum()) / total if total else 0.0,
+            utilization_by_type=dict(zip(self._types, use.tolist(), strict=True)),
+            total_cost=self._cost,
+            slo_violations=int(late.sum()),
+            slo_jobs=int(due.sum()),
+            rho_mean=_mean(good),
+            rho_p95=_quantile(good, 0.95),
+            rho_max=_quantile(good, 1.0),
+            jain=float(fairness.sum() ** 2 / (len(fairness) * (fairness**2).sum())) if len(fairness) else 1.0,
+            leases=self._leases,
+            avg_jct_by_model_s={name: sum(times) / len(times) for name, times in sorted(models.items())},
+        )
+
+    def _measured(self) -> dict[str, Any]:
+        """What is known of the jobs that count."""
+        first, end = self._window or (0, self._known)
+        return {name: column[first : min(end, self._known)] for name, column in self._jobs.items()}
+
+    def rho(self) -> Floats:
+        """Of every measured and completed job, its completion time over that with an equal share of the cluster."""
+        jobs = self._measured()
+        done = np.isfinite(jobs["end"]) & (jobs["steps"] > 0)
+        rho: Floats = jobs["equal"][done] / jobs["steps"][done]
+        return rho[rho > 0]
+
+    def rho_of(self, job: int) -> float | None:
+        """The same of one job, measured or not; None if it was not completed or had nothing to do."""
+        jobs = self._jobs
+        if job >= self._known or not np.isfinite(jobs["end"][job]) or not jobs["steps"][job] > 0:
+            return None
+        return float(jobs["equal"][job] / jobs["steps"][job])
+
+    @property
+    def arrived(self) -> int:
+        """How many jobs have arrived, measured or not."""
+        return int(np.isfinite(self._jobs["arrival"]).sum())
+
+    def completion_times(self) -> dict[int, float]:
+        """Seconds from arrival to completion of every job that was completed."""
+        known = np.flatnonzero(np.isfinite(self._jobs["end"]))
+        took = (self._jobs["end"] - self._jobs["arrival"])[known]
+        return dict(zip(known.tolist(), took.tolist(), strict=True))
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _quantile(values: Floats, q: float) -> float:
+    return float(np.quantile(values, q)) if len(values) else 0.0

@@ -1,0 +1,79 @@
+"""What this level writes into the journal, column by column: arrivals, leases begun and ended, completions.
+
+A lease is a stretch of time in which a job holds the same accelerators; `stopped` tells when it began and what it
+brought, so that figures need nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from dovetail.cluster.problem import Floats, Ints
+from dovetail.cluster.workload import Job
+from dovetail.core.events import Rows
+
+ROUND, KEPT, FREE, GATHERED = 0, 1, 2, 3
+WHY = (
+    "its turn: it is owed the most time",
+    "kept its place: only its company changed",
+    "accelerators were free",
+    "moved into one server: it was spread over several",
+)
+
+
+def arrived(jobs: Sequence[Job], kinds: Sequence[int]) -> Rows:
+    columns: dict[str, Any] = {
+        "id": [job.id for job in jobs],
+        "kind": list(kinds),
+        "steps": [job.steps for job in jobs],
+        "at_s": [job.arrival_s for job in jobs],
+    }
+    if any(job.name for job in jobs):
+        columns["name"] = [job.name for job in jobs]
+    if any(job.weight != 1.0 for job in jobs):
+        columns["weight"] = [job.weight for job in jobs]
+    if any(job.due_s is not None for job in jobs):
+        columns["due_s"] = [inf if job.due_s is None else job.due_s for job in jobs]
+    if any(job.duration_s is not None for job in jobs):
+        columns["duration_s"] = [job.duration_s for job in jobs]
+    return Rows("arrived", columns)
+
+
+def started(
+    ids: Ints | Sequence[int],
+    on: Ints | Sequence[int],
+    devices: Sequence[Sequence[int]],
+    beside: Sequence[int],
+    why: Sequence[int],
+    setup_s: Sequence[float],
+    restart_s: float,
+) -> Rows:
+    """`why` is a place in the header's list of reasons; prices are written where one is not that of a restart."""
+    columns: dict[str, Any] = {"id": ids, "on": on, "devices": devices, "why": why}
+    if any(other >= 0 for other in beside):
+        columns["beside"] = beside
+    if any(price_s != restart_s for price_s in setup_s):
+        columns["setup_s"] = setup_s
+    return Rows("started", columns)
+
+
+def stopped(
+    ids: Ints | Sequence[int],
+    on: Ints | Sequence[int],
+    beside: Ints | Sequence[int],
+    from_s: float | Floats | Sequence[float],
+    to_s: Floats | Sequence[float],
+    steps: Floats | Sequence[float],
+) -> Rows:
+    columns = {"id": ids, "on": on, "beside": beside, "from_s": from_s, "to_s": to_s, "steps": steps}
+    return Rows("stopped", columns)
+
+
+def completed(ids: Ints | Sequence[int], at_s: Floats | Sequence[float]) -> Rows:
+    return Rows("completed", {"id": ids, "at_s": at_s})
+
+
+def rejected(ids: Ints | Sequence[int], why: str) -> Rows:
+    return Rows("rejected", {"id": ids, "why": [why] * len(ids)})

@@ -1,0 +1,137 @@
+"""The checker of cluster journals: planted faults are found, each by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.cluster.check import CODES, check_journal
+from dovetail.cluster.recording import run
+from dovetail.cluster.records import KEPT
+from dovetail.cluster.workload import Job
+from tests.cluster.conftest import Make, Table
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+def lines(make_setup: Make, tmp_path: Path) -> Lines:
+    jobs = [Job(id=i, model="AB"[i % 2], steps=900, arrival_s=40.0 * i) for i in range(6)]
+    policy = Table({i: [0.4, 0.4] for i in range(6)}, {(0, 1): [0.5, 0.0]})
+    run(make_setup(jobs), policy, name="table", journal=tmp_path / "run.jsonl")
+    return [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+
+
+def _codes(lines: Lines, tmp_path: Path) -> set[str]:
+    path = tmp_path / "changed.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return set(check_journal(path).faults_by_code)
+
+
+def _first(lines: Lines, of: str) -> dict[str, Any]:
+    columns: dict[str, Any] = next(line for line in lines if line.get("of") == of)["columns"]
+    return columns
+
+
+def test_the_run_itself_is_valid(lines: Lines, tmp_path: Path) -> None:
+    assert _codes(lines, tmp_path) == set()
+
+
+def _late(lines: Lines) -> None:
+    lines[1]["t"] = 1e9
+
+
+def _unknown(lines: Lines) -> None:
+    _first(lines, "started")["id"][0] = 77
+
+
+def _elsewhere(lines: Lines) -> None:
+    _first(lines, "started")["devices"][0] = [99]
+
+
+def _wide(lines: Lines) -> None:
+    _first(lines, "started")["devices"][0] = [0, 1]
+
+
+def _together(lines: Lines) -> None:
+    started = [line["columns"] for line in lines if line.get("of") == "started"]
+    started[1]["devices"][0] = started[0]["devices"][0]
+    started[1]["on"][0] = started[0]["on"][0]
+
+
+def _again(lines: Lines) -> None:
+    lines.insert(3, next(line for line in lines if line.get("of") == "started"))
+
+
+def _fast(lines: Lines) -> None:
+    _first(lines, "stopped")["steps"][0] += 5.0
+
+
+def _moved(lines: Lines) -> None:
+    _first(lines, "stopped")["from_s"][0] += 5.0
+
+
+def _early(lines: Lines) -> None:
+    _first(lines, "arrived")["steps"][0] += 100.0
+
+
+def _lost(lines: Lines) -> None:
+    lines.remove(next(line for line in lines if line.get("of") == "completed"))
+
+
+def _groundless(lines: Lines) -> None:
+    _first(lines, "started")["why"][0] = 9
+
+
+def _stayed(lines: Lines) -> None:
+    columns = _first(lines, "started")
+    columns["setup_s"] = [0.0] * len(columns["id"])
+    columns["why"] = [KEPT] * len(columns["id"])
+
+
+def _endless(lines: Lines) -> None:
+    del lines[-1]
+
+
+def _boast(lines: Lines) -> None:
+    lines[-1]["summary"]["avg_jct_s"] *= 0.9
+
+
+def _impossible(lines: Lines) -> None:
+    lines[0]["facts"]["bound_makespan_s"] = 1e9
+
+
+def _revived(lines: Lines) -> None:
+    completed = next(i for i, line in enumerate(lines) if line.get("of") == "completed")
+    lines.insert(completed + 1, lines[completed])
+
+
+@pytest.mark.parametrize(
+    ("plant", "code"),
+    [
+        (_late, "time"),
+        (_unknown, "arrival"),
+        (_elsewhere, "device"),
+        (_wide, "width"),
+        (_together, "overlap"),
+        (_again, "twice"),
+        (_fast, "steps"),
+        (_moved, "finish"),
+        (_early, "missing"),
+        (_lost, "unclosed"),
+        (_groundless, "reason"),
+        (_stayed, "restart"),
+        (_endless, "end"),
+        (_boast, "summary"),
+        (_impossible, "bound"),
+        (_revived, "closed"),
+    ],
+)
+def test_planted_faults_are_found(lines: Lines, tmp_path: Path, plant: Callable[[Lines], None], code: str) -> None:
+    plant(lines)
+    assert code in _codes(lines, tmp_path)
+    assert code in CODES

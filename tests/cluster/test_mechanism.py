@@ -1,0 +1,100 @@
+"""Rounds out of shares: in the long run everybody gets what was allotted, and no type is over-full."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.cluster.mechanism import Mechanism, fitting
+from dovetail.cluster.rules import Rules
+from dovetail.cluster.workload import Job
+from tests.cluster.conftest import THROUGHPUTS, Table
+
+
+@given(st.lists(st.integers(1, 8), max_size=30), st.integers(0, 40))
+def test_fitting_is_first_come_first_served_with_passing_over(widths: list[int], capacity: int) -> None:
+    taken, left = [], capacity
+    for i, width in enumerate(widths):
+        if width <= left:
+            taken.append(i)
+            left -= width
+    assert fitting(np.array(widths, dtype=np.int64), capacity).tolist() == taken
+
+
+def _mechanism(policy: Table, rules: Rules, counts: tuple[int, int] = (1, 1)) -> Mechanism:
+    return Mechanism(
+        policy,
+        THROUGHPUTS.types,
+        np.array(counts),
+        THROUGHPUTS.alone,
+        THROUGHPUTS.pairs,
+        rules,
+        random.Random(0),
+    )
+
+
+@pytest.mark.parametrize("priority", ["owed", "fraction"])
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_long_run_time_follows_the_shares(priority: Literal["owed", "fraction"], data: st.DataObject) -> None:
+    """Shares that fill both types exactly are met to within two rounds each, by either rule."""
+    jobs = 4
+    matrix = np.array(data.draw(st.lists(st.integers(1, 9), min_size=jobs, max_size=jobs)), dtype=np.float64)
+    first = matrix / matrix.sum()  # of one fast device
+    second = (1 - first) / (1 - first).sum()  # of one slow device, for who is elsewhere less
+    shares = {i: [first[i], min(second[i], 1 - first[i])] for i in range(jobs)}
+    rules = Rules(priority=priority, restart_s=0.0)
+    mechanism = _mechanism(Table(shares), rules)
+    mechanism.arrive([Job(id=i, model="A", steps=1e12) for i in range(jobs)], [0] * jobs, [0] * jobs)
+    total = np.zeros((jobs, 2))
+    rounds = 400
+    for n in range(rounds):
+        mechanism.update(n * rules.round_s, np.zeros(2))
+        choice = mechanism.choose()
+        rows = np.flatnonzero(choice.on >= 0)
+        mechanism.receive(rows, choice.on[rows], np.full(len(rows), rules.round_s))
+        total[rows, choice.on[rows]] += 1
+    wanted = np.array([shares[i] for i in range(jobs)]) * rounds
+    assert (total >= wanted - 8).all(), (total, wanted)
+
+
+def test_rounds_respect_capacity_and_widths() -> None:
+    mechanism = _mechanism(Table({i: [0.5, 0.5] for i in range(6)}), Rules(), counts=(3, 2))
+    kinds = [0, 2, 0, 3, 1, 2]
+    jobs = [Job(id=i, model="AB"[kind % 2], width=THROUGHPUTS.kinds[kind][1], steps=9) for i, kind in enumerate(kinds)]
+    mechanism.arrive(jobs, kinds, [0] * 6)
+    mechanism.update(0.0, np.zeros(2))
+    choice = mechanism.choose()
+    for j, count in enumerate((3, 2)):
+        assert mechanism.jobs.width[choice.on == j].sum() <= count
+    assert choice.on[3] == -1  # four wide, and only three are there
+
+
+def test_pairs_run_together_or_not_at_all() -> None:
+    mechanism = _mechanism(Table({0: [0, 0], 1: [0, 0], 2: [0, 1]}, {(0, 1): [1.0, 0.0]}), Rules())
+    mechanism.arrive([Job(id=i, model="AB"[i % 2], steps=9) for i in range(3)], [0, 1, 0], [0] * 3)
+    mechanism.update(0.0, np.zeros(2))
+    choice = mechanism.choose()
+    assert choice.on.tolist() == [0, 0, 1]
+    assert choice.beside.tolist() == [1, 0, -1]
+
+
+def test_one_queue_for_all_types_takes_the_best_rank_anywhere() -> None:
+    mechanism = _mechanism(Table({0: [0.1, 0.9], 1: [0.2, 0.3]}), Rules(global_queue=True))
+    mechanism.arrive([Job(id=i, model="A", steps=9) for i in range(2)], [0, 0], [0, 0])
+    mechanism.update(0.0, np.zeros(2))
+    assert mechanism.choose().on.tolist() == [1, 0]
+
+
+def test_a_strict_policy_leaves_jobs_without_share_idle() -> None:
+    policy = Table({0: [1, 0]})
+    policy.strict = True
+    mechanism = _mechanism(policy, Rules())
+    mechanism.arrive([Job(id=i, model="A", steps=9) for i in range(2)], [0, 0], [0, 0])
+    mechanism.update(0.0, np.zeros(2))
+    assert mechanism.choose().on.tolist() == [0, -1]

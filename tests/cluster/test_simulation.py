@@ -1,0 +1,263 @@
+"""The cluster in virtual time, against timelines worked out by hand."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.cluster.check import check_journal
+from dovetail.cluster.recording import Mode, Outcome, Saving, run
+from dovetail.cluster.rules import Rules
+from dovetail.cluster.setup import Outage, Setup
+from dovetail.cluster.simulation import Simulation
+from dovetail.cluster.workload import Job
+from dovetail.core.errors import InputError
+from dovetail.core.events import Rows
+from tests.cluster.conftest import Make, Table
+
+NO_RESTART = Rules(restart_s=0.0)
+
+
+class Notes:
+    """Keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, str, dict[str, Any]]] = []
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self.seen += [(t, event.of, event.columns) for event in events if isinstance(event, Rows)]
+
+    def times(self, of: str) -> list[tuple[float, list[int]]]:
+        return [(t, [int(job) for job in columns["id"]]) for t, what, columns in self.seen if what == of]
+
+
+def _run(setup: Setup, policy: Any, rules: Rules, tmp_path: Path) -> tuple[Outcome, Notes]:
+    notes, journal = Notes(), tmp_path / "run.jsonl"
+    outcome = run(setup, policy, rules, name="table", journal=journal, observers=[notes])
+    report = check_journal(journal)
+    assert report.valid, report.faults[:5]
+    return outcome, notes
+
+
+def test_a_job_ends_when_its_steps_are_done(make_setup: Make, tmp_path: Path) -> None:
+    outcome, notes = _run(make_setup([Job(id=0, model="A", steps=400)]), Table({0: [1, 0]}), NO_RESTART, tmp_path)
+    assert outcome.figures.makespan_s == 100.0
+    assert outcome.figures.avg_jct_s == 100.0
+    assert outcome.figures.utilization == 0.25
+    assert outcome.figures.total_cost == pytest.approx(100 * 3.6 / 3600)
+    assert notes.times("completed") == [(100.0, [0])]
+
+
+def test_a_start_costs_a_restart_but_staying_does_not(make_setup: Make, tmp_path: Path) -> None:
+    outcome, notes = _run(
+        make_setup([Job(id=0, model="A", steps=4000)]), Table({0: [1, 0]}), Rules(restart_s=50.0), tmp_path
+    )
+    assert outcome.figures.makespan_s == 1050.0  # three rounds, one lease
+    assert outcome.figures.leases == 1
+    assert notes.times("stopped") == [(1050.0, [0])]
+
+
+def test_who_waits_starts_inside_the_round_when_another_ends(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=0, model="A", steps=400), Job(id=1, model="A", steps=400)]
+    setup = make_setup(jobs, counts=(1, 0))
+    outcome, _ = _run(setup, Table({0: [1, 0], 1: [0.5, 0]}), NO_RESTART, tmp_path)
+    assert outcome.completion_s == {0: 100.0, 1: 200.0}
+    setup = make_setup(jobs, counts=(1, 0))
+    outcome, _ = _run(setup, Table({0: [1, 0], 1: [0.5, 0]}), Rules(restart_s=0.0, inside=False), tmp_path)
+    assert outcome.completion_s == {0: 100.0, 1: 460.0}  # at the next boundary
+
+
+def test_who_arrives_inside_a_round_starts_at_once_if_there_is_room(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=0, model="A", steps=4000), Job(id=1, model="A", steps=400, arrival_s=30.0)]
+    outcome, _ = _run(make_setup(jobs), Table({0: [1, 0], 1: [1, 0]}), NO_RESTART, tmp_path)
+    assert outcome.completion_s == {0: 1000.0, 1: 100.0}
+
+
+def test_idle_time_before_an_arrival_is_not_billed(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=0, model="A", steps=400), Job(id=1, model="A", steps=400, arrival_s=100_000.0)]
+    outcome, _ = _run(make_setup(jobs), Table({0: [1, 0], 1: [1, 0]}), NO_RESTART, tmp_path)
+    assert outcome.figures.makespan_s == 100_100.0
+    assert outcome.figures.total_cost == pytest.approx(200 * 3.6 / 3600)
+
+
+def test_a_wide_job_in_two_servers_is_slower(make_setup: Make, tmp_path: Path) -> None:
+    wide = [Job(id=0, model="A", width=2, steps=800)]
+    together, _ = _run(make_setup(wide, per_server=(2, 2)), Table({0: [1, 0]}), NO_RESTART, tmp_path)
+    apart, _ = _run(make_setup(wide, per_server=(1, 1)), Table({0: [1, 0]}), NO_RESTART, tmp_path)
+    assert together.figures.makespan_s == 100.0
+    assert apart.figures.makespan_s == pytest.approx(800 / 6)
+
+
+def test_two_jobs_share_a_device_and_who_stays_goes_on_alone(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=0, model="A", steps=200), Job(id=1, model="B", steps=350)]
+    policy = Table({}, {(0, 1): [1.0, 0.0]})
+    outcome, notes = _run(make_setup(jobs, counts=(1, 0)), policy, Rules(restart_s=0.0, inside=False), tmp_path)
+    # Together 2 and 1.5 steps a second; after 100 s the second has 200 left, alone 2 a second.
+    assert outcome.completion_s == {0: 100.0, 1: 200.0}
+    assert notes.times("started") == [(0.0, [0, 1]), (100.0, [1])]
+    assert outcome.figures.utilization == 1.0
+    assert outcome.figures.total_cost == pytest.approx(200 * 3.6 / 3600)
+
+
+def test_a_failed_device_costs_the_work_of_the_round(make_setup: Make, tmp_path: Path) -> None:
+    setup = make_setup(
+        [Job(id=0, model="A", steps=4000)], counts=(1, 0), outages=[Outage(at_s=500.0, until_s=700.0, devices=(0,))]
+    )
+    outcome, notes = _run(setup, Table({0: [1, 0]}), NO_RESTART, tmp_path)
+    # 360 s saved, 140 s lost; it starts again at the first boundary with a device, 720 s.
+    assert [t for t, _ in notes.times("started")] == [0.0, 720.0]
+    assert outcome.figures.makespan_s == 720.0 + 1000 - 360
+
+
+def test_a_window_ends_the_run(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=i, model="A", steps=400, arrival_s=50.0 * i) for i in range(20)]
+    outcome, _ = _run(make_setup(jobs, window=(3, 5)), Table({i: [1, 0] for i in range(20)}), NO_RESTART, tmp_path)
+    assert outcome.figures.jobs == 2
+    assert outcome.figures.completed < 20
+
+
+def test_a_job_that_fits_nowhere_is_rejected_with_the_reason(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=0, model="A", steps=40), Job(id=1, model="B", width=4, steps=9)]
+    outcome, notes = _run(make_setup(jobs, counts=(2, 4)), Table({0: [1, 0]}), NO_RESTART, tmp_path)
+    assert (outcome.figures.completed, outcome.figures.rejected) == (1, 1)
+    assert notes.times("rejected") == [(0.0, [1])]
+    reasons = [columns["why"] for _, of, columns in notes.seen if of == "rejected"]
+    assert reasons == [["no type has enough accelerators that it runs on"]]
+
+
+def test_a_job_that_its_policy_never_lets_run_is_told(make_setup: Make) -> None:
+    policy = Table({})
+    policy.strict = True
+    with pytest.raises(InputError, match="job 7 can never run on this cluster under this policy"):
+        run(make_setup([Job(id=7, model="A", steps=9)]), policy)
+
+
+def test_a_spread_job_moves_into_one_server_when_there_is_room(make_setup: Make, tmp_path: Path) -> None:
+    """Narrow jobs hold a device of each server until 1000 s, so the wide one begins in two."""
+    jobs = [
+        Job(id=0, model="A", steps=4000),
+        Job(id=1, model="A", steps=400),
+        Job(id=2, model="A", steps=4000),
+        Job(id=3, model="A", width=2, steps=8000, arrival_s=150.0),
+    ]
+    shares = {i: [1.0, 0.0] for i in range(4)}
+    setup = make_setup(jobs, counts=(4, 0), per_server=(2, 1))
+    _, notes = _run(setup, Table(shares), NO_RESTART, tmp_path)
+    leases = [
+        (t, list(places))
+        for t, of, columns in notes.seen
+        if of == "started"
+        for job, places in zip(columns["id"], columns["devices"], strict=True)
+        if job == 3
+    ]
+    first, second = leases[0], leases[1]
+    assert first[0] == 150.0
+    assert len({device // 2 for device in first[1]}) == 2
+    assert second[0] == pytest.approx(1080.0)  # the first boundary after the others are done
+    assert len({device // 2 for device in second[1]}) == 1
+
+
+def test_rounds_that_change_nothing_are_skipped_without_a_trace(
+    make_setup: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [Job(id=i, model="AB"[i % 2], steps=90_000, arrival_s=40_000.0 * i) for i in range(6)]
+    shares = {i: [1.0, 0.0] if i % 2 == 0 else [0.0, 1.0] for i in range(6)}
+    fast, _ = _run(make_setup(jobs), Table(shares), Rules(), tmp_path)
+    skipped = (tmp_path / "run.jsonl").read_bytes()
+    boundaries = 0
+    whole = Simulation._boundary
+
+    def counted(simulation: Simulation) -> None:
+        nonlocal boundaries
+        boundaries += 1
+        whole(simulation)
+
+    monkeypatch.setattr(Simulation, "_boundary", counted)
+    _run(make_setup(jobs), Table(shares), Rules(), tmp_path)
+    assert boundaries < 100 < fast.rounds
+    monkeypatch.setattr(Simulation, "_quiet_rounds", lambda simulation, end: 0)
+    slow, _ = _run(make_setup(jobs), Table(shares), Rules(), tmp_path)
+    assert slow.rounds == fast.rounds
+    assert slow.figures == fast.figures
+    assert (tmp_path / "run.jsonl").read_bytes() == skipped
+
+
+def test_an_unknown_kind_is_told_with_the_known_ones(make_setup: Make) -> None:
+    setup = make_setup([Job(id=0, model="A", width=8, steps=9)])
+    with pytest.raises(InputError, match=r"no throughput for 'A' on 8 accelerators \(its widths are \[1, 2\]\)"):
+        run(setup, Table({}))
+
+
+def test_the_same_inputs_give_the_same_bytes(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=i, model="AB"[i % 2], steps=500 + 7 * i, arrival_s=13.0 * i) for i in range(40)]
+    for name in ("a", "b"):
+        policy = Table({i: [0.3, 0.4] for i in range(40)})
+        run(make_setup(jobs), policy, name="table", journal=tmp_path / f"{name}.jsonl")
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_ideal_shares_are_exact(make_setup: Make) -> None:
+    jobs = [Job(id=0, model="A", steps=400), Job(id=1, model="A", steps=400)]
+    outcome = run(make_setup(jobs), Table({0: [0.5, 0.5], 1: [0.25, 0]}), ideal=True)
+    assert outcome.completion_s == {0: 400 / 2.5, 1: 400.0}
+
+
+class KilledError(Exception):
+    """The run is stopped from outside."""
+
+
+class Killer:
+    """Ends the run when it has seen so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self._left -= 1
+        if not self._left:
+            raise KilledError
+
+
+@pytest.mark.parametrize("mode", ["changes", "summary"])
+def test_a_run_taken_up_at_a_checkpoint_gives_the_same_bytes(make_setup: Make, tmp_path: Path, mode: Mode) -> None:
+    jobs = [Job(id=i, model="AB"[i % 2], steps=3000 + 7 * i, arrival_s=70.0 * i) for i in range(60)]
+
+    def go(name: str, observers: Sequence[Any] = (), saving: Saving | None = None) -> Outcome:
+        policy = Table({i: [0.3, 0.4] for i in range(60)}, {(0, 3): [0.5, 0.0]})
+        journal = tmp_path / f"{name}.jsonl"
+        return run(
+            make_setup(jobs), policy, name="table", journal=journal, mode=mode, observers=observers, saving=saving
+        )
+
+    whole = go("whole")
+    saving = Saving(tmp_path / "saved", every_rounds=5, resume=True)
+    with pytest.raises(KilledError):
+        go("parts", [Killer(80)], saving)
+    assert (tmp_path / "saved").exists()
+    assert (tmp_path / "parts.jsonl").stat().st_size > 0
+    parts = go("parts", saving=saving)
+    assert (tmp_path / "parts.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert parts.figures == whole.figures
+    assert parts.rounds == whole.rounds
+
+
+def test_a_checkpoint_of_another_run_is_refused(make_setup: Make, tmp_path: Path) -> None:
+    saving = Saving(tmp_path / "saved", every_rounds=1, resume=True)
+    run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=saving)
+    with pytest.raises(InputError, match="checkpoint of another run"):
+        run(make_setup([Job(id=0, model="A", steps=9000)], counts=(1, 1)), Table({0: [1, 0]}), saving=saving)
+
+
+def test_a_checkpoint_that_would_run_other_code_is_refused(make_setup: Make, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (print, ("hello",))
+
+    path = tmp_path / "saved"
+    path.write_bytes(b"dovetail cluster checkpoint 1\n" + pickle.dumps(Evil()))
+    with pytest.raises(InputError, match=r"it holds builtins\.print"):
+        run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Saving(path, resume=True))
