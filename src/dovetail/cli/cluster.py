@@ -1,0 +1,282 @@
+"""`dovetail cluster`: simulate training jobs on accelerators of several types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from dovetail.cli.cluster_explain import explain
+from dovetail.cli.cluster_flags import JobFlags, RuleFlags, Words, WorkFlags
+from dovetail.cli.cluster_sweep import app as sweep_app
+from dovetail.cli.cluster_traces import generate, import_trace
+from dovetail.cli.common import Format, Pairs, atomic_write, pairs, print_json, print_table, progress
+from dovetail.cluster.cells import Cell, run_cell
+from dovetail.cluster.outputs import figures, old_log
+from dovetail.cluster.policies import make
+from dovetail.cluster.recording import Mode, Saving, run
+from dovetail.cluster.scenario import Loaded, load
+from dovetail.cluster.stability import LONG, StoppedError, Watch
+from dovetail.cluster.traces import write_gavel
+from dovetail.core import registry
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.files import refuse_overwrite
+from dovetail.core.sweep import sweep
+
+app = App(name="cluster", help="Share accelerators of several types among training jobs.")
+app.command(generate)
+app.command(import_trace, name="import")
+app.command(sweep_app)
+app.command(explain)
+
+DEFAULT = "max_min_fairness_perf"
+_WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
+_COMPARED = {
+    "makespan_s": "makespan h",
+    "avg_jct_s": "average JCT h",
+    "p95_jct_s": "P95 JCT h",
+    "utilization": "use %",
+    "total_cost": "cost",
+    "rho_mean": "mean rho",
+    "jain": "Jain",
+}
+
+
+@app.command
+def simulate(
+    *,
+    policy: Annotated[str, Parameter(alias="-p")] = DEFAULT,
+    option: Pairs | None = None,
+    work: WorkFlags = _WORK,
+    jobs: JobFlags = _JOBS,
+    rules: RuleFlags = _RULES,
+    longest_queue: float = LONG,
+    journal: Path | None = None,
+    journal_mode: Mode = "changes",
+    log: Path | None = None,
+    output_trace_file_name: Path | None = None,
+    checkpoint_file: Path | None = None,
+    checkpoint_every: int = 1000,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    verbose: Annotated[bool, Parameter(alias="-v", negative=())] = False,
+    format: Format = "table",
+) -> int:
+    """Simulate a cluster under a policy, with jobs from a trace or generated.
+
+    Without any flag: 40 generated jobs, all there at the start, on 8 V100, 8 P100 and 8 K80.
+
+    Exit code 3 if a job was rejected.
+
+    Example: dovetail cluster simulate -p max_min_fairness_perf -c 36:36:36 --jobs-per-hour 4 -s 400 -e 500
+
+    Parameters
+    ----------
+    policy
+        Who decides; `dovetail cluster policies` lists them.
+    option
+        Options of the policy: --option alpha=0.5.
+    longest_queue
+        A run whose queue grows beyond so many times all accelerators is stopped as unstable.
+    journal
+        Where to write the run's journal, for `dovetail check` and `dovetail report`.
+    journal_mode
+        changes: every lease; summary: only arrivals and completions.
+    log
+        Where to write completion times and figures as the older simulator printed them.
+    output_trace_file_name
+        Where to write the jobs, up to the last measured one, as a trace with the older system's ten columns.
+    checkpoint_file
+        Where to keep the state of the run, so that it can go on after an interruption.
+    checkpoint_every
+        Rounds between two checkpoints.
+    resume
+        Go on from the checkpoint file, if it is there.
+    verbose
+        Accepted: results are always shown.
+    format
+        table or json.
+    """
+    scenario, how = work.scenario(jobs, rules), rules.how()
+    if resume and checkpoint_file is None:
+        raise InputError("--resume needs --checkpoint-file")
+    if checkpoint_every < 1:
+        raise InputError(f"--checkpoint-every {checkpoint_every}: expected rounds, 1 or more")
+    written = [path for path in (journal, log, output_trace_file_name, checkpoint_file) if path is not None]
+    refuse_overwrite(written, scenario.files())
+    make(policy, pairs("--option", option))
+    loaded = load(scenario)
+    setup = loaded.setup
+    known = setup.window[1] if setup.window else len(list(setup.jobs))
+    if output_trace_file_name is not None:
+        write_gavel(islice(setup.jobs, known), output_trace_file_name)
+    with progress("simulating", known) as done:
+        watch = _Shown(loaded, longest_queue, done)
+        try:
+            outcome = run(
+                setup,
+                loaded.policy(policy, pairs("--option", option)),
+                how.rules,
+                name=policy,
+                options=pairs("--option", option),
+                journal=journal,
+                mode=journal_mode,
+                observers=[watch],
+                compat=how.compat,
+                ideal=how.ideal,
+                saving=Saving(checkpoint_file, checkpoint_every, resume) if checkpoint_file is not None else None,
+            )
+        except StoppedError as stopped:
+            raise DovetailError(f"the load is too heavy: {stopped} (--longest-queue lets it grow longer)") from None
+    if log is not None:
+        atomic_write(log, old_log(outcome, setup.window))
+    notes = loaded.notes + ([f"unstable: {watch.verdict()}"] if watch.verdict() else [])
+    row = {"policy": policy, "cluster": _cluster(loaded), "seed": scenario.seed} | figures(outcome)
+    if format == "json":
+        print_json(row | {"throughputs": setup.throughputs.source, "notes": notes})
+    else:
+        _show(row, notes)
+    return 3 if outcome.figures.rejected else 0
+
+
+class _Shown(Watch):
+    """Tells how many jobs are done."""
+
+    def __init__(self, loaded: Loaded, longest_queue: float, done: Callable[[int], None]) -> None:
+        super().__init__(loaded.setup, long=longest_queue)
+        self._done = done
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        before = self.completed
+        super().step(n, t, events)
+        if self.completed != before:
+            self._done(self.completed)
+
+
+def _cluster(loaded: Loaded) -> dict[str, int]:
+    return dict(zip(loaded.setup.types, loaded.setup.counts.tolist(), strict=True))
+
+
+def _hours(value_s: float) -> str:
+    return f"{value_s:,.0f} s ({value_s / 3600:,.2f} h)"
+
+
+def _show(row: dict[str, Any], notes: Sequence[str]) -> None:
+    cluster = ", ".join(f"{count} {name}" for name, count in row["cluster"].items())
+    print(f"{row['policy']} on {cluster}\n")
+    makespan = _hours(row["makespan_s"])
+    if row["bound_makespan_s"]:
+        above = row["makespan_s"] / row["bound_makespan_s"] - 1
+        makespan += f", {100 * above:.1f} % above the bound of {row['bound_makespan_s']:,.0f} s"
+    use = ", ".join(f"{name} {100 * share:.1f} %" for name, share in row["utilization_by_type"].items())
+    shown = [
+        ("jobs", f"{row['jobs']:,} measured, {row['completed']:,} completed, {row['rejected']:,} rejected"),
+        ("makespan", makespan),
+        ("average JCT", _hours(row["avg_jct_s"])),
+        ("median, P95 JCT", f"{_hours(row['median_jct_s'])}, {_hours(row['p95_jct_s'])}"),
+        ("utilisation", f"{100 * row['utilization']:.1f} % ({use})"),
+        ("cost", f"{row['total_cost']:,.2f}"),
+        ("finish-time rho", f"mean {row['rho_mean']:.3f}, P95 {row['rho_p95']:.3f}, largest {row['rho_max']:.3f}"),
+        ("Jain's index", f"{row['jain']:.4f}"),
+        ("rounds", f"{row['rounds']:,}, {row['allocations']:,} allocations, {row['leases']:,} leases"),
+        ("CPU time", f"{row['cpu_s']:.2f} s, of which the policy {row['policy_s']:.2f} s"),
+    ]
+    if row["avg_jct_high_s"] is not None:
+        both = f"{_hours(row['avg_jct_low_s'] or 0.0)}, {_hours(row['avg_jct_high_s'])}"
+        shown.insert(4, ("JCT of low, high priority", both))
+    if row["slo_jobs"]:
+        shown.insert(6, ("deadlines", f"{row['slo_violations']:,} of {row['slo_jobs']:,} missed"))
+    print_table(["figure", "value"], shown)
+    for note in notes:
+        print(f"\nnote: {note}")
+
+
+@app.command
+def policies(*, format: Format = "table") -> None:
+    """List the policies: what they promise, what they know and which options they take.
+
+    Example: dovetail cluster policies
+
+    Parameters
+    ----------
+    format
+        table or json.
+    """
+    rows = []
+    for name in registry.names("cluster"):
+        options = registry.options_of("cluster", name)
+        made = registry.create("cluster", name)
+        knows = "pairs" if made.packs else "nothing of types" if made.agnostic else "types"
+        rows.append(
+            {
+                "name": name,
+                "promise": registry.promise("cluster", name),
+                "knows": knows,
+                "agnostic": made.agnostic,
+                "packs": made.packs,
+                "options": {key: parameter.default for key, parameter in options.items()},
+            }
+        )
+    if format == "json":
+        print_json(rows)
+        return
+    table = [[r["name"], r["knows"], " ".join(f"{k}={v}" for k, v in r["options"].items()), r["promise"]] for r in rows]
+    print_table(["policy", "knows", "options", "promise"], table)
+
+
+@app.command
+def compare(
+    *,
+    policy: Annotated[Words, Parameter(alias=["-p", "--policies"])] = ("max_min_fairness", DEFAULT),
+    work: WorkFlags = _WORK,
+    jobs: JobFlags = _JOBS,
+    rules: RuleFlags = _RULES,
+    processes: Annotated[int | None, Parameter(alias="-j")] = None,
+    format: Format = "table",
+) -> int:
+    """Compare policies on the same jobs; ratios are to the first one.
+
+    Example: dovetail cluster compare -p fifo max_min_fairness max_min_fairness_perf --jobs 60 -c 8:8:8
+
+    Parameters
+    ----------
+    policy
+        Two or more policies.
+    processes
+        How many runs at a time; by default one per core.
+    format
+        table or json.
+    """
+    names = list(dict.fromkeys(policy))
+    if not names:
+        raise InputError("--policy: expected at least one")
+    for name in names:
+        make(name)
+    scenario, how = work.scenario(jobs, rules), rules.how()
+    notes = load(scenario).notes
+    cells = [Cell(scenario=scenario, policy=name, how=how, long=float("inf")) for name in names]
+    with progress("comparing", len(cells)) as done:
+        rows = sweep(run_cell, cells, processes, done)
+    for row in rows:
+        if row["status"] == "failed":
+            raise DovetailError(f"{row['policy']}: {row['reason']}")
+        del row["jct_quantiles_s"]
+        row["ratios"] = {key: row[key] / rows[0][key] if rows[0][key] else None for key in _COMPARED}
+    if format == "json":
+        print_json(rows)
+        return 0
+    print_table(
+        ["policy", *_COMPARED.values()], [[row["policy"], *map(row_cell, _COMPARED, [row] * 7)] for row in rows]
+    )
+    for note in [*notes, *(f"{row['policy']}: {row['reason']}" for row in rows if row["reason"])]:
+        print(f"\nnote: {note}")
+    return 0
+
+
+def row_cell(key: str, row: dict[str, Any]) -> str:
+    """A figure and, in brackets, its ratio to the first policy's."""
+    unit = 3600 if key.endswith("_s") else 0.01 if key == "utilization" else 1
+    ratio = row["ratios"][key]
+    return f"{row[key] / unit:,.2f}" + ("" if ratio is None else f" ({ratio:.2f})")
