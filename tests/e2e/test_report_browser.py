@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
+from dovetail.core.events import Arrived, Complete, Finished, Reject, Rows, Start
 from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.report.collect import collect
@@ -260,3 +260,59 @@ def test_without_javascript_figures_and_tables_are_all_there(browser: Browser, t
     assert tab.locator("canvas:visible").count() == 0
     assert tab.locator("table:visible").count() == tab.locator("table").count() == 9
     context.close()
+
+
+def rounds(path: Path, devices: int, leases: bool = True) -> Path:
+    """Jobs 0 and 1 share accelerator 0 for 100 s; each of the others, the last first, has one of its own."""
+    pool = Pool(tuple(Device(i, "fast" if i < 2 else "slow", i // 4) for i in range(devices)), {})
+    ids = list(range(devices + 1))
+    held = [[0], [0], *([device] for device in range(devices - 1, 0, -1))]
+    beside = [1, 0, *[-1] * (devices - 1)]
+    facts = {"kinds": [["A", 1], ["B", 1]], "why": ["its turn"], "restart_s": 5.0}
+    arrived = Rows("arrived", {"id": ids, "kind": [job % 2 for job in ids], "at_s": [0.0] * len(ids)})
+    started = Rows("started", {"id": ids, "devices": held, "why": [0] * len(ids), "beside": beside})
+    steps: list[tuple[float, list[Any]]] = [(0.0, [arrived, started] if leases else [arrived])]
+    for i, part in enumerate((ids[2::3], ids[3::3], ids[4::3] + ids[:2])):
+        ends = [Rows("stopped", {"id": part})] if leases else []
+        steps.append((40.0 + 30 * i, [*ends, Rows("completed", {"id": part})]))
+    with Writer(path, Header(level="cluster", policy="fair", pool=pool, facts=facts)) as writer:
+        for n, (t, events) in enumerate(steps, start=1):
+            writer.step(n, t, events)
+        writer.end(len(steps) + 1, 100.0, {"rho_mean": 0.8})
+    return path
+
+
+@pytest.mark.parametrize("devices", [4, 3000])
+def test_jobs_that_share_an_accelerator_lie_below_each_other(browser: Browser, tmp_path: Path, devices: int) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page([collect(rounds(tmp_path / "run.jsonl", devices))]), encoding="utf-8")
+    tab = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    seen = Opened(tab, file)
+    assert seen.canvas.get_attribute("data-drawn") == str(devices + 1)
+    box = seen.canvas.bounding_box()
+    assert box
+    assert box["height"] < 2000  # lanes become thin where they are many
+    tip = tab.locator("#tip")
+    if devices == 4:
+        seen.at(0.5, 38)  # accelerator 0 from 30 to 66 px: one half each
+        assert "job 0 / lease 1" in tip.inner_text()
+        assert "its turn; it shares with job 1" in tip.inner_text()
+        seen.at(0.5, 58)
+        assert "job 1 / lease 1" in tip.inner_text()
+    tab.get_by_role("searchbox").fill("3")
+    assert "job 3: 1 bar" in tab.locator(".status").inner_text()
+    assert seen.complaints == []
+
+
+def test_a_summary_is_a_page_without_a_canvas(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page([collect(rounds(tmp_path / "run.jsonl", 8, leases=False))]), encoding="utf-8")
+    tab = browser.new_context().new_page()
+    complaints: list[str] = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto(file.as_uri())
+    assert tab.get_by_role("heading", name="Active jobs over time").is_visible()
+    assert tab.get_by_text("there is no schedule to draw").is_visible()
+    assert tab.locator("canvas").count() == 0
+    assert complaints == []

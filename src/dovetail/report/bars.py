@@ -17,8 +17,9 @@ DONE, FAILED, OPEN = 0, 1, 2
 class Bar(Struct, gc=False):
     """One stretch of time on some devices: set up until `start_s + setup_s`, then running until `end_s`.
 
-    `parts` counts the parts of a batch. A bar that `Shelf` merged stands for `merged` bars; what it names then (work,
-    part, kind, reason) is the longest of them, and `setup_s` and `run_s` are sums.
+    `parts` counts the parts of a batch. Of works that share devices each has its bar: number `place` of `sharing`.
+    A bar that `Shelf` merged stands for `merged` bars; what it names then (work, part, kind, reason) is the longest of
+    them, and `setup_s` and `run_s` are sums.
     """
 
     devices: tuple[int, ...]
@@ -36,6 +37,8 @@ class Bar(Struct, gc=False):
     state: int = DONE
     merged: int = 1
     longest_s: float = 0.0
+    place: int = 0
+    sharing: int = 1
 
     @property
     def setup_end_s(self) -> float:
@@ -48,7 +51,10 @@ class Bars:
     A part that needs no device is followed all the same: its bar has no devices, so there is nothing to draw.
     """
 
-    def __init__(self, pool: Pool, where: str) -> None:
+    def __init__(self, pool: Pool, where: str, apart: bool = False) -> None:
+        """With `apart`, parts of a batch are works that share devices, each with a bar of its own."""
+        self._apart = apart
+        self._sharing: dict[int, list[Bar]] = {}
         self._devices = len(pool)
         self._where = where
         self._running: dict[tuple[str, str], Bar] = {}
@@ -56,6 +62,7 @@ class Bars:
         self._batches: dict[int, tuple[Bar, int]] = {}
 
     def step(self, t: float, events: Iterable[Any]) -> Iterator[Bar]:
+        self._sharing.clear()  # who shares starts at the same instant
         for event in events:
             if isinstance(event, Start):
                 self._start(t, event)
@@ -80,6 +87,10 @@ class Bars:
                 f"{self._where}: {start.work}/{start.part} started at {t} s on devices {list(start.devices)}; "
                 f"the pool has 0 to {self._devices - 1}"
             )
+        if self._apart:
+            self._running[key] = _open(t, start)
+            self._share(key, start.batch)
+            return
         known = self._batches.get(start.batch) if start.batch else None
         bar = known[0] if known else _open(t, start)
         self._running[key] = bar
@@ -88,6 +99,15 @@ class Bars:
             self._batches[start.batch] = (bar, members)
             self._batch_of[key] = start.batch
             bar.parts = members
+
+    def _share(self, key: tuple[str, str], batch: int) -> None:
+        if not batch:
+            return
+        together = self._sharing.setdefault(batch, [])
+        self._running[key].place = len(together)
+        together.append(self._running[key])
+        for bar in together:
+            bar.sharing = len(together)
 
     def _end(self, t: float, event: Finished | Failed) -> Bar | None:
         """The bar that ends, unless other parts of its batch still run."""
@@ -199,8 +219,11 @@ def _absorb(into: Bar, bar: Bar) -> None:
         into.longest_s, into.wait_s, into.replaces = bar.longest_s, bar.wait_s, bar.replaces
         into.work, into.part, into.kind, into.why = bar.work, bar.part, bar.kind, bar.why
     into.end_s = max(into.end_s, bar.end_s)
-    into.setup_s += bar.setup_s
-    into.run_s += bar.run_s
+    if (into.place, into.sharing) != (bar.place, bar.sharing):
+        into.setup_s, into.run_s = into.setup_s / into.sharing, into.run_s / into.sharing
+        into.place, into.sharing = 0, 1
+    into.setup_s += bar.setup_s * into.sharing / bar.sharing
+    into.run_s += bar.run_s * into.sharing / bar.sharing
     into.parts += bar.parts
     into.merged += bar.merged
     into.state = max(into.state, bar.state)

@@ -22,7 +22,7 @@ class Mark(NamedTuple):
     style: str
 
 
-def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str) -> str:
+def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, axis: str = "response time") -> str:
     """Histogram (bars, left axis) and cumulative share (line, right axis) of response times."""
     values = np.sort(np.asarray(values_s, dtype=float))
     top = max([float(values[-1]), *(mark.at_s for mark in marks)]) or 1.0
@@ -47,9 +47,9 @@ def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str) ->
         if tick == int(tick):
             level = f"{y(tick / peak):.1f}"
             out.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{level}" y2="{level}"/>')
-            out.append(_text(left - 6, y(tick / peak) + 4, f"{tick:,.0f}", "end"))
-    out += [_text(width - right + 6, y(i / 4) + 4, f"{i * 25} %", "start") for i in range(5)]
-    out += [_text(x(at * unit.seconds), floor + 17, number(at), "middle") for at in ticks(top / unit.seconds, 7)]
+            out.append(label(left - 6, y(tick / peak) + 4, f"{tick:,.0f}", "end"))
+    out += [label(width - right + 6, y(i / 4) + 4, f"{i * 25} %", "start") for i in range(5)]
+    out += [label(x(at * unit.seconds), floor + 17, number(at), "middle") for at in ticks(top / unit.seconds, 7)]
     step = (width - left - right) / len(counts)
     for i, count in enumerate(counts):
         if count:
@@ -66,9 +66,9 @@ def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str) ->
             f'<line class="mark {mark.style}" x1="{at:.1f}" x2="{at:.1f}" y1="{label_y + 4:.1f}" y2="{floor:.1f}"/>'
         )
         shift = {"start": 4.0, "end": -4.0}[anchor]
-        out.append(_text(at + shift, label_y + 2, f"{mark.name} {seconds(mark.at_s)}", anchor, mark.style))
+        out.append(label(at + shift, label_y + 2, f"{mark.name} {seconds(mark.at_s)}", anchor, mark.style))
     out.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{floor}" y2="{floor}"/>')
-    out.append(_text((left + width - right) / 2, height - 8, f"response time, {unit.name}", "middle"))
+    out.append(label((left + width - right) / 2, height - 8, f"{axis}, {unit.name}", "middle"))
     return "".join(out) + "</svg>"
 
 
@@ -80,15 +80,15 @@ def _steps(values: NDArray[np.float64], x: Callable[[float], float], y: Callable
     return f"M{x(float(values[0])):.1f},{y(0.0):.1f}" + "".join(f"H{x(v):.1f}V{y(s):.1f}" for v, s in steps)
 
 
-def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]]) -> str:
+def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: str = "response") -> str:
     """The share of works completed within a time, one line per run."""
     top = max((max(values, default=0.0) for values in runs), default=0.0) * 1.02 or 1.0
     unit = unit_for(top)
     width, left, right, above, floor = 1100.0, 46.0, 14.0, 30.0, 230.0
-    legend, rows = _legend(names, left, width - right, floor + 52)
+    named, rows = legend(names, left, width - right, floor + 52)
     out = [f'<svg viewBox="0 0 {width:g} {floor + 46 + 18 * rows:g}" role="img" class="chart full">']
-    out.append("<title>Share completed within a response time, one line per run</title>")
-    out.append(_text(0, 14, "Response times: share completed within", "start", "heading"))
+    out.append("<title>Share completed within a time, one line per run</title>")
+    out.append(label(0, 14, f"{response.capitalize()} times: share completed within", "start", "heading"))
 
     def x(at: float) -> float:
         return left + at / top * (width - left - right)
@@ -98,24 +98,24 @@ def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]]) -> str:
 
     for i in range(5):
         out.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y(i / 4):.1f}" y2="{y(i / 4):.1f}"/>')
-        out.append(_text(left - 6, y(i / 4) + 4, f"{i * 25} %", "end"))
+        out.append(label(left - 6, y(i / 4) + 4, f"{i * 25} %", "end"))
     out += [
-        _text(x(at * unit.seconds), floor + 17, f"{number(at)} {unit.name}", "middle")
+        label(x(at * unit.seconds), floor + 17, f"{number(at)} {unit.name}", "middle")
         for at in ticks(top / unit.seconds, 9)
     ]
     for i, values in enumerate(runs):
         if len(values):
             path = _steps(np.sort(np.asarray(values, dtype=float)), x, y)
-            out.append(f'<path class="line" d="{path}" {_line(i)}><title>{escape(names[i])}</title></path>')
-    return "".join([*out, *legend]) + "</svg>"
+            out.append(f'<path class="line" d="{path}" {line_style(i)}><title>{escape(names[i])}</title></path>')
+    return "".join([*out, *named]) + "</svg>"
 
 
-def _line(i: int) -> str:
+def line_style(i: int) -> str:
     dashes = ("none", "8 4", "2 3", "10 3 2 3")[i % 4]
     return f'style="stroke:{PALETTE[i % len(PALETTE)]};stroke-dasharray:{dashes}"'
 
 
-def _legend(names: Sequence[str], left: float, right: float, y: float) -> tuple[list[str], int]:
+def legend(names: Sequence[str], left: float, right: float, y: float) -> tuple[list[str], int]:
     """Names with a piece of their line, in as many rows as they need."""
     out: list[str] = []
     x, rows = left, 1
@@ -125,8 +125,8 @@ def _legend(names: Sequence[str], left: float, right: float, y: float) -> tuple[
         if x + length > right and x > left:
             x, rows = left, rows + 1
         level = y + 18 * (rows - 1)
-        out.append(f'<path class="line" d="M{x:.1f},{level - 4:.1f}h26" {_line(i)}/>')
-        out.append(_text(x + 33, level, text, "start"))
+        out.append(f'<path class="line" d="M{x:.1f},{level - 4:.1f}h26" {line_style(i)}/>')
+        out.append(label(x + 33, level, text, "start"))
         x += length
     return out, rows
 
@@ -151,7 +151,7 @@ def _place(marks: Sequence[Mark], x: Callable[[float], float], edge: float) -> l
     return placed
 
 
-def _text(x: float, y: float, text: str, anchor: str, style: str = "") -> str:
+def label(x: float, y: float, text: str, anchor: str, style: str = "") -> str:
     extra = f' class="{style}"' if style else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{escape(text)}</text>'
 
@@ -173,15 +173,15 @@ def panel(title: str, rows: Sequence[Row]) -> str:
     width, height = 360.0, above + pitch * len(rows) + 6
     room = width - 8
     out = [f'<svg viewBox="0 0 {width:g} {height:g}" role="img" class="chart panel"><title>{escape(title)}</title>']
-    out.append(_text(0, 14, title, "start", "heading"))
+    out.append(label(0, 14, title, "start", "heading"))
     for i, row in enumerate(rows):
         y = above + i * pitch
-        out.append(_text(0, y + 12, _cut(row.name, 34), "start", "best" if row.value_s == best else ""))
+        out.append(label(0, y + 12, _cut(row.name, 34), "start", "best" if row.value_s == best else ""))
         if row.value_s is None:
-            out.append(_text(room, y + 12, "did not end", "end"))
+            out.append(label(room, y + 12, "did not end", "end"))
             continue
         style = "bar best" if row.value_s == best else "bar"
-        out.append(_text(room, y + 12, seconds(row.value_s), "end", "value"))
+        out.append(label(room, y + 12, seconds(row.value_s), "end", "value"))
         length = max(row.value_s / top * room, 1.0)
         out.append(f'<rect class="track" x="0" y="{y + 17:.1f}" width="{room:.1f}" height="11" rx="2"/>')
         out.append(f'<rect class="{style}" x="0" y="{y + 17:.1f}" width="{length:.1f}" height="11" rx="2"/>')

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from dovetail.core.charts import Chart, Series, charts_of
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
 from dovetail.core.journal import Ended, Header, Reader, open_journal
 from dovetail.core.metrics import Figures, Metrics, Spread
 from dovetail.report.bars import DONE, Bar, Bars, Shelf
+from dovetail.report.rounds import Rounds, unrolled
 from dovetail.report.timeline import Strip, Timeline
+from dovetail.report.units import unit_for
+from dovetail.report.words import words_for
 
 MAX_BARS = 20_000
 MAX_LISTED = 100
-RUN, SETUP, QUEUE = 0, 1, 2
+RUN, SETUP, QUEUE, ACTIVE, RUNNING, BY_TYPE = 0, 1, 2, 3, 4, 5  # from the last on, one for each type of device
 
 
 class KindFigures(Struct):
@@ -76,26 +82,43 @@ class Story(Struct):
     responses_s: array[float]
     kinds: list[KindFigures]
     types: list[TypeFigures]
+    charts: list[Chart]
+    by_round: bool
+    window: tuple[int, int] | None
     rejected: list[Incident] = field(default_factory=list)
     failed: list[Incident] = field(default_factory=list)
 
     def claim(self, key: str) -> float | None:
-        """A number of the journal's closing summary, if it is there and is one."""
-        value = self.summary.get(key)
+        """A number of the journal's closing summary, or else of its header's facts, if it is there and is one."""
+        value = self.summary.get(key, self.header.facts.get(key))
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         return float(value)
 
     @property
+    def scheduled(self) -> bool:
+        """Whether there is a schedule to draw: a level that decides in rounds may leave its leases out."""
+        return not self.by_round or self.bars_seen > 0
+
+    @property
     def left_out(self) -> list[str]:
         """What the pictures do not show, in sentences."""
         notes = []
+        words = words_for(self.header.level)
         if not self.ended:
             notes.append(
                 f"This run did not end: its journal breaks off at {self.end_s:,.6g} s"
                 + (" in the middle of a record" if self.torn else "")
-                + f", with {self.unfinished:,} works unfinished. What was still waiting then is not in the queue curve."
+                + f", with {self.unfinished:,} {words.works} unfinished."
+                + ("" if self.by_round else " What was still waiting then is not in the queue curve.")
             )
+        if self.window:
+            notes.append(
+                f"Only {words.works} {self.window[0]:,} to {self.window[1] - 1:,} are measured: {words.response} times "
+                "are theirs, and the run ends with the last of them."
+            )
+        if not self.scheduled:
+            notes.append(f"The journal is a summary: it holds no {words.parts}, so there is no schedule to draw.")
         if self.windowed:
             notes.append(
                 f"The pictures over time show {self.from_s:,.6g} s to {self.to_s:,.6g} s; "
@@ -125,7 +148,7 @@ def collect(
         raise InputError(f"the window from {from_s} s to {to_s} s is not between two instants")
     if to_s is not None and to_s <= (from_s or 0.0):
         raise InputError(f"the window ends at {to_s:g} s, but begins at {from_s or 0.0:g} s")
-    reader = journal if isinstance(journal, Reader) else open_journal(journal)
+    reader = unrolled(journal if isinstance(journal, Reader) else open_journal(journal))
     collector = _Collector(reader, from_s or 0.0, to_s, max_bars)
     reader.feed(collector)
     return collector.story(windowed=from_s is not None or to_s is not None)
@@ -139,9 +162,11 @@ class _Collector:
         self._pool = reader.header.pool
         self._from, self._to = from_s, to_s
         self._metrics = Metrics(self._pool)
-        self._bars = Bars(self._pool, str(reader.path))
+        self._rounds = reader if isinstance(reader, Rounds) else None
+        self._bars = Bars(self._pool, str(reader.path), apart=self._rounds is not None)
         self._shelf = Shelf(max_bars, from_s, to_s)
-        self._line = Timeline(3, from_s, to_s)
+        self._types = {name: BY_TYPE + i for i, name in enumerate(dict.fromkeys(d.type for d in self._pool.devices))}
+        self._line = Timeline(BY_TYPE + len(self._types), from_s, to_s)
         self._open: dict[str, tuple[float, str]] = {}
         self._arrived: dict[str, int] = {}
         self._responses: dict[str, array[float]] = {}
@@ -163,7 +188,8 @@ class _Collector:
                 self._arrived[event.of] = self._arrived.get(event.of, 0) + 1
             elif isinstance(event, Complete):
                 arrived, type_ = self._close(event.work, t)
-                self._responses.setdefault(type_, array("d")).append(t - arrived)
+                if self._rounds is None or event.work not in self._rounds.unmeasured:
+                    self._responses.setdefault(type_, array("d")).append(t - arrived)
             elif isinstance(event, Reject):
                 _, type_ = self._close(event.work, t)
                 if len(self._rejected) < MAX_LISTED:
@@ -177,9 +203,11 @@ class _Collector:
 
     def _close(self, work: str, t: float) -> tuple[float, str]:
         try:
-            return self._open.pop(work)
+            arrived_s, type_ = self._open.pop(work)
         except KeyError:
             raise InputError(f"{self._reader.path}: {work} was closed at {t} s but is not open") from None
+        self._line.add(ACTIVE, arrived_s, t)
+        return arrived_s, type_
 
     def _kind(self, name: str) -> KindFigures:
         kind = self._kinds.get(name)
@@ -197,7 +225,7 @@ class _Collector:
         self._line.add(QUEUE, start.ready_s, t)
 
     def _put(self, bar: Bar) -> None:
-        width = len(bar.devices)
+        width = len(bar.devices) / bar.sharing
         kind = self._kind(bar.kind)
         kind.parts += bar.parts
         kind.failures += bar.state != DONE
@@ -206,12 +234,18 @@ class _Collector:
         kind.setups += bar.setup_s > 0
         self._line.add(RUN, bar.start_s + bar.setup_s, bar.end_s, width)
         self._line.add(SETUP, bar.start_s, bar.start_s + bar.setup_s, width)
+        self._line.add(RUNNING, bar.start_s, bar.end_s)
         if bar.devices:
+            self._line.add(self._types[self._pool.devices[bar.devices[0]].type], bar.start_s, bar.end_s, width)
             self._shelf.put(bar)
 
     def story(self, windowed: bool) -> Story:
         for bar in self._bars.still_open(self._now):
             self._put(bar)
+        for arrived_s, _ in self._open.values():
+            self._line.add(ACTIVE, arrived_s, self._now)
+        for since_s in self._rounds.waiting_since() if self._rounds else []:
+            self._line.add(QUEUE, since_s, self._now)
         to_s = self._to if self._to is not None else max(self._now, self._from)
         strip = self._line.strip(self._now)
         devices = max(len(self._pool), 1)
@@ -219,11 +253,18 @@ class _Collector:
         responses = array("d")
         for values in self._responses.values():
             responses.extend(values)
+        figures = self._metrics.figures()
+        window = self._rounds.window if self._rounds else None
+        if window:
+            figures = replace(figures, response_s=Spread.of(responses))
+        summary = self._ended.summary if self._ended else {}
+        where = self._reader.path.stem
+        charts = [*charts_of(self._reader.header.facts, where), *charts_of(summary, where, "summary")]
         return Story(
             name=self._reader.path.stem,
             header=self._reader.header,
-            figures=self._metrics.figures(),
-            summary=self._ended.summary if self._ended else {},
+            figures=figures,
+            summary=summary,
             ended=self._ended is not None,
             torn=self._reader.torn,
             end_s=self._now,
@@ -238,12 +279,36 @@ class _Collector:
             strip=Strip(strip.from_s, strip.bin_s, [*busy, strip.means[QUEUE]]),
             responses_s=responses,
             kinds=sorted(self._kinds.values(), key=lambda k: (-k.run_device_s - k.setup_device_s, k.kind)),
-            types=self._types(),
+            types=self._by_type(),
+            charts=[*(self._over_time(strip) if self._rounds else []), *charts],
+            by_round=self._rounds is not None,
+            window=window,
             rejected=self._rejected,
             failed=self._failed,
         )
 
-    def _types(self) -> list[TypeFigures]:
+    def _over_time(self, strip: Strip) -> list[Chart]:
+        """How many works there were, and how much of each type of device was used."""
+        words, means = words_for(self._reader.header.level), strip.means
+        unit = unit_for(strip.bin_s * len(means[RUN]))
+        middles = [(strip.from_s + (i + 0.5) * strip.bin_s) / unit.seconds for i in range(len(means[RUN]))]
+
+        def line(name: str, row: int, scale: float = 1.0) -> Series:
+            values = [round(value * scale, 4) for value in means[row]]
+            return Series(name, list(zip(middles, values, strict=True)))
+
+        counts = Counter(device.type for device in self._pool.devices)
+        lines = [line("active", ACTIVE)]
+        used = [line(name, row, 100 / counts[name]) for name, row in self._types.items()]
+        if not self._shelf.seen:
+            return [Chart(f"Active {words.works} over time", f"time, {unit.name}", words.works, lines)]
+        lines += [line("running", RUNNING), line("waiting", QUEUE)]
+        return [
+            Chart(f"{words.works.capitalize()} over time", f"time, {unit.name}", words.works, lines),
+            Chart(f"{words.devices.capitalize()} in use, by type", f"time, {unit.name}", "in use, %", used),
+        ]
+
+    def _by_type(self) -> list[TypeFigures]:
         empty: array[float] = array("d")
         return [
             TypeFigures(name, count, Spread.of(self._responses.get(name, empty)), len(self._responses.get(name, ())))

@@ -11,11 +11,15 @@ from typing import Any
 import msgspec
 
 from dovetail import __version__
+from dovetail.core.charts import KEY as CHARTS
 from dovetail.report import charts, look
 from dovetail.report.bars import FAILED
+from dovetail.report.claims import claims_card
 from dovetail.report.collect import MAX_LISTED, Incident, Story
+from dovetail.report.lines import line_charts
 from dovetail.report.payload import payload
 from dovetail.report.tables import Column, Raw, table
+from dovetail.report.usage import usage_card
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break
@@ -41,7 +45,8 @@ def page(stories: Sequence[Story], title: str | None = None) -> str:
     body += [_run(story, names[i] if several else None, i, colours) for i, story in enumerate(stories)]
     body.append(
         f"<footer>Made by dovetail {__version__} from {'journals' if several else 'a journal'} and nothing else. "
-        "Response time: from arrival to the end of the last part. Percentiles interpolate between neighbours.</footer>"
+        f"{look.words_of(stories[0]).response.capitalize()} time: from arrival to the end of the last part. "
+        "Percentiles interpolate between neighbours.</footer>"
     )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -105,16 +110,10 @@ def _figures(story: Story) -> str:
     figures, words = story.figures, look.words_of(story)
     cards = [
         _bounded("Makespan", figures.makespan_s, story.claim("bound_makespan_s")),
-        _bounded("Mean response", figures.response_s.mean, story.claim("bound_mean_s")),
-        _bounded("P99 response", figures.response_s.p99, story.claim("bound_p99_s")),
+        _bounded(f"Mean {words.response}", figures.response_s.mean, story.claim("bound_mean_s")),
+        _bounded(f"P99 {words.response}", figures.response_s.p99, story.claim("bound_p99_s")),
     ]
-    setup_s = sum(device.setup_s for device in figures.devices)
-    busy_s = sum(device.busy_s for device in figures.devices)
-    part = setup_s / busy_s * figures.utilisation if busy_s else 0.0
-    share = f"{look.percent(figures.utilisation - part)} running, {look.percent(part)} {words.setups}"
-    cards.append(_card("Utilisation", look.percent(figures.utilisation), share))
-    loads = f"{look.seconds(figures.switch_time_s)} spent; {figures.loads:,} first loads"
-    cards.append(_card(words.setups.capitalize(), f"{figures.switches:,}", loads))
+    cards += _use(story) if story.scheduled else []
     more = [f"of {figures.arrived:,}", f"{figures.rejected:,} rejected"]
     if figures.late:
         more.append(f"{figures.late:,} late")
@@ -124,6 +123,28 @@ def _figures(story: Story) -> str:
         more.append(f"{story.unfinished:,} unfinished")
     cards.append(_card(f"{words.works.capitalize()} completed", f"{figures.completed:,}", ", ".join(more)))
     return f'<div class="figures">{"".join(cards)}</div>'
+
+
+def _use(story: Story) -> list[str]:
+    """How much of the devices was used, and what it gave or what set-ups took of it."""
+    figures, words = story.figures, look.words_of(story)
+    used = look.percent(figures.utilisation)
+    if not words.setup:
+        busiest = max(figures.devices, key=lambda device: device.busy_s, default=None)
+        told = f"{look.device_names(story)[busiest.id]}: {look.percent(busiest.utilisation)}, most" if busiest else ""
+        pace = look.number(figures.completed / figures.makespan_s) if figures.makespan_s else "0"
+        return [_card("Utilisation", used, told), _card("Throughput", f"{pace} /s", f"{words.works} per second")]
+    setup_s = sum(device.setup_s for device in figures.devices)
+    busy_s = sum(device.busy_s for device in figures.devices)
+    part = setup_s / busy_s * figures.utilisation if busy_s else 0.0
+    share = f"{look.percent(figures.utilisation - part)} running, {look.percent(part)} {words.setups}"
+    loads = f"{look.seconds(figures.switch_time_s)} spent; {figures.loads:,} first loads"
+    if story.by_round:
+        begun = sum(kind.starts for kind in story.kinds)
+        paid = sum(kind.setups for kind in story.kinds)
+        told = f"{paid:,} of them with a start or {words.setup}"
+        return [_card("Utilisation", used, share), _card(words.parts.capitalize(), f"{begun:,}", told)]
+    return [_card("Utilisation", used, share), _card(words.setups.capitalize(), f"{figures.switches:,}", loads)]
 
 
 def _card(name: str, value: str, beside: str, meter: str = "") -> str:
@@ -150,10 +171,11 @@ def _bounded(name: str, value_s: float, bound_s: float | None) -> str:
 
 
 def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
+    words = look.words_of(stories[0])
     picks = (
         ("Makespan", "bound_makespan_s", [s.figures.makespan_s for s in stories]),
-        ("Mean response", "bound_mean_s", [s.figures.response_s.mean for s in stories]),
-        ("P99 response", "bound_p99_s", [s.figures.response_s.p99 for s in stories]),
+        (f"Mean {words.response}", "bound_mean_s", [s.figures.response_s.mean for s in stories]),
+        (f"P99 {words.response}", "bound_p99_s", [s.figures.response_s.p99 for s in stories]),
     )
     panels, columns, cells = [], [Column("run", style="name")], [[name] for name in names]
     for title, key, values in picks:
@@ -165,13 +187,14 @@ def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
         for row, value, bound in zip(cells, values, bounds, strict=True):
             text = f"<b>{look.seconds(value)}</b>" if value == best else look.seconds(value)
             row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
-    words = look.words_of(stories[0])
-    curves = charts.cumulative(names, [story.responses_s for story in stories])
-    columns += [Column(name, number=True) for name in ("utilisation", words.setups, f"{words.setup} time")]
-    columns += [Column(name, number=True) for name in ("completed", "rejected", "late")]
+    curves = charts.cumulative(names, [story.responses_s for story in stories], words.response)
+    setups = [words.setups, f"{words.setup} time"] if words.setup and not words.claims else []
+    heads = ["utilisation", *setups, "completed", "rejected", "late"]
+    columns += [Column(name, number=True) for name in heads]
     for row, story in zip(cells, stories, strict=True):
         f = story.figures
-        row += [look.percent(f.utilisation), f"{f.switches:,}", look.seconds(f.switch_time_s)]
+        row.append(look.percent(f.utilisation))
+        row += [f"{f.switches:,}", look.seconds(f.switch_time_s)] if setups else []
         row += [f"{f.completed:,}", f"{f.rejected:,}", f"{f.late:,}"]
     return (
         '<section class="card" aria-labelledby="comparison"><h2 id="comparison">Comparison</h2>'
@@ -179,7 +202,7 @@ def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
         "The dashed line is the lower bound: no schedule can be shorter. "
         "Small numbers say how far above it a value lies.</p>"
         f'<div class="three">{"".join(panels)}</div><div class="scroll">{curves}</div>'
-        f'<div class="scroll">{table(columns, cells)}</div></section>'
+        f'<div class="scroll">{table(columns, cells)}</div></section>{claims_card(stories, names)}'
     )
 
 
@@ -202,9 +225,10 @@ def _run(story: Story, name: str | None, index: int, colours: dict[str, str]) ->
     sections = [
         intro,
         _figures(story),
-        _schedule(story, colours),
-        f'<div class="two"><div>{_responses(story)}{_types(story)}</div>{_devices(story)}</div>',
-        _kinds(story, colours),
+        _schedule(story, colours) if story.scheduled else "",
+        f'<div class="two"><div>{_responses(story)}{_types(story)}</div><div>{_side(story)}</div></div>',
+        _kinds(story, colours) if story.scheduled else "",
+        line_charts(story.charts),
         _incidents(story),
         _all_facts(story),
     ]
@@ -220,7 +244,8 @@ def _schedule(story: Story, colours: dict[str, str]) -> str:
         f'<i class="swatch" style="--c:{colours[kind.kind]}"></i><span>{escape(kind.kind)}</span></button></li>'
         for kind in story.kinds
     )
-    keys += f'<li class="key"><i class="swatch setup"></i><span>{words.setup}</span></li>'
+    if words.setup:
+        keys += f'<li class="key"><i class="swatch setup"></i><span>{words.setup}</span></li>'
     if any(bar.state == FAILED for bar in story.bars):
         keys += '<li class="key"><i class="swatch failed"></i><span>failed</span></li>'
     keys += '<li class="key"><i class="swatch idle"></i><span>idle</span></li>'
@@ -242,50 +267,29 @@ def _schedule(story: Story, colours: dict[str, str]) -> str:
     )
 
 
+def _side(story: Story) -> str:
+    return (usage_card(story) if story.scheduled else "") + claims_card([story], [story.name])
+
+
 def _responses(story: Story) -> str:
     words, spread = look.words_of(story), story.figures.response_s
+    title = f"{words.response.capitalize()} times"
     if not story.responses_s:
-        return (
-            f'<section class="card"><h2>Response times</h2><p class="lead">No {words.work} was completed.</p></section>'
-        )
+        return f'<section class="card"><h2>{title}</h2><p class="lead">No {words.work} was completed.</p></section>'
     marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
     for key, name in (("bound_mean_s", "bound of the mean"), ("bound_p99_s", "bound of P99")):
         bound = story.claim(key)
         if bound:
             marks.append(charts.Mark(name, bound, "bound"))
     what = (
-        f"Response times of {len(story.responses_s):,} {words.works}: mean {look.seconds(spread.mean)}, "
+        f"{title} of {len(story.responses_s):,} {words.works}: mean {look.seconds(spread.mean)}, "
         f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."
     )
-    chart = charts.distribution(story.responses_s, marks, what)
+    chart = charts.distribution(story.responses_s, marks, what, f"{words.response} time")
     return (
-        f'<section class="card"><h2>Response times</h2><p class="lead">{escape(what)} '
+        f'<section class="card"><h2>{title}</h2><p class="lead">{escape(what)} '
         f"Bars count {words.works}; the line is the share completed within that time.</p>"
         f'<div class="scroll">{chart}</div></section>'
-    )
-
-
-def _devices(story: Story) -> str:
-    words, span = look.words_of(story), story.figures.makespan_s
-    rows = []
-    for device in story.figures.devices:
-        busy = min(device.busy_s / span, 1.0) if span else 0.0
-        setup = min(device.setup_s / span, busy) if span else 0.0
-        stack = (
-            f'<div class="stack" title="{look.percent(busy - setup)} running, {look.percent(setup)} {words.setup}, '
-            f'{look.percent(1 - busy)} idle"><i class="busy" style="width:{(busy - setup) * 100:.2f}%"></i>'
-            f'<i class="setup" style="width:{setup * 100:.2f}%"></i></div>'
-        )
-        kind = story.header.pool.devices[device.id].type
-        shares = [look.percent(busy - setup), look.percent(setup), look.percent(1 - busy)]
-        rows.append([f"{words.device} {device.id}", kind, Raw(stack), *shares, f"{device.executions:,}"])
-    columns = [Column(words.device, style="whole"), Column("type", style="whole"), Column("", style="bar")]
-    columns += [Column(name, number=True) for name in ("running", words.setup, "idle", words.parts)]
-    return (
-        f'<section class="card"><h2>Utilisation</h2><p class="lead">What each {words.device} did until the last '
-        f'{words.part} ended: <i class="swatch" style="--c:var(--accent)"></i> running, '
-        f'<i class="swatch setup"></i> {words.setup}, <i class="swatch idle"></i> idle.</p>'
-        f'<div class="scroll">{table(columns, rows)}</div></section>'
     )
 
 
@@ -301,20 +305,21 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
                 f'<i class="setup" style="width:{kind.setup_device_s / top * 100:.2f}%"></i></div>'
             ),
             look.seconds(kind.run_device_s),
-            look.seconds(kind.setup_device_s),
-            f"{kind.setups:,}",
+            *([look.seconds(kind.setup_device_s), f"{kind.setups:,}"] if words.setup else []),
             f"{kind.parts:,}",
             look.seconds(kind.wait_s / kind.starts),
             look.seconds(kind.longest_wait_s),
         ]
         for kind in story.kinds
     ]
-    heads = ("running", words.setup, words.setups, words.parts, "mean wait", "longest wait")
+    setups = [words.setup, words.setups] if words.setup else []
+    heads = ["running", *setups, words.parts, "mean wait", "longest wait"]
     columns = [Column(words.kind, style="name"), Column("", style="bar")]
     columns += [Column(name, number=True) for name in heads]
+    counted = ", each of a group counted," if words.setup else ""
     return (
-        f'<section class="card"><h2>{words.kinds.capitalize()}</h2><p class="lead">Time on {words.devices}, each of a '
-        "group counted, and the time from ready to start.</p>"
+        f'<section class="card"><h2>{words.kinds.capitalize()}</h2><p class="lead">Time on {words.devices}{counted} '
+        "and the time from ready to start.</p>"
         f'<div class="scroll">{table(columns, rows)}</div></section>'
     )
 
@@ -332,7 +337,7 @@ def _types(story: Story) -> str:
     columns += [Column(name, number=True) for name in ("arrived", "completed", "mean", "P50", "P99", "longest")]
     return (
         f'<section class="card"><h2>{words.works.capitalize()} by {words.type}</h2>'
-        f'<p class="lead">Response times, from arrival to completion.</p>'
+        f'<p class="lead">{words.response.capitalize()} times, from arrival to completion.</p>'
         f'<div class="scroll">{table(columns, rows)}</div></section>'
     )
 
@@ -370,6 +375,7 @@ def _all_facts(story: Story) -> str:
         f"<dt>{escape(str(key))}</dt><dd>{escape(value if isinstance(value, str) else _compact(value))}</dd>"
         for _, group in groups
         for key, value in group.items()
+        if key != CHARTS
     ]
     if not items:
         return ""

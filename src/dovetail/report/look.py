@@ -1,14 +1,17 @@
-"""What all reports share: colours that colour-blind readers can tell apart, each level's words, numbers as text."""
+"""What all reports share: colours that colour-blind readers can tell apart, names, numbers as text."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from dovetail.core.journal import Header
 from dovetail.core.resources import Pool
 from dovetail.report.collect import Story
+from dovetail.report.units import Unit as Unit
+from dovetail.report.units import unit_for as unit_for
+from dovetail.report.words import Words, words_for
 
 # Okabe and Ito's colours, without black and grey (grey is for set-ups) and with some more of other lightness.
 _BASE = (
@@ -57,31 +60,22 @@ def colours(stories: Sequence[Story]) -> dict[str, str]:
     return {kind: PALETTE[i % len(PALETTE)] for i, kind in enumerate(ranked)}
 
 
-class Words(NamedTuple):
-    """What a level calls the things that a journal names neutrally."""
-
-    work: str = "work"
-    works: str = "works"
-    part: str = "part"
-    parts: str = "parts"
-    kind: str = "kind"
-    kinds: str = "kinds"
-    type: str = "type of work"
-    device: str = "device"
-    devices: str = "devices"
-    setup: str = "set-up"
-    setups: str = "set-ups"
-
-
-_WORDS = {
-    "workflow": Words(
-        "request", "requests", "node", "nodes", "model", "models", "workflow", "GPU", "GPUs", "switch", "switches"
-    ),
-}
-
-
 def words_of(story: Story) -> Words:
-    return _WORDS.get(story.header.level, Words())
+    return words_for(story.header.level)
+
+
+def own_names(header: Header) -> list[str] | None:
+    """What a level calls each device of a run, if its facts say it."""
+    named = header.facts.get("devices")
+    if isinstance(named, list) and len(named) == len(header.pool) and all(isinstance(name, str) for name in named):
+        return list(named)
+    return None
+
+
+def device_names(story: Story) -> list[str]:
+    """What each device of a run is called: by its level's facts, or by its number."""
+    device = words_of(story).device
+    return own_names(story.header) or [f"{device} {d.id}" for d in story.header.pool.devices]
 
 
 def names(stories: Sequence[Story]) -> list[str]:
@@ -126,29 +120,6 @@ def devices_text(devices: Sequence[int]) -> str:
     '0-2, 5'
     """
     return ", ".join(str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in runs_of(devices))
-
-
-class Unit(NamedTuple):
-    name: str
-    seconds: float
-
-
-_UNITS = (Unit("µs", 1e-6), Unit("ms", 1e-3), Unit("s", 1.0), Unit("h", 3600.0), Unit("d", 86400.0))
-
-
-def unit_for(seconds: float) -> Unit:
-    """The unit in which a span of time reads best. Seconds are kept up to many hours: they are what files hold.
-
-    >>> unit_for(0.02).name, unit_for(5000).name, unit_for(200_000).name
-    ('ms', 's', 'h')
-    """
-    if seconds >= 86400 * 20:
-        return _UNITS[4]
-    if seconds >= 100_000:
-        return _UNITS[3]
-    if seconds >= 1 or seconds <= 0:
-        return _UNITS[2]
-    return _UNITS[1] if seconds >= 1e-3 else _UNITS[0]
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -80,7 +80,11 @@ class Gantt {
     const {d, s} = this.bars;
     for (let i = 0; i < d.length; i++) for (let j = 0; j < s[i]; j++) this.lanes[d[i] + j].push(i);
     const n = run.devices.length;
-    this.pitch = n <= 8 ? 36 : n <= 16 ? 28 : n <= 32 ? 19 : n <= 64 ? 13 : n <= 128 ? 8 : n <= 512 ? 4 : 2;
+    this.pitch = n <= 8 ? 36 : n <= 16 ? 28 : n <= 32 ? 19 : n <= 64 ? 13 : n <= 128 ? 8 : n <= 512 ? 4 : Math.min(2, 1600 / n);
+    // A line between servers; between types where a server has one device or a lane is too thin.
+    const hosts = new Set(run.devices.map(device => device[2])).size;
+    this.apart = hosts < n && this.pitch >= 4 ? 2 : 1;
+    this.inset = this.pitch >= 12 ? 2 : this.pitch >= 6 ? 1 : 0;
     this.listen(root);
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
@@ -90,16 +94,23 @@ class Gantt {
   // Geometry: a ruler, one lane per device, then two strips, all over the same time.
   layout() {
     const width = this.canvas.parentElement.clientWidth;
-    const gutter = this.gutter = width < 520 ? 58 : 104;
+    const gutter = this.gutter = width < 520 ? 58 : this.labels();
     this.width = width;
     this.plot = Math.max(width - gutter - 14, 10);
     this.top = 30;
     this.bottom = this.top + this.pitch * this.run.devices.length;
     this.strips = [
       {name: this.run.words.devices + " in use", y: this.bottom + 30, height: 62},
-      {name: this.run.words.parts + " waiting", y: this.bottom + 30 + 62 + 30, height: 62},
+      {name: this.run.words.waiting + " waiting", y: this.bottom + 30 + 62 + 30, height: 62},
     ];
     this.height = this.strips[1].y + 62 + 10;
+  }
+
+  // Room for the longest label and type of a device, within reason.
+  labels() {
+    this.pen.font = `13px ${FONT}`;
+    const length = ([label, type]) => this.pen.measureText(label).width + this.pen.measureText(type).width;
+    return clamp(Math.ceil(Math.max(...this.run.devices.slice(0, 200).map(length)) + 26), 104, 300);
   }
 
   x(t) { return this.gutter + (t - this.view[0]) / (this.view[1] - this.view[0]) * this.plot; }
@@ -163,15 +174,20 @@ class Gantt {
   }
 
   paintLanes() {
-    const {pen, run, pitch, colour} = this;
-    const inset = pitch >= 12 ? 2 : pitch >= 6 ? 1 : 0;
+    const {pen, run, pitch, inset, colour} = this;
     const every = Math.max(1, Math.ceil(15 / pitch));
     pen.textBaseline = "middle";
-    run.devices.forEach(([label, type, host], i) => {
-      const y = this.top + i * pitch;
+    if (!inset) {
       pen.fillStyle = colour.lane;
-      pen.fillRect(this.gutter, y + inset, this.plot, pitch - 2 * inset);
-      if (i && host !== run.devices[i - 1][2]) {
+      pen.fillRect(this.gutter, this.top, this.plot, this.bottom - this.top);
+    }
+    run.devices.forEach(([label, type], i) => {
+      const y = this.top + i * pitch;
+      if (inset) {
+        pen.fillStyle = colour.lane;
+        pen.fillRect(this.gutter, y + inset, this.plot, pitch - 2 * inset);
+      }
+      if (i && run.devices[i][this.apart] !== run.devices[i - 1][this.apart]) {
         pen.fillStyle = colour.soft;
         pen.fillRect(8, y - 0.5, this.gutter + this.plot - 8, 1);
       }
@@ -219,9 +235,15 @@ class Gantt {
     return (this.work >= 0 && this.bars.w[i] !== this.work) || (this.kind >= 0 && this.bars.k[i] !== this.kind);
   }
 
+  // Where a bar lies, from top to bottom; those that share devices lie below each other.
+  box(i) {
+    const {bars, pitch, inset} = this, height = (bars.s[i] * pitch - 2 * inset) / bars.h[i];
+    return [this.top + bars.d[i] * pitch + inset + bars.o[i] * height, height];
+  }
+
   paintBars() {
     const {pen, bars, pitch, colour} = this, [from, to] = this.view;
-    const inset = pitch >= 12 ? 2 : pitch >= 6 ? 1 : 0, dims = this.work >= 0 || this.kind >= 0;
+    const dims = this.work >= 0 || this.kind >= 0;
     pen.textAlign = "left";
     pen.textBaseline = "middle";
     this.drawn = 0;
@@ -230,7 +252,7 @@ class Gantt {
       this.drawn++;
       const left = clamp(this.x(bars.a[i]), -9, this.width + 9), right = clamp(this.x(bars.b[i]), -9, this.width + 9);
       const middle = clamp(this.x(Math.min(bars.a[i] + bars.u[i], bars.b[i])), left, right);
-      const y = this.top + bars.d[i] * pitch + inset, height = bars.s[i] * pitch - 2 * inset;
+      const [y, height] = this.box(i);
       const gap = right - left > 4 ? 0.5 : 0, kind = KINDS[bars.k[i]];
       pen.globalAlpha = dims && this.dimmed(i) ? 0.13 : 1;
       if (middle > left) {
@@ -256,7 +278,7 @@ class Gantt {
           pen.fillStyle = colour.card;
           for (let stripe = right - 8; stripe < right; stripe += 4) pen.fillRect(stripe, y, 1.5, height);
         }
-        if (width > 26 && pitch >= 12 && pen.globalAlpha === 1) this.paintLabel(i, middle, right, y, height, kind[2]);
+        if (width > 26 && pitch >= 12 && height >= 12 && pen.globalAlpha === 1) this.paintLabel(i, middle, right, y, height, kind[2]);
       }
       if (bars.f[i] === FAILED) {
         pen.strokeStyle = colour.fail;
@@ -269,8 +291,8 @@ class Gantt {
       const i = this.hover;
       pen.strokeStyle = colour.ink;
       pen.lineWidth = 1.8;
-      const left = this.x(bars.a[i]), y = this.top + bars.d[i] * pitch + inset;
-      pen.strokeRect(left, y, Math.max(this.x(bars.b[i]) - left, 1.5), bars.s[i] * pitch - 2 * inset);
+      const left = this.x(bars.a[i]), [y, height] = this.box(i);
+      pen.strokeRect(left, y, Math.max(this.x(bars.b[i]) - left, 1.5), height);
     }
   }
 
@@ -278,7 +300,8 @@ class Gantt {
     const {pen, bars, run} = this;
     const from = Math.max(left, this.gutter), room = Math.min(right, this.width - 14) - from - 12;
     if (room < 16) return;
-    const part = run.strings[bars.p[i]], work = run.strings[bars.w[i]];
+    // Where works come back lease by lease, the work says more than the part.
+    const [part, work] = run.rounds ? [run.strings[bars.w[i]], run.strings[bars.p[i]]] : [run.strings[bars.p[i]], run.strings[bars.w[i]]];
     const text = bars.m[i] > 1 ? `${bars.n[i].toLocaleString("en-US")} ${run.words.parts}` : part;
     pen.fillStyle = ink;
     pen.font = `12px ${FONT}`;
@@ -424,12 +447,12 @@ class Gantt {
   }
 
   search(text) {
-    const {bars, run} = this, wanted = text.trim().toLowerCase();
+    const {bars, run} = this, wanted = text.trim().toLowerCase(), numbered = `${run.words.work} ${wanted}`;
     if (!wanted) return this.follow(-1);
     let found = -1;
     for (const w of bars.w) {
       const name = run.strings[w].toLowerCase();
-      if (name === wanted) { found = w; break; }
+      if (name === wanted || name === numbered || name.startsWith(numbered + " ")) { found = w; break; }
       if (found < 0 && name.includes(wanted)) found = w;
     }
     if (found >= 0) return this.follow(found, true);
@@ -449,6 +472,8 @@ class Gantt {
     let best = -1;
     for (let j = low - 1; j >= 0 && j > low - 9; j--) {
       const i = lane[j];
+      const [top, height] = this.box(i);
+      if (this.bars.h[i] > 1 && (y < top || y >= top + height)) continue;
       if (a[i] <= t && t <= b[i]) return i;
       if (best < 0 && t - slack <= b[i]) best = i;
     }
@@ -572,9 +597,9 @@ class Gantt {
     lines.push(["time", `${instant(bars.a[i], span)} to ${instant(bars.b[i], span)}`]);
     lines.push(["run", merged ? `${seconds(bars.x[i])} of ${seconds(length)}` : seconds(Math.max(length - bars.u[i], 0))]);
     if (bars.u[i] > 0) {
-      const from = bars.r[i] >= 0 ? `, replaced ${strings[bars.r[i]]}` : merged ? "" : ", nothing was there before";
+      const from = bars.r[i] >= 0 ? `, replaced ${strings[bars.r[i]]}` : merged || run.rounds ? "" : ", nothing was there before";
       lines.push([words.setup, seconds(bars.u[i]) + (merged ? " in all" : from)]);
-    } else lines.push([words.setup, merged ? "none" : `none, ${kind[0]} was there`]);
+    } else if (words.setup) lines.push([words.setup, merged ? "none" : `none, ${run.rounds ? "it" : kind[0]} was there`]);
     if (!merged) lines.push(["waited", bars.q[i] > 0 ? `${seconds(bars.q[i])}, ready at ${instant(bars.a[i] - bars.q[i], span)}` : "not at all"]);
     if (!merged && bars.n[i] > 1) lines.push(["batch", `${bars.n[i]} ${words.parts} as one`]);
     if (bars.f[i] === FAILED) lines.push(["ended", merged ? "at least one failed" : "failed"]);
@@ -590,8 +615,8 @@ class Gantt {
     const share = value => (value * 100).toFixed(1) + " %";
     const lines = [
       [`${words.devices} running`, share(strip.run[bin])],
-      [`in a ${words.setup}`, share(strip.setup[bin])],
-      [`${words.parts} waiting`, plain(strip.queue[bin], 3)],
+      ...(words.setup ? [[`in a ${words.setup}`, share(strip.setup[bin])]] : []),
+      [`${words.waiting} waiting`, plain(strip.queue[bin], 3)],
     ];
     const device = this.device(y);
     return {title: device >= 0 ? `${this.run.devices[device][0]} idle at ${instant(t, this.view[1] - this.view[0])}` : `about ${instant(t, strip.bin * 1000)}`, lines};
@@ -611,7 +636,8 @@ function select(which) {
   });
   runs.forEach((run, i) => {
     run.hidden = tabs.length > 0 && i !== which;
-    if (!run.hidden && !charts[i]) charts[i] = new Gantt(run.querySelector(".schedule"), data.runs[i]);
+    const root = run.querySelector(".schedule");
+    if (!run.hidden && root && !charts[i]) charts[i] = new Gantt(root, data.runs[i]);
   });
 }
 

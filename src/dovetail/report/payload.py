@@ -10,8 +10,8 @@ from dovetail.report import look
 from dovetail.report.collect import QUEUE, RUN, SETUP, Story
 
 # device, span, start (a), set-up, end (b), kind, work, part, why (y), devices as text (v), wait (q), replaces,
-# number of parts, merged bars, state (f), time run if merged (x)
-_COLUMNS = ("d", "s", "a", "u", "b", "k", "w", "p", "y", "v", "q", "r", "n", "m", "f", "x")
+# number of parts, merged bars, state (f), time run if merged (x), place (o) among those that share (h)
+_COLUMNS = ("d", "s", "a", "u", "b", "k", "w", "p", "y", "v", "q", "r", "n", "m", "f", "x", "o", "h")
 _CURVES = (("run", RUN), ("setup", SETUP), ("queue", QUEUE))
 
 
@@ -39,6 +39,11 @@ def _run_data(story: Story, kinds: Sequence[str], digits: int) -> dict[str, Any]
     def index(text: str | None) -> int:
         return -1 if text is None else strings.setdefault(text, len(strings))
 
+    own = look.own_names(story.header)
+
+    def on(devices: Sequence[int]) -> str:
+        return ", ".join(own[d] for d in devices) if own else f"{words.device} {look.devices_text(devices)}"
+
     rows = [
         (
             first,
@@ -50,25 +55,28 @@ def _run_data(story: Story, kinds: Sequence[str], digits: int) -> dict[str, Any]
             index(bar.work),
             index(bar.part),
             index(bar.why[:500]),
-            index(f"{words.device} {look.devices_text(bar.devices)}"),
+            index(on(bar.devices)),
             round(bar.wait_s, digits),
             index(bar.replaces),
             bar.parts,
             bar.merged,
             bar.state,
             round(bar.run_s, digits) if bar.merged > 1 else 0,
+            bar.place,
+            bar.sharing,
         )
         for bar in story.bars
         for first, count in look.runs_of(bar.devices)
     ]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in _COLUMNS]
-    pool = story.header.pool
+    names, devices = look.device_names(story), story.header.pool.devices if story.scheduled else ()
     curves = {name: [round(v, 4) for v in story.strip.means[i]] for name, i in _CURVES}
     return {
         "end": story.end_s,
         "bound": bound,
-        "words": words._asdict(),
-        "devices": [[f"{words.device} {d.id}", d.type, d.host] for d in pool.devices],
+        "words": {name: word for name, word in words._asdict().items() if isinstance(word, str)},
+        "rounds": story.by_round,
+        "devices": [[names[d.id], d.type, d.host] for d in devices],
         "strings": list(strings),
         "bars": dict(zip(_COLUMNS, columns, strict=True)),
         "strip": {"from": story.strip.from_s, "bin": story.strip.bin_s, **curves},

@@ -15,9 +15,12 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from dovetail.core.events import Reject, Start
+from dovetail.core.events import Arrived, Complete, Reject, Start
 from dovetail.core.journal import Ended, Reader, open_journal
 from dovetail.report.bars import DONE, FAILED, Bar, Bars
+from dovetail.report.look import own_names
+from dovetail.report.rounds import Rounds, unrolled
+from dovetail.report.words import words_for
 
 _US = 1e6
 _STATES = {DONE: "done", FAILED: "failed"}
@@ -26,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 def write(journal: Path | Reader, out: BinaryIO) -> int:
     """Write the trace into an open file; gives the number of slices."""
-    reader = journal if isinstance(journal, Reader) else open_journal(journal)
+    reader = unrolled(journal if isinstance(journal, Reader) else open_journal(journal))
     header = reader.header
     about = {"policy": header.policy, "level": header.level, "made_by": header.made_by, "seed": header.seed}
     out.write(b'{"displayTimeUnit":"ms","otherData":' + _encode(about) + b',"traceEvents":[\n')
@@ -47,13 +50,15 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
         name = f"{reader.header.level} host {host}"
         yield {"ph": "M", "name": "process_name", "pid": host + 1, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": host + 1, "args": {"sort_index": host}}
+    own = own_names(reader.header)
     for d in pool.devices:
         pid, tid = tracks[d.id]
-        named = {"name": f"device {d.id} ({d.type})"}
+        named = {"name": f"{own[d.id] if own else f'device {d.id}'} ({d.type})"}
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": named}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": d.id}}
-    bars = Bars(pool, str(reader.path))
-    ready, started = array("d"), array("d")
+    by_round = isinstance(reader, Rounds)
+    bars = Bars(pool, str(reader.path), apart=by_round)
+    ready, started, arrived, closed = array("d"), array("d"), array("d"), array("d")
     now, ended = 0.0, False
     for _, now, events in reader.steps():
         for bar in bars.step(now, events):
@@ -62,7 +67,12 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
             if isinstance(event, Start):
                 ready.append(min(event.ready_s, now))
                 started.append(now)
+            elif isinstance(event, Arrived):
+                arrived.append(now)
+            elif isinstance(event, Complete):
+                closed.append(now)
             elif isinstance(event, Reject):
+                closed.append(now)
                 args = {"why": event.why}
                 yield {
                     "ph": "i",
@@ -76,7 +86,9 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
             ended = ended or isinstance(event, Ended)
     for bar in bars.still_open(now):
         yield from _slices(bar, tracks)
-    yield from _queue(ready, started)
+    yield from _counter("waiting", "parts", ready, started)
+    if by_round:
+        yield from _counter("active", words_for(reader.header.level).works, arrived, closed)
     if not ended:
         yield {"ph": "i", "s": "g", "name": "this run did not end", "pid": 1, "tid": 1, "ts": now * _US}
 
@@ -118,14 +130,14 @@ def _slice(
     }
 
 
-def _queue(ready: array[float], started: array[float]) -> Iterator[dict[str, Any]]:
-    """How many parts were ready and not started, at each instant when that changed."""
-    times = np.concatenate([np.asarray(ready), np.asarray(started)])
-    changes = np.concatenate([np.ones(len(ready)), -np.ones(len(started))])
+def _counter(name: str, of: str, come: array[float], gone: array[float]) -> Iterator[dict[str, Any]]:
+    """How many had come and not gone, at each instant when that changed."""
+    times = np.concatenate([np.asarray(come), np.asarray(gone)])
+    changes = np.concatenate([np.ones(len(come)), -np.ones(len(gone))])
     instants, place = np.unique(times, return_inverse=True)
     lengths = np.cumsum(np.bincount(place, weights=changes, minlength=len(instants)))
     last = 0
     for at, length in zip(instants.tolist(), lengths.tolist(), strict=True):
         if int(length) != last or at == instants[0]:
             last = int(length)
-            yield {"ph": "C", "name": "waiting", "pid": 1, "ts": round(at * _US, 3), "args": {"parts": last}}
+            yield {"ph": "C", "name": name, "pid": 1, "ts": round(at * _US, 3), "args": {of: last}}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dovetail.core.charts import Chart
 from dovetail.core.errors import MissingExtraError
 from dovetail.report import look
 from dovetail.report.bars import FAILED
 from dovetail.report.collect import QUEUE, RUN, SETUP, Story
+from dovetail.report.lines import tick
+from dovetail.report.usage import uses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
 ACCENT, SOFT, BOUND, SETUP_COLOUR, GROUND = "#2b6cb0", "#a9c6e4", "#b4460f", "#dfe3e8", "#f0f2f6"
 _RASTER_ABOVE = 3000  # bars; an SVG with more of them as paths is slow to open
+_DOTS = 5000  # the page's width in dots: what is narrower cannot be seen, and hatching it takes long
+_NAMED = 40  # kinds that the legend names
 _STYLE = {
     "font.size": 9.0,
     "font.family": "sans-serif",
@@ -73,15 +79,21 @@ def run_figure(story: Story) -> Figure:
     """Gantt chart, curves over time, response times and utilisation."""
     devices = len(story.header.pool)
     gantt_height = min(max(0.34 * devices, 1.6), 12.0)
-    legend_height = 0.2 * -(-(len(story.kinds) + 2) // 6) + 0.1
-    figure = _figure(13.0, gantt_height + legend_height + 6.0)
-    grid = figure.add_gridspec(5, 2, height_ratios=[gantt_height, legend_height, 0.8, 0.8, 2.8])
-    gantt = figure.add_subplot(grid[0, :])
-    _gantt(gantt, story)
-    _legend(figure.add_subplot(grid[1, :]), story)
-    _curves(figure.add_subplot(grid[2, :], sharex=gantt), figure.add_subplot(grid[3, :], sharex=gantt), story)
-    _responses(figure.add_subplot(grid[4, 0]), story)
-    _devices(figure.add_subplot(grid[4, 1]), story)
+    legend_height = 0.2 * -(-(min(len(story.kinds), _NAMED) + 2) // _legend_columns(story)) + 0.1
+    schedule = [gantt_height, legend_height, 0.8, 0.8] if story.scheduled else []
+    plots: list[Callable[[Axes], None]] = [lambda axes: _responses(axes, story)]
+    plots += [lambda axes: _devices(axes, story)] if story.scheduled else []
+    plots += [partial(_chart, chart=chart) for chart in story.charts]
+    heights = [*schedule, *[2.8] * -(-len(plots) // 2)]
+    figure = _figure(13.0, sum(heights) + 1.6)
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    if story.scheduled:
+        gantt = figure.add_subplot(grid[0, :])
+        _gantt(gantt, story)
+        _legend(figure.add_subplot(grid[1, :]), story)
+        _curves(figure.add_subplot(grid[2, :], sharex=gantt), figure.add_subplot(grid[3, :], sharex=gantt), story)
+    for i, plot in enumerate(plots):
+        plot(figure.add_subplot(grid[len(schedule) + i // 2, i % 2]))
     figure.suptitle(_title(story), x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure
 
@@ -100,24 +112,28 @@ def _plain(text: str) -> str:
 def _gantt(axes: Axes, story: Story) -> None:
     from matplotlib.collections import PolyCollection
 
-    words, colours = look.words_of(story), look.colours([story])
+    names, colours = look.device_names(story), look.colours([story])
     unit = look.unit_for(story.to_s - story.from_s)
     raster = len(story.bars) > _RASTER_ABOVE
+    edge = 0.25 if len(story.bars) <= _RASTER_ABOVE // 5 else 0.0  # around many thin bars it would be all that is seen
     runs: dict[str, list[Any]] = {}
     setups: list[Any] = []
     failed: list[Any] = []
+    seen = (story.to_s - story.from_s) / unit.seconds / _DOTS
     for bar in story.bars:
         start, middle, end = (t / unit.seconds for t in (bar.start_s, bar.setup_end_s, bar.end_s))
         for first, count in look.runs_of(bar.devices):
-            low, high = first - 0.44, first + count - 0.56
-            if middle > start:
+            tall = (count - 0.12) / bar.sharing
+            low = first - 0.44 + bar.place * tall
+            high = low + tall
+            if middle - start > seen:
                 setups.append(_box(start, middle, low, high))
             runs.setdefault(bar.kind, []).append(_box(middle, end, low, high))
             if bar.state == FAILED:
                 failed.append(_box(start, end, low, high))
     for kind, boxes in runs.items():
         axes.add_collection(
-            PolyCollection(boxes, facecolors=colours[kind], edgecolors="white", linewidths=0.25, rasterized=raster)
+            PolyCollection(boxes, facecolors=colours[kind], edgecolors="white", linewidths=edge, rasterized=raster)
         )
     axes.add_collection(
         PolyCollection(
@@ -131,7 +147,7 @@ def _gantt(axes: Axes, story: Story) -> None:
     axes.set_xlim(low, high if high > low else low + 1)
     every = max(1, -(-count // 48))
     shown = story.header.pool.devices[::every]
-    axes.set_yticks([d.id for d in shown], [f"{words.device} {d.id}  {_plain(d.type)}" for d in shown])
+    axes.set_yticks([d.id for d in shown], [f"{_plain(names[d.id])}  {_plain(d.type)}" for d in shown])
     axes.tick_params(axis="y", length=0)
     axes.set_facecolor(GROUND)
     for side in ("left", "bottom"):
@@ -160,16 +176,21 @@ def _legend(axes: Axes, story: Story) -> None:
     from matplotlib.patches import Patch
 
     colours = look.colours([story])
-    handles = [Patch(facecolor=colours[k.kind], label=_plain(k.kind)) for k in story.kinds[:40]]
-    handles.append(
-        Patch(
-            facecolor=SETUP_COLOUR, edgecolor="#8d96a3", hatch="//////", linewidth=0.2, label=look.words_of(story).setup
-        )
-    )
+    handles = [Patch(facecolor=colours[k.kind], label=_plain(k.kind)) for k in story.kinds[:_NAMED]]
+    setup = look.words_of(story).setup
+    if setup:
+        handles.append(Patch(facecolor=SETUP_COLOUR, edgecolor="#8d96a3", hatch="//////", linewidth=0.2, label=setup))
     if any(bar.state == FAILED for bar in story.bars):
         handles.append(Patch(facecolor="none", edgecolor="#c0262d", label="failed"))
     axes.axis("off")
-    axes.legend(handles=handles, loc="upper center", ncols=min(6, len(handles)), frameon=False, handlelength=1.2)
+    columns = min(_legend_columns(story), len(handles))
+    axes.legend(handles=handles, loc="upper center", ncols=columns, frameon=False, handlelength=1.2)
+
+
+def _legend_columns(story: Story) -> int:
+    """As many as there is room for."""
+    longest = max((len(_plain(kind.kind)) for kind in story.kinds[:_NAMED]), default=0)
+    return max(1, min(6, int(12.0 / (0.5 + 0.075 * longest))))
 
 
 def _curves(busy: Axes, queue: Axes, story: Story) -> None:
@@ -191,8 +212,9 @@ def _curves(busy: Axes, queue: Axes, story: Story) -> None:
             linewidth=0,
         )
         queue.stairs(strip.means[QUEUE], edges, fill=True, color=SOFT)
-    busy.set_title(f"{words.devices} in use: running and {words.setup}, %", fontsize=9)
-    queue.set_title(f"{words.parts.capitalize()} waiting", fontsize=9)
+    doing = f": running and {words.setup}" if words.setup else ""
+    busy.set_title(f"{words.devices} in use{doing}, %", fontsize=9)
+    queue.set_title(f"{words.waiting.capitalize()} waiting", fontsize=9)
     busy.set_ylim(0, 100)
     queue.set_ylim(bottom=0)
     for axes in (busy, queue):
@@ -203,7 +225,7 @@ def _curves(busy: Axes, queue: Axes, story: Story) -> None:
 def _responses(axes: Axes, story: Story) -> None:
     words = look.words_of(story)
     values = np.sort(np.asarray(story.responses_s))
-    axes.set_title("Response times")
+    axes.set_title(f"{words.response.capitalize()} times")
     if not len(values):
         axes.text(0.5, 0.5, f"no {words.work} was completed", ha="center", transform=axes.transAxes)
         axes.set_axis_off()
@@ -211,7 +233,7 @@ def _responses(axes: Axes, story: Story) -> None:
     unit = look.unit_for(float(values[-1]))
     axes.hist(values / unit.seconds, bins=min(48, max(8, len(values))), color=SOFT, edgecolor="white", linewidth=0.4)
     axes.set_ylabel(words.works)
-    axes.set_xlabel(f"response time, {unit.name}")
+    axes.set_xlabel(f"{words.response} time, {unit.name}")
     share = axes.twinx()
     share.step(values / unit.seconds, np.arange(1, len(values) + 1) / len(values) * 100, where="post", color=ACCENT)
     share.set_ylim(0, 100)
@@ -229,22 +251,47 @@ def _responses(axes: Axes, story: Story) -> None:
 
 
 def _devices(axes: Axes, story: Story) -> None:
-    words, span = look.words_of(story), story.figures.makespan_s or 1.0
-    figures = story.figures.devices
-    setup = np.array([d.setup_s for d in figures]) / span * 100
-    run = np.array([d.busy_s for d in figures]) / span * 100 - setup
-    at = np.arange(len(figures))
+    words, found = look.words_of(story), uses(story)
+    setup = np.array([use.setup for use in found]) * 100
+    run = np.array([use.run for use in found]) * 100
+    at = np.arange(len(found))
     axes.bar(at, run, color=ACCENT, label="running")
-    axes.bar(
-        at, setup, bottom=run, color=SETUP_COLOUR, edgecolor="#8d96a3", hatch="//////", linewidth=0, label=words.setup
-    )
+    if words.setup:
+        ink = "#8d96a3"
+        axes.bar(
+            at, setup, bottom=run, color=SETUP_COLOUR, edgecolor=ink, hatch="//////", linewidth=0, label=words.setup
+        )
     axes.set_ylim(0, 100)
     axes.set_facecolor(GROUND)
     axes.set_title(f"Utilisation, % (mean {look.percent(story.figures.utilisation)})")
-    every = max(1, -(-len(figures) // 24))
-    axes.set_xticks(at[::every], [str(d.id) for d in figures[::every]])
-    axes.set_xlabel(words.device)
+    every = max(1, -(-len(found) // 24))
+    own = look.own_names(story.header)
+    each = len(found) == len(story.header.pool)
+    axes.set_xticks(at[::every], [_plain(found[i].name) if own or not each else str(i) for i in at[::every]])
+    if own and each:
+        axes.tick_params(axis="x", labelrotation=90)
+    axes.set_xlabel(words.device if each else f"{words.devices} by type")
     axes.legend(loc="upper left", bbox_to_anchor=(0.45, 1.13), ncols=2, frameon=False)
+
+
+def _chart(axes: Axes, chart: Chart) -> None:
+    """A chart that the level put into the journal."""
+    for i, series in enumerate(chart.series):
+        colour = look.PALETTE[i % len(look.PALETTE)]
+        xs, ys = ([point[side] for point in series.points] for side in (0, 1))
+        marker = "o" if len(xs) <= 40 else ""
+        axes.plot(xs, ys, color=colour, marker=marker, markersize=3.5, linewidth=1.7, label=_plain(series.name))
+    if chart.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda x, _: tick(x, True))
+    axes.set_ylim(bottom=0)
+    axes.grid(color="#e2e6ec", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_title(_plain(chart.title))
+    axes.set_xlabel(_plain(chart.x))
+    axes.set_ylabel(_plain(chart.y))
+    if len(chart.series) > 1:
+        axes.legend(frameon=False)
 
 
 # --- several runs ---------------------------------------------------------------------------------
@@ -252,13 +299,13 @@ def _devices(axes: Axes, story: Story) -> None:
 
 def comparison_figure(stories: Sequence[Story]) -> Figure:
     """Makespan, mean and P99 of each run, with the lower bound, and the distributions in one plot."""
-    names = [_plain(name) for name in look.names(stories)]
+    names, response = [_plain(name) for name in look.names(stories)], look.words_of(stories[0]).response
     figure = _figure(13.0, 3.6 + 0.36 * len(stories))
     grid = figure.add_gridspec(2, 3, height_ratios=[0.6 + 0.36 * len(stories), 3.0])
     picks = (
         ("Makespan", "bound_makespan_s", [s.figures.makespan_s for s in stories]),
-        ("Mean response", "bound_mean_s", [s.figures.response_s.mean for s in stories]),
-        ("P99 response", "bound_p99_s", [s.figures.response_s.p99 for s in stories]),
+        (f"Mean {response}", "bound_mean_s", [s.figures.response_s.mean for s in stories]),
+        (f"P99 {response}", "bound_p99_s", [s.figures.response_s.p99 for s in stories]),
     )
     for i, (title, key, values) in enumerate(picks):
         ended = [value if story.ended else None for value, story in zip(values, stories, strict=True)]
@@ -310,6 +357,7 @@ def _distributions(axes: Axes, stories: Sequence[Story], names: Sequence[str]) -
     axes.set_xlim(left=0)
     axes.grid(color="#e2e6ec", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_title("Response times: share completed within, %")
-    axes.set_xlabel(f"response time, {unit.name}")
+    response = look.words_of(stories[0]).response
+    axes.set_title(f"{response.capitalize()} times: share completed within, %")
+    axes.set_xlabel(f"{response} time, {unit.name}")
     axes.legend(loc="lower right", frameon=True, facecolor="white", edgecolor="none")

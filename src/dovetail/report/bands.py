@@ -1,0 +1,138 @@
+"""Lines with bands of confidence as inline SVG: what a figure does as a load grows, one line per policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+
+from msgspec import Struct
+
+from dovetail.report.charts import label, line_style
+from dovetail.report.look import PALETTE, number, ticks
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _ABOVE, _BELOW = 640.0, 310.0, 62.0, 18.0, 30.0, 44.0
+_WIDE = 1.6  # times the highest point: bands beyond it are cut off, so that lines can still be told apart
+_STEEP = 20.0  # the largest over the least value from which on a logarithmic axis reads better
+
+
+class Point(Struct):
+    """A mean and the half width of its confidence interval. `told` is shown where the mouse rests on it."""
+
+    x: float
+    y: float
+    half: float = 0.0
+    open: bool = False  # drawn hollow: to be read with care
+    told: str = ""
+
+
+class Line(Struct):
+    """A line of points from left to right; `missing` are places without a value, and why."""
+
+    name: str
+    colour: int
+    points: list[Point]
+    missing: list[tuple[float, str]] = []
+
+
+class Axis(Struct):
+    """What an axis shows. `top` fixes where it ends; `steep` lets it be logarithmic if the values ask for it."""
+
+    name: str
+    top: float | None = None
+    steep: bool = False
+
+
+def band_chart(x: Axis, y: Axis, lines: Sequence[Line], what: str) -> str:
+    """The chart. Places without a value are crosses at its upper edge."""
+    points = [point for line in lines for point in line.points]
+    every = sorted({p.x for p in points} | {at for line in lines for at, _ in line.missing})
+    if not every:
+        return '<p class="lead">No run has a result.</p>'
+    at_x = _place_x(x, every)
+    at_y, levels = _place_y(y, points)
+    floor = _HEIGHT - _BELOW
+    out = [f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" class="chart"><title>{escape(what)}</title>']
+    out.append(label(0, 14, y.name, "start"))
+    for level in levels:
+        height = f"{at_y(level):.1f}"
+        out.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height}" y2="{height}"/>')
+        out.append(label(_LEFT - 8, at_y(level) + 4, number(level, 3), "end"))
+    out += [label(at_x(at), floor + 18, number(at, 3), "middle") for at in _marks(x, every)]
+    out.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{floor}" y2="{floor}"/>')
+    out.append(label((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, x.name, "middle"))
+    out += [_band(line, at_x, at_y) for line in lines]
+    for line in lines:
+        out += _drawn(line, at_x, at_y)
+    out += _crosses(lines, at_x)
+    return "".join(out) + "</svg>"
+
+
+def _place_x(axis: Axis, every: Sequence[float]) -> Callable[[float], float]:
+    place, low, high = (math.log10, every[0], every[-1]) if axis.steep else (float, 0.0, axis.top or every[-1])
+    start, span = place(low), (place(high) - place(low)) or 1.0
+    return lambda at: _LEFT + 8 + (place(at) - start) / span * (_WIDTH - _LEFT - _RIGHT - 24)
+
+
+def _place_y(axis: Axis, points: Sequence[Point]) -> tuple[Callable[[float], float], list[float]]:
+    """Where a value is drawn, and which values are labelled."""
+    floor, values = _HEIGHT - _BELOW, [p.y for p in points if p.y > 0]
+    highest = max([p.y for p in points], default=1.0)
+    top = axis.top or min(max([p.y + p.half for p in points], default=1.0), _WIDE * highest) * 1.05 or 1.0
+    room = floor - _ABOVE
+    if axis.steep and values and max(values) > _STEEP * min(values):
+        low, high = math.log10(min(values) * 0.9), math.log10(top)
+        marks = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
+        levels = [mark for mark in marks if low <= math.log10(mark) <= high]
+        return lambda y: floor - (math.log10(min(max(y, 10**low), top)) - low) / (high - low) * room, levels
+    return lambda y: floor - min(max(y, 0.0) / top, 1.0) * room, ticks(top, 5)
+
+
+def _marks(axis: Axis, every: Sequence[float], most: int = 10) -> list[float]:
+    """Where the horizontal axis is labelled: at points if they are few, else at round values."""
+    if axis.steep:
+        marks = [m * 10.0**e for e in range(-3, 7) for m in (1, 3)]
+        return [mark for mark in marks if every[0] <= mark <= every[-1]]
+    return list(every) if len(every) <= most else ticks(axis.top or every[-1], most)
+
+
+def _band(line: Line, at_x: Callable[[float], float], at_y: Callable[[float], float]) -> str:
+    if len(line.points) < 2 or not any(p.half for p in line.points):
+        return ""
+    upper = [f"{at_x(p.x):.1f},{at_y(p.y + p.half):.1f}" for p in line.points]
+    lower = [f"{at_x(p.x):.1f},{at_y(p.y - p.half):.1f}" for p in reversed(line.points)]
+    colour = PALETTE[line.colour % len(PALETTE)]
+    return f'<polygon points="{" ".join(upper + lower)}" style="fill:{colour};fill-opacity:.14;stroke:none"/>'
+
+
+def _drawn(line: Line, at_x: Callable[[float], float], at_y: Callable[[float], float]) -> list[str]:
+    style = line_style(line.colour)
+    path = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in line.points)
+    out = [f'<polyline class="line" points="{path}" {style}><title>{escape(line.name)}</title></polyline>']
+    colour = PALETTE[line.colour % len(PALETTE)]
+    for p in line.points:
+        if p.told:
+            fill = "var(--card)" if p.open else colour
+            out.append(
+                f'<circle cx="{at_x(p.x):.1f}" cy="{at_y(p.y):.1f}" r="3.6" style="fill:{fill};stroke:{colour};'
+                f'stroke-width:1.6"><title>{escape(p.told)}</title></circle>'
+            )
+    return out
+
+
+def _crosses(lines: Sequence[Line], at_x: Callable[[float], float]) -> list[str]:
+    """Places without a value, those of several lines beside each other."""
+    at: dict[float, list[tuple[Line, str]]] = {}
+    for line in lines:
+        for x, why in line.missing:
+            at.setdefault(x, []).append((line, why))
+    out = []
+    for x, crosses in at.items():
+        for i, (line, why) in enumerate(crosses):
+            left = at_x(x) + (i - (len(crosses) - 1) / 2) * 10 - 3
+            colour = PALETTE[line.colour % len(PALETTE)]
+            out.append(
+                f'<path d="M{left:.1f},{_ABOVE - 9:.1f}l6,6m0,-6l-6,6" style="stroke:{colour};stroke-width:2;'
+                f'fill:none"><title>{escape(f"{line.name}: {why}")}</title></path>'
+            )
+    return out

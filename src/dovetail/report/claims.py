@@ -1,0 +1,50 @@
+"""The figures that a run's journal claims at its end, as a table: one column per run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.report import look
+from dovetail.report.collect import Story
+from dovetail.report.tables import Column, table
+from dovetail.report.words import Claim, Unit
+
+
+def claims_card(stories: Sequence[Story], names: Sequence[str]) -> str:
+    """A card with the figures that the level of the first run names; nothing if it names none or no run ended."""
+    shown: list[list[str]] = []
+    for claim in look.words_of(stories[0]).claims:
+        shown += _rows(claim, stories)
+    if not shown:
+        return ""
+    heads = list(names) if len(stories) > 1 else ["value"]
+    columns = [Column("figure", style="name"), *(Column(head, number=True) for head in heads)]
+    return (
+        '<section class="card"><h2>Figures</h2><p class="lead">What the journal claims at its end; '
+        f'<code>dovetail check</code> counts it again.</p><div class="scroll">{table(columns, shown)}</div></section>'
+    )
+
+
+def _rows(claim: Claim, stories: Sequence[Story]) -> list[list[str]]:
+    """A row for a number, or one for each name that has one; none where no run has it."""
+    found = [story.summary.get(claim.key) for story in stories]
+    keys = list(dict.fromkeys(key for value in found if isinstance(value, dict) for key in value))
+    if keys:
+        parts = [[value.get(key) if isinstance(value, dict) else None for value in found] for key in keys]
+        return [
+            [f"{claim.name}, {key}", *(_text(v, claim.unit) for v in row)] for key, row in zip(keys, parts, strict=True)
+        ]
+    values = [story.claim(claim.key) for story in stories]
+    if all(value is None for value in values) or not any(story.summary for story in stories):
+        return []
+    return [[claim.name, *(_text(value, claim.unit) for value in values)]]
+
+
+def _text(value: object, unit: Unit) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if unit == "s":
+        return look.seconds(value)
+    if unit == "share":
+        return look.percent(value)
+    return f"{value:,.0f}" if unit == "count" else look.number(value)

@@ -1,0 +1,252 @@
+"""One self-contained page of a sweep: every figure against the load, one line per policy, and distributions.
+
+It reads the rows of the sweep's table and nothing else; the distributions also need `jct_quantiles_s`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+from msgspec import Struct
+
+from dovetail import __version__
+from dovetail.report.bands import Axis, Line, Point, band_chart
+from dovetail.report.charts import legend
+from dovetail.report.look import number
+from dovetail.report.tables import Column, table
+
+Row = dict[str, Any]
+_CONTENT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+# Student's t for a two-sided 95 % interval, by degrees of freedom.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+class Figure(Struct, frozen=True):
+    """A figure that is drawn: its key, its name, what it is divided by, and where its axis ends."""
+
+    key: str
+    name: str
+    unit: float = 1.0
+    top: float | None = None
+    steep: bool = False
+    lead: str = ""
+
+
+_JCT = Figure("avg_jct_s", "average JCT, hours", 3600.0, steep=True, lead="From arrival to completion.")
+_P95 = Figure("p95_jct_s", "P95 JCT, hours", 3600.0, steep=True, lead="One job in twenty takes longer.")
+_MAKESPAN = Figure("makespan_s", "makespan, hours", 3600.0, steep=True, lead="Until the last job is done.")
+_USE = Figure("utilization", "utilisation, %", 0.01, 100.0, lead="Share of accelerator time that jobs held.")
+_COST = Figure("cost_per_job", "cost per completed job", lead="Of accelerator time that jobs held, at its price.")
+_RHO = Figure(
+    "rho_mean", "mean rho", steep=True, lead="Completion time over that with an equal share; below 1: better off."
+)
+_JAIN = Figure("jain", "Jain's index", 1.0, 1.0, lead="Of 1/rho: 1 if all jobs were treated alike.")
+_LATE = Figure("late", "missed deadlines, %", 0.01, 100.0, lead="Of the jobs that have one.")
+
+
+class Mean(Struct):
+    """A mean over seeds and the half width of its 95 % confidence interval; of one seed there is none."""
+
+    value: float
+    half: float = 0.0
+
+
+class Group(Struct):
+    """The runs that differ only in their seed. `status` is that of the worst; means are there if all runs have one."""
+
+    cluster: str
+    line: str
+    load: float
+    seeds: int
+    status: str
+    reason: str
+    means: dict[str, Mean]
+    quantiles_s: list[float]
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """
+    >>> mean([1.0]), mean([1.0, 3.0]).half
+    (Mean(value=1.0, half=0.0), 12.706)
+    """
+    middle = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Mean(middle)
+    freedom = len(values) - 1
+    spread = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / freedom)
+    t = _T95[freedom - 1] if freedom <= len(_T95) else 1.96 + 2.5 / freedom
+    return Mean(middle, t * spread / math.sqrt(len(values)))
+
+
+def groups(rows: Sequence[Row]) -> list[Group]:
+    """Rows as means over seeds, in the order in which they are met."""
+    varied = {(row.get("profiling_percentage"), row.get("num_reference_models")) for row in rows}
+    gathered: dict[tuple[str, str, float], list[Row]] = {}
+    for row in rows:
+        name = row["policy"]
+        if len(varied) > 1:
+            references = row["num_reference_models"]
+            name += f", {100 * row['profiling_percentage']:g} % profiled, {references or 'all'} references"
+        gathered.setdefault((row["cluster"], name, _load(row)), []).append(row)
+    return [_group(key, runs) for key, runs in gathered.items()]
+
+
+def _load(row: Row) -> float:
+    return float(row["jobs_per_hour"] or row["num_total_jobs"])
+
+
+def _group(key: tuple[str, str, float], runs: list[Row]) -> Group:
+    worst = max(runs, key=lambda row: ("done", "unstable", "timeout", "failed").index(row["status"]))
+    means = {}
+    if all(row.get("avg_jct_s") is not None for row in runs):
+        for figure in (_JCT, _P95, _MAKESPAN, _USE, _COST, _RHO, _JAIN, _LATE):
+            values = [_value(row, figure.key) for row in runs]
+            means[figure.key] = mean([value for value in values if value is not None] or [0.0])
+    known = [row["jct_quantiles_s"] for row in runs if means and row.get("jct_quantiles_s")]
+    together = [math.fsum(each) / len(each) for each in zip(*known, strict=True)]
+    reason = worst["reason"] if worst["status"] != "done" else ""
+    return Group(*key, len(runs), worst["status"], reason, means, together)
+
+
+def _value(row: Row, key: str) -> float | None:
+    if key == "cost_per_job":
+        return row["total_cost"] / row["completed"] if row["completed"] else None
+    if key == "late":
+        return row["slo_violations"] / row["slo_jobs"] if row["slo_jobs"] else None
+    found: float | None = row.get(key)
+    return found
+
+
+def sweep_page(rows: Sequence[Row], title: str) -> str:
+    """The whole page."""
+    found = groups(rows)
+    static = not any(row["jobs_per_hour"] for row in rows)
+    clusters = list(dict.fromkeys(group.cluster for group in found))
+    seeds = sorted({row["seed"] for row in rows})
+    facts = (
+        f"{len(rows):,} runs · {len({g.line for g in found})} lines · seeds {', '.join(map(str, seeds))} · "
+        f"{len({g.load for g in found})} loads · clusters {', '.join(clusters)}"
+    )
+    body = [
+        f'<header><div class="brand">Dovetail · cluster sweep</div><h1>{escape(title)}</h1>'
+        f'<p class="facts">{escape(facts)}</p>{_notes(found)}</header>'
+    ]
+    body += [_cluster(name, [g for g in found if g.cluster == name], static) for name in clusters]
+    body.append(
+        f"<footer>Made by dovetail {__version__}. Lines are means over seeds, bands their 95 % confidence intervals "
+        "(Student's t). A hollow point: the queue kept growing, so longer runs would give worse figures. A cross at "
+        "the upper edge: a run was stopped as unstable, took too long, or failed.</footer>"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_CONTENT}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{escape(title)} · Dovetail</title>'
+        f"<style>{resources.files('dovetail.report').joinpath('page.css').read_text(encoding='utf-8')}</style></head>\n"
+        f'<body><div class="wide">{"".join(body)}</div></body></html>\n'
+    )
+
+
+def _notes(found: Sequence[Group]) -> str:
+    counts = {status: sum(g.status == status for g in found) for status in ("unstable", "timeout", "failed")}
+    words = {"unstable": "unstable", "timeout": "not done in time", "failed": "failed"}
+    notes = [f"{count} of {len(found)} points {words[status]}" for status, count in counts.items() if count]
+    return f'<div class="notes" role="note"><p>{"; ".join(notes)}: see the table.</p></div>' if notes else ""
+
+
+def _cluster(name: str, found: Sequence[Group], static: bool) -> str:
+    lines = list(dict.fromkeys(group.line for group in found))
+    named, rows = legend(lines, 0.0, 1380.0, 18.0)
+    key = f'<svg viewBox="0 0 1380 {10 + 18 * rows}" class="chart full" aria-hidden="true">{"".join(named)}</svg>'
+    x = "jobs, all there at the start" if static else "jobs per hour"
+    figures = [_MAKESPAN, _JCT] if static else [_JCT, _P95]
+    figures += [_USE, _COST, _RHO, _JAIN]
+    if any(group.means.get("late", Mean(0.0)).value for group in found):
+        figures.append(_LATE)
+    cards = [_card(figure, found, lines, x) for figure in figures] if any(g.means for g in found) else []
+    return (
+        f'<section class="run"><h2>{escape(name)}</h2>{key}<div class="two">{"".join(cards)}</div>'
+        f"{_distributions(found, lines, static)}{_table(found, figures, static)}</section>"
+    )
+
+
+def _card(figure: Figure, found: Sequence[Group], lines: Sequence[str], x: str) -> str:
+    drawn = []
+    for i, name in enumerate(lines):
+        points, missing = [], []
+        for group in sorted((g for g in found if g.line == name), key=lambda g: g.load):
+            value = group.means.get(figure.key)
+            if value is None:
+                missing.append((group.load, f"{group.status} at {number(group.load)}: {group.reason}"))
+                continue
+            y, half = value.value / figure.unit, value.half / figure.unit
+            told = f"{name}: {_text(value, figure)} ({figure.name}) at {number(group.load)} {x}"
+            told += f"; unstable: {group.reason}" if group.status == "unstable" else ""
+            points.append(Point(group.load, y, half, group.status != "done", told))
+        drawn.append(Line(name, i, points, missing))
+    chart = band_chart(
+        Axis(x), Axis(figure.name, figure.top, figure.steep), drawn, f"{figure.name} against {x}, one line per policy"
+    )
+    heading = figure.name.partition(",")[0]
+    return (
+        f'<section class="card"><h2>{escape(heading[0].upper() + heading[1:])}</h2>'
+        f'<p class="lead">{escape(figure.lead)}</p><div class="scroll">{chart}</div></section>'
+    )
+
+
+def _text(value: Mean, figure: Figure) -> str:
+    text = number(value.value / figure.unit, 3)
+    return f"{text} ± {number(value.half / figure.unit, 2)}" if value.half else text
+
+
+def _distributions(found: Sequence[Group], lines: Sequence[str], static: bool) -> str:
+    """Completion times at the lightest and the heaviest load that every line has results for; others are folded up."""
+    loads = sorted({g.load for g in found if len(g.quantiles_s) > 1})
+    if not loads:
+        return ""
+    complete = [at for at in loads if sum(g.load == at and len(g.quantiles_s) > 1 for g in found) == len(lines)]
+    first = (complete or loads)[:: max(len(complete or loads) - 1, 1)]
+    unit = "jobs" if static else "jobs per hour"
+    charts = {
+        at: f'<div><h3>{number(at)} {unit}</h3><div class="scroll">{_distribution(found, lines, at)}</div></div>'
+        for at in loads
+    }
+    shown = "".join(charts[at] for at in first)
+    others = "".join(chart for at, chart in charts.items() if at not in first)
+    folded = f'<details><summary>Other loads</summary><div class="two">{others}</div></details>' if others else ""
+    return (
+        '<section class="card"><h2>Completion times</h2><p class="lead">Share of jobs completed within a time, '
+        f'quantiles averaged over seeds.</p><div class="two">{shown}</div>{folded}</section>'
+    )
+
+
+def _distribution(found: Sequence[Group], lines: Sequence[str], load: float) -> str:
+    drawn = []
+    for group in found:
+        if group.load == load and len(group.quantiles_s) > 1:
+            last = len(group.quantiles_s) - 1
+            points = [Point(max(q, 1.0) / 3600, 100 * i / last) for i, q in enumerate(group.quantiles_s)]
+            drawn.append(Line(group.line, lines.index(group.line), points))
+    x = Axis("completion time, hours", steep=True)
+    return band_chart(x, Axis("share of jobs, %", 100.0), drawn, "Share of jobs completed within a time")
+
+
+def _table(found: Sequence[Group], figures: Sequence[Figure], static: bool) -> str:
+    load = Column("jobs" if static else "jobs per hour", number=True)
+    columns = [Column("policy", style="name"), load, Column("seeds", number=True)]
+    columns += [*(Column(figure.name, number=True) for figure in figures), Column("status")]
+    rows, reasons = [], []
+    for group in sorted(found, key=lambda g: (g.line, g.load)):
+        values = [_text(group.means[f.key], f) if f.key in group.means else "" for f in figures]
+        rows.append([group.line, number(group.load), str(group.seeds), *values, group.status])
+        if group.reason:
+            reasons.append([group.line, number(group.load), group.status, group.reason])
+    out = f'<section class="card"><h2>All figures</h2><div class="scroll">{table(columns, rows)}</div></section>'
+    if reasons:
+        columns = [Column("policy", style="name"), load, Column("status"), Column("why", style="why")]
+        out += f'<section class="card"><h2>Not done</h2><div class="scroll">{table(columns, reasons)}</div></section>'
+    return out

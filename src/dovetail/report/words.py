@@ -1,0 +1,110 @@
+"""What each level calls the things that a journal names neutrally, and which of its closing figures are shown."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Unit = Literal["s", "share", "count", "number"]
+
+
+class Claim(NamedTuple):
+    """A figure of a journal's closing summary: its key there, its name, and what it counts in."""
+
+    key: str
+    name: str
+    unit: Unit = "number"
+
+
+class Words(NamedTuple):
+    work: str = "work"
+    works: str = "works"
+    part: str = "part"
+    parts: str = "parts"
+    kind: str = "kind"
+    kinds: str = "kinds"
+    type: str = "type of work"
+    device: str = "device"
+    devices: str = "devices"
+    setup: str = "set-up"  # empty where there is no such thing
+    setups: str = "set-ups"
+    response: str = "response"  # the time from arrival to completion
+    waiting: str = "parts"  # what waits
+    claims: tuple[Claim, ...] = ()
+
+
+_WORDS = {
+    "workflow": Words(
+        "request",
+        "requests",
+        "node",
+        "nodes",
+        "model",
+        "models",
+        "workflow",
+        "GPU",
+        "GPUs",
+        "switch",
+        "switches",
+        waiting="nodes",
+    ),
+    "pipeline": Words(
+        "microbatch",
+        "microbatches",
+        "pass",
+        "passes",
+        "stage or link",
+        "stages and links",
+        "plan",
+        "device or link",
+        "devices and links",
+        "",
+        "",
+        waiting="passes",
+    ),
+    "cluster": Words(
+        "job",
+        "jobs",
+        "lease",
+        "leases",
+        "model",
+        "models",
+        "model",
+        "accelerator",
+        "accelerators",
+        "restart",
+        "restarts",
+        "completion",
+        "jobs",
+        (
+            Claim("jobs", "jobs measured", "count"),
+            Claim("completed", "jobs completed", "count"),
+            Claim("rejected", "jobs rejected", "count"),
+            Claim("makespan_s", "makespan", "s"),
+            Claim("bound_makespan_s", "no makespan below", "s"),
+            Claim("avg_jct_s", "mean completion time", "s"),
+            Claim("median_jct_s", "median completion time", "s"),
+            Claim("p95_jct_s", "P95 completion time", "s"),
+            Claim("avg_jct_low_s", "mean completion time, usual priority", "s"),
+            Claim("avg_jct_high_s", "mean completion time, high priority", "s"),
+            Claim("utilization", "utilisation", "share"),
+            Claim("utilization_by_type", "utilisation", "share"),
+            Claim("total_cost", "cost"),
+            Claim("slo_jobs", "jobs with a deadline", "count"),
+            Claim("slo_violations", "deadlines missed", "count"),
+            Claim("rho_mean", "finish-time rho, mean"),
+            Claim("rho_p95", "finish-time rho, P95"),
+            Claim("rho_max", "finish-time rho, largest"),
+            Claim("jain", "Jain's index of 1/rho"),
+            Claim("leases", "leases", "count"),
+        ),
+    ),
+}
+
+
+def words_for(level: str) -> Words:
+    """The words of a level; neutral ones if it has none.
+
+    >>> words_for("cluster").parts, words_for("mine").parts
+    ('leases', 'parts')
+    """
+    return _WORDS.get(level, Words())

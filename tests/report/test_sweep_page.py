@@ -1,0 +1,128 @@
+"""The page of a sweep: means and their confidence, lines, crosses, and nothing that a name could break."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from dovetail.report.bands import Axis, Line, Point, band_chart
+from dovetail.report.sweep_page import groups, mean, sweep_page
+
+EVIL = "</svg><script>alert(1)</script>"
+
+
+def row(policy: str, load: float, seed: int, jct_s: float | None, status: str = "done", **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "cluster": "8:8:8",
+        "policy": policy,
+        "profiling_percentage": 1.0,
+        "num_reference_models": None,
+        "jobs_per_hour": load,
+        "num_total_jobs": None,
+        "seed": seed,
+        "status": status,
+        "reason": "" if status == "done" else "it grew",
+    }
+    if jct_s is not None:
+        keys = ("avg_jct_s", "p95_jct_s", "makespan_s", "rho_mean")
+        found |= dict.fromkeys(keys, jct_s) | {"utilization": 0.5, "jain": 0.9, "total_cost": 8.0, "completed": 4}
+        found |= {"slo_violations": 0, "slo_jobs": 0, "jct_quantiles_s": [jct_s / 2, jct_s, jct_s * 2]}
+    return found | more
+
+
+def test_the_interval_is_students() -> None:
+    """By hand: mean 2, standard deviation 1, three values, t with two degrees of freedom."""
+    found = mean([1.0, 2.0, 3.0])
+    assert found.value == 2.0
+    assert found.half == pytest.approx(4.303 / math.sqrt(3))
+
+
+def test_many_seeds_have_nearly_the_normal_interval() -> None:
+    assert mean([0.0, 2.0] * 500).half == pytest.approx(1.96 / math.sqrt(1000), rel=0.01)
+
+
+def test_runs_that_differ_in_their_seed_are_one_point() -> None:
+    rows = [row("fifo", 1.0, 0, 3600.0), row("fifo", 1.0, 1, 7200.0), row("fifo", 2.0, 0, 3600.0)]
+    first, second = groups(rows)
+    assert (first.seeds, second.seeds) == (2, 1)
+    assert first.means["avg_jct_s"].value == 5400.0
+    assert first.means["cost_per_job"].value == 2.0
+    assert first.quantiles_s == [2700.0, 5400.0, 10800.0]
+
+
+def test_a_point_whose_seeds_did_not_all_end_has_no_mean() -> None:
+    """The mean over the seeds that ended would flatter the policy."""
+    rows = [row("fifo", 1.0, 0, 3600.0), row("fifo", 1.0, 1, None, "unstable")]
+    [found] = groups(rows)
+    assert found.status == "unstable"
+    assert found.means == {}
+    assert found.quantiles_s == []
+
+
+def test_lines_are_told_apart_by_what_was_profiled() -> None:
+    rows = [row("packed", 1.0, 0, 1.0), row("packed", 1.0, 0, 1.0, profiling_percentage=0.5, num_reference_models=16)]
+    assert [g.line for g in groups(rows)] == [
+        "packed, 100 % profiled, all references",
+        "packed, 50 % profiled, 16 references",
+    ]
+
+
+def test_the_page_says_what_it_shows() -> None:
+    rows = [row(policy, load, seed, 3600.0 * load) for policy in ("fifo", "las") for load in (1, 2) for seed in (0, 1)]
+    page = sweep_page(rows, "A sweep")
+    assert page.count("<svg") == 1 + 6 + 2, "a legend, six figures, and completion times at two loads"
+    assert "8 runs · 2 lines · seeds 0, 1 · 2 loads · clusters 8:8:8" in page
+    assert "Not done" not in page
+
+
+def test_what_is_not_done_is_a_cross_and_a_reason() -> None:
+    rows = [row("fifo", 1.0, 0, 3600.0), row("fifo", 2.0, 0, None, "unstable"), row("las", 2.0, 0, 60.0, "unstable")]
+    page = sweep_page(rows, "A sweep")
+    assert page.count("l6,6m0,-6l-6,6") == 6, "a cross in each figure"
+    assert page.count("fill:var(--card);stroke") == 6, "a hollow point in each figure"
+    assert "2 of 3 points unstable: see the table" in page
+    assert "<h2>Not done</h2>" in page
+
+
+def test_a_cluster_on_which_nothing_ran_has_only_a_table() -> None:
+    page = sweep_page([row("fifo", 1.0, 0, None, "failed")], "A sweep")
+    assert page.count("<svg") == 1
+    assert "failed" in page
+
+
+def test_names_cannot_break_the_page() -> None:
+    rows = [row(EVIL, 1.0, 0, 3600.0, cluster=EVIL), row(EVIL, 2.0, 0, None, "failed", cluster=EVIL, reason=EVIL)]
+    page = sweep_page(rows, EVIL)
+    assert "<script" not in page
+    assert "http" not in re.sub(r'content="[^"]*"|http-equiv', "", page)
+
+
+def test_charts_are_well_formed_and_keep_within_their_frame() -> None:
+    lines = [
+        Line("a", 0, [Point(1.0, 1.0, 500.0, told="x"), Point(2.0, 900.0, 1e6, told="y")], [(3.0, "unstable")]),
+        Line("b", 1, [Point(1.0, 3.0, 1.0)]),
+    ]
+    for y in (Axis("hours", steep=True), Axis("hours"), Axis("%", 100.0)):
+        drawn = ElementTree.fromstring(band_chart(Axis("load"), y, lines, "what"))
+        _, _, width, height = map(float, drawn.attrib["viewBox"].split())
+        for element in drawn.iter():
+            for pair in element.attrib.get("points", "").split():
+                at_x, at_y = map(float, pair.split(","))
+                assert 0 <= at_x <= width
+                assert 0 <= at_y <= height
+
+
+def test_a_larger_value_is_drawn_higher() -> None:
+    for steep in (True, False):
+        line = Line("a", 0, [Point(1.0, 1.0, told="low"), Point(2.0, 50.0, told="high")])
+        drawn = ElementTree.fromstring(band_chart(Axis("load"), Axis("hours", steep=steep), [line], "what"))
+        low, high = (float(circle.attrib["cy"]) for circle in drawn.iter("circle"))
+        assert high < low
+
+
+def test_nothing_to_draw_is_said() -> None:
+    assert "No run has a result" in band_chart(Axis("load"), Axis("hours"), [], "what")
