@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from cyclopts import App
 
 from dovetail import __version__, cli
+from dovetail.cli import pipeline
+from dovetail.cli.verbs import Command
 from dovetail.core.errors import DovetailError, InputError
 
 Target = Callable[[], int | None] | App
@@ -26,7 +29,7 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> Trial:
         module = ModuleType("dovetail_trial")
         module.trial = target  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "dovetail_trial", module)
-        line = cli.Command("trial", "dovetail_trial:trial", "Try.")
+        line = Command("trial", "dovetail_trial:trial", "Try.")
         monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, line))
 
     return register
@@ -116,9 +119,19 @@ def test_help_lists_every_verb_and_the_exit_codes(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.verb)
-def test_a_summary_is_the_first_line_of_the_help_of_its_verb(command: cli.Command) -> None:
+def test_a_summary_is_the_first_line_of_the_help_of_its_verb(command: Command) -> None:
     app = cli.build_app([command.verb])
     assert app[command.verb].help.strip().split("\n")[0] == command.summary
+
+
+@pytest.mark.parametrize("command", pipeline.COMMANDS, ids=lambda command: command.verb)
+def test_a_summary_is_the_first_line_of_the_help_of_its_subcommand(
+    command: Command,
+) -> None:
+    module, name = command.target.split(":")
+    target = getattr(importlib.import_module(module), name)
+    text = target.help if isinstance(target, App) else target.__doc__
+    assert text.strip().split("\n")[0] == command.summary
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

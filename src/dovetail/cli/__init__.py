@@ -6,27 +6,18 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from cyclopts import App, CycloptsError
 
 from dovetail import __version__
+from dovetail.cli.verbs import Command, register
 from dovetail.core.errors import DovetailError
 
-
-class Command(NamedTuple):
-    """A verb: the function (or sub-app) behind it as `module:name`, and its line in `dovetail --help`."""
-
-    verb: str
-    target: str
-    summary: str
-
-
-# One line per verb. The target returns an exit code, or None for 0; a sub-app must be named like its verb.
-# The summary repeats the first line of the target's docstring, so that --help need not import it; a test compares them.
 COMMANDS = (
     Command("workflow", "dovetail.cli.workflow:app", "Schedule workflows of many models on a pool of GPUs."),
     Command("pipeline", "dovetail.cli.pipeline:app", "Split a model's layers over unlike devices."),
+    Command("cluster", "dovetail.cli.cluster:app", "Share accelerators of several types among training jobs."),
     Command("check", "dovetail.cli.check:check", "Check that a recorded run is a valid schedule."),
     Command("report", "dovetail.cli.report:report", "Draw a run, or several side by side, from their journals."),
     Command("demo", "dovetail.cli.demo:demo", "Run a small example of each level and write one page about it."),
@@ -54,9 +45,7 @@ def build_app(argv: Sequence[str] = ()) -> App:
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
     )
-    for verb, target, summary in COMMANDS:
-        # A summary given here would replace the docstring on the verb's own help page.
-        app.command(target, name=verb, help=None if verb in argv else summary)
+    register(app, COMMANDS, argv)
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,11 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import refuse_overwrite
 from dovetail.core.journal import is_journal, open_journal
 from dovetail.core.metrics import recount
+from dovetail.report.words import words_for
 
 _BASELINE = Path("baseline_execution_log.json")
+# Levels that check journals with rules of their own.
+_LEVELS = {"pipeline": "dovetail.pipeline.check", "cluster": "dovetail.cluster.check"}
 _SHOWN = 10  # faults on the screen; the report has more
 
 
@@ -94,6 +98,9 @@ def examine(log: Path, config: Path | None = None, requests: Path | None = None)
         return workflow.check_journal(log, config, requests)
     if config is not None or requests is not None:
         raise InputError(f"{log}: --config and --requests are for workflow runs, this is a {reader.header.level} run")
+    if reader.header.level in _LEVELS:
+        found: Report = import_module(_LEVELS[reader.header.level]).check_journal(log)
+        return found
     faults = Faults()
     figures = check_journal(reader, faults, exact=False)
     notes = [f"the rules of the {reader.header.level} level are not known: only those of all levels were checked"]
@@ -110,7 +117,7 @@ def _show(report: Report) -> None:
     what = f"{report.kind} {report.log}"
     figures = (
         f"{counted['completed']} of {counted['arrived']} completed, {counted['rejected']} rejected, "
-        f"{counted['parts']} nodes run, makespan {counted['makespan_s']:.2f} s"
+        f"{counted['parts']} {words_for(_level(report)).parts} run, makespan {counted['makespan_s']:.2f} s"
     )
     if counted.get("bound_makespan_s"):
         figures += f" (no less than {counted['bound_makespan_s']:.2f} s is possible)"
@@ -120,7 +127,7 @@ def _show(report: Report) -> None:
         print(f"PASS: {what}: {figures}")
         return
     print(f"FAIL: {what}: {_count(report)}; {figures}")
-    described = _codes()
+    described = _codes(report)
     rows = [[code, count, described.get(code, "")] for code, count in sorted(report.faults_by_code.items())]
     print_table(["fault", "count", "what it is"], rows)
     print()
@@ -142,10 +149,14 @@ def _first_of_each(report: Report) -> list[Fault]:
     return shown
 
 
-def _codes() -> dict[str, str]:
-    from dovetail.workflow.check import CODES
+def _codes(report: Report) -> dict[str, str]:
+    """What codes mean, which levels may say in words of their own."""
+    codes: dict[str, str] = import_module(_LEVELS.get(_level(report), "dovetail.workflow.check")).CODES
+    return CORE_CODES | codes
 
-    return CORE_CODES | CODES
+
+def _level(report: Report) -> str:
+    return open_journal(Path(report.log)).header.level if report.kind == "journal" else "workflow"
 
 
 def _save(report: Report, log: Path, others: Sequence[Path | None]) -> None:

@@ -15,7 +15,20 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, WakeAt
+from dovetail.core.events import (
+    Arrived,
+    Change,
+    Complete,
+    Failed,
+    Finished,
+    Pause,
+    Reject,
+    Resize,
+    Resume,
+    Start,
+    Stop,
+    WakeAt,
+)
 from dovetail.core.journal import Ended, Header, Observer, Reader
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.work import Shape
@@ -30,16 +43,17 @@ CODES = {
     "twice": "a part run again although it had not failed",
     "ready": "a wrong instant at which a part became ready",
     "kind": "a part run as something else than its shape says",
-    "width": "a part on more or fewer devices than its shape says",
+    "width": "a part on more or fewer devices than its shape allows",
     "device": "a device that does not exist, or is named twice",
     "overlap": "a device held by two parts at a time",
     "batch": "parts in one batch that do not run as one",
     "finish": "an end of something that does not run",
-    "duration": "an end that is not start + setup + run",
+    "duration": "an end that is not start + setup + run, or not what a later change said",
+    "change": "a pause, resume, resize or stop of a part that is not there to be changed so",
     "complete": "a work called complete at another time than its last part's end",
     "missing": "a work called complete without all of its parts",
     "closed": "something about a work that was completed or rejected before",
-    "reason": "a work rejected without a reason",
+    "reason": "a work rejected, or a part changed, without a reason",
     "running": "a part still running at the end",
     "unclosed": "a work neither completed nor rejected",
     "end": "a run that did not end, or went on after its end",
@@ -136,9 +150,9 @@ class _Work:
 
 
 class _Run:
-    """A part that runs. `sound` tells whether followers were told of its start."""
+    """A part that runs, or is paused (without devices). `sound` tells whether followers were told of its start."""
 
-    __slots__ = ("index", "sound", "start", "t", "work")
+    __slots__ = ("devices", "index", "run_s", "since", "sound", "start", "state", "t", "work")
 
     def __init__(self, t: float, start: Start, work: _Work | None, index: int | None, sound: bool) -> None:
         self.t = t
@@ -146,6 +160,9 @@ class _Run:
         self.work = work
         self.index = index
         self.sound = sound
+        self.devices = start.devices
+        self.state: type[Change] | None = None  # the last change, if it was a pause or a stop
+        self.since, self.run_s = t + start.setup_s, start.run_s  # when it last changed, and how long from then
 
 
 class _Batch:
@@ -190,6 +207,10 @@ class Check:
             Complete: self._completed,
             Failed: self._finished,
             Reject: self._rejected,
+            Pause: self._changed,
+            Resume: self._changed,
+            Resize: self._changed,
+            Stop: self._changed,
             WakeAt: self._wake_at,
             Ended: self._ends,
         }
@@ -297,14 +318,17 @@ class Check:
             work.state[i] = _RUNNING
         if start.kind != part.kind:
             add("kind", who, f"found {start.kind!r}, expected {part.kind!r}")
-        if len(start.devices) != part.width:
-            add("width", who, f"found devices {list(start.devices)}, expected {part.width}")
+        if not part.fits(len(start.devices)):
+            add("width", who, f"found devices {list(start.devices)}, expected {part.needs}")
 
     def _take(self, t: float, start: Start, who: str) -> bool:
         """Whether the devices exist; that they are free is checked on the way."""
-        devices, holders = start.devices, self._holders
         together = self._joins(t, start, who) if start.batch else False
-        good = True
+        return self._free(t, start.devices, who, start.batch if together else 0)
+
+    def _free(self, t: float, devices: Sequence[int], who: str, batch: int = 0) -> bool:
+        """Whether devices exist, with a fault if one of them is held, but by others of the same batch."""
+        holders, good = self._holders, True
         if len(set(devices)) != len(devices):
             self.faults.add("device", who, f"a device is named twice in {list(devices)}")
             good = False
@@ -315,7 +339,7 @@ class Check:
                 good = False
                 continue
             for other in holders[device]:
-                if not clash and not (together and other.start.batch == start.batch):
+                if not clash and not (batch and other.start.batch == batch):
                     clash = True
                     name = f"{other.start.work}/{other.start.part}"
                     message = f"takes device {device} at {t} s, which {name} holds since {other.t} s"
@@ -369,10 +393,59 @@ class Check:
                 work.ready[i] = t
         return run.sound
 
-    def _release(self, run: _Run) -> None:
-        for device in run.start.devices:
+    def _changed(self, t: float, event: Change) -> bool:
+        """A change of what runs: whether followers can make sense of it."""
+        who, what = f"{event.work}/{event.part}", type(event).__name__.lower()
+        if not event.why:
+            self.faults.add("reason", who, f"{what} without a reason")
+        run = next(iter(self._running.get((event.work, event.part), [])), None)
+        problem = None
+        if run is None:
+            problem = "it does not run"
+        elif run.start.batch:
+            problem = "it runs in a batch"
+        elif run.state is Stop:
+            problem = "it is being stopped"
+        elif isinstance(event, Pause | Resize) and run.state is Pause:
+            problem = "it is paused"
+        elif isinstance(event, Resume) and run.state is not Pause:
+            problem = "it is not paused"
+        if run is None or problem is not None:
+            self.faults.add("change", who, f"{what}, but {problem}")
+            return False
+        good = True
+        if isinstance(event, Stop):
+            run.since, run.run_s = t, 0.0
+        else:
+            self._give_up(run)
+            if isinstance(event, Resume | Resize):
+                good = self._move(t, event, run, who)
+        run.state = type(event) if isinstance(event, Pause | Stop) else None
+        return run.sound and good
+
+    def _move(self, t: float, event: Resume | Resize, run: _Run, who: str) -> bool:
+        """Other devices for what runs: whether they exist."""
+        if run.work is not None and run.index is not None:
+            part = run.work.shape.parts[run.index]
+            if not part.fits(len(event.devices)):
+                self.faults.add("width", who, f"found devices {list(event.devices)}, expected {part.needs}")
+        if not 0 <= event.run_s < inf:
+            self.faults.add("number", who, f"found run_s {event.run_s}, expected seconds")
+        good = self._free(t, event.devices, who)
+        run.devices, run.since, run.run_s = event.devices, t, event.run_s
+        for device in event.devices:
+            if 0 <= device < len(self._holders):
+                self._holders[device].append(run)
+        return good
+
+    def _give_up(self, run: _Run) -> None:
+        for device in run.devices:
             if 0 <= device < len(self._holders):
                 self._holders[device].remove(run)
+        run.devices = ()
+
+    def _release(self, run: _Run) -> None:
+        self._give_up(run)
         if run.start.batch:
             batch = self._batches[run.start.batch]
             batch.left -= 1
@@ -381,13 +454,17 @@ class Check:
                 self._closed_batches.add(run.start.batch)
 
     def _check_duration(self, t: float, run: _Run, who: str, good: bool) -> None:
-        begun = run.t + run.start.setup_s
-        ends = begun + run.start.run_s
+        ends = run.since + run.run_s
         if not self._exact:
+            begun = run.t + run.start.setup_s
             if good and t < begun and not close(t, begun):
                 self.faults.add("duration", who, f"ended at {t} s, before its setup was over at {begun} s")
+        elif run.state is Pause:
+            self.faults.add("duration", who, f"ended at {t} s, but it is paused")
         elif (good and not close(t, ends)) or (t > ends and not close(t, ends)):
             parts = f"{run.t} + {run.start.setup_s} setup + {run.start.run_s} run"
+            if run.since != run.t + run.start.setup_s:
+                parts = f"changed at {run.since} s, then {run.run_s} run"
             self.faults.add("duration", who, f"ended at {t} s, expected {ends} s ({parts})")
 
     # --- the rest ---------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ They are also the journal's records: what was seen and what was decided is writt
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 
@@ -20,6 +22,7 @@ class Arrived(Event, frozen=True, gc=False, tag="arrived"):
     `due_s` is how long after its arrival it should be complete.
 
     `fault` tells why an input is unusable: it arrives all the same, is rejected, and so is never silently missing.
+    `facts` holds what only the level understands, of works that no header can describe ahead.
     """
 
     work: str
@@ -28,6 +31,7 @@ class Arrived(Event, frozen=True, gc=False, tag="arrived"):
     due_s: float | None = None
     weight: float = 1.0
     fault: str = ""
+    facts: dict[str, Any] = {}
 
 
 class Finished(Event, frozen=True, gc=False, tag="finished"):
@@ -43,6 +47,31 @@ class Failed(Event, frozen=True, gc=False, tag="failed"):
 
 class Woke(Event, frozen=True, gc=False, tag="woke"):
     """The time asked for by a `WakeAt` has come."""
+
+
+class Asked(Event, frozen=True, gc=False, tag="asked"):
+    """Somebody asks for something about a work: to pause or resume it, to resize it to `value`, and so on. What can be
+    asked for, and whether it is granted, is the level's business."""
+
+    work: str
+    what: str
+    value: float | None = None
+
+
+class Settled(Event, frozen=True, gc=False, tag="settled"):
+    """An executor's word that a change has taken effect: the part now really has these devices (none: it is paused)."""
+
+    work: str
+    part: str
+    devices: tuple[int, ...] = ()
+
+
+class Rows(Event, frozen=True, gc=False, tag="rows"):
+    """Many things of one kind at one instant, column by column: what happened or was decided at a level whose grain is
+    the round, where an event for each would drown it. The level says what `of` and the columns mean."""
+
+    of: str
+    columns: dict[str, Any]
 
 
 # --- instructions: what was decided ---------------------------------------------------------------
@@ -66,6 +95,51 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     batch: int = 0
 
 
+class Pause(Event, frozen=True, gc=False, tag="paused"):
+    """Halt a running part and take its devices away; it keeps what it has done."""
+
+    work: str
+    part: str
+    why: str
+
+
+class Resume(Event, frozen=True, gc=False, tag="resumed"):
+    """Let a paused part go on, on these devices, for an expected `run_s` more."""
+
+    work: str
+    part: str
+    devices: tuple[int, ...]
+    run_s: float
+    why: str
+
+
+class Resize(Event, frozen=True, gc=False, tag="resized"):
+    """Let a running part go on with other devices, for an expected `run_s` more."""
+
+    work: str
+    part: str
+    devices: tuple[int, ...]
+    run_s: float
+    why: str
+
+
+class Stop(Event, frozen=True, gc=False, tag="stopped"):
+    """End a running or paused part for good. It holds its devices until its end is reported, as `Failed` or
+    `Finished`: whichever was first."""
+
+    work: str
+    part: str
+    why: str
+
+
+class Defer(Event, frozen=True, gc=False, tag="deferred"):
+    """A part goes on waiting, and why. It changes nothing but what can be read; given when the reason changes."""
+
+    work: str
+    part: str
+    why: str
+
+
 class Complete(Event, frozen=True, gc=False, tag="completed"):
     """All parts of a work have finished."""
 
@@ -83,5 +157,6 @@ class WakeAt(Event, frozen=True, gc=False, tag="wake_at"):
     at_s: float
 
 
-Stimulus = Arrived | Finished | Failed | Woke
-Instruction = Start | Complete | Reject | WakeAt
+Change = Pause | Resume | Resize | Stop
+Stimulus = Arrived | Finished | Failed | Woke | Asked | Settled
+Instruction = Start | Change | Defer | Complete | Reject | WakeAt

@@ -6,7 +6,7 @@ import math
 from hashlib import blake2b
 from statistics import NormalDist
 
-from dovetail.core.events import Failed, Finished, Start, Stimulus
+from dovetail.core.events import Change, Failed, Finished, Pause, Start, Stimulus, Stop
 
 _NORMAL = NormalDist()
 
@@ -28,7 +28,8 @@ def _between(bits: int) -> float:
 
 class SimExecutor:
     """Runs on virtual time. `noise` is the relative spread of durations (log-normal, mean 1), `failure_rate` the chance
-    that an attempt fails half-way. Without both, everything takes exactly as long as was expected."""
+    that an attempt fails half-way through what is left of it. Without both, everything takes exactly as long as was
+    expected."""
 
     def __init__(self, seed: int = 0, noise: float = 0.0, failure_rate: float = 0.0) -> None:
         self._seed = seed
@@ -40,14 +41,25 @@ class SimExecutor:
     def start(self, order: Start, now: float) -> tuple[float, Stimulus]:
         if self._plain:
             return now + order.setup_s + order.run_s, Finished(order.work, order.part)
-        run_s = order.run_s
+        key = (order.work, order.part)
+        self._attempts[key] = self._attempts.get(key, 0) + 1
+        names = ("batch", order.batch) if order.batch else key
+        return self._end(key, now + order.setup_s, order.run_s, names)
+
+    def change(self, order: Change, now: float) -> tuple[float, Stimulus] | None:
+        key = (order.work, order.part)
+        if isinstance(order, Stop):
+            return now, Failed(*key, order.why)
+        if isinstance(order, Pause):
+            return None
+        return self._end(key, now, order.run_s, key)
+
+    def _end(self, key: tuple[str, str], now: float, run_s: float, names: tuple[object, ...]) -> tuple[float, Stimulus]:
         if self._noise:
             sigma = math.sqrt(math.log1p(self._noise**2))
-            names = ("batch", order.batch) if order.batch else (order.work, order.part)
             run_s *= math.exp(sigma * _NORMAL.inv_cdf(chance(self._seed, "noise", *names)) - sigma**2 / 2)
         if self._failure_rate:
-            key = (order.work, order.part)
-            attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
+            attempt = self._attempts[key]
             if chance(self._seed, "failure", *key, attempt) < self._failure_rate:
-                return now + order.setup_s + run_s / 2, Failed(*key, "injected failure")
-        return now + order.setup_s + run_s, Finished(order.work, order.part)
+                return now + run_s / 2, Failed(*key, "injected failure")
+        return now + run_s, Finished(*key)

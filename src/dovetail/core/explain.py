@@ -5,14 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import (
+    Arrived,
+    Complete,
+    Defer,
+    Failed,
+    Finished,
+    Pause,
+    Reject,
+    Resize,
+    Resume,
+    Start,
+    Stop,
+)
 from dovetail.core.journal import Ended, Reader, Recorded
 from dovetail.core.resources import Pool
 from dovetail.core.work import Shape, ShapeError
 
 _SHOWN = 10
+_TURNS: dict[type, str] = {
+    Pause: "was paused",
+    Resume: "went on",
+    Resize: "changed",
+    Stop: "was stopped",
+    Defer: "had to wait",
+}
 
 
 class Other(Struct, frozen=True):
@@ -26,12 +46,22 @@ class Other(Struct, frozen=True):
     why: str
 
 
+class Turn(Struct, frozen=True):
+    """Something that was decided about a part beside its start: that it waits, pauses, goes on, changes or stops."""
+
+    t_s: float
+    what: str
+    why: str
+    devices: tuple[int, ...] = ()
+
+
 class Explanation(Struct, kw_only=True):
     """What happened to one part of a work, or, without a part, to a work that was rejected on arrival.
 
     `holders` ran when it became ready, `overtakers` became ready later and started earlier; `fragmented` says that
     enough devices were free then, but not side by side. `never_why` tells why it could never become ready, `cut_s`
-    where an interrupted journal leaves it unfinished.
+    where an interrupted journal leaves it unfinished. `turns` are the reasons it was given to wait, and the changes it
+    met while it ran.
     """
 
     work: str
@@ -58,6 +88,7 @@ class Explanation(Struct, kw_only=True):
     holders: list[Other] = []
     overtakers: list[Other] = []
     overtaken_by: int = 0
+    turns: list[Turn] = []
 
 
 def explain(journal: Reader, work: str, part: str | None = None) -> list[Explanation]:
@@ -130,9 +161,23 @@ class _Witness:
         elif isinstance(event, Reject) and event.work == self._work:
             self._rejected = event.why
             self._give_up()
+        elif isinstance(event, Pause | Resume | Resize | Stop | Defer):
+            self._turn(t, event)
         elif isinstance(event, Ended):
             self._ended = True
         return isinstance(event, Complete) and event.work == self._work
+
+    def _turn(self, t: float, event: Pause | Resume | Resize | Stop | Defer) -> None:
+        devices = event.devices if isinstance(event, Resume | Resize) else ()
+        running = self._running.get((event.work, event.part))
+        if running is not None and isinstance(event, Pause | Resume | Resize):
+            self._running[event.work, event.part] = replace(running, devices=devices)
+        story = self._story(event.part) if event.work == self._work else None
+        if story is None:
+            return
+        story.turns.append(Turn(t, _TURNS[type(event)], event.why, devices))
+        if isinstance(event, Pause | Resume):
+            story.status = "paused" if isinstance(event, Pause) else "running"
 
     def _arrive(self, t: float, event: Arrived) -> None:
         self.arrived, self._arrived_s = event, t
@@ -227,7 +272,7 @@ class _Witness:
             story.rejected_why = self._rejected
             if story.status == "waiting" and self._rejected:
                 story.status = "rejected"
-            if story.status in ("waiting", "running") and not self._ended:
+            if story.status in ("waiting", "running", "paused") and not self._ended:
                 story.cut_s = self._now
         return self._stories
 
@@ -254,9 +299,9 @@ def sentences(story: Explanation) -> list[str]:
     behind = f" when {', '.join(story.after)} had finished" if story.after else " on arrival"
     lines.append(f"It became ready at {story.ready_s:.2f} s{behind}.")
     if story.started_s is None:
-        return [*lines, *_wait(story), f"{cut}started." if cut else "It has not started."]
+        return [*lines, *_wait(story), *_turns(story), f"{cut}started." if cut else "It has not started."]
     if story.waited_s:
-        lines += [f"It waited {story.waited_s:.2f} s.", *_wait(story)]
+        lines += [f"It waited {story.waited_s:.2f} s.", *_wait(story), *_turns(story, story.started_s, before=True)]
     else:
         lines.append("It started at once.")
     where = f"on {list(story.devices)}" if story.devices else "on no device"
@@ -266,9 +311,10 @@ def sentences(story: Explanation) -> list[str]:
         lines.append(f"Making {story.kind} resident{old} took {story.setup_s:.2f} s.")
     if story.attempts > 1:
         lines.append(f"That was attempt {story.attempts}.")
+    lines += _turns(story, story.started_s)
     if story.finished_s is not None:
         lines.append(f"It finished at {story.finished_s:.2f} s.")
-    elif story.status != "running":
+    elif story.status not in ("running", "paused"):
         lines.append(f"It {story.status}.")
     elif cut:
         lines.append(f"{cut}ended.")
@@ -289,6 +335,16 @@ def _wait(story: Explanation) -> list[str]:
     if story.overtaken_by:
         first = ", ".join(f"{o.work}/{o.part} ({o.kind}, {o.why})" for o in story.overtakers[:3])
         lines.append(f"{_many(story.overtaken_by, 'part')} became ready later and started earlier, first {first}.")
+    return lines
+
+
+def _turns(story: Explanation, started_s: float = 0.0, before: bool = False) -> list[str]:
+    """What was decided about it before its (last) start, or from then on."""
+    lines = []
+    for turn in story.turns:
+        if (turn.t_s < started_s) == before:
+            where = f" on {list(turn.devices)}" if turn.devices else ""
+            lines.append(f"At {turn.t_s:.2f} s it {turn.what}{where}: {turn.why}.")
     return lines
 
 

@@ -19,17 +19,7 @@ from msgspec import Struct
 
 from dovetail import __version__
 from dovetail.core.errors import InputError, PolicyError, cannot_write
-from dovetail.core.events import (
-    Arrived,
-    Complete,
-    Event,
-    Failed,
-    Finished,
-    Reject,
-    Start,
-    WakeAt,
-    Woke,
-)
+from dovetail.core.events import Event, Instruction, Rows, Stimulus
 from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
 from dovetail.core.work import Part, Shape
@@ -80,7 +70,7 @@ class Ended(Event, frozen=True, tag="ended"):
     summary: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-Recorded = Arrived | Finished | Failed | Woke | Start | Complete | Reject | WakeAt | Ended
+Recorded = Stimulus | Instruction | Rows | Ended
 
 
 class Entry(NamedTuple):
@@ -105,9 +95,11 @@ class _Version(Struct):
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy number as a number: a policy that computes with arrays need not convert what it decides."""
+    """A NumPy number as a number, an array as a list: whoever computes with arrays need not convert what it decides."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     raise NotImplementedError(f"{value!r} is not a number")
 
 
@@ -144,6 +136,30 @@ class Writer:
         if not self._put(_encode(header) + b"\n"):
             self._file.close()
             raise InputError(f"{path}: cannot resume: its header differs from this run's (inputs, pool or policy)")
+
+    @classmethod
+    def reopen(cls, path: Path, size: int) -> Writer:
+        """Go on behind the first `size` bytes of a journal: what a checkpoint knows of. The rest is cut off."""
+        writer = cls.__new__(cls)
+        writer.path, writer._buffer, writer._proving = path, bytearray(), False
+        try:
+            writer._file = path.open("r+b")
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        if not _lock(writer._file):
+            writer._file.close()
+            raise InputError(f"{path}: another run is writing it; give this one another --out folder")
+        if writer._file.seek(0, 2) < size:
+            writer._file.close()
+            raise InputError(f"{path}: cannot resume: it is shorter than the checkpoint says")
+        writer._file.truncate(size)
+        writer._file.seek(size)
+        return writer
+
+    def written(self) -> int:
+        """How many bytes the journal has, all of them on their way to the disk."""
+        self.flush()
+        return self._file.tell()
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         stamp = b'{"n":%d,"t":%b,' % (n, _encode(float(t)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Pause, Reject, Resize, Resume, Start
 from dovetail.core.resources import Pool
 
 
@@ -42,6 +42,9 @@ class DeviceFigures(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
+    """`part_wait_s` is the time that parts were ready or paused, `service_s` the time that they ran; `device_s` counts
+    every second of every device that was held."""
+
     arrived: int
     completed: int
     rejected: int
@@ -58,6 +61,14 @@ class Figures(Struct, frozen=True):
     part_response_s: Spread
     devices: list[DeviceFigures]
     kinds: dict[str, int]
+    service_s: Spread
+    pauses: int = 0
+    resizes: int = 0
+    paused_s: float = 0.0
+
+    @property
+    def device_s(self) -> float:
+        return sum(d.busy_s for d in self.devices)
 
     @property
     def utilisation(self) -> float:
@@ -80,18 +91,29 @@ def recount(figures: Figures) -> dict[str, float]:
     }
 
 
+class _Running:
+    """A part that was started: its devices since its last change (none: it is paused), and what went before."""
+
+    __slots__ = ("began", "devices", "service_s", "since", "start", "wait")
+
+    def __init__(self, t: float, start: Start, wait: int) -> None:
+        self.began, self.start, self.wait = t, start, wait
+        self.since, self.devices, self.service_s = t, start.devices, 0.0
+
+
 class Metrics:
     """Follows a run step by step. Keeps some bytes per work and part, and nothing of what is done with."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._arrived: dict[str, tuple[float, float | None]] = {}
-        self._running: dict[tuple[str, str], tuple[float, Start]] = {}
+        self._running: dict[tuple[str, str], _Running] = {}
         self._batches: dict[int, int] = {}  # how many parts of each batch run
         self._counts = {"arrived": 0, "completed": 0, "rejected": 0, "late": 0, "failures": 0}
         self._switches, self._switch_s, self._loads, self._load_s = 0, 0.0, 0, 0.0
         self._makespan = 0.0
-        self._response, self._wait, self._part_response = array("d"), array("d"), array("d")
+        self._response, self._wait, self._part_response, self._service = (array("d") for _ in range(4))
+        self._pauses, self._resizes, self._paused_s = 0, 0, 0.0
         self._busy = [0.0] * len(pool)
         self._setup = [0.0] * len(pool)
         self._executions = [0] * len(pool)
@@ -110,6 +132,7 @@ class Metrics:
             elif kind is Complete:
                 arrived, due = self._arrived.pop(event.work)
                 self._counts["completed"] += 1
+                self._makespan = max(self._makespan, t)
                 self._counts["late"] += due is not None and t - arrived > due
                 self._response.append(t - arrived)
             elif kind is Failed:
@@ -118,9 +141,11 @@ class Metrics:
             elif kind is Reject:
                 self._counts["rejected"] += 1
                 self._arrived.pop(event.work, None)
+            elif kind is Pause or kind is Resume or kind is Resize:
+                self._change(t, event)
 
     def _start(self, t: float, start: Start) -> None:
-        self._running[start.work, start.part] = (t, start)
+        self._running[start.work, start.part] = _Running(t, start, len(self._wait))
         self._wait.append(t - start.ready_s)
         if start.batch:
             before = self._batches.get(start.batch, 0)
@@ -134,18 +159,41 @@ class Metrics:
             self._loads += 1
             self._load_s += start.setup_s
 
+    def _change(self, t: float, event: Pause | Resume | Resize) -> None:
+        run = self._running[event.work, event.part]
+        self._pass(t, run)
+        run.devices = () if isinstance(event, Pause) else event.devices
+        self._pauses += isinstance(event, Pause)
+        self._resizes += isinstance(event, Resize)
+
+    def _pass(self, t: float, run: _Running) -> None:
+        """Time passes for a part since its last change: its devices were busy, or it waited."""
+        past_s, run.since = t - run.since, t
+        if run.devices or not run.start.devices:
+            run.service_s += past_s
+        else:
+            self._paused_s += past_s
+            self._wait[run.wait] += past_s
+        for device in run.devices:
+            self._busy[device] += past_s
+
     def _finish(self, t: float, event: Finished | Failed, good: bool) -> None:
-        began, start = self._running.pop((event.work, event.part))
+        run = self._running.pop((event.work, event.part))
+        start = run.start
         self._makespan = max(self._makespan, t)
         if good:
             self._kinds[start.kind] = self._kinds.get(start.kind, 0) + 1
             self._part_response.append(t - start.ready_s)
-        free = not start.batch or self._leave(start.batch)
-        setup_s = start.setup_s if good else min(start.setup_s, t - began)
+        counts = not start.batch or self._leave(start.batch)  # the devices of a batch are busy once
+        if counts:
+            self._pass(t, run)
+        else:
+            run.service_s = t - run.began
+        self._service.append(run.service_s)
+        setup_s = start.setup_s if good else min(start.setup_s, t - run.began)
         for gpu in start.devices:
             self._executions[gpu] += good
-            if free:
-                self._busy[gpu] += t - began
+            if counts:
                 self._setup[gpu] += setup_s
 
     def _leave(self, batch: int) -> bool:
@@ -174,4 +222,8 @@ class Metrics:
             part_response_s=Spread.of(self._part_response),
             devices=devices,
             kinds=dict(sorted(self._kinds.items())),
+            service_s=Spread.of(self._service),
+            pauses=self._pauses,
+            resizes=self._resizes,
+            paused_s=self._paused_s,
         )

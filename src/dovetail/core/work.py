@@ -8,11 +8,34 @@ from msgspec import Struct
 
 
 class Part(Struct, frozen=True, omit_defaults=True):
-    """One schedulable part of a work: its kind (what must be resident to run it) and how many devices it spans."""
+    """One schedulable part of a work: its kind (what must be resident to run it) and how many devices it spans.
+
+    A malleable part has a range of widths, `least` to `most`, and may change within it while it runs. Without a range
+    its width is fixed.
+
+    >>> [Part("a", "llm", 2).fits(n) for n in (1, 2)], [Part("a", "cnn", 4, 1, 8).fits(n) for n in (0, 1, 8, 9)]
+    ([False, True], [False, True, True, False])
+    """
 
     name: str
     kind: str
     width: int = 1
+    least: int | None = None
+    most: int | None = None
+
+    def fits(self, devices: int) -> bool:
+        """Whether it can run on so many devices."""
+        if self.least is None and self.most is None:
+            return devices == self.width
+        least = self.width if self.least is None else self.least
+        return least <= devices <= (self.width if self.most is None else self.most)
+
+    @property
+    def needs(self) -> str:
+        """How many devices it can run on, in words."""
+        if self.least is None and self.most is None:
+            return str(self.width)
+        return f"{self.width if self.least is None else self.least} to {self.width if self.most is None else self.most}"
 
 
 class ShapeError(ValueError):
