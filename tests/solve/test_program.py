@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from dovetail.core.errors import DovetailError
 from dovetail.solve import LinearProgram
 
 
@@ -51,6 +53,26 @@ def test_every_change_is_seen() -> None:
     assert lp.solve().value == pytest.approx(0.3)
     lp.add_columns(cost=[1.0], lower=[0.0], upper=[7.0], starts=[0], rows=[], values=[])
     assert lp.solve().value == pytest.approx(7.3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lp: lp.add_columns(cost=[1.0], lower=[0.0], upper=[1.0], starts=[0], rows=[7], values=[1.0]),
+        lambda lp: lp.add_rows([0.0], [1.0], [0], [7], [1.0]),
+        lambda lp: lp.set_costs([7], [1.0]),
+        lambda lp: lp.set_bounds([0], [2.0], [np.nan]),
+        lambda lp: lp.set_row_bounds([7], [0.0], [1.0]),
+        lambda lp: lp.set_coefficient(0, 7, 1.0),
+        lambda lp: lp.set_integer([7]),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_an_error(change: Callable[[LinearProgram], object]) -> None:
+    lp = knapsack()
+    with pytest.raises(DovetailError, match="refused"):
+        change(lp)
+    assert (lp.rows, lp.columns) == (1, 2)
+    assert lp.solve().value == pytest.approx(9.5)
 
 
 def test_no_solution_and_no_end() -> None:

@@ -14,6 +14,9 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import written_whole
 
 Format = Literal["table", "json"]
+Flag = Annotated[bool, Parameter(negative=())]  # given or not; there is no --no-...
+Force = Annotated[bool, Parameter(name=["--force", "-f"], negative=())]
+Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
 Pairs = Annotated[list[str], Parameter(consume_multiple=True, negative=())]  # NAME=VALUE, any number
 
 _PIPED_WIDTH = 100_000  # columns; wide enough that no cell is ever wrapped for a reader that is a program
@@ -120,6 +123,35 @@ def pairs(flag: str, given: list[str] | None) -> dict[str, Any]:
             raise InputError(f"{flag} {item}: expected NAME=VALUE")
         pairs[key.replace("-", "_")] = value
     return pairs
+
+
+def value(text: str) -> Any:
+    """A value of the command line: what it is as JSON (a number, true, a list), else the text.
+
+    >>> value("12"), value("0.5"), value("true"), value("relu"), value("[1, 2]")
+    (12, 0.5, True, 'relu', [1, 2])
+    """
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """Whole numbers between commas.
+
+    >>> whole_numbers("--shape", "3,224,224")
+    (3, 224, 224)
+    """
+    try:
+        numbers = tuple(int(word) for word in text.split(",") if text)
+    except ValueError:
+        numbers = (-1,)
+    if any(number < 0 for number in numbers):
+        raise InputError(f"{flag} {text}: expected whole numbers with commas between them")
+    return numbers
 
 
 def newest(*patterns: str) -> Path | None:

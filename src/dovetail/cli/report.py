@@ -9,21 +9,20 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Format, atomic_write, print_json, print_table
+from dovetail.cli.common import Flag, Format, atomic_write, print_json, print_table
 from dovetail.core.errors import InputError
 from dovetail.core.files import refuse_overwrite, written_whole
 from dovetail.report.collect import Story, collect
 
 _PICTURES = (".png", ".svg")
-_BOUNDS = ("bound_makespan_s", "bound_mean_s", "bound_p99_s")
 
 
 def report(
     *journals: Path,
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
-    png: Annotated[bool, Parameter(negative=())] = False,
-    svg: Annotated[bool, Parameter(negative=())] = False,
-    perfetto: Annotated[bool, Parameter(negative=())] = False,
+    png: Flag = False,
+    svg: Flag = False,
+    perfetto: Flag = False,
     from_s: Annotated[float | None, Parameter(name="--from")] = None,
     to_s: Annotated[float | None, Parameter(name="--to")] = None,
     format: Format = "table",
@@ -154,7 +153,7 @@ def _as_json(journals: Sequence[Path], stories: Sequence[Story], plan: Sequence[
             "journal": str(path),
             "policy": story.header.policy,
             "ended": story.ended,
-            **{key: story.claim(key) for key in _BOUNDS},
+            **{key: story.claim(key) for key in ("bound_makespan_s", "bound_mean_s", "bound_p99_s")},
             "figures": story.figures,
             "bars": story.bars_seen,
             "bars_drawn": len(story.bars),
@@ -166,15 +165,12 @@ def _as_json(journals: Sequence[Path], stories: Sequence[Story], plan: Sequence[
 
 
 def _show(stories: Sequence[Story], plan: Sequence[Output]) -> None:
-    from dovetail.report.look import above, names
+    from dovetail.report.look import above, headlines, names
 
     rows = []
     for name, story in zip(names(stories), stories, strict=True):
-        figures = story.figures
-        values = (figures.makespan_s, figures.response_s.mean, figures.response_s.p99)
-        gaps = [above(value, story.claim(key)) or None for value, key in zip(values, _BOUNDS, strict=True)]
-        pairs = [cell for pair in zip(values, gaps, strict=True) for cell in pair]
-        rows.append([name, *pairs, figures.completed, figures.rejected])
+        cells = [(value_s, above(value_s, bound_s) or None) for _, value_s, bound_s in headlines(story)]
+        rows.append([name, *(cell for pair in cells for cell in pair), story.figures.completed, story.figures.rejected])
     gap = "above bound"
     columns = ["run", "makespan_s", gap, "mean_s", gap, "p99_s", gap, "completed", "rejected"]
     print_table(columns, rows)

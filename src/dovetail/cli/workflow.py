@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 from cyclopts import App, Parameter
 
-from dovetail.cli.common import Format, Pairs, make_folder, newest, pairs, print_json, print_table, progress
+from dovetail.cli.common import Flag, Format, Pairs, make_folder, newest, pairs, print_json, print_table, progress
 from dovetail.cli.workflow_inputs import generate, import_app
 from dovetail.cli.workflow_study import compare, plan
 from dovetail.core import registry
@@ -50,7 +50,7 @@ def run(
         "log",
         "executions",
     ),
-    resume: Annotated[bool, Parameter(negative=())] = False,
+    resume: Flag = False,
     seed: int = 0,
     failure_rate: float = 0.0,
     retries: int = 2,
@@ -337,7 +337,7 @@ def bound(
     on_error: OnError = "fail",
     cost: Pairs | None = None,
     rates: Path | None = None,
-    exact: Annotated[bool, Parameter(negative=())] = False,
+    exact: Flag = False,
     time_limit_s: float = 60.0,
     format: Format = "table",
 ) -> int:

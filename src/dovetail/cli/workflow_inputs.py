@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from dovetail.cli.common import Format, Pairs, atomic_write, pairs, print_json, print_table
+from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table
 from dovetail.core.errors import InputError
 from dovetail.core.files import refuse_overwrite
 from dovetail.workflow.generate import Arrivals, Statistics, synthetic_system, thrash_system, write_requests
@@ -107,9 +107,9 @@ def comfyui(
     *,
     out: Path = Path("system_config.yaml"),
     requests: Path | None = None,
-    force: Annotated[bool, Parameter(negative=())] = False,
-    keep_utility: Annotated[bool, Parameter(negative=())] = False,
-    keep_loaders: Annotated[bool, Parameter(negative=())] = False,
+    force: Flag = False,
+    keep_utility: Flag = False,
+    keep_loaders: Flag = False,
     format: Format = "table",
 ) -> int:
     """Import ComfyUI workflows, in the user interface's format or the API's.
@@ -149,7 +149,7 @@ def wfcommons(
     *,
     out: Path = Path("system_config.yaml"),
     requests: Path = Path("workflow_requests.yaml"),
-    force: Annotated[bool, Parameter(negative=())] = False,
+    force: Flag = False,
     width: Literal["one", "cores"] = "one",
     switch_s: float = 0.0,
     format: Format = "table",

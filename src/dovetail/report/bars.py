@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.events import Failed, Finished, Start
+from dovetail.core.events import Failed, Finished, Pause, Resize, Resume, Start
 from dovetail.core.resources import Pool
 
 DONE, FAILED, OPEN = 0, 1, 2
@@ -70,6 +70,10 @@ class Bars:
                 bar = self._end(t, event)
                 if bar is not None:
                     yield bar
+            elif isinstance(event, Pause | Resume | Resize):
+                bar = self._change(t, event)
+                if bar is not None:
+                    yield bar
 
     def still_open(self, t: float) -> Iterator[Bar]:
         """What had started and not ended when the journal broke off."""
@@ -125,6 +129,19 @@ class Bars:
                 return None
             del self._batches[batch]
         return _close(bar, t, state)
+
+    def _change(self, t: float, event: Pause | Resume | Resize) -> Bar | None:
+        """The bar that ends where a part goes on with other devices, or with none: it stands for no part of its own."""
+        key = (event.work, event.part)
+        bar = self._running.get(key)
+        devices = () if isinstance(event, Pause) else event.devices
+        if bar is None or not all(0 <= d < self._devices for d in devices):
+            raise InputError(f"{self._where}: {event.work}/{event.part} changed at {t} s to devices {list(devices)}")
+        self._running[key] = Bar(devices, t, 0.0, 0.0, t, bar.work, bar.part, bar.kind, event.why, 0.0)
+        if not bar.devices or t <= bar.start_s:
+            return None
+        bar.parts = 0
+        return _close(bar, t, DONE)
 
 
 def _open(t: float, start: Start) -> Bar:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
 import msgspec
@@ -16,12 +15,12 @@ from dovetail.report import charts, look
 from dovetail.report.bars import FAILED
 from dovetail.report.claims import claims_card
 from dovetail.report.collect import MAX_LISTED, Incident, Story
+from dovetail.report.document import asset, document
 from dovetail.report.lines import line_charts
 from dovetail.report.payload import payload
 from dovetail.report.tables import Column, Raw, table
 from dovetail.report.usage import usage_card
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break
 _LOGO = (
     '<svg viewBox="0 0 24 24" aria-hidden="true"><path fill="var(--accent)" d="M2 2h20v9l-4-1.6V14l-4.2-1.4L14 9.2 '
@@ -48,21 +47,12 @@ def page(stories: Sequence[Story], title: str | None = None) -> str:
         f"{look.words_of(stories[0]).response.capitalize()} time: from arrival to the end of the last part. "
         "Percentiles interpolate between neighbours.</footer>"
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f'<meta name="generator" content="dovetail {__version__}"><title>{escape(heading)} · Dovetail</title>'
-        f"<style>{_asset('page.css')}</style></head>\n<body>"
-        f'<div class="wide">{"".join(body)}</div>\n<div id="tip" role="status" hidden></div>\n'
+    script = (
+        '<div id="tip" role="status" hidden></div>\n'
         f'<script type="application/json" id="data">{_script_json(payload(stories, colours))}</script>\n'
-        f"<script>{_asset('page.js')}</script></body></html>\n"
+        f"<script>{asset('page.js')}</script>"
     )
-
-
-def _asset(name: str) -> str:
-    return resources.files("dovetail.report").joinpath(name).read_text(encoding="utf-8")
+    return document(heading, "".join(body), script)
 
 
 def _script_json(value: Any) -> str:
@@ -108,11 +98,7 @@ def _facts(story: Story) -> str:
 def _figures(story: Story) -> str:
     """The key figures, each beside its lower bound where the journal gives one."""
     figures, words = story.figures, look.words_of(story)
-    cards = [
-        _bounded("Makespan", figures.makespan_s, story.claim("bound_makespan_s")),
-        _bounded(f"Mean {words.response}", figures.response_s.mean, story.claim("bound_mean_s")),
-        _bounded(f"P99 {words.response}", figures.response_s.p99, story.claim("bound_p99_s")),
-    ]
+    cards = [_bounded(headline) for headline in look.headlines(story)]
     cards += _use(story) if story.scheduled else []
     more = [f"of {figures.arrived:,}", f"{figures.rejected:,} rejected"]
     if figures.late:
@@ -155,7 +141,8 @@ def _card(name: str, value: str, beside: str, meter: str = "") -> str:
     )
 
 
-def _bounded(name: str, value_s: float, bound_s: float | None) -> str:
+def _bounded(headline: look.Headline) -> str:
+    name, value_s, bound_s = headline
     value = look.seconds(value_s)
     if not bound_s or not value_s:
         return _card(name, value, "no lower bound recorded")
@@ -172,19 +159,14 @@ def _bounded(name: str, value_s: float, bound_s: float | None) -> str:
 
 def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
     words = look.words_of(stories[0])
-    picks = (
-        ("Makespan", "bound_makespan_s", [s.figures.makespan_s for s in stories]),
-        (f"Mean {words.response}", "bound_mean_s", [s.figures.response_s.mean for s in stories]),
-        (f"P99 {words.response}", "bound_p99_s", [s.figures.response_s.p99 for s in stories]),
-    )
     panels, columns, cells = [], [Column("run", style="name")], [[name] for name in names]
-    for title, key, values in picks:
-        bounds = [story.claim(key) for story in stories]
-        rows = zip(names, values, bounds, stories, strict=True)
-        panels.append(charts.panel(title, [charts.Row(n, v if s.ended else None, b) for n, v, b, s in rows]))
-        best = min((v for v, s in zip(values, stories, strict=True) if s.ended), default=None)
+    for each in zip(*map(look.headlines, stories), strict=True):
+        title, ended = each[0].name, [story.ended for story in stories]
+        rows = zip(names, each, ended, strict=True)
+        panels.append(charts.panel(title, [charts.Row(n, h.value_s if e else None, h.bound_s) for n, h, e in rows]))
+        best = min((h.value_s for h, e in zip(each, ended, strict=True) if e), default=None)
         columns.append(Column(title, number=True))
-        for row, value, bound in zip(cells, values, bounds, strict=True):
+        for row, (_, value, bound) in zip(cells, each, strict=True):
             text = f"<b>{look.seconds(value)}</b>" if value == best else look.seconds(value)
             row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
     curves = charts.cumulative(names, [story.responses_s for story in stories], words.response)
@@ -277,10 +259,7 @@ def _responses(story: Story) -> str:
     if not story.responses_s:
         return f'<section class="card"><h2>{title}</h2><p class="lead">No {words.work} was completed.</p></section>'
     marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
-    for key, name in (("bound_mean_s", "bound of the mean"), ("bound_p99_s", "bound of P99")):
-        bound = story.claim(key)
-        if bound:
-            marks.append(charts.Mark(name, bound, "bound"))
+    marks += [charts.Mark(name, bound_s, "bound") for name, bound_s in look.bounds_of_responses(story)]
     what = (
         f"{title} of {len(story.responses_s):,} {words.works}: mean {look.seconds(spread.mean)}, "
         f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."
@@ -369,11 +348,9 @@ def _listed(title: str, names: Sequence[str], listed: Sequence[Incident], total:
 
 def _all_facts(story: Story) -> str:
     """What the journal's header and closing summary say, as it is."""
-    header = story.header
-    groups = [("options", header.options), ("facts", header.facts), ("summary", story.summary)]
     items = [
         f"<dt>{escape(str(key))}</dt><dd>{escape(value if isinstance(value, str) else _compact(value))}</dd>"
-        for _, group in groups
+        for group in (story.header.options, story.header.facts, story.summary)
         for key, value in group.items()
         if key != CHARTS
     ]

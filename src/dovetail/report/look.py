@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dovetail.core.journal import Header
 from dovetail.core.resources import Pool
@@ -62,6 +63,31 @@ def colours(stories: Sequence[Story]) -> dict[str, str]:
 
 def words_of(story: Story) -> Words:
     return words_for(story.header.level)
+
+
+class Headline(NamedTuple):
+    """A figure that every report shows first, beside its lower bound if the journal has one."""
+
+    name: str
+    value_s: float
+    bound_s: float | None
+
+
+def headlines(story: Story) -> tuple[Headline, Headline, Headline]:
+    """Makespan, mean and P99 of the response."""
+    figures, response = story.figures, words_of(story).response
+    return (
+        Headline("Makespan", figures.makespan_s, story.claim("bound_makespan_s")),
+        Headline(f"Mean {response}", figures.response_s.mean, story.claim("bound_mean_s")),
+        Headline(f"P99 {response}", figures.response_s.p99, story.claim("bound_p99_s")),
+    )
+
+
+def bounds_of_responses(story: Story) -> list[tuple[str, float]]:
+    """The lower bounds that a distribution of response times shows, named."""
+    _, mean, p99 = headlines(story)
+    named = (("bound of the mean", mean.bound_s), ("bound of P99", p99.bound_s))
+    return [(name, bound_s) for name, bound_s in named if bound_s]
 
 
 def own_names(header: Header) -> list[str] | None:

@@ -241,10 +241,7 @@ def _responses(axes: Axes, story: Story) -> None:
     share.spines["right"].set_visible(True)
     spread = story.figures.response_s
     marks = [("P50", spread.median, "#1a1f27", "-"), ("P99", spread.p99, "#1a1f27", "-.")]
-    for key, name in (("bound_mean_s", "bound of the mean"), ("bound_p99_s", "bound of P99")):
-        bound = story.claim(key)
-        if bound:
-            marks.append((name, bound, BOUND, "--"))
+    marks += [(name, bound_s, BOUND, "--") for name, bound_s in look.bounds_of_responses(story)]
     for name, at, colour, line in marks:
         axes.axvline(at / unit.seconds, color=colour, linestyle=line, linewidth=1.1, label=f"{name} {look.seconds(at)}")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=len(marks), frameon=False)
@@ -284,6 +281,8 @@ def _chart(axes: Axes, chart: Chart) -> None:
     if chart.log_x:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda x, _: tick(x, True))
+    elif all(x == int(x) for series in chart.series for x, _ in series.points):
+        axes.locator_params(axis="x", integer=True)  # nobody has half a device
     axes.set_ylim(bottom=0)
     axes.grid(color="#e2e6ec", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -299,17 +298,12 @@ def _chart(axes: Axes, chart: Chart) -> None:
 
 def comparison_figure(stories: Sequence[Story]) -> Figure:
     """Makespan, mean and P99 of each run, with the lower bound, and the distributions in one plot."""
-    names, response = [_plain(name) for name in look.names(stories)], look.words_of(stories[0]).response
+    names = [_plain(name) for name in look.names(stories)]
     figure = _figure(13.0, 3.6 + 0.36 * len(stories))
     grid = figure.add_gridspec(2, 3, height_ratios=[0.6 + 0.36 * len(stories), 3.0])
-    picks = (
-        ("Makespan", "bound_makespan_s", [s.figures.makespan_s for s in stories]),
-        (f"Mean {response}", "bound_mean_s", [s.figures.response_s.mean for s in stories]),
-        (f"P99 {response}", "bound_p99_s", [s.figures.response_s.p99 for s in stories]),
-    )
-    for i, (title, key, values) in enumerate(picks):
-        ended = [value if story.ended else None for value, story in zip(values, stories, strict=True)]
-        _panel(figure.add_subplot(grid[0, i]), title, names, ended, [story.claim(key) for story in stories])
+    for i, each in enumerate(zip(*map(look.headlines, stories), strict=True)):
+        values = [h.value_s if story.ended else None for h, story in zip(each, stories, strict=True)]
+        _panel(figure.add_subplot(grid[0, i]), each[0].name, names, values, [h.bound_s for h in each])
     _distributions(figure.add_subplot(grid[1, :]), stories, names)
     figure.suptitle(f"{len(stories)} runs compared", x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure

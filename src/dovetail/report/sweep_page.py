@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
 from msgspec import Struct
@@ -16,11 +15,11 @@ from msgspec import Struct
 from dovetail import __version__
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import legend
+from dovetail.report.document import document
 from dovetail.report.look import number
 from dovetail.report.tables import Column, table
 
 Row = dict[str, Any]
-_CONTENT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 # Student's t for a two-sided 95 % interval, by degrees of freedom.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
@@ -141,14 +140,7 @@ def sweep_page(rows: Sequence[Row], title: str) -> str:
         "(Student's t). A hollow point: the queue kept growing, so longer runs would give worse figures. A cross at "
         "the upper edge: a run was stopped as unstable, took too long, or failed.</footer>"
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_CONTENT}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{escape(title)} · Dovetail</title>'
-        f"<style>{resources.files('dovetail.report').joinpath('page.css').read_text(encoding='utf-8')}</style></head>\n"
-        f'<body><div class="wide">{"".join(body)}</div></body></html>\n'
-    )
+    return document(title, "".join(body))
 
 
 def _notes(found: Sequence[Group]) -> str:

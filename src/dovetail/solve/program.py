@@ -55,6 +55,7 @@ class LinearProgram:
             highspy.HighsModelStatus.kSolutionLimit: "limit",
             highspy.HighsModelStatus.kIterationLimit: "limit",
         }
+        self._refused = highspy.HighsStatus.kError
         self._highs: Any = highspy.Highs()
         options: dict[str, object] = {
             "output_flag": False,
@@ -74,12 +75,17 @@ class LinearProgram:
         if node_limit is not None:
             options["mip_max_nodes"] = node_limit
         for name, value in options.items():
-            self._highs.setOptionValue(name, value)
+            self._change(self._highs.setOptionValue(name, value))
         if maximise:
             self._highs.changeObjectiveSense(highspy.ObjSense.kMaximize)
         self._integer = False
         self.rows = 0
         self.columns = 0
+
+    def _change(self, status: Any) -> None:
+        """HiGHS passes over a change with wrong numbers, and would solve the program as it was."""
+        if status == self._refused:
+            raise DovetailError("the solver refused a change of its program: an index or a number in it is wrong")
 
     def add_rows(
         self,
@@ -94,7 +100,9 @@ class LinearProgram:
         first, count = self.rows, len(lower)
         begins = np.zeros(count, dtype=np.int32) if starts is None else np.asarray(starts, dtype=np.int32)
         index = np.asarray(columns, dtype=np.int32)
-        self._highs.addRows(count, lower, upper, len(index), begins, index, np.asarray(values, dtype=np.float64))
+        self._change(
+            self._highs.addRows(count, lower, upper, len(index), begins, index, np.asarray(values, dtype=np.float64))
+        )
         self.rows += count
         return first
 
@@ -112,29 +120,33 @@ class LinearProgram:
         cost = np.asarray(cost, dtype=np.float64)
         first, count = self.columns, len(cost)
         begins, index = np.asarray(starts, dtype=np.int32), np.asarray(rows, dtype=np.int32)
-        self._highs.addCols(count, cost, lower, upper, len(index), begins, index, np.asarray(values, dtype=np.float64))
+        self._change(
+            self._highs.addCols(
+                count, cost, lower, upper, len(index), begins, index, np.asarray(values, dtype=np.float64)
+            )
+        )
         self.columns += count
         return first
 
     def set_costs(self, columns: ArrayLike, cost: ArrayLike) -> None:
         index = np.asarray(columns, dtype=np.int32)
-        self._highs.changeColsCost(len(index), index, cost)
+        self._change(self._highs.changeColsCost(len(index), index, cost))
 
     def set_bounds(self, columns: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> None:
         index = np.asarray(columns, dtype=np.int32)
-        self._highs.changeColsBounds(len(index), index, lower, upper)
+        self._change(self._highs.changeColsBounds(len(index), index, lower, upper))
 
     def set_row_bounds(self, rows: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> None:
         index = np.asarray(rows, dtype=np.int32)
-        self._highs.changeRowsBounds(len(index), index, lower, upper)
+        self._change(self._highs.changeRowsBounds(len(index), index, lower, upper))
 
     def set_coefficient(self, row: int, column: int, value: float) -> None:
-        self._highs.changeCoeff(row, column, value)
+        self._change(self._highs.changeCoeff(row, column, value))
 
     def set_integer(self, columns: ArrayLike) -> None:
         """Ask for whole numbers in these columns."""
         index = np.asarray(columns, dtype=np.int32)
-        self._highs.changeColsIntegrality(len(index), index, np.ones(len(index), dtype=np.uint8))
+        self._change(self._highs.changeColsIntegrality(len(index), index, np.ones(len(index), dtype=np.uint8)))
         self._highs.setOptionValue("presolve", "choose")
         self._highs.setOptionValue("solver", "choose")
         self._integer = True

@@ -161,10 +161,10 @@ class Connection:
                     pace(sent)
                     self.socket.sendall(chunk)
 
-    def receive(self, limit: int = _HEAD_LIMIT) -> tuple[Any, list[bytearray]]:
-        """The next message and its buffers; ConnectionError if there is none any more."""
+    def receive(self, limit: int = _HEAD_LIMIT, buffers: bool = True) -> tuple[Any, list[bytearray]]:
+        """The next message and its buffers, if it may have any; ConnectionError if there is none any more."""
         length, count = _PREFIX.unpack(self._exactly(_PREFIX.size))
-        if length + count * _SIZE.size > limit:
+        if length + count * _SIZE.size > limit or (count and not buffers):
             raise ConnectionError(f"a message of {length} bytes and {count} buffers is too long")
         sizes = [_SIZE.unpack(self._exactly(_SIZE.size))[0] for _ in range(count)]
         try:
@@ -194,7 +194,7 @@ def greeted(connection: Connection, token: str) -> Hello:
     """The hello of a peer that knows the token; anyone else is refused."""
     connection.socket.settimeout(_PATIENCE_S)
     try:
-        message, _ = connection.receive(_STRANGER_LIMIT)
+        message, _ = connection.receive(_STRANGER_LIMIT, buffers=False)
     except (OSError, ValueError) as error:
         raise RefusedError(f"no hello: {error}") from None
     if not isinstance(message, Hello) or not hmac.compare_digest(message.token.encode(), token.encode()):

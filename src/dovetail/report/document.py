@@ -1,0 +1,28 @@
+"""The frame of every page: one file that holds its style sheet and script, and loads nothing."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib import resources
+
+from dovetail import __version__
+
+
+def document(title: str, body: str, script: str = "") -> str:
+    """A page. `script` is what follows the body: elements with data and programs; without it none may run."""
+    programs = " script-src 'unsafe-inline';" if script else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" '
+        f"content=\"default-src 'none'; style-src 'unsafe-inline';{programs} img-src data:\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f'<meta name="generator" content="dovetail {__version__}"><title>{escape(title)} · Dovetail</title>'
+        f"<style>{asset('page.css')}</style></head>\n"
+        f'<body><div class="wide">{body}</div>\n{script}</body></html>\n'
+    )
+
+
+def asset(name: str) -> str:
+    """A file of this package."""
+    return resources.files("dovetail.report").joinpath(name).read_text(encoding="utf-8")
