@@ -10,20 +10,30 @@ from typing import Any
 import pytest
 
 from dovetail.cluster.check import CODES, check_journal
-from dovetail.cluster.recording import run
+from dovetail.cluster.recording import Mode, run
 from dovetail.cluster.records import KEPT
 from dovetail.cluster.workload import Job
+from dovetail.core.errors import InputError
 from tests.cluster.conftest import Make, Table
 
 Lines = list[dict[str, Any]]
 
 
-@pytest.fixture
-def lines(make_setup: Make, tmp_path: Path) -> Lines:
+def _lines(make_setup: Make, tmp_path: Path, mode: Mode) -> Lines:
     jobs = [Job(id=i, model="AB"[i % 2], steps=900, arrival_s=40.0 * i) for i in range(6)]
     policy = Table({i: [0.4, 0.4] for i in range(6)}, {(0, 1): [0.5, 0.0]})
-    run(make_setup(jobs), policy, name="table", journal=tmp_path / "run.jsonl")
+    run(make_setup(jobs), policy, name="table", journal=tmp_path / "run.jsonl", mode=mode)
     return [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def lines(make_setup: Make, tmp_path: Path) -> Lines:
+    return _lines(make_setup, tmp_path, "changes")
+
+
+@pytest.fixture
+def brief(make_setup: Make, tmp_path: Path) -> Lines:
+    return _lines(make_setup, tmp_path, "summary")
 
 
 def _codes(lines: Lines, tmp_path: Path) -> set[str]:
@@ -135,3 +145,30 @@ def test_planted_faults_are_found(lines: Lines, tmp_path: Path, plant: Callable[
     plant(lines)
     assert code in _codes(lines, tmp_path)
     assert code in CODES
+
+
+def test_rows_without_a_column_are_bad_input(lines: Lines, tmp_path: Path) -> None:
+    del _first(lines, "started")["devices"]
+    with pytest.raises(InputError, match=r"changed\.jsonl: step 1 at 0\.0 s: rows that cannot be checked"):
+        _codes(lines, tmp_path)
+
+
+def test_a_summary_is_checked_as_far_as_it_goes(brief: Lines, tmp_path: Path) -> None:
+    assert _codes(brief, tmp_path) == set()
+    assert not any(line.get("of") == "started" for line in brief)
+
+
+def _forgotten(lines: Lines) -> None:
+    lines[:] = [line for line in lines if line.get("of") != "completed"]
+
+
+def _sooner(lines: Lines) -> None:
+    _first(lines, "completed")["at_s"][0] -= 1.0
+
+
+@pytest.mark.parametrize(("spoil", "code"), [(_boast, "summary"), (_forgotten, "unclosed"), (_sooner, "finish")])
+def test_a_fault_planted_in_a_summary_is_found(
+    brief: Lines, tmp_path: Path, spoil: Callable[[Lines], None], code: str
+) -> None:
+    spoil(brief)
+    assert code in _codes(brief, tmp_path)

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cluster.mechanism import Mechanism, fitting
+from dovetail.cluster.problem import Allocation, Problem
 from dovetail.cluster.rules import Rules
 from dovetail.cluster.workload import Job
+from dovetail.core.errors import DovetailError
 from tests.cluster.conftest import THROUGHPUTS, Table
 
 
@@ -24,6 +26,10 @@ def test_fitting_is_first_come_first_served_with_passing_over(widths: list[int],
             taken.append(i)
             left -= width
     assert fitting(np.array(widths, dtype=np.int64), capacity).tolist() == taken
+
+
+def _paired(pairs: list[list[int]], share: list[list[float]]) -> Allocation:
+    return Allocation(share=np.zeros((2, 2)), pairs=np.array(pairs), pair_share=np.array(share))
 
 
 def _mechanism(policy: Table, rules: Rules, counts: tuple[int, int] = (1, 1)) -> Mechanism:
@@ -98,3 +104,36 @@ def test_a_strict_policy_leaves_jobs_without_share_idle() -> None:
     mechanism.arrive([Job(id=i, model="A", steps=9) for i in range(2)], [0, 0], [0, 0])
     mechanism.update(0.0, np.zeros(2))
     assert mechanism.choose().on.tolist() == [0, -1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (Allocation(share=np.zeros((3, 2))), r"share is \(3, 2\), expected \(2, 2\)"),
+        (Allocation(share=np.array([[np.nan, 0.0], [0.0, 0.0]])), "no share of time"),
+        (Allocation(share=np.array([[-0.5, 0.0], [0.0, 0.0]])), "no share of time"),
+        (_paired([[0, 1]], [[0.5]]), r"pair_share is \(1, 1\)"),
+        (_paired([[1, 0]], [[0.5, 0.0]]), "no two jobs"),
+        (_paired([[0, 2]], [[0.5, 0.0]]), "no two jobs"),
+    ],
+)
+def test_a_policy_that_answers_something_else_is_stopped(answer: Allocation, fault: str) -> None:
+    class Wrong(Table):
+        def allocate(self, problem: Problem) -> Allocation:
+            return answer
+
+    mechanism = _mechanism(Wrong({}, {(0, 1): [0.5, 0.0]}), Rules())
+    mechanism.arrive([Job(id=i, model="A", steps=100) for i in range(2)], [0, 0], [0, 0])
+    with pytest.raises(DovetailError, match=fault):
+        mechanism.update(0.0, np.ones(2))
+
+
+def test_pairs_of_a_policy_that_does_not_pack_are_refused() -> None:
+    class Wrong(Table):
+        def allocate(self, problem: Problem) -> Allocation:
+            return _paired([[0, 1]], [[0.5, 0.0]])
+
+    mechanism = _mechanism(Wrong({}), Rules())
+    mechanism.arrive([Job(id=i, model="A", steps=100) for i in range(2)], [0, 0], [0, 0])
+    with pytest.raises(DovetailError, match="does not pack"):
+        mechanism.update(0.0, np.ones(2))

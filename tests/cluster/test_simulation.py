@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -252,12 +252,20 @@ def test_a_checkpoint_of_another_run_is_refused(make_setup: Make, tmp_path: Path
         run(make_setup([Job(id=0, model="A", steps=9000)], counts=(1, 1)), Table({0: [1, 0]}), saving=saving)
 
 
-def test_a_checkpoint_that_would_run_other_code_is_refused(make_setup: Make, tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (print, ("hello",))
-
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("builtins", "print"),
+        ("dovetail.cluster.checkpoint", "pickle.loads"),
+        ("dovetail.cluster.sweep_table", "import_module"),
+        ("dovetail.cluster.outputs", "quantiles"),
+    ],
+)
+def test_a_checkpoint_that_would_run_other_code_is_refused(
+    make_setup: Make, tmp_path: Path, module: str, name: str
+) -> None:
     path = tmp_path / "saved"
-    path.write_bytes(b"dovetail cluster checkpoint 1\n" + pickle.dumps(Evil()))
-    with pytest.raises(InputError, match=r"it holds builtins\.print"):
+    named = "".join(f"\x8c{chr(len(word))}{word}" for word in (module, name)).encode("latin-1")
+    path.write_bytes(b"dovetail cluster checkpoint 1\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
+    with pytest.raises(InputError, match=re.escape(f"it holds {module}.{name}")):
         run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Saving(path, resume=True))

@@ -4,30 +4,49 @@ from __future__ import annotations
 
 import numpy as np
 
+from dovetail.cluster.problem import Floats, Policy
 from dovetail.cluster.setup import Setup
 
 
-def least_makespan_s(setup: Setup, packs: bool) -> float:
+def fastest(setup: Setup, policy: Policy) -> tuple[Floats, Floats]:
+    """By kind: the most steps per second that it can have here, whoever it is beside and however its accelerators lie;
+    and the most per accelerator. Of an elastic policy, as whatever kind of the same model is best."""
+    found, widths = setup.throughputs, np.array([width for _, width in setup.throughputs.kinds])
+    # Measured rates over several servers, or beside another job, are not always lower.
+    rates = np.maximum(found.alone, found.spread)
+    if policy.packs and found.pairs is not None:
+        rates = np.maximum(rates, found.pairs.max(axis=1))
+    rates = np.where((setup.counts >= widths[:, None]) & (setup.rates() > 0), rates, 0.0)
+    best = rates.max(axis=1, initial=0.0)
+    each = best / widths
+    if getattr(policy, "elastic", False):
+        names, model = np.unique([name for name, _ in found.kinds], return_inverse=True)
+        for values in (best, each):
+            top = np.zeros(len(names))
+            np.maximum.at(top, model, values)
+            values[:] = top[model]
+    return best, each
+
+
+def least_makespan_s(setup: Setup, policy: Policy) -> float:
     """A lower bound of the makespan of jobs that are all known; 0 for jobs without end.
 
     A job cannot end before its arrival and its best time, and unless jobs share accelerators nobody can do more than
-    all of them at their best for the work at hand.
+    all of them at their best for the work at hand. Jobs that can never run are sent away at once, and need nothing.
     """
     jobs = setup.jobs
     if not isinstance(jobs, list) or not jobs or setup.window is not None:
         return 0.0
     index = setup.throughputs.index()
-    kinds = np.array([index.get((job.model, job.width), -1) for job in jobs])
-    if (kinds < 0).any():
-        return 0.0
-    rates = np.maximum(setup.rates(), 0.0) * (setup.counts > 0)
-    best = rates.max(axis=1)[kinds]
-    if (best <= 0).any():
-        return 0.0
-    steps = np.array([job.steps for job in jobs])
-    arrivals = np.array([job.arrival_s for job in jobs])
-    longest = float((arrivals + steps / best).max())
-    # Work in units of a job's best accelerator-seconds: an accelerator of its best type does one per second.
-    width = np.array([job.width for job in jobs])
-    work = steps / best * width
-    return longest if packs else max(longest, float(work.sum()) / float(setup.counts.sum()))
+    best, each = fastest(setup, policy)
+    longest_s = work_s = 0.0
+    for job in jobs:
+        kind = index.get((job.model, job.width), -1)
+        if kind < 0:
+            return 0.0
+        if best[kind] > 0:
+            longest_s = max(longest_s, job.arrival_s + job.steps / float(best[kind]))
+            work_s += job.steps / float(each[kind])
+        else:
+            longest_s = max(longest_s, job.arrival_s)
+    return longest_s if policy.packs else max(longest_s, work_s / float(setup.counts.sum()))

@@ -19,6 +19,7 @@ from dovetail.cluster.metrics import Metrics
 from dovetail.cluster.recording import Facts, facts_of, metrics_for, summary
 from dovetail.cluster.records import KEPT
 from dovetail.core.check import Faults, Report
+from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Ended, Reader, open_journal
 
@@ -31,6 +32,7 @@ CODES = {
     "twice": "a job that runs in two places at a time",
     "finish": "an end of a lease that does not run, or with another beginning",
     "reason": "a lease without a reason",
+    "kind": "a lease as another model than the job's",
     "restart": "a lease with another price of its start than a restart, or none for a job that was there",
     "steps": "steps that the lease's rate and time do not give",
     "missing": "a job called complete before it did all of its steps",
@@ -42,6 +44,7 @@ CODES = {
     "bound": "a figure better than is possible",
 }
 _CLOSE = 1e-6  # relative: steps are sums of many leases
+_OF_LEASES = ("utilization", "utilization_by_type", "total_cost", "leases")  # figures that a summary cannot give again
 
 
 class _Lease(Struct):
@@ -50,6 +53,7 @@ class _Lease(Struct):
     beside: int
     from_s: float
     restart_s: float
+    kind: int
 
 
 class _Books(Struct):
@@ -65,6 +69,7 @@ class Checker:
     def __init__(self, facts: Facts, faults: Faults) -> None:
         self._facts = facts
         self._faults = faults
+        self._brief = facts.mode == "summary"
         self._devices = Devices(facts.counts, facts.per_server)
         self._jobs: dict[int, _Books] = {}
         self._leases: dict[int, _Lease] = {}
@@ -121,23 +126,25 @@ class Checker:
         count = len(columns["id"])
         besides = columns.get("beside") or [-1] * count
         prices = columns.get("setup_s") or [self._facts.restart_s] * count
+        kinds = columns.get("kind") or [None] * count
         begun = []
-        rows = zip(columns["id"], columns["on"], columns["devices"], besides, columns["why"], prices, strict=True)
-        for job, on, devices, beside, why, price_s in rows:
+        keys = (columns[key] for key in ("id", "on", "devices", "why"))
+        for job, on, devices, why, beside, price_s, other_kind in zip(*keys, besides, prices, kinds, strict=True):
             books = self._open(job, "started")
             if books is None:
                 continue
             if job in self._leases:
                 self._fault("twice", job, "it runs already")
                 continue
-            width = self._facts.kinds[books.kind][1]
+            kind = self._kind(job, books, other_kind)
+            width = self._facts.kinds[kind][1]
             if len(devices) != width or len(set(devices)) != len(devices):
                 self._fault("width", job, f"it needs {width} devices, found {devices}")
             known = [d for d in devices if 0 <= d < len(self._holders)]
             wrong = [d for d in devices if d not in known or self._devices.type_of[d] != on or d in self._down]
             if wrong:
                 self._fault("device", job, f"devices {wrong} do not exist, are down, or are not of type {on}")
-            self._leases[job] = _Lease(on, tuple(known), beside, self._now, price_s)
+            self._leases[job] = _Lease(on, tuple(known), beside, self._now, price_s, kind)
             self._check_price(job, devices, why, price_s)
             begun.append(job)
             for device in known:
@@ -148,6 +155,16 @@ class Checker:
             allowed = {lease.beside} if lease.beside >= 0 else set()
             if others != allowed:
                 self._fault("overlap", job, f"found {sorted(others)} on its devices, expected {sorted(allowed)}")
+
+    def _kind(self, job: int, books: _Books, claimed: int | None) -> int:
+        """What a job runs as: another width is fine, another model is not."""
+        kinds = self._facts.kinds
+        if claimed is None:
+            return books.kind
+        if not 0 <= claimed < len(kinds) or kinds[claimed][0] != kinds[books.kind][0]:
+            self._fault("kind", job, f"it runs as kind {claimed}, expected one of the model {kinds[books.kind][0]!r}")
+            return books.kind
+        return claimed
 
     def _check_price(self, job: int, devices: Sequence[int], why: int, price_s: float) -> None:
         """A start costs a restart, unless the job was there until now and only its company changes."""
@@ -171,26 +188,26 @@ class Checker:
                 self._fault("finish", job, f"found {from_s} to {to_s} s, expected {lease.from_s} to {self._now} s")
             if books is not None:
                 books.done += steps
-                self._check_steps(job, books, lease, steps)
+                self._check_steps(job, lease, steps)
 
-    def _check_steps(self, job: int, books: _Books, lease: _Lease, steps: float) -> None:
+    def _check_steps(self, job: int, lease: _Lease, steps: float) -> None:
         """A lease works at its rate after its restart; what it did may be lost if a device failed."""
-        held_s, rate = self._now - lease.from_s, self._rate(books, lease)
+        held_s, rate = self._now - lease.from_s, self._rate(lease)
         most = rate * max(held_s - lease.restart_s, 0.0)
         least = 0.0 if job in self._unlucky else most
         slack = _CLOSE * max(1.0, most)
         if not least - slack <= steps <= most + slack:
             self._fault("steps", job, f"found {steps} in {held_s} s at {rate} per s")
 
-    def _rate(self, books: _Books, lease: _Lease) -> float:
+    def _rate(self, lease: _Lease) -> float:
         facts = self._facts
         if lease.beside >= 0:
             other = self._jobs.get(lease.beside)
             if other is None or facts.pairs is None:
                 return 0.0
-            return float(facts.pairs[books.kind][other.kind][lease.on])
+            return float(facts.pairs[lease.kind][other.kind][lease.on])
         spread = self._devices.servers(lease.devices) > 1
-        return float((facts.spread if spread else facts.alone)[books.kind][lease.on])
+        return float((facts.spread if spread else facts.alone)[lease.kind][lease.on])
 
     def _see_completed(self, columns: dict[str, Any]) -> None:
         for job, at_s in zip(columns["id"], columns["at_s"], strict=True):
@@ -202,7 +219,7 @@ class Checker:
                 self._fault("running", job, "it was called complete while it ran")
             if at_s != self._now:
                 self._fault("finish", job, f"called complete at {at_s} s, written at {self._now} s")
-            if abs(books.done - books.steps) > _CLOSE * max(1.0, books.steps):
+            if not self._brief and abs(books.done - books.steps) > _CLOSE * max(1.0, books.steps):
                 self._fault("missing", job, f"it did {books.done} of {books.steps} steps")
 
     def _see_rejected(self, columns: dict[str, Any]) -> None:
@@ -232,38 +249,43 @@ class Checker:
 
 
 def check_journal(path: Path) -> Report:
-    """Check a journal that has every lease (`full` or `changes`, not `summary`)."""
+    """Check a journal. One that is a summary has no leases: of it only arrivals, ends and figures are checked."""
     reader = open_journal(path)
     facts = facts_of(reader.header)
     faults = Faults()
     checker, metrics = Checker(facts, faults), metrics_for(facts)
     notes = []
     if facts.mode == "summary":
-        notes.append("the journal is a summary: it holds no leases, only arrivals and ends were checked")
-    claimed = _feed(reader, checker, metrics, facts.mode == "summary")
+        notes.append("the journal is a summary: it holds no leases, only arrivals, ends and their figures were checked")
+    claimed = _feed(reader, checker, metrics)
     checker.close()
     found = summary(metrics)
+    left_out = _OF_LEASES if facts.mode == "summary" else ()
     for key, value in found.items():
-        if claimed is not None and facts.mode != "summary" and not _same(claimed.get(key), value):
+        if claimed is not None and key not in left_out and not _same(claimed.get(key), value):
             faults.add("summary", key, f"found {claimed.get(key)}, expected {value}")
     if found["makespan_s"] < facts.bound_makespan_s * (1 - _CLOSE):
         faults.add(
             "bound", "makespan", f"found {found['makespan_s']} s, at least {facts.bound_makespan_s} s are needed"
         )
+    if found["avg_jct_s"] < found["bound_avg_jct_s"] * (1 - _CLOSE):
+        needed = found["bound_avg_jct_s"]
+        faults.add("bound", "average JCT", f"found {found['avg_jct_s']} s, at least {needed} s are needed")
     if reader.torn:
         notes.append("the last line is torn")
     counted = found | {"arrived": metrics.arrived, "parts": found["leases"], "bound_makespan_s": facts.bound_makespan_s}
     return Report.of(str(path), "journal", faults, notes, counted)
 
 
-def _feed(reader: Reader, checker: Checker, metrics: Metrics, brief: bool) -> dict[str, Any] | None:
+def _feed(reader: Reader, checker: Checker, metrics: Metrics) -> dict[str, Any] | None:
     claimed = None
     for n, t, events in reader.steps():
-        if not brief:
+        try:
             checker.step(n, t, events)
-        else:
-            checker.ended |= any(isinstance(event, Ended) for event in events)
-        metrics.step(n, t, events)
+            metrics.step(n, t, events)
+        except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise InputError(f"{reader.path}: step {n} at {t} s: rows that cannot be checked ({what})") from None
         for event in events:
             if isinstance(event, Ended):
                 claimed = event.summary

@@ -15,7 +15,7 @@ from dovetail.cluster.problem import Policy
 from dovetail.cluster.setup import Setup
 from dovetail.cluster.simulation import Simulation
 from dovetail.core.errors import InputError
-from dovetail.core.files import written_whole
+from dovetail.core.files import open_bytes, written_whole
 
 _MAGIC = b"dovetail cluster checkpoint 1\n"
 _MODULES = ("dovetail.cluster.", "dovetail.solve.")
@@ -43,14 +43,20 @@ class _OwnClasses(pickle.Unpickler):
         self._also = also
 
     def find_class(self, module: str, name: str) -> Any:
-        if not module.startswith(_MODULES) and module != self._also and f"{module}.{name}" not in _NAMES:
-            raise pickle.UnpicklingError(f"it holds {module}.{name}")
-        return super().find_class(module, name)
+        if f"{module}.{name}" in _NAMES:
+            return super().find_class(module, name)
+        # Only classes made there: what else a module can be asked for (functions, other modules) would be called.
+        if module.startswith(_MODULES) or module == self._also:
+            found = super().find_class(module, name)
+            if isinstance(found, type) and found.__module__ == module:
+                return found
+        raise pickle.UnpicklingError(f"it holds {module}.{name}")
 
 
 def load(path: Path, identity: bytes, setup: Setup, policy: Policy) -> tuple[Simulation, Metrics, int]:
     """The simulation, its figures so far, and how long its journal was."""
-    content = path.read_bytes()
+    with open_bytes(path) as file:
+        content = file.read()
     if not content.startswith(_MAGIC):
         raise InputError(f"{path}: not a checkpoint of a cluster simulation")
     try:

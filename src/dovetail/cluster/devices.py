@@ -67,6 +67,11 @@ class Devices:
         if self.free[j] < width:
             return None
         groups = self._by_free[j]
+        if width == 1 and len(groups) == 2:  # one device in a server: any free one will do
+            server, _ = groups[1].popitem()
+            groups[0][server] = None
+            self.free[j] -= 1
+            return (self._idle[server].pop(),)
         if width < len(groups):
             for group in groups[width:]:
                 if group:
@@ -98,7 +103,8 @@ class Devices:
             j, server = int(self.type_of[device]), self.server_of[device]
             idle = self._idle[server]
             idle.append(device)
-            idle.sort(reverse=True)
+            if len(idle) > 1:
+                idle.sort(reverse=True)
             self._move(j, server, len(idle) - 1, len(idle))
             self.free[j] += 1
 

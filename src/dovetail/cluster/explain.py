@@ -214,6 +214,8 @@ class _Teller:
         elif story.leases and story.leases[-1].to_s == t:
             before = story.leases[-1]
             before.end = "only its company changed" if before.devices == lease.devices else "it moved"
+            if len(before.devices) != len(lease.devices):
+                before.end = f"its width became {len(lease.devices)}"
         story.leases.append(lease)
         self._running = lease
 

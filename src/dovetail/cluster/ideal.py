@@ -12,6 +12,9 @@ from math import inf
 import numpy as np
 
 from dovetail.cluster import records
+from dovetail.cluster.admission import admit
+from dovetail.cluster.bounds import fastest
+from dovetail.cluster.envy import envy
 from dovetail.cluster.mechanism import Mechanism
 from dovetail.cluster.problem import Policy
 from dovetail.cluster.rules import Rules
@@ -39,7 +42,9 @@ class Ideal:
             Rules(),
             random.Random(setup.seed),
             weights,
+            setup.throughputs.kinds,
         )
+        self._runs = fastest(setup, policy)[0] > 0
         self._kinds = Kinds(setup)
         self._jobs = iter(setup.jobs)
         self._next = next(self._jobs, None)
@@ -59,7 +64,8 @@ class Ideal:
                 self._price_until = self._setup.prices.next_change(self.now)
                 events.append(Rows("prices", {"price": self._setup.prices.price_at(self.now)}))
             self._arrive(events)
-            self._flow(events)
+            if len(jobs):
+                self._flow(events)
             self.steps += 1
             for observer in self._observers:
                 observer.step(self.steps, self.now, events)
@@ -70,9 +76,11 @@ class Ideal:
             arrived.append(self._next)
             self._next = next(self._jobs, None)
         if arrived:
-            kinds = [self._kinds.kind(job) for job in arrived]
-            self._mechanism.arrive(arrived, kinds, [self._kinds.entity(job) for job in arrived])
-            events.append(records.arrived(arrived, kinds))
+            found = admit(arrived, self._kinds, self._runs, self.now)
+            events += found.events
+            if self._open is not None:
+                self._open.difference_update(found.closed)
+            self._mechanism.arrive(found.jobs, found.kinds, [self._kinds.entity(job) for job in found.jobs])
 
     def _flow(self, events: list[Rows]) -> None:
         """Let time pass until a job ends, one comes, or a price changes."""
@@ -80,6 +88,10 @@ class Ideal:
         problem = mechanism.problem(self.now, self._setup.prices.price_at(self.now))
         found = self._policy.allocate(problem)
         self.allocations += 1
+        envied = envy(problem, found)
+        if envied is not None:
+            events.append(Rows("envy", {"share": [envied]}))
+        width = jobs.width if found.kind is None or problem.kind_width is None else problem.kind_width[found.kind]
         speed = found.throughput(problem)
         ends = self.now + np.divide(jobs.steps_left, speed, out=np.full(len(jobs), inf), where=speed > 0)
         until = min(float(ends.min()), self._next.arrival_s if self._next is not None else inf, self._price_until)
@@ -88,7 +100,7 @@ class Ideal:
         passed = until - self.now
         done = ends <= until
         jobs.steps_left[:] = np.where(done, 0.0, np.maximum(jobs.steps_left - passed * speed, 0.0))
-        used = (jobs.width[:, None] * found.share).sum(axis=0)
+        used = (width[:, None] * found.share).sum(axis=0)
         if len(found.pairs):
             used = used + (jobs.width[found.pairs[:, 0]][:, None] * found.pair_share).sum(axis=0)
         events.append(Rows("used", {"accelerator_s": used * passed}))

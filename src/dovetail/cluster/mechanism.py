@@ -13,12 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.cluster.active import Active
+from dovetail.cluster.envy import envy
 from dovetail.cluster.pairing import Pairs
 from dovetail.cluster.problem import Floats, Ints, Policy, Problem
 from dovetail.cluster.rules import Rules
 from dovetail.cluster.workload import Job
+from dovetail.core.errors import DovetailError
 
 _NEVER_HAD = 1e9  # times its share: the rank of a job that has had nothing of a type
+_LEAST_LEFT = 1e-9  # steps: by rounding a job that still runs may have none left
+_FEW = 100  # allocations
 _PATIENCE = 10  # rounds of debt or credit that are remembered
 
 
@@ -42,7 +46,9 @@ class Mechanism:
         rules: Rules,
         rng: random.Random,
         entity_weight: Floats | None = None,
+        kinds: Sequence[tuple[str, int]] = (),
     ) -> None:
+        """`kinds` are models and widths; only a policy that changes widths needs to know them."""
         self.policy = policy
         self.types = types
         self.counts = counts.copy()
@@ -56,6 +62,11 @@ class Mechanism:
         self.allocations = 0
         self.value: float | None = None
         self.why = ""
+        self.envy: float | None = None  # under the last allocation, if it was looked at
+        self.runs_as: Ints | None = None  # the kinds that jobs should have, under the last allocation
+        self.elastic = bool(kinds) and getattr(policy, "elastic", False)
+        self.kind_width: Ints = np.array([width for _, width in kinds], dtype=np.int64)
+        self._scaled = scaled_kinds(kinds) if self.elastic else None
         self.worked: Floats = np.zeros(len(types))  # seconds of every type since the last settling
         self._rng = rng
         self._allotted_at: float | None = None
@@ -63,7 +74,7 @@ class Mechanism:
         self._speed: Floats = np.zeros((0, len(types)))
         self._speed_of = (0, 0)  # how many jobs, and how often the table was compacted, when speeds were looked up
         self._compactions = 0
-        self._narrow = True
+        self.narrow = True  # every job needs one accelerator only
         self._positive: NDArray[np.bool_] = np.zeros((0, len(types)), dtype=np.bool_)
 
     # --- what happened ------------------------------------------------------------------------------
@@ -98,7 +109,7 @@ class Mechanism:
         if self._speed_of != (len(self.jobs), self._compactions):
             self._speed = self.rates[self.jobs.kind]
             self._positive = self._speed > 0
-            self._narrow = bool((self.jobs.width == 1).all())
+            self.narrow = bool((self.jobs.width == 1).all())
             self._speed_of = (len(self.jobs), self._compactions)
         return self._speed
 
@@ -107,6 +118,13 @@ class Mechanism:
         """Whether a job can run on a type at all."""
         _ = self.speed  # looks both up again if jobs have come or gone
         return self._positive
+
+    def resize(self, rows: Ints) -> None:
+        """These jobs, which do not run, have the widths that they should have from now on."""
+        assert self.runs_as is not None
+        self.jobs.kind[rows] = self.runs_as[rows]
+        self.jobs.width[rows] = self.kind_width[self.jobs.kind[rows]]
+        self._compactions += 1
 
     def hurry(self) -> None:
         """Ask the policy again at once, however short ago the last time was."""
@@ -139,7 +157,10 @@ class Mechanism:
         self.worked = self.jobs.received.sum(axis=0) + self.pairs.received.sum(axis=0)
 
     def _allocate(self, now: float, prices: Floats) -> None:
-        found = self.policy.allocate(self.problem(now, prices))
+        problem = self.problem(now, prices)
+        found = self.policy.allocate(problem)
+        if fault := found.fault(problem):
+            raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
         jobs = self.jobs
         jobs.share[:] = found.share
         jobs.allotted[:] = True
@@ -150,8 +171,11 @@ class Mechanism:
             self.pairs.allot(found.pairs, share)
         self.needs_allocation = False
         self._allotted_at = now
+        # Cheap next to solving, but not next to looking shares up: of many allocations, one in sixteen is looked at.
+        looked_at = self.allocations < _FEW or self.allocations % 16 == 0
+        self.envy = envy(problem, found) if looked_at else None
         self.allocations += 1
-        self.value, self.why = found.value, found.why
+        self.value, self.why, self.runs_as = found.value, found.why, found.kind
 
     def problem(self, now: float, prices: Floats) -> Problem:
         """What the policy sees."""
@@ -166,12 +190,14 @@ class Mechanism:
             rates=self.rates,
             width=jobs.width,
             weight=jobs.weight,
-            steps_left=jobs.left(now),
+            steps_left=np.maximum(jobs.left(now), _LEAST_LEFT),
             age_s=now - jobs.arrival_s,
             deadline_s=jobs.due_s - now,
             entity=jobs.entity if self.entity_weight is not None else None,
             entity_weight=self.entity_weight,
             pair_rates=self.pair_rates,
+            scaled=self._scaled,
+            kind_width=self.kind_width if self.elastic else None,
         )
 
     # --- the next round -------------------------------------------------------------------------------
@@ -199,13 +225,13 @@ class Mechanism:
                 if len(self.pairs):
                     self._scan(j, rows, left, free, choice)
                     continue
-                if (len(rows) if self._narrow else jobs.width[rows].sum()) > left[j]:
+                if (len(rows) if self.narrow else jobs.width[rows].sum()) > left[j]:
                     ranks = ranks or self._ranks(jobs)
                     rows = rows[np.lexsort([-key[rows, j] for key in reversed(ranks)])]
-                    rows = rows[: left[j]] if self._narrow else rows[fitting(jobs.width[rows], int(left[j]))]
+                    rows = rows[: left[j]] if self.narrow else rows[fitting(jobs.width[rows], int(left[j]))]
                 choice.on[rows] = j
                 free[rows] = False
-                left[j] -= len(rows) if self._narrow else jobs.width[rows].sum()
+                left[j] -= len(rows) if self.narrow else jobs.width[rows].sum()
         return choice
 
     def _passes(self) -> tuple[bool, ...]:
@@ -291,6 +317,19 @@ class Mechanism:
         one, other = self.jobs.kind[self.pairs.a], self.jobs.kind[self.pairs.b]
         slower: Floats = np.minimum(self.pair_rates[one, other, j], self.pair_rates[other, one, j])
         return slower
+
+
+def scaled_kinds(kinds: Sequence[tuple[str, int]]) -> Ints:
+    """By kind: all kinds of the same model, -1 to fill.
+
+    >>> scaled_kinds([("a", 1), ("b", 1), ("a", 4)]).tolist()
+    [[0, 2], [1, -1], [0, 2]]
+    """
+    same: dict[str, list[int]] = {}
+    for at, (model, _) in enumerate(kinds):
+        same.setdefault(model, []).append(at)
+    most = max(map(len, same.values()), default=0)
+    return np.array([same[model] + [-1] * (most - len(same[model])) for model, _ in kinds], dtype=np.int64)
 
 
 def fitting(width: Ints, capacity: int) -> Ints:

@@ -21,6 +21,7 @@ class Figures(Struct, kw_only=True):
     rejected: int
     makespan_s: float
     avg_jct_s: float
+    bound_avg_jct_s: float  # if every job had had its best accelerators from its arrival on
     median_jct_s: float
     p95_jct_s: float
     avg_jct_low_s: float | None  # of jobs with the usual weight, and with more
@@ -34,6 +35,7 @@ class Figures(Struct, kw_only=True):
     rho_p95: float
     rho_max: float
     jain: float  # of 1/rho: 1 if all were treated alike
+    envy: float | None  # share of pairs of jobs where one would rather have the other's part, over allocations
     leases: int
     avg_jct_by_model_s: dict[str, float]
 
@@ -49,16 +51,19 @@ class Metrics:
         rates: Floats,
         window: tuple[int, int] | None = None,
         charge_pairs_fully: bool = False,
+        fastest: Floats | None = None,
     ) -> None:
         self._types = types
         self._counts = counts
         self._kinds = kinds
         self._rates = rates
+        self._fastest = rates.max(axis=1, initial=0.0) if fastest is None else fastest
         self._widths = np.array([width for _, width in kinds], dtype=np.int64)
         self._window = window
         self._pair_charge = 1.0 if charge_pairs_fully else 0.5
         self._jobs: dict[str, Any] = {
             "kind": np.zeros(64, np.int64),
+            "runs_as": np.zeros(64, np.int64),
             "steps": np.zeros(64),
             "arrival": np.full(64, nan),
             "weight": np.ones(64),
@@ -77,6 +82,7 @@ class Metrics:
         self._cost = 0.0
         self._prices: Floats = np.zeros(len(types))
         self._leases = 0
+        self._envy: list[float] = []
         self.now = 0.0
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
@@ -90,6 +96,8 @@ class Metrics:
             self._stopped(columns)
         elif of == "started":
             self._leases += len(columns["id"])
+            if "kind" in columns:
+                self._jobs["runs_as"][columns["id"]] = columns["kind"]
         elif of == "arrived":
             self._arrived(columns)
         elif of == "completed":
@@ -100,6 +108,8 @@ class Metrics:
             self._prices = np.asarray(columns["price"], dtype=np.float64)
         elif of == "used":
             self._used(columns)
+        elif of == "envy":
+            self._envy += columns["share"]
 
     def _grow(self, size: int) -> None:
         room = len(self._jobs["kind"])
@@ -116,6 +126,7 @@ class Metrics:
         self._grow(int(ids.max()) + 1)
         self._known = max(self._known, int(ids.max()) + 1)
         jobs = self._jobs
+        jobs["runs_as"][ids] = columns["kind"]
         jobs["kind"][ids], jobs["steps"][ids], jobs["arrival"][ids] = columns["kind"], columns["steps"], at_s
         if "weight" in columns:
             jobs["weight"][ids] = columns["weight"]
@@ -144,7 +155,7 @@ class Metrics:
     def _stopped(self, columns: dict[str, Any]) -> None:
         ids, on = np.asarray(columns["id"]), np.asarray(columns["on"])
         seconds = np.asarray(columns["to_s"]) - np.asarray(columns["from_s"])
-        held = seconds * self._widths[self._jobs["kind"][ids]]
+        held = seconds * self._widths[self._jobs["runs_as"][ids]]
         paired = np.asarray(columns["beside"]) >= 0
         charged = held
         if paired.any():
@@ -192,6 +203,7 @@ class Metrics:
             rejected=self._rejected,
             makespan_s=self.now,
             avg_jct_s=_mean(jct),
+            bound_avg_jct_s=_mean(jobs["steps"][done] / np.maximum(self._fastest[jobs["kind"][done]], 1e-300)),
             median_jct_s=_quantile(jct, 0.5),
             p95_jct_s=_quantile(jct, 0.95),
             avg_jct_low_s=_mean(jct[~heavy]) if heavy.any() else None,
@@ -205,6 +217,7 @@ class Metrics:
             rho_p95=_quantile(good, 0.95),
             rho_max=_quantile(good, 1.0),
             jain=float(fairness.sum() ** 2 / (len(fairness) * (fairness**2).sum())) if len(fairness) else 1.0,
+            envy=sum(self._envy) / len(self._envy) if self._envy else None,
             leases=self._leases,
             avg_jct_by_model_s={name: sum(times) / len(times) for name, times in sorted(models.items())},
         )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_ROUNDING = 1e-6  # below 0 by as much as a solver's tolerances add up to
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,9 +64,36 @@ class Allocation:
     why: str = ""
     kind: Ints | None = None  # what every job should run as, where a policy chooses its width
 
+    def fault(self, problem: Problem) -> str:
+        """What makes it no answer to this problem; nothing if it is one."""
+        types = len(problem.types)
+        for name, share, rows in (
+            ("share", self.share, problem.jobs),
+            ("pair_share", self.pair_share, len(self.pairs)),
+        ):
+            if rows and share.shape != (rows, types):
+                return f"{name} is {share.shape}, expected {(rows, types)}"
+            if rows and not (np.isfinite(share).all() and (share >= -_ROUNDING).all()):
+                return f"{name} holds a value that is no share of time"
+        if self.kind is not None:
+            may = problem.kind[:, None] if problem.scaled is None else problem.scaled[problem.kind]
+            if not (may == self.kind[:, None]).any(axis=1).all():
+                return "kind holds one of another model, or its policy is not elastic"
+        if not len(self.pairs):
+            return ""
+        if problem.pair_rates is None:
+            return "it has pairs, but its policy does not pack"
+        first, second = self.pairs[:, 0], self.pairs[:, 1]
+        if not ((first >= 0) & (first < second) & (second < problem.jobs)).all():
+            return "pairs holds positions that are no two jobs, the first one smaller"
+        if (problem.width[first] != problem.width[second]).any():
+            return "pairs holds jobs of different width"
+        return ""
+
     def throughput(self, problem: Problem) -> Floats:
         """Steps per second that every job gets under these shares."""
-        got: Floats = (problem.speed * self.share).sum(axis=1)
+        kind = problem.kind if self.kind is None else self.kind
+        got: Floats = (problem.rates[kind] * self.share).sum(axis=1)
         if len(self.pairs):
             assert problem.pair_rates is not None
             for me, other in ((0, 1), (1, 0)):
@@ -80,6 +108,7 @@ class Policy(Protocol):
 
     `agnostic` policies do not tell types apart, so the mechanism tries types in random order for them; `packs` policies
     let two jobs share accelerators; of `strict` ones, a job without a share stays idle even if accelerators are free.
+    Two more may be left out: `every_round` policies are asked before every round, `elastic` ones may change widths.
     """
 
     agnostic: bool

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field
 
-from dovetail.cluster.bounds import least_makespan_s
+from dovetail.cluster.bounds import fastest, least_makespan_s
 from dovetail.cluster.checkpoint import load, save
 from dovetail.cluster.compat import OldClock
 from dovetail.cluster.devices import Devices
@@ -47,6 +47,7 @@ class Facts(Struct, kw_only=True):
     window: tuple[int, int] | None = None
     mode: Mode = "changes"
     bound_makespan_s: float = 0.0
+    fastest: list[float] | None = None  # by kind: the most steps per second that a job can have
 
 
 def facts_of(header: Header) -> Facts:
@@ -56,7 +57,15 @@ def facts_of(header: Header) -> Facts:
 
 
 def metrics_for(facts: Facts) -> Metrics:
-    return Metrics(tuple(facts.types), np.array(facts.counts), facts.kinds, np.array(facts.alone), facts.window)
+    fastest = None if facts.fastest is None else np.array(facts.fastest)
+    return Metrics(
+        tuple(facts.types),
+        np.array(facts.counts),
+        facts.kinds,
+        np.array(facts.alone),
+        facts.window,
+        fastest=fastest,
+    )
 
 
 def summary(metrics: Metrics) -> dict[str, Any]:
@@ -95,6 +104,7 @@ class Timed:
         self._policy = policy
         self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
         self.every_round = getattr(policy, "every_round", False)
+        self.elastic = getattr(policy, "elastic", False)
         self.cpu_s = 0.0
 
     def allocate(self, problem: Problem) -> Allocation:
@@ -116,7 +126,7 @@ class _Brief:
             self._writer.step(n, t, kept)
 
 
-def header(setup: Setup, policy: str, options: dict[str, Any], rules: Rules, mode: Mode, packs: bool) -> Header:
+def header(setup: Setup, policy: Policy, name: str, options: dict[str, Any], rules: Rules, mode: Mode) -> Header:
     """The first line of the journal."""
     found = setup.throughputs
     facts = Facts(
@@ -126,11 +136,12 @@ def header(setup: Setup, policy: str, options: dict[str, Any], rules: Rules, mod
         kinds=found.kinds,
         alone=setup.rates().tolist(),
         spread=found.spread.tolist(),
-        pairs=found.pairs.tolist() if packs and found.pairs is not None else None,
+        pairs=found.pairs.tolist() if policy.packs and found.pairs is not None else None,
         restart_s=rules.restart_s,
         window=setup.window,
         mode=mode,
-        bound_makespan_s=least_makespan_s(setup, packs),
+        bound_makespan_s=least_makespan_s(setup, policy),
+        fastest=fastest(setup, policy)[0].tolist(),
     )
     placed = Devices(setup.counts.tolist(), setup.per_server.tolist())
     places = zip(placed.type_of.tolist(), placed.server_of, strict=True)
@@ -140,7 +151,7 @@ def header(setup: Setup, policy: str, options: dict[str, Any], rules: Rules, mod
     )
     return Header(
         level="cluster",
-        policy=policy,
+        policy=name,
         options=options | {"rules": msgspec.to_builtins(rules)},
         seed=setup.seed,
         pool=pool,
@@ -175,7 +186,13 @@ def run(
     if (compat or ideal) and (journal is not None or saving is not None):
         raise InputError("a run by the older rules, or an ideal one, has no leases: no journal and no checkpoint")
     metrics = Metrics(
-        setup.types, setup.counts, setup.throughputs.kinds, setup.rates(), setup.window, charge_pairs_fully=compat
+        setup.types,
+        setup.counts,
+        setup.throughputs.kinds,
+        setup.rates(),
+        setup.window,
+        charge_pairs_fully=compat,
+        fastest=fastest(setup, policy)[0],
     )
     timed = Timed(policy)
     began = process_time()
@@ -189,7 +206,7 @@ def run(
         rounds, allocations = old.rounds, old.mechanism.allocations
     else:
         rules = rules if rules is not None else Rules()
-        first = header(setup, name, options or {}, rules, mode, policy.packs) if journal or saving else None
+        first = header(setup, policy, name, options or {}, rules, mode) if journal or saving else None
         simulation, size = Simulation(setup, timed, rules), None
         if saving is not None and saving.resume and saving.path.exists():
             simulation, metrics, size = load(saving.path, msgspec.json.encode(first), setup, policy)
@@ -201,7 +218,7 @@ def run(
         allocations=allocations,
         policy_s=timed.cpu_s,
         cpu_s=process_time() - began,
-        bound_makespan_s=least_makespan_s(setup, policy.packs),
+        bound_makespan_s=least_makespan_s(setup, policy),
         completion_s=metrics.completion_times(),
     )
 

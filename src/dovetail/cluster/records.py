@@ -49,9 +49,13 @@ def started(
     why: Sequence[int],
     setup_s: Sequence[float],
     restart_s: float,
+    kinds: Ints | None = None,
 ) -> Rows:
-    """`why` is a place in the header's list of reasons; prices are written where one is not that of a restart."""
+    """`why` is a place in the header's list of reasons; prices are written where one is not that of a restart, and
+    kinds where jobs may have another width than they came with."""
     columns: dict[str, Any] = {"id": ids, "on": on, "devices": devices, "why": why}
+    if kinds is not None:
+        columns["kind"] = kinds
     if any(other >= 0 for other in beside):
         columns["beside"] = beside
     if any(price_s != restart_s for price_s in setup_s):

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from dovetail.cluster import records
+from dovetail.cluster.admission import admit
+from dovetail.cluster.bounds import fastest
 from dovetail.cluster.devices import Devices
 from dovetail.cluster.mechanism import Choice, Mechanism
-from dovetail.cluster.problem import Ints, Policy
+from dovetail.cluster.problem import Floats, Ints, Policy
 from dovetail.cluster.rules import Rules
 from dovetail.cluster.setup import Kinds, Setup
 from dovetail.cluster.workload import Job
@@ -46,19 +48,22 @@ class Simulation:
             self.rules,
             random.Random(setup.seed + 5),
             weights,
+            setup.throughputs.kinds,
         )
         self._spread = setup.throughputs.spread
         self._devices = Devices(setup.counts.tolist(), setup.per_server.tolist())
         self._held: dict[int, tuple[int, ...]] = {}  # devices by job id; two jobs that share hold the same
         self._kinds = Kinds(setup)
+        self._runs = fastest(setup, policy)[0] > 0
         self._jobs: Iterator[Job] = iter(setup.jobs)
         self._drawn = 0
         self._next = self._draw()
         self._open = set(range(*setup.window)) if setup.window else None
         self._ends: list[tuple[float, int]] = []  # when running jobs finish inside this round
+        # Popped from the end. What is back comes before what fails then; an outage of no time ends after it began.
         self._outages = sorted(
-            [(o.at_s, True, d) for o in setup.outages for d in o.devices]
-            + [(o.until_s, False, d) for o in setup.outages for d in o.devices],
+            [(o.at_s, 1, d) for o in setup.outages for d in o.devices]
+            + [(o.until_s, 2 if o.until_s == o.at_s else 0, d) for o in setup.outages for d in o.devices],
             reverse=True,
         )
         self._done: list[int] = []  # positions of jobs that finished in this round
@@ -92,7 +97,7 @@ class Simulation:
         """Run to the end; `pause` is called between any two rounds."""
         while (self._next is not None or len(self.mechanism.jobs)) and self._open != set():
             if not len(self.mechanism.jobs) and self._next is not None:
-                self.now = max(self.now, self._next.arrival_s)
+                self._idle(self._next.arrival_s)
             pause()
             self._begun = self.now
             self._boundary()
@@ -105,6 +110,15 @@ class Simulation:
             else:
                 self._settle()
         self._close()
+
+    def _idle(self, until_s: float) -> None:
+        """Nobody is here until then; only devices fail and come back."""
+        while self._outages and self._outages[-1][0] < until_s:
+            self.now = max(self.now, self._outages[-1][0])
+            events: list[Rows] = []
+            self._fail_or_mend(events)
+            self._tell(events)
+        self.now = max(self.now, until_s)
 
     def _quiet_rounds(self, end: float) -> int:
         """How many rounds from here on would change nothing: everybody runs where all of his share is, and nothing
@@ -129,13 +143,27 @@ class Simulation:
         self._settle()
         self._arrive(events)
         mechanism = self.mechanism
-        mechanism.update(self.now, self._setup.prices.price_at(self.now))
+        if not self._held:
+            mechanism.hurry()  # nobody runs: only new shares can help
+        self._ask(events)
         self._apply(mechanism.choose(), events)
         self._waiting = [None] * len(self._setup.types)
         self.rounds += 1
         self._tell(events)
         if not self._held and self._next is None and not self._outages and len(mechanism.jobs):
             raise InputError(f"job {mechanism.jobs.id[0]} can never run on this cluster under this policy")
+
+    def _ask(self, events: list[Rows]) -> None:
+        """Ask the policy if it is time. Who is to have another width stops, and starts again when it is chosen."""
+        mechanism, jobs = self.mechanism, self.mechanism.jobs
+        if not mechanism.update(self.now, self._setup.prices.price_at(self.now)):
+            return
+        if mechanism.envy is not None:
+            events.append(Rows("envy", {"share": [mechanism.envy]}))
+        if mechanism.elastic and mechanism.runs_as is not None and len(mechanism.runs_as) == len(jobs):
+            rows = np.flatnonzero(mechanism.runs_as != jobs.kind)
+            self._stop(rows[jobs.on[rows] >= 0].tolist(), events)
+            mechanism.resize(rows)
 
     def _inside(self, end: float) -> None:
         """Ends, arrivals and outages between two boundaries, in order of time."""
@@ -233,13 +261,13 @@ class Simulation:
         if not arrived:
             return
         mechanism = self.mechanism
-        arrived = self._reject(arrived, events)
-        kinds = [self._kinds.kind(job) for job in arrived]
+        found = admit(arrived, self._kinds, self._runs, self.now)
+        events += found.events
+        if self._open is not None:
+            self._open.difference_update(found.closed)
         first = len(mechanism.jobs)
-        mechanism.arrive(arrived, kinds, [self._kinds.entity(job) for job in arrived])
-        if arrived:
-            events.append(records.arrived(arrived, kinds))
-        if not fill or not arrived:
+        mechanism.arrive(found.jobs, found.kinds, [self._kinds.entity(job) for job in found.jobs])
+        if not fill or not found.jobs:
             return
         if mechanism.policy.strict:
             self._redo(events)
@@ -252,36 +280,23 @@ class Simulation:
                     self._watch([row])
                     break
 
-    def _reject(self, arrived: list[Job], events: list[Rows]) -> list[Job]:
-        """Send away jobs that no type could ever run, and give the others."""
-        lost = []
-        for job in arrived:
-            kind = self._kinds.kind(job)
-            if not ((self.mechanism.rates[kind] > 0) & (self._setup.counts >= job.width)).any():
-                lost.append((job, kind))
-        if lost:
-            ids = [job.id for job, _ in lost]
-            events.append(records.arrived([job for job, _ in lost], [kind for _, kind in lost]))
-            events.append(records.rejected(ids, "no type has enough accelerators that it runs on"))
-            if self._open is not None:
-                self._open.difference_update(ids)
-            arrived = [job for job in arrived if job.id not in set(ids)]
-        return arrived
-
     # --- leases -----------------------------------------------------------------------------------------
 
     def _apply(self, choice: Choice, events: list[Rows]) -> None:
         """End the leases of those who are not chosen or move, then begin the new ones, wide jobs first."""
         jobs = self.mechanism.jobs
-        beside = np.where(choice.beside >= 0, jobs.id[np.maximum(choice.beside, 0)], -1)
+        beside = choice.beside
+        if len(self.mechanism.pairs):
+            beside = np.where(beside >= 0, jobs.id[np.maximum(beside, 0)], -1)
         changed = (jobs.on != choice.on) | (jobs.beside != beside)
         kept: set[int] = set()
         if changed.any():
             kept = self._kept(choice, changed)
             self._stop(np.flatnonzero(changed & (jobs.on >= 0)).tolist(), events, kept)
         self._gather(events)
-        rows = np.flatnonzero(changed & (choice.on >= 0))
-        rows = rows[np.argsort(-jobs.width[rows], kind="stable")]
+        rows = (changed & (choice.on >= 0)).nonzero()[0]
+        if not self.mechanism.narrow:
+            rows = rows[np.argsort(-jobs.width[rows], kind="stable")]
         self._begin(rows.tolist(), choice.on[rows].tolist(), beside[rows].tolist(), records.ROUND, events, kept)
 
     def _gather(self, events: list[Rows]) -> None:
@@ -300,7 +315,7 @@ class Simulation:
         """Ids of jobs that change company but not place: of two that come together, the first one that was there."""
         jobs = self.mechanism.jobs
         kept: set[int] = set()
-        for row in np.flatnonzero(changed & (jobs.on >= 0) & (jobs.on == choice.on)).tolist():
+        for row in (changed & (jobs.on >= 0) & (jobs.on == choice.on)).nonzero()[0].tolist():
             other = int(choice.beside[row])
             if other < 0 or int(jobs.id[other]) not in kept:
                 was = int(jobs.beside[row])
@@ -352,59 +367,68 @@ class Simulation:
         kept: set[int] | frozenset[int] = frozenset(),
     ) -> None:
         """Begin leases; a wide job that finds its devices only in several servers works at the rate for that."""
-        jobs, mechanism, now = self.mechanism.jobs, self.mechanism, self.now
-        begun: list[int] = []
-        places: list[tuple[int, ...]] = []
-        prices_s: list[float] = []
-        for row, j, other in zip(rows, on, beside, strict=True):
-            job = int(jobs.id[row])
+        if not rows:
+            return
+        jobs, now = self.mechanism.jobs, self.now
+        at, to = np.array(rows), np.array(on)
+        rate = self._rates(at, to, beside)
+        places: list[tuple[int, ...] | None] = []
+        for i, (job, j, width, other) in enumerate(
+            zip(jobs.id[at].tolist(), on, jobs.width[at].tolist(), beside, strict=True)
+        ):
             devices = self._held.get(job) if job in kept else self._held.get(other) if other >= 0 else None
-            moved = job not in kept
             if devices is None:
-                devices = self._devices.take(j, int(jobs.width[row]))
-                if devices is None:
-                    continue  # a device failed since the choice was made
+                devices = self._devices.take(j, width)
+            places.append(devices)
+            if devices is None:
+                continue  # a device failed since the choice was made
             self._held[job] = devices
-            kind = jobs.kind[row]
+            if width > 1 and other < 0 and self._devices.servers(devices) > 1:
+                rate[i] = self._spread[jobs.kind[rows[i]], j]
+                if width <= self._setup.per_server[j]:
+                    self._scattered.add(job)
+        if None in places:
+            found = [i for i, devices in enumerate(places) if devices is not None]
+            at, to, rate, beside = at[found], to[found], rate[found], [beside[i] for i in found]
+            if not found:
+                return
+        ids = jobs.id[at].tolist()
+        # A first start costs as much as a restart: a program and its data must be loaded.
+        price_s = [0.0 if job in kept else self.rules.restart_s for job in ids]
+        jobs.on[at], jobs.beside[at], jobs.rate[at] = to, beside, rate
+        jobs.since_s[at] = jobs.credited_s[at] = now
+        jobs.ready_s[at] = ready_s = now + np.array(price_s)
+        jobs.finish_s[at] = ready_s + np.divide(jobs.steps_left[at], rate, out=np.full(len(at), inf), where=rate > 0)
+        whys = [records.KEPT if job in kept else why for job in ids]
+        held = [devices for devices in places if devices is not None]
+        kinds = jobs.kind[at] if self.mechanism.elastic else None
+        events.append(records.started(ids, to, held, beside, whys, price_s, self.rules.restart_s, kinds))
+
+    def _rates(self, rows: Ints, on: Ints, beside: Sequence[int]) -> Floats:
+        """Steps per second of jobs on types, each alone in one server or beside another job."""
+        jobs, mechanism = self.mechanism.jobs, self.mechanism
+        rate: Floats = mechanism.rates[jobs.kind[rows], on]
+        for i, other in enumerate(beside):
             if other >= 0:
                 assert mechanism.pair_rates is not None
-                rate = float(mechanism.pair_rates[kind, jobs.kind[self._rows([other])[0]], j])
-            else:
-                rate = float(mechanism.rates[kind, j])
-                if len(devices) > 1 and self._devices.servers(devices) > 1:
-                    rate = float(self._spread[kind, j])
-                    if len(devices) <= self._setup.per_server[j]:
-                        self._scattered.add(job)
-            jobs.on[row], jobs.beside[row], jobs.rate[row] = j, other, rate
-            jobs.since_s[row] = jobs.credited_s[row] = now
-            # Its first start costs as much as a restart: a program and its data must be loaded.
-            prices_s.append(self.rules.restart_s if moved else 0.0)
-            jobs.ready_s[row] = now + prices_s[-1]
-            jobs.finish_s[row] = jobs.ready_s[row] + jobs.steps_left[row] / rate if rate > 0 else inf
-            begun.append(row)
-            places.append(devices)
-        if begun:
-            at = np.array(begun)
-            columns = jobs.beside[at].tolist()
-            whys = [records.KEPT if job in kept else why for job in jobs.id[at].tolist()]
-            events.append(
-                records.started(jobs.id[at], jobs.on[at], places, columns, whys, prices_s, self.rules.restart_s)
-            )
+                rate[i] = mechanism.pair_rates[jobs.kind[rows[i]], jobs.kind[self._rows([other])[0]], on[i]]
+        return rate
 
     # --- inside a round -----------------------------------------------------------------------------------
 
     def _finish(self, events: list[Rows]) -> None:
         """Jobs end now; who was beside goes on alone, and free devices go to whoever waits."""
         jobs = self.mechanism.jobs
-        rows: list[int] = []
+        ended: dict[int, None] = {}  # in order, each once
         while self._ends and self._ends[0][0] == self.now:
             _, job = heapq.heappop(self._ends)
             row = int(self._rows([job])[0])
-            if jobs.finish_s[row] == self.now and row not in rows:
-                rows.append(row)
+            if jobs.finish_s[row] == self.now:
+                ended[row] = None
+        rows = list(ended)
         types = {int(jobs.on[row]) for row in rows}
         others = [int(self._rows([jobs.beside[row]])[0]) for row in rows if jobs.beside[row] >= 0]
-        alone = [row for row in others if row not in rows]
+        alone = [row for row in others if row not in ended]
         places = jobs.on[alone].tolist()
         kept = {int(jobs.id[row]) for row in alone}
         self._stop(rows + alone, events, kept)
@@ -455,7 +479,7 @@ class Simulation:
         """A strict policy must be asked before anything may start."""
         self._settle()
         mechanism = self.mechanism
-        mechanism.update(self.now, self._setup.prices.price_at(self.now))
+        self._ask(events)
         self._apply(mechanism.choose(), events)
         jobs = mechanism.jobs
         running = np.flatnonzero(np.isfinite(jobs.finish_s))
@@ -463,9 +487,9 @@ class Simulation:
 
     def _fail_or_mend(self, events: list[Rows]) -> None:
         """A device goes down, and the jobs on it lose what they did since this round began; or it comes back."""
-        _, fails, device = self._outages.pop()
+        _, what, device = self._outages.pop()
         j = int(self._devices.type_of[device])
-        if not fails:
+        if what != 1:
             self._devices.mend(device)
             self.mechanism.counts[j] += 1
             events.append(Rows("mended", {"device": [device]}))

@@ -18,11 +18,11 @@ class Goodput:
     """Every job has one width on one type; the sum of weight x (rate over its least rate)^power is as large as can be.
 
     A small `power` spreads accelerators over many jobs, 1 gives most steps in total. Rates stand for goodput: what a
-    larger batch costs in progress per step must be in the rates of the wider kinds. Widths come from `Problem.scaled`;
-    without it jobs keep theirs. Jobs that had a place keep it if the counts allow.
+    larger batch costs in progress per step must be in the rates of the wider kinds. A job may have any width that its
+    model has rates for, whatever it asked for; a change costs a restart. Who had a place keeps it if the counts allow.
     """
 
-    agnostic, packs, strict = False, False, False
+    agnostic, packs, strict, elastic = False, False, False, True
 
     def __init__(self, power: float = 0.5) -> None:
         if not 0 < power <= 1:
