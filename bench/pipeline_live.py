@@ -16,7 +16,9 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +28,24 @@ from dovetail.core import registry
 from dovetail.pipeline import policies as _  # noqa: F401  (registers the methods)
 from dovetail.pipeline.inputs import DeviceClass, Pipeline
 from dovetail.pipeline.layers import ModelSpec
+from dovetail.pipeline.link_test import listen, measure_link, serve
 from dovetail.pipeline.live import run_plan
 from dovetail.pipeline.live.hosts import HostSettings
 from dovetail.pipeline.live.jobs import RunOptions
 from dovetail.pipeline.live.share import Share
 from dovetail.pipeline.live.supervisor import Patience
-from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.plan import Constraints, Plan
+from dovetail.pipeline.planner import plan as plan_exactly
 from dovetail.pipeline.profile import Effort, ProfileResult, placed_on, profile_chain
 
 MODEL = ModelSpec(source=f"{Path(__file__).parents[1] / 'examples/pipeline/transformer.py'}:encoder")
-BATCH = 8
+BATCH, GPU_BATCH = 8, 64  # items in a microbatch; a GPU needs more to be busy
 SHARES = {
     "whole": HostSettings(cores=(0,), threads=1, share=0.9),
     "half": HostSettings(cores=(1,), threads=1, share=0.5),
     "third": HostSettings(cores=(1,), threads=1, share=0.3),
 }
 GPU = {"gpu": HostSettings(device="cuda:0", threads=2), "cpu": HostSettings(cores=tuple(range(4, 12)), threads=8)}
-LOOPBACK_MBPS = 8000.0
 
 
 def main() -> None:
@@ -51,23 +54,28 @@ def main() -> None:
     parser.add_argument("--profile", metavar="HOST", help="measure as this host, and print the profile")
     parser.add_argument("--gpu", action="store_true", help="a GPU and a part of the CPU")
     arguments = parser.parse_args()
-    hosts = GPU if arguments.gpu else SHARES
+    hosts, batch = (GPU, GPU_BATCH) if arguments.gpu else (SHARES, BATCH)
     if arguments.profile:
-        print(msgspec.json.encode(measure(hosts[arguments.profile])).decode())
+        print(msgspec.json.encode(measure(hosts[arguments.profile], batch)).decode())
         return
     profiles = {host: profile_as(host, arguments.gpu) for host in hosts}
-    problem = to_problem(profiles)
+    mbps = loopback_mbps()
+    problem = to_problem(profiles, batch, mbps)
     rows: dict[str, Any] = {}
     for method in ("exact", "equal", "parameter-proportional"):
-        found = registry.create("pipeline", method, {"pipeline": problem})
+        if method == "exact":  # what feeds the first stage and takes the results is on a link of the same speed
+            found = plan_exactly(problem, "throughput", Constraints(data_mbps=mbps))
+        else:
+            found = registry.create("pipeline", method, {"pipeline": problem})
         assert isinstance(found, Plan), found
         rows[method] = run(found, hosts, arguments.microbatches)
     exact = rows["exact"]["measured_items_s"]
     result = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "model": "transformer encoder, 12 blocks, 384 wide, 24 layers, microbatches of 8",
+        "model": f"transformer encoder, 12 blocks, 384 wide, 24 layers, microbatches of {batch}",
         "hosts": {host: msgspec.to_builtins(settings) for host, settings in hosts.items()},
         "devices": {host: found.device for host, found in profiles.items()},
+        "loopback_mbps": round(mbps),
         "profiled_s": {host: round(found.whole_s, 4) for host, found in profiles.items()},
         "runs": rows,
         "exact_over_equal": round(exact / rows["equal"]["measured_items_s"], 3),
@@ -83,7 +91,7 @@ def profile_as(host: str, gpu: bool) -> ProfileResult:
     return msgspec.json.decode(done.stdout, type=ProfileResult)
 
 
-def measure(settings: HostSettings) -> ProfileResult:
+def measure(settings: HostSettings, batch: int) -> ProfileResult:
     from dovetail.pipeline.layers import load
 
     chain = load(MODEL)
@@ -91,10 +99,17 @@ def measure(settings: HostSettings) -> ProfileResult:
         if settings.share is not None:
             stack.callback(Share(os.getpid(), settings.share).release)
         stack.enter_context(placed_on(threads=settings.threads, cores=settings.cores))
-        return profile_chain(chain, BATCH, device=settings.device, effort=Effort(least=15, seconds=0.3))
+        return profile_chain(chain, batch, device=settings.device, effort=Effort(least=9, seconds=0.15))
 
 
-def to_problem(profiles: dict[str, ProfileResult]) -> Pipeline:
+def loopback_mbps() -> float:
+    """How fast this machine talks to itself, by our own link test."""
+    listener = listen()
+    threading.Thread(target=serve, args=(listener,), kwargs={"clients": 1}, daemon=True).start()
+    return measure_link(*listener.getsockname()[:2]).to_mbps
+
+
+def to_problem(profiles: dict[str, ProfileResult], batch: int, mbps: float) -> Pipeline:
     """The planning problem. Layer times are scaled to the time of the whole: a share is granted in slices of 20 ms, so
     the median of a short layer misses the pauses that the whole has."""
     first = next(iter(profiles.values()))
@@ -104,23 +119,16 @@ def to_problem(profiles: dict[str, ProfileResult]) -> Pipeline:
     for host, found in profiles.items():
         scale = found.whole_s / found.sum_s
         times = [layer.time_s * scale for layer in found.profile]
-        classes.append(DeviceClass(host, host, [host], LOOPBACK_MBPS, 4096.0, times))
+        classes.append(DeviceClass(host, host, [host], mbps, 4096.0, times))
     return Pipeline(
         model=first.model,
         layers=first.layers,
         mem_mib=[layer.memory_mib for layer in first.profile],
-        cut_bytes=[4 * BATCH * count for count in counts],
+        cut_bytes=[4 * batch * count for count in counts],
         classes=classes,
-        batch_size=BATCH,
+        batch_size=batch,
         dtype="torch.float32",
     )
-
-
-def prod(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def run(plan: Plan, hosts: dict[str, HostSettings], microbatches: int) -> dict[str, Any]:

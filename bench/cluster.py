@@ -1,0 +1,224 @@
+"""The cluster simulator measured: speed, the paper's claims, fleet scale, validity. Prints JSON.
+
+    python bench/cluster.py                     speed and validity
+    python bench/cluster.py --part paper        the published comparisons, three seeds each (some 10 minutes on 2 cores)
+    python bench/cluster.py --part fleet        a million jobs on 100,000 accelerators of 8 types
+    python bench/cluster_golden.py              run by run against the older simulator
+    python bench/cluster_policies.py            single allocations
+
+`recorded_cpu_s` are the older simulator's (Gavel) on another machine of the same kind; ratios to them are for
+orientation. Published figures are those stored in its authors' notebooks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+from collections.abc import Iterator
+from math import inf, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from dovetail.cluster.problem import Floats
+from dovetail.cluster.recording import run
+from dovetail.cluster.rules import GAVEL
+from dovetail.cluster.scenario import Scenario, load
+from dovetail.cluster.setup import Setup
+from dovetail.cluster.workload import Job, Throughputs
+from dovetail.core.sweep import sweep
+
+TRACES = Path(os.environ.get("DOVETAIL_TRACES", Path(__file__).parents[1] / "../shared/traces")).resolve() / "gavel"
+MEASURED = TRACES / "simulation_throughputs.json"
+PAPER = Scenario(cluster="36:36:36", throughputs=MEASURED, window=(4000, 5000), float32_pairs=True)
+TRACE = Scenario(
+    cluster="8:16:24",
+    throughputs=MEASURED,
+    trace=TRACES / "physical_cluster/max_min_fairness.trace",
+    float32_pairs=True,
+)
+SPEED = {  # scenario, policy, CPU seconds recorded
+    "36:36:36, 4 jobs/h, window 4000 to 4999": (PAPER, 900.0, "max_min_fairness_perf", 131.4),
+    "96-job trace, packed makespan": (TRACE, 0.0, "min_total_duration_packed", 30.1),
+    "96-job trace, packed water filling": (TRACE, 0.0, "max_min_fairness_water_filling_packed", 8.23),
+}
+LAS, GAVEL_PERF, GAVEL_SHARING = "max_min_fairness", "max_min_fairness_perf", "max_min_fairness_packed"
+PUBLISHED_JCT_H = {LAS: 95.99, GAVEL_PERF: 28.96, GAVEL_SHARING: 19.64}
+PUBLISHED_MAKESPAN_H = {
+    "fifo": 426.6,
+    "gandiva": 263.9,
+    "min_total_duration_perf": 169.4,
+    "min_total_duration_packed": 168.1,
+}
+PUBLISHED_FTF_H = {"finish_time_fairness": 85.54, "finish_time_fairness_perf": 30.47}
+SEEDS = (0, 1, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["speed", "paper", "fleet", "validity", "all"], default="")
+    parser.add_argument("--traces", type=int, default=200, help="random traces for validity")
+    parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs of the fleet")
+    parser.add_argument("--accelerators", type=int, default=100_000, help="accelerators of the fleet")
+    arguments = parser.parse_args()
+    parts = ("speed", "validity") if not arguments.part else (arguments.part,)
+    parts = ("speed", "validity", "paper", "fleet") if arguments.part == "all" else parts
+    result: dict[str, Any] = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    }
+    for part in parts:
+        if part == "speed":
+            result["speed"] = speed()
+        elif part == "paper":
+            result["paper"] = paper()
+        elif part == "validity":
+            result["validity"] = validity(arguments.traces)
+        else:
+            result["fleet"] = fleet(arguments.jobs, arguments.accelerators)
+    print(json.dumps(result, indent=2))
+
+
+def speed() -> dict[str, Any]:
+    """Whole simulations, by the older rules and by ours."""
+    rows = {}
+    for title, (scenario, lam_s, policy, recorded_s) in SPEED.items():
+        row: dict[str, Any] = {"policy": policy, "recorded_cpu_s": recorded_s}
+        for rules in ("older", "ours"):
+            loaded = load(_with(scenario, lam_s=lam_s))
+            made = loaded.policy(policy)
+            outcome = run(loaded.setup, made, GAVEL if rules == "older" else None, compat=rules == "older")
+            row[f"cpu_s_{rules}_rules"] = round(outcome.cpu_s, 3)
+            row[f"ratio_{rules}_rules"] = round(recorded_s / outcome.cpu_s)
+        rows[title] = row
+    return rows
+
+
+def _with(scenario: Scenario, **changes: Any) -> Scenario:
+    return Scenario(**{name: getattr(scenario, name) for name in scenario.__struct_fields__} | changes)
+
+
+def paper() -> dict[str, Any]:
+    """Average completion time, makespan and finish-time fairness beside the published figures, means of three seeds."""
+    rate_s = 3600 / 5.6
+    cells = [("jct", p, s, rate_s) for p in (*PUBLISHED_JCT_H, *PUBLISHED_FTF_H) for s in SEEDS]
+    cells += [("makespan", p, s, 0.0) for p in PUBLISHED_MAKESPAN_H for s in SEEDS]
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for cell, figures in zip(cells, sweep(paper_cell, cells), strict=True):
+        found.setdefault(cell[:2], []).append(figures)
+    continuous = {
+        policy: _beside([run["avg_jct_h"] for run in found["jct", policy]], published)
+        | {"rho_mean": round(fmean(run["rho"] for run in found["jct", policy]), 3)}
+        for policy, published in (PUBLISHED_JCT_H | PUBLISHED_FTF_H).items()
+    }
+    static = {
+        policy: _beside([run["makespan_h"] for run in found["makespan", policy]], published)
+        for policy, published in PUBLISHED_MAKESPAN_H.items()
+    }
+    las, perf, sharing = (continuous[p]["mean_h"] for p in (LAS, GAVEL_PERF, GAVEL_SHARING))
+    return {
+        "average completion time, 36:36:36, 5.6 jobs/h, jobs 4000 to 4999": continuous,
+        "LAS over heterogeneity-aware": round(las / perf, 2),
+        "LAS over heterogeneity-aware with sharing": round(las / sharing, 2),
+        "makespan, 36:36:36, 500 multi-GPU jobs at once": static,
+        "FIFO over makespan-aware": round(static["fifo"]["mean_h"] / static["min_total_duration_perf"]["mean_h"], 2),
+    }
+
+
+def paper_cell(cell: tuple[str, str, int, float]) -> dict[str, float]:
+    what, policy, seed, lam_s = cell
+    if what == "jct":
+        scenario = _with(PAPER, lam_s=lam_s, seed=seed)
+    else:
+        scenario = _with(PAPER, lam_s=0.0, seed=seed, window=None, jobs=500, multi_gpu=True, per_server="4:4:4")
+    loaded = load(scenario)
+    figures = run(loaded.setup, loaded.policy(policy)).figures
+    return {"avg_jct_h": figures.avg_jct_s / 3600, "makespan_h": figures.makespan_s / 3600, "rho": figures.rho_mean}
+
+
+def _beside(values: list[float], published: float) -> dict[str, float]:
+    """The mean with half its 95 % confidence interval (t with two degrees of freedom) beside the published figure."""
+    half = 4.303 * stdev(values) / sqrt(len(values)) if len(values) > 1 else inf
+    return {"mean_h": round(fmean(values), 2), "plus_minus_h": round(half, 2), "published_h": published}
+
+
+def validity(traces: int) -> dict[str, Any]:
+    """Random traces under every policy through the checker."""
+    from dovetail.cluster.fuzz import check_seed
+
+    faults = [fault for found in sweep(check_seed, range(traces)) for fault in found]
+    return {"traces": traces, "faults": len(faults), "first": faults[:5]}
+
+
+class _Fixed:
+    def __init__(self, types: int) -> None:
+        self._prices: Floats = np.ones(types)
+
+    def price_at(self, t: float) -> Floats:
+        return self._prices
+
+    def next_change(self, t: float) -> float:
+        return inf
+
+
+class FleetJobs:
+    """So many jobs of 26 models, 1 to 8 wide, of 8 h on average on their best type, at 85 % of what a fleet can do."""
+
+    def __init__(self, jobs: int, accelerators: int, rates: Floats) -> None:
+        self._jobs, self._accelerators, self._rates = jobs, accelerators, rates
+
+    def __iter__(self) -> Iterator[Job]:
+        luck, now_s = random.Random(0), 0.0
+        widths = (1, 2, 4, 8)
+        gap_s = 1.9 * 8 * 3600 / (self._accelerators * 0.6) / 0.85
+        for i in range(self._jobs):
+            width = luck.choices(range(4), (0.7, 0.1, 0.15, 0.05))[0]
+            model, seconds = luck.randrange(26), luck.expovariate(1 / (8 * 3600))
+            best = float(self._rates[4 * model + width].max())
+            yield Job(id=i, model=f"m{model}", width=widths[width], steps=max(1.0, seconds * best), arrival_s=now_s)
+            now_s += luck.expovariate(1 / gap_s)
+
+
+def fleet(jobs: int, accelerators: int) -> dict[str, Any]:
+    """Growth to a million jobs on 100,000 accelerators of 8 types under `max_min_fairness_perf`."""
+    return {
+        f"{part} of all": _fleet(jobs // share, accelerators // share)
+        for part, share in (("a hundredth", 100), ("a tenth", 10), ("all", 1))
+    }
+
+
+def _fleet(jobs: int, accelerators: int) -> dict[str, Any]:
+    from dovetail.cluster.policies import make
+
+    luck = np.random.default_rng(0)
+    kinds = [(f"m{model}", width) for model in range(26) for width in (1, 2, 4, 8)]
+    one = luck.uniform(1, 20, (26, 1)) * luck.uniform(0.1, 1, (26, 8))
+    alone = np.array([one[model] * width * 0.95 ** np.log2(width) for model in range(26) for width in (1, 2, 4, 8)])
+    setup = Setup(
+        counts=np.full(8, accelerators // 8),
+        per_server=np.full(8, 8),
+        throughputs=Throughputs(tuple(f"type{j}" for j in range(8)), kinds, alone, alone * 0.8),
+        prices=_Fixed(8),
+        jobs=FleetJobs(jobs, accelerators, alone),
+    )
+    outcome = run(setup, make("max_min_fairness_perf"))
+    figures = outcome.figures
+    return {
+        "jobs": figures.completed,
+        "accelerators": accelerators,
+        "rounds": outcome.rounds,
+        "leases": figures.leases,
+        "utilization": round(figures.utilization, 3),
+        "cpu_s": round(outcome.cpu_s, 1),
+        "policy_s": round(outcome.policy_s, 1),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+if __name__ == "__main__":
+    main()
