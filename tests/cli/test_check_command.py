@@ -240,10 +240,10 @@ def test_an_older_log_without_its_configuration_says_what_was_not_checked(
 
 
 def test_a_journal_of_another_level_is_held_to_the_common_rules(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = Path("run.jsonl").read_text().replace('"level":"workflow"', '"level":"host"', 1)
-    Path("host.jsonl").write_text(text)
-    assert cli.main(["check", "host.jsonl"]) == 0
+    text = Path("run.jsonl").read_text().replace('"level":"workflow"', '"level":"mine"', 1)
+    Path("mine.jsonl").write_text(text)
+    assert cli.main(["check", "mine.jsonl"]) == 0
     assert "only those of all levels were checked" in capsys.readouterr().out
-    assert cli.main(["check", "host.jsonl", "--config", "config.json"]) == 2
-    Path("host.jsonl").write_text(text.replace('"devices":[0,1]', '"devices":[0,7]'))
-    assert cli.main(["check", "host.jsonl"]) == 1
+    assert cli.main(["check", "mine.jsonl", "--config", "config.json"]) == 2
+    Path("mine.jsonl").write_text(text.replace('"devices":[0,1]', '"devices":[0,7]'))
+    assert cli.main(["check", "mine.jsonl"]) == 1

@@ -9,7 +9,21 @@ import pytest
 
 from dovetail.core.check import CODES, Check, Faults, check_journal
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Complete, Event, Failed, Finished, Reject, Start, WakeAt, Woke
+from dovetail.core.events import (
+    Arrived,
+    Complete,
+    Event,
+    Failed,
+    Finished,
+    Pause,
+    Reject,
+    Resize,
+    Resume,
+    Start,
+    Stop,
+    WakeAt,
+    Woke,
+)
 from dovetail.core.journal import Ended, Header, Reader, ShapeRecord, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
@@ -24,6 +38,7 @@ HEADER = Header(
     shapes=(
         ShapeRecord("pair", (Part("a", "x"), Part("b", "y", 2)), (("a", "b"),)),
         ShapeRecord("one", (Part("c", "x"),)),
+        ShapeRecord("elastic", (Part("m", "x", 2, 1, 3),)),
         ShapeRecord("stuck", (Part("d", "x"), Part("e", "x")), (), {"e": "waits for nothing that exists"}),
     ),
 )
@@ -175,7 +190,63 @@ def test_a_planted_fault_is_found(code: str, what: str, plant: Callable[[Steps],
 
 
 def test_every_code_has_a_planted_fault() -> None:
-    assert {code for code, _, _ in PLANTED} | {"batch"} == set(CODES)
+    assert {code for code, _, _ in PLANTED} | {"batch", "change"} == set(CODES)
+
+
+# --- changes of what runs ---------------------------------------------------------------------------
+
+
+def changing() -> Steps:
+    """A part grows, is paused, goes on with fewer devices, and ends when its last change said."""
+    return [
+        (0.0, [Arrived("e", "elastic", (12.0,)), Start("e", "m", "x", (0,), 0.0, 12.0, "free")]),
+        (2.0, [Resize("e", "m", (0, 1), 5.0, "more are free")]),
+        (3.0, [Pause("e", "m", "its turn is over")]),
+        (9.0, [Resume("e", "m", (2,), 8.0, "its turn again")]),
+        (17.0, [Finished("e", "m"), Complete("e")]),
+    ]
+
+
+CHANGED: list[tuple[str, str, Callable[[Steps], None]]] = [
+    ("change", "a pause of what is paused", insert(2, Pause("e", "m", "again"))),
+    ("change", "a resize of what is paused", insert(2, Resize("e", "m", (0,), 1.0, "?"))),
+    ("change", "a resume of what runs", edit(2, 0, Resume("e", "m", (1,), 1.0, "?"))),
+    ("change", "a stop of what has ended", insert(4, Stop("e", "m", "late"))),
+    (
+        "change",
+        "a pause of what is being stopped",
+        together(edit(2, 0, Stop("e", "m", "?")), edit(3, 0, Pause("e", "m", "?"))),
+    ),
+    ("width", "more devices than it can use", edit(1, 0, Resize("e", "m", (0, 1, 2, 0), 5.0, "?"))),
+    ("width", "resumed on none", edit(3, 0, Resume("e", "m", (), 8.0, "?"))),
+    ("device", "one that does not exist", edit(1, 0, Resize("e", "m", (0, 7), 5.0, "?"))),
+    ("number", "an endless rest", edit(1, 0, Resize("e", "m", (0, 1), float("inf"), "?"))),
+    ("reason", "paused without a reason", edit(2, 0, Pause("e", "m", ""))),
+    ("duration", "an end by the old pace", retime(4, 12.0)),
+    ("duration", "an end while paused", edit(3, 0, None)),
+    (
+        "overlap",
+        "a device that another took meanwhile",
+        insert(2, Arrived("o", "one", (9.0,)), Start("o", "c", "x", (2,), 3.0, 9.0, "free")),
+    ),
+]
+
+
+def test_a_part_may_change_while_it_runs() -> None:
+    assert set(codes(changing())) == {"summary"}  # the summary is another run's
+
+
+@pytest.mark.parametrize(("code", "what", "plant"), CHANGED, ids=[f"{code}: {what}" for code, what, _ in CHANGED])
+def test_a_wrong_change_is_found(code: str, what: str, plant: Callable[[Steps], None]) -> None:
+    steps = changing()
+    plant(steps)
+    assert code in codes(steps)
+
+
+def test_a_stopped_part_may_fail_at_once() -> None:
+    steps = changing()[:2]
+    steps += [(2.5, [Stop("e", "m", "cancelled")]), (2.5, [Failed("e", "m", "cancelled"), Reject("e", "cancelled")])]
+    assert set(codes(steps)) == {"summary"}
 
 
 # --- batches, failures, noise ----------------------------------------------------------------------

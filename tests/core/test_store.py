@@ -25,6 +25,7 @@ def test_what_was_kept_is_read_back(tmp_path: Path) -> None:
         store.step(1, 0.5, [Arrived("a", "program", (0.0,), facts={"cores": 1}), WakeAt(3.0)])
     with Store(tmp_path / "state.db") as store:
         assert store.get("number", int) == 3
+        assert {path.stat().st_mode & 0o77 for path in tmp_path.glob("state.db*") if path.suffix != ".lock"} == {0}
         assert store.get("nothing", int) is None
         assert list(store.things("program", dict, dict)) == [("a", {"cores": 2}, {"pid": 7}), ("b", {"cores": 4}, None)]
         assert list(store.steps()) == [(1, 0.5, [Arrived("a", "program", (0.0,), facts={"cores": 1}), WakeAt(3.0)])]

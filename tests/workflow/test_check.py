@@ -241,6 +241,11 @@ def shift(from_s: float, by_s: float) -> Plant:
     return plant
 
 
+def pause_what_has_ended(lines: list[Row]) -> None:
+    ends = find(lines, "finished", "r3", "image")
+    lines.insert(lines.index(ends) + 1, ends | {"k": "paused", "why": "too late"})
+
+
 def facts(**values: Any) -> Plant:
     return lambda lines: lines[0]["facts"].update(values)
 
@@ -275,6 +280,7 @@ JOURNAL: list[tuple[str, str, Plant]] = [
     ("device", "on a GPU that is not there", change("started", "r3", "text", devices=[3])),
     ("overlap", "on the first GPU of a window", change("started", "r3", "text", devices=[1])),
     ("overlap", "on the second GPU of a window", change("started", "r3", "text", devices=[2])),
+    ("change", "a pause of what has ended", pause_what_has_ended),
     ("batch", "two works with one batch id", lambda x: [y.update(batch=1) for y in x if y.get("k") == "started"]),
     (
         "batch",
@@ -569,7 +575,7 @@ EARLY_FAILURE: Row = {
     "reason": "injected",
 }
 # What an execution log has no place for: instants in order, ends without starts, works and parts left open, an end.
-NOT_IN_LOGS = {"time", "finish", "running", "unclosed", "end"}
+NOT_IN_LOGS = {"time", "finish", "running", "unclosed", "end", "change"}
 
 
 @pytest.mark.parametrize(("code", "what", "plant"), LOG, ids=[f"{code}: {what}" for code, what, _ in LOG])

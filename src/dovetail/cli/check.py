@@ -21,7 +21,7 @@ from dovetail.report.words import words_for
 
 _BASELINE = Path("baseline_execution_log.json")
 # Levels that check journals with rules of their own.
-_LEVELS = {"pipeline": "dovetail.pipeline.check", "cluster": "dovetail.cluster.check"}
+_LEVELS = {level: f"dovetail.{level}.check" for level in ("cluster", "host", "pipeline")}
 _SHOWN = 10  # faults on the screen; the report has more
 
 

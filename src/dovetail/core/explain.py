@@ -28,8 +28,8 @@ from dovetail.core.work import Shape, ShapeError
 _SHOWN = 10
 _TURNS: dict[type, str] = {
     Pause: "was paused",
-    Resume: "went on",
-    Resize: "changed",
+    Resume: "was resumed",
+    Resize: "was resized",
     Stop: "was stopped",
     Defer: "had to wait",
 }
@@ -61,7 +61,7 @@ class Explanation(Struct, kw_only=True):
     `holders` ran when it became ready, `overtakers` became ready later and started earlier; `fragmented` says that
     enough devices were free then, but not side by side. `never_why` tells why it could never become ready, `cut_s`
     where an interrupted journal leaves it unfinished. `turns` are the reasons it was given to wait, and the changes it
-    met while it ran.
+    met while it ran; `widths` tells how many devices a malleable part can have.
     """
 
     work: str
@@ -89,6 +89,7 @@ class Explanation(Struct, kw_only=True):
     overtakers: list[Other] = []
     overtaken_by: int = 0
     turns: list[Turn] = []
+    widths: str = ""
 
 
 def explain(journal: Reader, work: str, part: str | None = None) -> list[Explanation]:
@@ -190,6 +191,7 @@ class _Witness:
                 part=own.name,
                 kind=own.kind,
                 width=own.width,
+                widths="" if own.needs == str(own.width) else own.needs,
                 status="waiting",
                 arrived_s=t,
                 after=[shape.parts[j].name for j in shape.after[i]],
@@ -284,7 +286,8 @@ def sentences(story: Explanation) -> list[str]:
         return [f"{story.work} arrived at {story.arrived_s:.2f} s and was rejected on arrival{why}."]
     cut = "" if story.cut_s is None else f"The journal breaks off at {story.cut_s:.2f} s, before it "
     lines = [
-        f"{story.work}/{story.part} needs {story.kind} on {_many(story.width, 'device')}; "
+        f"{story.work}/{story.part} needs {story.kind} on "
+        f"{f'{story.widths} devices' if story.widths else _many(story.width, 'device')}; "
         f"its work arrived at {story.arrived_s:.2f} s."
     ]
     if story.rejected_why:

@@ -50,6 +50,7 @@ class Store:
         self._lock = threading.RLock()
         self._held = _hold(path)
         try:
+            path.touch(mode=0o600)  # for its user alone, as are the files that SQLite puts beside it
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=full")
@@ -137,6 +138,11 @@ class Store:
         """All steps, as a journal's reader gives them."""
         for n, t, events in self._rows("select n, t, events from steps order by n"):
             yield n, t, _events(events)
+
+    def last_step(self) -> int:
+        """The number of the last step; 0 if there is none."""
+        number: int = self._rows("select coalesce(max(n), 0) from steps")[0][0]
+        return number
 
     def forget_steps(self) -> None:
         self._do("delete from steps")
