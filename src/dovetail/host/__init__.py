@@ -1,0 +1,1 @@
+"""The host level: programs whose threads can be changed, co-scheduled on the cores of one machine."""

@@ -1,0 +1,135 @@
+"""One round of decisions: who starts, who is paused for it, who must wait and why. It changes only the view."""
+
+from __future__ import annotations
+
+from math import inf
+
+from dovetail.host.policy import Assignment, Planning
+from dovetail.host.program import Program
+from dovetail.host.view import View
+
+
+class Admission:
+    """`starts` are to start or to go on, in this order; `pauses` come before them; `waits` are codes and reasons."""
+
+    def __init__(self, view: View, plan: Planning, assign: Assignment) -> None:
+        self.view, self._plan, self._assign = view, plan, assign
+        self.before = list(view.waiting)  # who waited before anything was decided
+        self.starts: list[Program] = []
+        self.pauses: list[tuple[Program, str]] = []
+        self.waits: dict[str, tuple[str, str]] = {}
+        self._reserved_s, self._extra = inf, 0  # when the first that could not start will, and what it leaves then
+        self._blocked: Program | None = None
+        self._closed = False  # whether nobody may start any more in this round
+
+    def pause(self, program: Program, why: str) -> None:
+        """A running program goes back to the queue."""
+        self.pauses.append((program, why))
+        self.view.running.remove(program)
+        del self.view.widths[program.id]
+        self.view.waiting.append(program)
+        program.place = 1 << 60 | len(self.pauses)  # the end of the queue, in the order of the pauses
+        program.queued_s = self.view.now
+
+    def forget_short_pauses(self) -> None:
+        """Who is paused and goes on at once with as many cores is better left alone."""
+        same = [p for p, _ in self.pauses if p in self.starts and self.view.widths[p.id] == len(p.cores)]
+        self.pauses = [(p, why) for p, why in self.pauses if p not in same]
+        self.starts = [p for p in self.starts if p not in same]
+
+    def run(self) -> None:
+        view, assign = self.view, self._assign
+        for other in view.running:  # whose request was made smaller gives the rest back before anybody takes
+            view.widths[other.id] = min(view.widths[other.id], view.high(other, assign.most(other, view)))
+        if view.options.first == "growth":
+            view.widths = dict(assign.spread(view))
+        tried: set[str] = set()
+        while (program := self._next(tried)) is not None:
+            tried.add(program.id)
+            cores = 0
+            if self._blocked is None or self._may_overtake(program):
+                cores = self._take(program)
+            if cores:
+                self.starts.append(program)
+                view.running.append(program)
+                view.widths[program.id] = cores
+            else:
+                self._block(program)
+        view.widths = dict(assign.spread(view))
+
+    def _next(self, tried: set[str]) -> Program | None:
+        """The next in the order that was not looked at; the order changes when somebody is paused."""
+        for program in self._plan.order(self.view):
+            if program.id not in tried and program.id not in self.view.widths:
+                return program
+        return None
+
+    def _take(self, program: Program) -> int:
+        """The cores for a waiting program, if need be from others that are paused for it."""
+        view, assign = self.view, self._assign
+        if lacks := view.lacks_memory(program):
+            self.waits[program.id] = ("memory", lacks)
+            return 0
+        cores = assign.take(program, view)
+        if cores:
+            return cores
+        self.waits[program.id] = ("cores", assign.refusal(program, view))
+        lack, victims, freed = assign.lack(program, view), [], 0
+        for other in self._plan.may_pause(program, view):
+            if freed >= lack or lack <= 0:
+                break
+            if other not in self.starts:
+                victims.append(other)
+                freed += assign.frees(other, view)
+        if not victims or freed < lack:
+            return 0
+        for other in victims:
+            self.pause(other, f"gives way to {program.id}, which is more urgent (ran {other.ran_s(view.now):.6g} s)")
+        return assign.take(program, view)
+
+    # --- overtaking -------------------------------------------------------------------------------
+
+    def _block(self, program: Program) -> None:
+        """It cannot start, and who comes after it may have to wait for it: for the first, or for one of age."""
+        if self._blocked is None:
+            self._blocked = program
+            if self.view.options.overtaking == "backfill":
+                self._reserve(program)
+        if not self._closed and self.view.comes_of_age(program):
+            self._blocked, self._closed = program, True
+
+    def _may_overtake(self, program: Program) -> bool:
+        blocked, overtaking = self._blocked, self.view.options.overtaking
+        assert blocked is not None
+        if program.had and any(code == "memory" for code, _ in self.waits.values()):
+            return True  # it holds memory that somebody needs, and only its end makes it free
+        behind = f"behind {blocked.id}, which {self.waits[blocked.id][1]}"
+        if overtaking == "none" or self._closed:
+            self.waits[program.id] = ("behind", behind)
+            return False
+        if overtaking == "first-fit":
+            return True
+        cores = self._assign.take(program, self.view)
+        if not cores:
+            return True  # it cannot start anyway, and will be told why
+        if program.ends_s(cores, self.view.now) <= self._reserved_s + 1e-9 < inf:
+            return True
+        if cores <= self._extra:
+            self._extra -= cores
+            return True
+        self.waits[program.id] = (
+            "reserved",
+            f"would delay {blocked.id}, which is to start at {self._reserved_s:.2f} s",
+        )
+        return False
+
+    def _reserve(self, program: Program) -> None:
+        """When enough running programs have ended for it, and how many cores are free then beside its own."""
+        view = self.view
+        need, free = self._assign.lack(program, view) + view.free, view.free
+        ends = [(p.ends_s(view.widths[p.id], view.now), p) for p in view.running]
+        for ends_s, other in sorted(ends, key=lambda pair: (pair[0], pair[1].seq)):
+            free += view.widths[other.id]
+            if free >= need:
+                self._reserved_s, self._extra = ends_s, free - need if ends_s < inf else 0
+                return

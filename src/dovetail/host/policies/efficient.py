@@ -1,0 +1,66 @@
+"""The next core where it gains most, by each program's own speed-up curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heapreplace
+
+from dovetail.core.registry import policy
+from dovetail.host.policy import Assignment, count
+from dovetail.host.program import Program
+from dovetail.host.view import View
+
+
+@policy("efficient", level="host")
+class Efficient(Assignment):
+    """Each core goes where it adds most speed by the programs' own curves, and none beyond a program's sweet spot.
+
+    A program waits where it would cost the others more than it gains.
+    """
+
+    shrinks = True
+
+    def most(self, program: Program, view: View) -> int:
+        """Its sweet spot."""
+        return max(program.curve.sweet(program.most, view.options.efficiency), program.least)
+
+    def take(self, program: Program, view: View) -> int:
+        if view.spare < program.least:
+            return 0
+        without, with_it = view.running, [*view.running, program]
+        gained = self._speed(with_it, self._share(with_it, view)) - self._speed(without, self._share(without, view))
+        return program.least if gained >= -1e-9 else 0
+
+    def lack(self, program: Program, view: View) -> int:
+        return max(program.least - view.spare, 0)
+
+    def frees(self, program: Program, view: View) -> int:
+        return view.low(program)
+
+    def spread(self, view: View) -> Mapping[str, int]:
+        return self._share(view.running, view)
+
+    def _share(self, members: Sequence[Program], view: View) -> dict[str, int]:
+        widths = {p.id: view.low(p) if p.id in view.widths else p.least for p in members}
+        most = {p.id: max(view.high(p, self.most(p, view)), widths[p.id]) for p in members if p.id in view.widths}
+        most |= {p.id: self.most(p, view) for p in members if p.id not in view.widths}
+        left = view.cores - view.held - sum(widths.values())
+        gains = [(-p.curve.gain(widths[p.id], most[p.id]), i, p) for i, p in enumerate(members)]
+        heapify(gains)
+        while left > 0 and gains and gains[0][0] < -1e-12:
+            _, i, p = gains[0]
+            widths[p.id] += 1
+            left -= 1
+            heapreplace(gains, (-p.curve.gain(widths[p.id], most[p.id]), i, p))
+        return widths
+
+    def _speed(self, members: Sequence[Program], widths: Mapping[str, int]) -> float:
+        return sum(p.curve.speed(widths[p.id]) for p in members)
+
+    def refusal(self, program: Program, view: View) -> str:
+        if view.spare < program.least:
+            return f"needs at least {count(program.least)}, the others can spare {max(view.spare, 0)}"
+        return "would slow the others more than it gains"
+
+    def reason(self, program: Program, cores: int, view: View) -> str:
+        return f"{count(cores)} make it {program.curve.speed(cores):.3g} times as fast as one"

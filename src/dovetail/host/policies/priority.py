@@ -1,0 +1,29 @@
+"""The most urgent first; with preemption the less urgent are paused, with ageing the waiting grow more urgent."""
+
+from __future__ import annotations
+
+from dovetail.core.registry import policy
+from dovetail.host.policy import Planning
+from dovetail.host.program import Program
+from dovetail.host.view import View
+
+
+@policy("priority", level="host")
+class Priority(Planning):
+    """The most urgent (0) goes first, of those the oldest; a less urgent one can be paused for it."""
+
+    def order(self, view: View) -> list[Program]:
+        return sorted(view.waiting, key=lambda p: (view.urgency(p), p.seq))
+
+    def may_pause(self, program: Program, view: View) -> list[Program]:
+        """The less urgent, by their own priority: age counts only while waiting."""
+        if not view.options.preemptive:
+            return []
+        urgency = view.urgency(program)
+        less = [p for p in view.running if p.priority > urgency]
+        if view.options.victim == "smallest":
+            return sorted(less, key=lambda p: (p.asked, -p.ran_s(view.now), p.seq))
+        return sorted(less, key=lambda p: (-p.ran_s(view.now), p.asked, p.seq))
+
+    def look_s(self, view: View) -> float | None:
+        return view.next_age_s()

@@ -1,0 +1,120 @@
+"""A program as the scheduler knows it: what it asked for, how it stands, and how far it has come."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.errors import InputError
+from dovetail.core.files import explain
+from dovetail.core.work import Part, Shape
+from dovetail.host.curves import Curve
+
+PART = "run"  # a program is one part
+WAITING, RUNNING, PAUSED = "waiting", "running", "paused"
+
+
+def shape(kind: str, cores: int) -> Shape:
+    """The shape of a program: one part on any number of the machine's cores."""
+    return Shape(kind, [Part(PART, kind, 1, 1, cores)], [])
+
+
+class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an arrival's facts say of a program.
+
+    `cores` is what it asks for, `least` and `most` what it can live with. Priority 0 is the most urgent. `memory_mib`
+    is its own also while it is paused. It waits for the programs in `after`; it may run `limit_s` in all, and is tried
+    again `retries` times if it fails. One that is not `malleable` keeps the cores that it started with.
+    """
+
+    cores: int
+    least: int = 1
+    most: int | None = None
+    priority: int = 0
+    curve: str = "linear"
+    memory_mib: int = 0
+    after: tuple[str, ...] = ()
+    limit_s: float | None = None
+    retries: int = 0
+    malleable: bool = True
+
+    @classmethod
+    def of(cls, work: str, facts: dict[str, Any]) -> Ask:
+        try:
+            ask = msgspec.convert(facts, cls)
+        except msgspec.ValidationError as error:
+            keys, message = explain(error, cls)
+            raise InputError(f"{work}: {'.'.join(map(str, keys)) + ': ' if keys else ''}{message}") from None
+        if not 1 <= ask.least <= max(ask.cores, 1) or ask.cores < 1 or (ask.most is not None and ask.most < ask.least):
+            raise InputError(f"{work}: expected 1 <= least <= cores and least <= most, found {facts}")
+        return ask
+
+
+class Program:
+    """`cores` are those it holds, `had` those it held last. `left` is the work still to do, in seconds on one core, as
+    of `since`; `turn_s` is when its turn began, `queued_s` when it last began to wait, `place` where it stands then."""
+
+    __slots__ = (
+        "arrived_s",
+        "ask",
+        "asked",
+        "attempts",
+        "cores",
+        "curve",
+        "deferred",
+        "had",
+        "held",
+        "id",
+        "kind",
+        "least",
+        "left",
+        "most",
+        "place",
+        "priority",
+        "queued_s",
+        "ready_s",
+        "seq",
+        "service_s",
+        "since",
+        "size",
+        "state",
+        "stopping",
+        "turn_s",
+    )
+
+    def __init__(self, id: str, kind: str, seq: int, ask: Ask, size: float, curve: Curve, now: float) -> None:
+        self.id, self.kind, self.seq, self.ask, self.size, self.curve = id, kind, seq, ask, size, curve
+        self.asked, self.least, self.most, self.priority = ask.cores, ask.least, ask.cores, ask.priority
+        self.arrived_s = self.ready_s = self.queued_s = self.since = self.turn_s = now
+        self.left, self.service_s = size, 0.0
+        self.state, self.held, self.stopping, self.deferred = WAITING, False, "", ""
+        self.cores: tuple[int, ...] = ()
+        self.had: tuple[int, ...] = ()
+        self.place, self.attempts = seq, 0
+
+    def __repr__(self) -> str:
+        return f"<{self.id} {self.state} on {list(self.cores)}>"
+
+    def run_s(self, cores: int) -> float:
+        """How long it still takes on so many cores."""
+        return self.left / self.curve.speed(cores)
+
+    def ends_s(self, cores: int, now: float) -> float:
+        """When it is expected to end with so many cores; never, if its size is not known."""
+        if not self.size:
+            return inf
+        return (self.since if self.state == RUNNING else now) + self.run_s(len(self.cores) or cores)
+
+    def ran_s(self, now: float) -> float:
+        """How long it has run in all."""
+        return self.service_s + (now - self.since if self.state == RUNNING else 0.0)
+
+    def catch_up(self, now: float) -> None:
+        """Count what it did since its last change."""
+        if self.state == RUNNING:
+            self.service_s += now - self.since
+            self.left = max(self.left - self.curve.speed(len(self.cores)) * (now - self.since), 0.0)
+        self.since = now

@@ -1,0 +1,310 @@
+"""The host scheduler: a state machine that follows programs and cores and lets policies choose. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from dovetail.core.errors import InputError
+from dovetail.core.events import (
+    Arrived,
+    Asked,
+    Complete,
+    Defer,
+    Failed,
+    Finished,
+    Instruction,
+    Pause,
+    Reject,
+    Resize,
+    Resume,
+    Start,
+    Stimulus,
+    Stop,
+    WakeAt,
+)
+from dovetail.core.work import Shape
+from dovetail.host.admission import Admission
+from dovetail.host.cores import Cores
+from dovetail.host.curves import curve
+from dovetail.host.options import Options
+from dovetail.host.policy import Assignment, Planning, make
+from dovetail.host.policy import count as count_of
+from dovetail.host.program import PART, PAUSED, RUNNING, WAITING, Ask, Program
+from dovetail.host.view import View
+
+
+class HostScheduler:
+    """Programs are works of one part. What they ask for stands in the facts of their arrival (`Ask`).
+
+    What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel" or "requeue".
+    """
+
+    def __init__(self, cores: int, shapes: Mapping[str, Shape], options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._shapes = shapes
+        self._plan = make(self.options.plan, Planning)
+        self._assign = make(self.options.assign, Assignment)
+        self.view = View(cores, self.options)
+        self.view.shrinks = self._assign.shrinks if self.options.shrink is None else self.options.shrink
+        self.programs: dict[str, Program] = {}
+        self._running: dict[str, Program] = {}  # in the order of their starts
+        self._done: set[str] = set()
+        self._gone: set[str] = set()
+        self._chained = False  # whether any program waits for others
+        self._cores = Cores(cores)
+        self._seq, self._places = count(), count(1 << 40)
+        self._wakes: set[float] = set()
+        self._out: list[Instruction] = []
+
+    def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
+        self._out = []
+        for stimulus in stimuli:
+            if type(stimulus) is Finished:
+                self._finished(stimulus.work)
+            elif type(stimulus) is Failed:
+                self._failed(stimulus, now)
+            elif type(stimulus) is Arrived:
+                self._arrived(stimulus, now)
+            elif type(stimulus) is Asked:
+                self._asked(stimulus, now)
+        self._reject_orphans()
+        self._stop_overdue(now)
+        self._decide(now)
+        return self._out
+
+    def close(self, now: float) -> list[Instruction]:
+        """What is left can never run: its user paused it, or it waits for something that will not come."""
+        out: list[Instruction] = []
+        for program in self.programs.values():
+            why = "its user paused it and never resumed it" if program.held else "nothing lets it start any more"
+            out.append(Reject(program.id, why))
+        self.programs.clear()
+        return out
+
+    # --- what happened ----------------------------------------------------------------------------
+
+    def _arrived(self, event: Arrived, now: float) -> None:
+        problem, ask = event.fault, None
+        if not problem:
+            try:
+                ask = Ask.of(event.work, event.facts)
+                speed_up = curve(ask.curve)
+            except InputError as error:
+                problem = str(error)
+        if ask is None or problem:
+            self._reject(event.work, problem)
+            return
+        kind = self._shapes[event.of].parts[0].kind
+        program = Program(event.work, kind, next(self._seq), ask, event.sizes[0], speed_up, now)
+        self._bound(program, ask.cores)
+        strange = [other for other in ask.after if other not in self.programs and other not in self._done]
+        if strange:
+            problem = f"waits for {strange[0]}, which {'failed' if strange[0] in self._gone else 'is not known'}"
+        elif program.least > self.view.cores or self._too_wide(program):
+            least = program.asked if self._too_wide(program) else program.least
+            problem = f"needs {count_of(least)}, the machine has {self.view.cores}"
+        elif self.options.memory_mib is not None and ask.memory_mib > self.options.memory_mib:
+            problem = f"needs {ask.memory_mib} MiB, the machine has {self.options.memory_mib} MiB"
+        if problem:
+            self._reject(event.work, problem)
+            return
+        self.programs[event.work] = program
+        self._chained = self._chained or bool(ask.after)
+
+    def _bound(self, program: Program, asked: int) -> None:
+        """Set what a program may have, within the bounds of all."""
+        options, cores = self.options, self.view.cores
+        most = min(cores if program.ask.most is None else program.ask.most, options.max_cores or cores)
+        program.asked = asked = max(asked, program.ask.least)
+        program.least = min(max(program.ask.least, options.min_cores), asked)
+        program.most = max(min(most, cores), program.least)
+        if self.options.max_cores is not None or program.ask.most is not None:
+            program.asked = max(min(asked, program.most), program.least)
+
+    def _too_wide(self, program: Program) -> bool:
+        """Whether it insists on more cores than there are."""
+        probe = View(self.view.cores, self.options)
+        return program.asked > self.view.cores and not self._assign.take(program, probe)
+
+    def _finished(self, work: str) -> None:
+        program = self._leave(work)
+        if program is not None:
+            del self.programs[work]
+            self._done.add(work)
+            self._out.append(Complete(work))
+
+    def _failed(self, event: Failed, now: float) -> None:
+        program = self._leave(event.work)
+        if program is None:
+            return
+        program.attempts += 1
+        again = program.stopping == "requeue" or (not program.stopping and program.attempts <= program.ask.retries)
+        if not again:
+            del self.programs[event.work]
+            tries = f" {program.attempts} times" if program.ask.retries else ""
+            self._reject(event.work, program.stopping or f"failed{tries}: {event.why}")
+            return
+        program.left, program.service_s, program.stopping, program.had = program.size, 0.0, "", ()
+        program.state, program.ready_s = WAITING, now
+        self._enqueue(program, now)
+
+    def _leave(self, work: str) -> Program | None:
+        """A program has ended: its cores are free."""
+        program = self.programs.get(work)
+        if program is not None:
+            self._running.pop(work, None)
+            self._cores.give_back(program.cores)
+            program.cores = ()
+        return program
+
+    def _asked(self, event: Asked, now: float) -> None:
+        program = self.programs.get(event.work)
+        if program is None:
+            return
+        match event.what, event.value:
+            case "pause", _:
+                program.held = True
+                if program.state == RUNNING and not program.stopping:
+                    self._pause(program, now, "its user asked for it")
+            case "resume", _ if program.held:
+                program.held = False
+                self._enqueue(program, now)
+            case "priority", float() | int() as value:
+                program.priority = int(value)
+            case "resize", float() | int() as value if value >= 1:
+                self._bound(program, min(int(value), self.view.cores))
+            case "cancel", _:
+                self._end(program, "cancelled by its user", now)
+            case "requeue", _ if not program.stopping:
+                self._end(program, "requeue", now)
+
+    def _end(self, program: Program, why: str, now: float) -> None:
+        """Stop a program that was started; one that was not is gone at once, or stays where it is."""
+        if program.state == WAITING:
+            program.held = False
+            if why != "requeue":
+                del self.programs[program.id]
+                self._reject(program.id, why)
+            return
+        program.catch_up(now)
+        if not program.stopping:
+            self._out.append(Stop(program.id, PART, why))
+        program.stopping, program.held = why, False
+        self._running.pop(program.id, None)
+
+    def _reject(self, work: str, why: str) -> None:
+        self._gone.add(work)
+        self._out.append(Reject(work, why))
+
+    def _reject_orphans(self) -> None:
+        """Whoever waits for something that failed fails with it."""
+        while self._chained:
+            lost = ((p, other) for p in self.programs.values() for other in p.ask.after if other in self._gone)
+            found = next(lost, None)
+            if found is None:
+                return
+            del self.programs[found[0].id]
+            self._reject(found[0].id, f"waits for {found[1]}, which failed")
+
+    def _stop_overdue(self, now: float) -> None:
+        for program in list(self._running.values()):
+            limit = program.ask.limit_s
+            if limit is not None and program.ran_s(now) >= limit - 1e-9:
+                self._end(program, f"ran for its limit of {limit:g} s", now)
+
+    def _enqueue(self, program: Program, now: float) -> None:
+        program.queued_s, program.place, program.deferred = now, next(self._places), ""
+
+    # --- what to do -------------------------------------------------------------------------------
+
+    def _decide(self, now: float) -> None:
+        view = self.view
+        view.now = now
+        view.running = list(self._running.values())
+        view.widths = {p.id: len(p.cores) for p in view.running}
+        stopping = [p for p in self.programs.values() if p.stopping]
+        view.held = sum(len(p.cores) for p in stopping)
+        view.memory_held_mib = sum(p.ask.memory_mib for p in self.programs.values() if p.stopping or (p.held and p.had))
+        view.waiting = [p for p in self.programs.values() if self._may_run(p)]
+        admission = Admission(view, self._plan, self._assign)
+        self._end_turns(admission, now)
+        admission.run()
+        admission.forget_short_pauses()
+        for program, why in admission.pauses:
+            self._pause(program, now, why)
+        self._carry(admission, now)
+        view.waiting = [p for p in view.waiting if p.id not in self._running]
+        for program in view.waiting:
+            code, why = admission.waits.get(program.id, ("behind", "others go first"))
+            if program.deferred != code:
+                program.deferred = code
+                self._out.append(Defer(program.id, PART, why))
+        self._ask_to_be_woken(now)
+
+    def _may_run(self, program: Program) -> bool:
+        return program.state != RUNNING and not (program.held or program.stopping or not self._free_to_go(program))
+
+    def _free_to_go(self, program: Program) -> bool:
+        return all(other in self._done for other in program.ask.after)
+
+    def _end_turns(self, admission: Admission, now: float) -> None:
+        for program in self._plan.over(self.view):
+            if admission.before:
+                admission.pause(program, f"its turn of {self.options.quantum_s:g} s is over")
+            program.turn_s = now
+
+    def _pause(self, program: Program, now: float, why: str) -> None:
+        program.catch_up(now)
+        program.state, program.had = PAUSED, program.cores
+        self._cores.give_back(program.cores)
+        program.cores = ()
+        del self._running[program.id]
+        self._enqueue(program, now)
+        self._out.append(Pause(program.id, PART, why))
+
+    def _carry(self, admission: Admission, now: float) -> None:
+        """From the decided widths to orders: who shrinks goes first, then who starts, then who grows."""
+        widths, started = self.view.widths, {p.id for p in admission.starts}
+        old = [p for p in self.view.running if p.id not in started]
+        for program in old:
+            if widths[program.id] < len(program.cores):
+                self._resize(program, widths[program.id], now)
+        for program in admission.starts:
+            self._start(program, widths[program.id], now)
+        for program in old:
+            if widths[program.id] > len(program.cores):
+                self._resize(program, widths[program.id], now)
+
+    def _resize(self, program: Program, cores: int, now: float) -> None:
+        program.catch_up(now)
+        why = f"{'shrinks' if cores < len(program.cores) else 'grows'} to {self._why(program, cores)}"
+        program.cores = self._cores.change(program.cores, cores)
+        self._out.append(Resize(program.id, PART, program.cores, program.run_s(cores), why))
+
+    def _start(self, program: Program, cores: int, now: float) -> None:
+        why, run_s = self._why(program, cores), program.run_s(cores)
+        program.cores = self._cores.change((), cores, program.had)
+        program.since = program.turn_s = now
+        program.deferred = ""
+        if program.state == PAUSED:
+            self._out.append(Resume(program.id, PART, program.cores, run_s, why))
+        else:
+            self._out.append(Start(program.id, PART, program.kind, program.cores, program.ready_s, run_s, why))
+        program.state = RUNNING
+        program.had = program.cores
+        self._running[program.id] = program
+
+    def _why(self, program: Program, cores: int) -> str:
+        return self._assign.reason(program, cores, self.view)
+
+    def _ask_to_be_woken(self, now: float) -> None:
+        self.view.running = list(self._running.values())
+        times = [self._plan.look_s(self.view), self.view.next_age_s()]
+        limits = [(p, p.ask.limit_s) for p in self.view.running]
+        times += [now + limit_s - p.ran_s(now) for p, limit_s in limits if limit_s is not None]
+        at_s = min((t for t in times if t is not None), default=None)
+        self._wakes = {t for t in self._wakes if t > now}
+        if at_s is not None and at_s > now and not any(t <= at_s for t in self._wakes):
+            self._wakes.add(at_s)
+            self._out.append(WakeAt(at_s))

@@ -1,0 +1,125 @@
+"""`dovetail host`: simulate, experiment, policies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli import main
+
+E1 = "execution,0,a,12,0,0,960\nexecution,1,a,12,[10.0],0,960\nexecution,2,a,12,10,0,960\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requests_file.txt").write_text(E1)
+    return tmp_path
+
+
+def parameters(here: Path, **changed: object) -> None:
+    (here / "parameters.json").write_text(json.dumps({"requests_file": "requests_file.txt", **changed}))
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, object]:
+    assert main(["host", "simulate", *words, "--format", "json"]) == code
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_figures_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = simulated(capsys, "--requests", "requests_file.txt", "--cores", "16", "--assign", "always_attend")
+    assert {"makespan_s", "mean_first_run_s", "mean_turnaround_s", "core_use", "throughput_per_h"} <= set(found)
+    assert found["makespan_s"] == 190.0
+    programs = found["programs"]
+    assert isinstance(programs, list)
+    assert [row["ended_s"] for row in programs] == [80.0, 190.0, 160.0]
+
+
+def test_the_parameters_name_policies_and_requests(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parameters(here, policy="fcfs", assignment_policy="max_prop", tf_version="maleable")
+    assert simulated(capsys)["policy"] == "fcfs+max_prop"
+    assert simulated(capsys, "--parameters", "parameters.json", "--profile", "legacy")["makespan_s"] == 180.0
+    assert simulated(capsys, "--plan", "rr", "--assign", "strict", "--quantum", "5")["pauses"] != 0
+
+
+def test_create_mode_writes_the_requests_and_never_over_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parameters(here, get_requests="create", requests_file="made.txt", number_containers=5)
+    first = simulated(capsys, "--work", "50")
+    assert len((here / "made.txt").read_text().splitlines()) == 5
+    assert simulated(capsys, "--work", "50") == first
+    assert main(["host", "simulate", "--seed", "9"]) == 2
+    assert "holds something else" in capsys.readouterr().err
+    words = ("--parameters", "parameters.json", "--requests")
+    assert simulated(capsys, *words, "requests_file.txt")["makespan_s"] == 240.0  # it is there: it is read
+    assert simulated(capsys, *words, "new.txt", "--work", "50") == first
+    assert (here / "new.txt").read_text() == (here / "made.txt").read_text()
+
+
+def test_a_journal_passes_its_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["host", "simulate", "-r", "requests_file.txt", "-p", "rr", "-a", "max_prop", "--journal", "run.jsonl"]
+    assert main([*words, "--out", "files"]) == 0
+    assert "3 of 3 programs completed" in capsys.readouterr().out
+    assert (here / "files/gantt_events.txt").is_file()
+    assert main(["check", "run.jsonl"]) == 0
+
+
+def test_curves_by_image(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = simulated(capsys, "-r", "requests_file.txt", "--curve", "linear", "a@amdahl:0")
+    assert slow["makespan_s"] == 3 * 960.0
+    assert main(["host", "simulate", "-r", "requests_file.txt", "--curve", "cubic"]) == 2
+    assert "curve 'cubic'" in capsys.readouterr().err
+
+
+def test_a_rejected_program_shows_in_the_exit_code(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["host", "simulate", "-r", "requests_file.txt", "--cores", "4"]) == 3
+    assert "rejected: 0: needs 12 cores, the machine has 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-r", "nothing.txt"], "nothing.txt: no such file"),
+        (["-r", "requests_file.txt", "--plan", "fcsf"], "no host policy is called 'fcsf'; did you mean 'fcfs'"),
+        (["-r", "requests_file.txt", "--assign", "fcfs"], "'fcfs' is no assignment policy"),
+        (["-r", "requests_file.txt", "--plan", "rr", "--profile", "legacy"], "legacy profile"),
+        (["-r", "requests_file.txt", "--quantum", "0"], "quantum_s: expected a positive number"),
+        (["-r", "requests_file.txt", "--journal", "requests_file.txt"], "is the same file as the input"),
+        ([], "no parameters.json in this folder"),
+    ],
+)
+def test_bad_usage(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(["host", "simulate", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert (here / "requests_file.txt").read_text() == E1
+
+
+def test_an_experiment_and_its_comparison(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["host", "experiment", "2", "4", "--repeats", "2", "--work", "50", "--plans", "fcfs", "rr"]
+    words += ["--assigns", "strict", "efficient", "--out", "log"]
+    assert main([*words, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["containers"], row["plan"], row["assign"]) for row in rows][:2] == [
+        (4, "fcfs", "strict"),
+        (4, "fcfs", "efficient"),
+    ]
+    assert len(rows) == 8
+    first = (here / "log/comparison.csv").read_bytes()
+    assert first.startswith(b"Containers,Policy,Asignment Policy,Tf Version,Priority,TME,TMR,TMER,Recursos,")
+    assert main(words) == 0  # resumed: nothing is left to do
+    assert "±" in capsys.readouterr().out
+    assert (here / "log/comparison.csv").read_bytes() == first
+
+
+@pytest.mark.parametrize("words", [["0", "4"], ["1", "0"], ["1", "4", "--repeats", "0"], ["1", "4", "--plans", "x"]])
+def test_bad_experiments(here: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(["host", "experiment", *words, "--out", "log"]) == 2
+    assert not (here / "log").exists()
+
+
+def test_policies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["host", "policies", "--format", "json"]) == 0
+    found = {(row["kind"], row["name"]) for row in json.loads(capsys.readouterr().out)}
+    assert {("planning", "rr"), ("assignment", "efficient")} <= found

@@ -1,0 +1,96 @@
+"""Whatever comes, under every pair of policies: no rule is broken, nothing is lost, nobody starves."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.core.events import Arrived, Asked, Resume, Start
+from dovetail.core.executor import SimExecutor
+from dovetail.host.fuzz import ASSIGNS, PLANS, describe, random_options, random_workload, verify
+from dovetail.host.options import Options
+from dovetail.host.program import shape
+from dovetail.host.simulation import Workload, run
+
+FINAL = {"completed", "rejected"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 40), luck=st.sampled_from([0.0, 0.0, 0.2]))
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("assign", ASSIGNS)
+def test_no_rule_is_broken(plan: str, assign: str, seed: int, luck: float) -> None:
+    """Cores, minima and maxima, idle cores, memory, order, figures: the checkers know all of it."""
+    dice = Random(seed)
+    workload, options = random_workload(dice), random_options(dice, plan, assign)
+    outcome, faults = verify(workload, options, SimExecutor(seed, failure_rate=luck))
+    assert not faults, (faults, describe(workload, options))
+    arrived = [event.work for _, event in workload.arrivals if isinstance(event, Arrived)]
+    assert [row.program for row in outcome.rows] == arrived
+    assert {row.status for row in outcome.rows} <= FINAL
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.parametrize("assign", ASSIGNS)
+def test_work_is_conserved(assign: str, seed: int) -> None:
+    """With linear curves the core-seconds that programs get are those that they bring, however they are changed."""
+    dice = Random(seed)
+    cores = dice.randint(1, 16)
+    arrivals: list[tuple[float, Arrived | Asked]] = []
+    for i in range(dice.randint(1, 10)):
+        facts = {"cores": dice.randint(1, cores), "priority": dice.randrange(5)}
+        arrivals.append((5.0 * i, Arrived(f"p{i}", "p", (dice.uniform(1, 300),), facts=facts)))
+    options = random_options(dice, dice.choice(PLANS), assign)
+    outcome = run(Workload(cores, tuple(arrivals), {"p": shape("p", cores)}), options)
+    for row, (_, event) in zip(outcome.rows, arrivals, strict=True):
+        assert isinstance(event, Arrived)
+        if row.status == "completed":
+            assert row.core_s == pytest.approx(event.sizes[0], rel=1e-9)
+    area = sum(event.sizes[0] for _, event in arrivals if isinstance(event, Arrived)) / cores
+    if outcome.totals.completed == len(arrivals):
+        assert outcome.totals.makespan_s >= area - 1e-6
+
+
+class Watch:
+    """Notes who starts while somebody waits who has come of age."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._waiting: dict[str, tuple[float, int]] = {}
+        self._order: dict[str, int] = {}
+        self.overtaken: list[tuple[str, str]] = []
+
+    def step(self, n: int, t: float, events: list[object]) -> None:
+        for event in events:
+            if isinstance(event, Arrived):
+                self._order[event.work] = len(self._order)
+                self._waiting[event.work] = (t, event.facts["priority"])
+        started = [event.work for event in events if isinstance(event, Start | Resume)]
+        for work in started:
+            self._waiting.pop(work, None)
+        for name, (since, priority) in self._waiting.items():
+            if t - since > (priority + 1) * self._step_s + 1e-6:
+                self.overtaken += [(name, work) for work in started if self._order[work] > self._order[name]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.parametrize("overtaking", ["none", "first-fit", "backfill"])
+@pytest.mark.parametrize("plan", ["fcfs", "priority"])
+def test_nobody_starves_who_ages(plan: str, overtaking: str, seed: int) -> None:
+    """Once it has waited for its priority and one step more, nobody that came later starts before it."""
+    dice = Random(seed)
+    arrivals: list[tuple[float, Arrived | Asked]] = []
+    now = 0.0
+    for i in range(dice.randint(5, 40)):
+        now += dice.uniform(0, 6)
+        facts = {"cores": dice.choice((1, 2, 3, 8)), "priority": dice.randrange(5)}
+        arrivals.append((now, Arrived(f"p{i}", "p", (dice.uniform(5, 80),), facts=facts)))
+    watch = Watch(8.0)
+    options = Options(plan=plan, age_step_s=8.0, overtaking=overtaking)  # type: ignore[arg-type]
+    run(Workload(8, tuple(arrivals), {"p": shape("p", 8)}), options, [watch])  # type: ignore[list-item]
+    assert watch.overtaken == []
