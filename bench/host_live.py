@@ -1,0 +1,264 @@
+"""The live host: kills, overheads, resizes and throughput, as counts and ratios within one run. Prints JSON.
+
+    python -m bench.host_live                  everything, some minutes on two cores
+    python -m bench.host_live kills resizes    only these parts
+
+kills: a daemon is killed 50 times at random moments while 200 short programs run; each must run exactly once.
+overheads: start, pause and resize through the executors, over the same operation done by hand.
+resizes: how long a program takes to take up a new number of cores, over one of its steps; its busy threads after that.
+sharing: six training programs on two cores, each policy's throughput over that of all six at once without control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dovetail.core.engine import replay
+from dovetail.core.journal import Reader
+from dovetail.host.executors import Launch, cgroups, proc
+from dovetail.host.executors.process import ProcessExecutor
+from dovetail.host.options import Options
+from dovetail.host.simulation import make_scheduler
+from tests.host.live import Daemon, bound, busy_threads, until
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "host"
+CPUS = tuple(sorted(os.sched_getaffinity(0)))[:2]
+WAIT = "import time; print('up', flush=True); time.sleep(1000)"
+
+
+def main() -> None:
+    parts = {"kills": kills, "overheads": overheads, "resizes": resizes, "sharing": sharing}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all by default")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--programs", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=60, help="of each training program")
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {"processors": list(CPUS)}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.parts or parts:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            found[name] = parts[name](Path(folder) / name, arguments)
+            print(json.dumps(found[name]), file=sys.stderr, flush=True)
+    print(json.dumps(found, indent=2))
+
+
+def kills(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    daemon = Daemon(folder, options={"assign": "always_attend"})
+    daemon.up()
+    luck = random.Random(0)
+    words = f"echo $DOVETAIL_PROGRAM >> {folder}/done; sleep 0.05"
+    works = daemon.submit("sh", "-c", words, array=arguments.programs)
+    while_running = 0
+    for _ in range(arguments.kills):
+        time.sleep(luck.uniform(0, 0.8))
+        daemon.kill()
+        while_running += len((folder / "done").read_text().split()) < len(works)
+        daemon.up(wait=False)
+    until(daemon._answers)
+    rows = daemon.wait(patience_s=600)
+    done = (folder / "done").read_text().split()
+    same = replays(daemon, folder / "run.jsonl")
+    daemon.clean_up()
+    return {
+        "kills": arguments.kills,
+        "kills_while_programs_were_left": while_running,
+        "programs": len(works),
+        "completed": sum(row["state"] == "completed" for row in rows.values()),
+        "run_exactly_once": sum(done.count(work) == 1 for work in works),
+        "journal_replays_to_the_same_instructions": same,
+    }
+
+
+def replays(daemon: Daemon, path: Path) -> bool:
+    daemon.ask_once("journal", path=str(path))
+    reader = Reader(path)
+    options = Options(**reader.header.options)
+    scheduler = make_scheduler(reader.header.facts["cores"], reader.header.build_shapes(), options)
+    return all(decided == recorded for _, _, decided, recorded in replay(scheduler, reader))
+
+
+# --- overheads ------------------------------------------------------------------------------------------
+
+
+def timed(do: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    do()
+    return time.perf_counter() - began
+
+
+def overheads(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for groups in (True, False):
+        if groups and cgroups.find_parents("dovetail-bench") is None:
+            continue
+        found["control groups" if groups else "signals and affinity"] = _overheads(folder / str(groups), groups)
+    return found
+
+
+def _overheads(folder: Path, groups: bool, rounds: int = 15) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    executor = ProcessExecutor(lambda *_: None, name="dovetail-bench", groups=groups)
+    ours: dict[str, list[float]] = {"start": [], "pause": [], "resize": []}
+    raw: dict[str, list[float]] = {name: [] for name in ours}
+    for i in range(rounds):
+        run = f"r{i}"
+        log = folder / f"{run}.log"
+        log.touch()
+        launch = Launch(
+            run=run,
+            command=(sys.executable, "-c", WAIT),
+            cpus=CPUS,
+            folder=str(folder / run),
+            log=str(log),
+            cwd="/",
+            env=dict(os.environ),
+        )
+        ours["start"].append(timed(lambda launch=launch, log=log: _started(executor, launch, log)))  # type: ignore[misc]
+        child, seconds = _by_hand()
+        raw["start"].append(seconds)
+        ours["pause"].append(timed(lambda run=run: executor.pause(run)))  # type: ignore[misc]
+        raw["pause"].append(timed(lambda child=child: _stop_by_hand(child.pid)))  # type: ignore[misc]
+        executor.resume(run)
+        ours["resize"].append(timed(lambda run=run: executor.resize(run, CPUS[:1])))  # type: ignore[misc]
+        raw["resize"].append(timed(lambda child=child: _bind_by_hand(child.pid)))  # type: ignore[misc]
+        executor.stop(run, 0)
+        executor.clean(launch)
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+    executor.close()
+    return {
+        name: {
+            "ratio": round(median(ours[name]) / median(raw[name]), 2),
+            "ours_ms": round(1e3 * median(ours[name]), 3),
+            "by_hand_ms": round(1e3 * median(raw[name]), 3),
+        }
+        for name in ours
+    }
+
+
+def _started(executor: ProcessExecutor, launch: Launch, log: Path) -> None:
+    executor.start(launch)
+    while not log.stat().st_size:
+        time.sleep(0.0005)
+
+
+def _by_hand() -> tuple[subprocess.Popen[bytes], float]:
+    began = time.perf_counter()
+    child = subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child, time.perf_counter() - began
+
+
+def _stop_by_hand(pid: int) -> None:
+    os.killpg(pid, signal.SIGSTOP)
+    while (found := proc.read(pid)) is not None and found.state != "T":
+        time.sleep(0.0001)
+
+
+def _bind_by_hand(pid: int) -> None:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), CPUS[:1])
+
+
+# --- resizes ----------------------------------------------------------------------------------------------
+
+
+def resizes(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    daemon = Daemon(folder, cpus=CPUS, options={"assign": "always_attend"})
+    daemon.up()
+    found = {}
+    for example in ("torch_steps.py", "numpy_steps.py"):
+        work = daemon.submit(sys.executable, str(EXAMPLES / example), "1000000", cores=2)[0]
+        until(lambda work=work: daemon.row(work).get("rate"))  # type: ignore[misc]
+        late, right = [], []
+        for cores in (1, 2) * 4:
+            step_s = 1 / daemon.row(work)["rate"]
+            began = time.monotonic()
+            daemon.ask("resize", work, cores)
+            until(lambda work=work, cores=cores: daemon.row(work).get("threads") == cores)  # type: ignore[misc]
+            late.append((time.monotonic() - began) / step_s)
+            until(lambda work=work, cores=cores: len(bound(daemon.processes(work))) == cores)  # type: ignore[misc]
+            right.append(busy_threads(daemon.processes(work), 1.0) == cores)
+            time.sleep(1.5)  # so that the program tells its new rate
+        daemon.ask("cancel", work)
+        daemon.wait([work])
+        found[example] = {
+            "taken_up_after_steps_median": round(median(late), 2),
+            "busy_threads_equal_target": f"{sum(right)} of {len(right)}",
+        }
+    daemon.clean_up()
+    return found
+
+
+# --- sharing ----------------------------------------------------------------------------------------------
+
+
+def sharing(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Whole programs, with all that it takes to start them. Every way gets its own daemon, one after the other."""
+    command = (sys.executable, str(EXAMPLES / "torch_steps.py"), str(arguments.steps))
+    alone = {cores: _alone(folder / f"alone{cores}", command, cores) for cores in (1, 2)}
+    curve = f"table:1={alone[1]:.3f},2={alone[2]:.3f}"
+    at_once_s = _at_once(command)
+    found: dict[str, Any] = {
+        "program_s_on_1_core": round(alone[1], 2),
+        "program_s_on_2_cores": round(alone[2], 2),
+        "six_at_once_without_control_s": round(at_once_s, 2),
+        "throughput_over_that": {},
+        "cores_were_shared": 0,
+    }
+    for assign in ("strict", "max_prop", "always_attend", "efficient"):
+        daemon = Daemon(folder / assign, cpus=CPUS, options={"assign": assign})
+        daemon.up()
+        began = time.monotonic()
+        works = daemon.submit(*command, array=6, cores=2, curve=curve, work_s=alone[1])
+        while not all(row["state"] == "completed" for row in daemon.rows().values()):
+            found["cores_were_shared"] += _shared(daemon, works)
+            time.sleep(0.05)
+        found["throughput_over_that"][assign] = round(at_once_s / (time.monotonic() - began), 3)
+        daemon.clean_up()
+    return found
+
+
+def _alone(folder: Path, command: tuple[str, ...], cores: int) -> float:
+    daemon = Daemon(folder, cpus=CPUS)
+    daemon.up()
+    work = daemon.submit(*command, cores=cores)[0]
+    seconds: float = daemon.wait()[work]["service_s"]
+    daemon.clean_up()
+    return seconds
+
+
+def _at_once(command: tuple[str, ...]) -> float:
+    """As users start them who know nothing of each other: each with as many threads as there are processors."""
+    began = time.monotonic()
+    children = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(6)]
+    for child in children:
+        assert child.wait() == 0
+    return time.monotonic() - began
+
+
+def _shared(daemon: Daemon, works: list[str]) -> int:
+    has = {work: daemon.processes(work) for work in works}
+    first = {work: bound(processes) for work, processes in has.items()}
+    pairs = [(a, b) for i, a in enumerate(works) for b in works[:i] if first[a] & first[b]]
+    return sum(all(bound(has[a]) & bound(has[b]) for _ in range(5)) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What carries a decision out: one interface, one module per way to run a program.
+
+Every method may be called from any thread, and may block; whoever calls must not be the one who decides. An attempt to
+run a program has a name, its `run`, and is started at most once, however often and by how many daemons it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from dovetail.core.errors import DovetailError
+
+GRACE_S = 5.0  # between asking a program to end and ending it
+
+
+class ExecutorError(DovetailError):
+    """An operation on a program did not succeed, and why."""
+
+
+class NotNowError(ExecutorError):
+    """What was asked for may succeed later: the engine does not answer, or the kernel takes its time."""
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """Everything that it takes to start a program. `folder` is the attempt's own, for what it leaves behind."""
+
+    run: str
+    command: tuple[str, ...]
+    cpus: tuple[int, ...]
+    folder: str
+    log: str
+    cwd: str
+    env: dict[str, str] = {}
+    image: str = ""
+    memory_mib: int | None = None
+    network: bool = False
+
+
+class Exit(Struct, frozen=True, omit_defaults=True):
+    """How an attempt ended. Neither code nor signal: it was lost, or never ran, and `why` says how that came."""
+
+    code: int | None = None
+    signal: int | None = None
+    why: str = ""
+    cpu_s: float | None = None
+    peak_mib: float | None = None
+
+    @property
+    def good(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        """
+        >>> str(Exit(code=3)), str(Exit(signal=9, why="it ignored the request to end"))
+        ('exit code 3', 'signal 9: it ignored the request to end')
+        """
+        how = f"exit code {self.code}" if self.code is not None else f"signal {self.signal}" if self.signal else ""
+        return ": ".join(text for text in (how, self.why) if text)
+
+
+class Found(Struct, frozen=True):
+    """What has become of an attempt, and the processors it is bound to. `absent`: it was never started, and may be."""
+
+    state: Literal["absent", "running", "paused", "ended"]
+    exit: Exit | None = None
+    cpus: frozenset[int] = frozenset()
+
+
+class Usage(Struct, frozen=True):
+    """Processor time used so far, and memory held now."""
+
+    cpu_s: float
+    memory_mib: float
+
+
+Ended = Callable[[str, Exit], None]
+
+
+class Executor(Protocol):
+    """Runs programs. It tells of every end of an attempt that it started or found, once, through `ended`."""
+
+    def start(self, launch: Launch) -> None:
+        """Start it, unless it was started before; then only follow it. Returns when the program runs."""
+        ...
+
+    def find(self, launch: Launch) -> Found:
+        """Look for an attempt that may be of an earlier life of the daemon, and follow it if it still runs."""
+        ...
+
+    def pause(self, run: str) -> None: ...
+
+    def resume(self, run: str) -> None: ...
+
+    def resize(self, run: str, cpus: Sequence[int]) -> None:
+        """Let it run on these processors only; also while it is paused."""
+        ...
+
+    def stop(self, run: str, grace_s: float = GRACE_S) -> None:
+        """Ask it to end, and end it after a while. A paused one is ended at once: it has no processor to tidy up on."""
+        ...
+
+    def usage(self, run: str) -> Usage | None: ...
+
+    def clean(self, launch: Launch) -> None:
+        """Forget an attempt that has ended, and remove what the system keeps of it."""
+        ...
+
+    def tidy(self, keep: Container[str]) -> None:
+        """Remove what the system keeps of our attempts but these: what a killed daemon could not clean."""
+        ...
+
+    def close(self) -> None:
+        """Stop following; the programs run on."""
+        ...
+
+
+def cpu_list(cpus: Sequence[int]) -> str:
+    """Processors as the kernel writes them.
+
+    >>> cpu_list([3, 0, 1])
+    '0-1,3'
+    """
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Processors as the kernel writes them, read.
+
+    >>> sorted(parse_cpus("0-1,3"))
+    [0, 1, 3]
+    """
+    found: set[int] = set()
+    for span in filter(None, text.strip().split(",")):
+        first, _, last = span.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

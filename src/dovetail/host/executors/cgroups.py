@@ -1,0 +1,169 @@
+"""Control groups of the kernel, version 1 or 2: bind a program's processes to processors, freeze and count them.
+
+Only where they may be made: as root, or in a subtree that was given to the user. Everything is below one own folder.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dovetail.host.executors import NotNowError, cpu_list, parse_cpus
+
+ROOT = Path("/sys/fs/cgroup")
+_FREEZE_LIMIT_S = 5.0
+
+
+def own_groups(pid: int | str = "self") -> dict[str, Path]:
+    """The groups of a process by controller; version 2 has the name ""."""
+    found = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            found[name] = Path(path.lstrip("/"))
+    return found
+
+
+def groups_of(pid: int) -> Groups:
+    """The groups that a process is in."""
+    own = own_groups(pid)
+    if "cpuacct" not in own:
+        return Groups({"": ROOT / own[""].parent}, own[""].name)
+    groups = Groups({}, "")
+    groups._at = {name: ROOT / name / own[name] for name in ("cpuset", "freezer", "cpuacct")}
+    return groups
+
+
+class Groups:
+    """The control groups of one program: one folder in version 2, one for each controller in version 1."""
+
+    def __init__(self, parents: dict[str, Path], name: str) -> None:
+        self._at = {controller: parent / name for controller, parent in parents.items()}
+        self._version_2 = "" in parents
+
+    def _file(self, controller: str, name: str) -> Path:
+        return self._at["" if self._version_2 else controller] / name
+
+    def make(self, cpus: Sequence[int]) -> tuple[str, ...]:
+        """Make them; gives the files that a process writes itself into to enter."""
+        for folder in self._at.values():
+            folder.mkdir(exist_ok=True)
+        if not self._version_2:
+            memory = self._at["cpuset"].parent / "cpuset.mems"
+            self._file("cpuset", "cpuset.mems").write_text(memory.read_text())
+        self.set_cpus(cpus)
+        return tuple(str(folder / "cgroup.procs") for folder in self._at.values())
+
+    def exist(self) -> bool:
+        return all(folder.is_dir() for folder in self._at.values())
+
+    def set_cpus(self, cpus: Sequence[int]) -> None:
+        self._file("cpuset", "cpuset.cpus").write_text(cpu_list(cpus))
+
+    def cpus(self) -> frozenset[int]:
+        return parse_cpus(self._file("cpuset", "cpuset.cpus").read_text())
+
+    def freeze(self, frozen: bool) -> None:
+        """Freeze or thaw, and wait until it is so."""
+        if self._version_2:
+            self._file("", "cgroup.freeze").write_text("01"[frozen])
+        else:
+            self._file("freezer", "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+        _until(lambda: self.frozen() is frozen, "freeze" if frozen else "thaw")
+
+    def frozen(self) -> bool:
+        if self._version_2:
+            return "frozen 1" in self._file("", "cgroup.events").read_text()
+        return self._file("freezer", "freezer.state").read_text().strip() == "FROZEN"
+
+    def cpu_s(self) -> float:
+        if self._version_2:
+            words = self._file("", "cpu.stat").read_text().split()
+            return int(words[words.index("usage_usec") + 1]) / 1e6
+        return int(self._file("cpuacct", "cpuacct.usage").read_text()) / 1e9
+
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in self._file("freezer", "cgroup.procs").read_text().split()]
+
+    def remove(self) -> None:
+        for folder in self._at.values():
+            with suppress(FileNotFoundError):
+                # A process that has just ended is still counted for a moment.
+                _until(lambda folder=folder: _removed(folder), "leave its control group")  # type: ignore[misc]
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _until(true: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + _FREEZE_LIMIT_S
+    pause_s = 0.0001
+    while not true():
+        if time.monotonic() > limit:
+            raise NotNowError(f"it does not {what} within {_FREEZE_LIMIT_S:g} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+
+
+def find_parents(name: str, root: Path = ROOT) -> dict[str, Path] | None:
+    """Where the groups of programs can be made, below a folder of this name; None where they cannot."""
+    try:
+        own = own_groups()
+        if {"cpuset", "freezer", "cpuacct"} <= own.keys():
+            return _version_1(name, root, own)
+        return _version_2(name, root / own[""])
+    except (OSError, KeyError):
+        return None
+
+
+def _version_1(name: str, root: Path, own: dict[str, Path]) -> dict[str, Path]:
+    parents = {}
+    for controller in ("cpuset", "freezer", "cpuacct"):
+        above = root / controller / own[controller]
+        parents[controller] = folder = above / name
+        folder.mkdir(exist_ok=True)
+        if controller == "cpuset":
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                (folder / file).write_text((above / file).read_text())
+        if not os.access(folder / "cgroup.procs", os.W_OK):
+            raise PermissionError(folder)
+    return parents
+
+
+def _version_2(name: str, own: Path) -> dict[str, Path]:
+    """A group that holds processes cannot have controllers for groups below it, so ours is beside the daemon's."""
+    above = own.parent if (own / "cgroup.type").exists() else own
+    if "cpuset" not in (above / "cgroup.subtree_control").read_text().split():
+        (above / "cgroup.subtree_control").write_text("+cpuset")
+    folder = above / name
+    folder.mkdir(exist_ok=True)
+    (folder / "cgroup.subtree_control").write_text("+cpuset")
+    if not os.access(folder / "cgroup.procs", os.W_OK) or not os.access(above / "cgroup.procs", os.W_OK):
+        raise PermissionError(folder)
+    return {"": folder}
+
+
+def remove_empty(parents: dict[str, Path], keep: Container[str]) -> None:
+    """Remove the groups of programs that are gone, but for these; the kernel keeps those that have processes."""
+    for folder in parents.values():
+        for group in folder.glob("*/"):
+            if group.name not in keep:
+                with suppress(OSError):
+                    group.rmdir()
+
+
+def remove_parents(parents: dict[str, Path]) -> None:
+    """Remove the common folder, if no program is left in it."""
+    for folder in parents.values():
+        with suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,202 @@
+"""The daemon: a service, and a socket for one user's requests. `python -m dovetail.host.live.daemon FOLDER WISH`.
+
+A request is a line of JSON, `{"do": ..., ...}`; so is its answer, `{"ok": ...}` or `{"error": ..., "code": ...}`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import socketserver
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.files import explain
+from dovetail.host.live.service import Service
+from dovetail.host.live.setup import Wish, set_up
+from dovetail.host.live.specs import Spec
+
+SOCKET = "host.sock"
+LONGEST_LINE = 1 << 24
+
+
+class Submit(Struct, frozen=True, tag="submit", tag_field="do", forbid_unknown_fields=True):
+    spec: Spec
+    array: int | None = None
+
+
+class Ask(Struct, frozen=True, tag="ask", tag_field="do", forbid_unknown_fields=True):
+    work: str
+    what: str
+    value: float | None = None
+
+
+class List(Struct, frozen=True, tag="list", tag_field="do", forbid_unknown_fields=True):
+    pass
+
+
+class About(Struct, frozen=True, tag="about", tag_field="do", forbid_unknown_fields=True):
+    pass
+
+
+class Past(Struct, frozen=True, tag="past", tag_field="do", forbid_unknown_fields=True):
+    work: str
+
+
+class Journal(Struct, frozen=True, tag="journal", tag_field="do", forbid_unknown_fields=True):
+    path: str
+
+
+class Down(Struct, frozen=True, tag="down", tag_field="do", forbid_unknown_fields=True):
+    pass
+
+
+Request = Submit | Ask | List | About | Past | Journal | Down
+
+
+def answer(service: Service, request: Request) -> Any:
+    """Do what a request says."""
+    match request:
+        case Submit():
+            return service.submit(request.spec, request.array)
+        case Ask():
+            return service.ask(request.work, request.what, request.value)
+        case List():
+            return service.listing()
+        case About():
+            return service.about()
+        case Past():
+            return service.past(request.work)
+        case Journal():
+            return service.journal(Path(request.path))
+        case Down():
+            service.close()
+            return None
+
+
+class _Talk(socketserver.StreamRequestHandler):
+    """One connection: requests and answers until it is closed."""
+
+    server: _Server
+
+    def handle(self) -> None:
+        while line := self.rfile.readline(LONGEST_LINE):
+            try:
+                self.wfile.write(self._reply(line))
+            except OSError:
+                return
+
+    def _reply(self, line: bytes) -> bytes:
+        try:
+            request = msgspec.json.decode(line, type=Request)
+            reply: dict[str, Any] = {"ok": answer(self.server.service, request)}
+        except msgspec.ValidationError as error:
+            keys, message = explain(error, Request)
+            place = ".".join(map(str, keys))
+            reply = {"error": f"{place}: {message}" if place else message, "code": 2}
+        except msgspec.DecodeError as error:
+            reply = {"error": f"not a request: {error}", "code": 2}
+        except DovetailError as error:
+            reply = {"error": str(error), "code": error.exit_code}
+        except Exception as error:
+            reply = {"error": f"internal error: {error!r}", "code": 1}
+        return msgspec.json.encode(reply) + b"\n"
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    """Listens in a folder, however long its name is: an address holds some 100 bytes only."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, folder: Path, service: Service) -> None:
+        self.service = service
+        path = folder / SOCKET
+        path.unlink(missing_ok=True)  # of a daemon that was killed: we hold the lock of the store
+        directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            super().__init__(f"/proc/self/fd/{directory}/{SOCKET}", _Talk)
+        finally:
+            os.close(directory)
+        path.chmod(0o600)
+
+
+def run(folder: Path, wish: Wish) -> None:
+    """Serve until told to go down, or by SIGTERM or Ctrl-C. The programs run on."""
+    setup, store = set_up(folder, wish)
+    with store:
+        service = Service(folder, setup, store)
+        server = _Server(folder, service)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: service.close())
+        talking = threading.Thread(target=server.serve_forever, name="requests", daemon=True)
+        talking.start()
+        try:
+            service.run()
+        finally:
+            server.shutdown()
+            server.server_close()
+            (folder / SOCKET).unlink(missing_ok=True)
+
+
+class Client:
+    """A connection to the daemon of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+            try:
+                self._socket.connect(f"/proc/self/fd/{directory}/{SOCKET}")
+            finally:
+                os.close(directory)
+        except OSError:
+            self._socket.close()
+            raise InputError(f"no daemon answers in {folder}: dovetail host up") from None
+        self._file = self._socket.makefile("rb")
+
+    def ask(self, do: str, **words: Any) -> Any:
+        """Send a request; gives its answer, or raises what the daemon says is wrong."""
+        try:
+            self._socket.sendall(msgspec.json.encode({"do": do, **words}) + b"\n")
+            line = self._file.readline()
+        except OSError as error:
+            raise DovetailError(f"the daemon went away: {error.strerror}") from error
+        if not line:
+            raise DovetailError("the daemon went away before it answered")
+        reply = msgspec.json.decode(line)
+        if "error" in reply:
+            raise InputError(reply["error"]) if reply["code"] == 2 else DovetailError(reply["error"])
+        return reply["ok"]
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def main(words: list[str]) -> int:
+    try:
+        run(Path(words[0]), msgspec.json.decode(words[1], type=Wish))
+    except DovetailError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    ended_with = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(ended_with)  # a thread that waits for a program to end need not be waited for: the next daemon goes on

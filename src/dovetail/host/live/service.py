@@ -1,0 +1,371 @@
+"""The service behind the daemon: keeps programs, decides through the scheduler, carries out, and answers questions.
+
+What must survive is in the store before it is acted on: a program before it arrives, a step before it is carried out.
+After a restart the recorded steps are replayed, and what the programs have come to meanwhile is found out from the
+executors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dovetail.core.engine import serve
+from dovetail.core.errors import DovetailError, InputError, did_you_mean
+from dovetail.core.events import Asked, Failed, Finished
+from dovetail.core.inbox import Inbox
+from dovetail.core.store import Store, StoreError
+from dovetail.host.executors import Executor, Exit, Launch, NotNowError, Usage
+from dovetail.host.executors.docker import DockerExecutor
+from dovetail.host.executors.process import ProcessExecutor
+from dovetail.host.live.board import CLOSED, Board, Row
+from dovetail.host.live.control import Control
+from dovetail.host.live.hands import Hands, Held
+from dovetail.host.live.setup import Setup, write_journal
+from dovetail.host.live.specs import Spec, array_environment, environment
+from dovetail.host.simulation import machine
+
+_SAMPLE_EVERY_S = 1.0
+_FULL_RETRY_S = 1.0
+_ANSWER_LIMIT_S = 30.0
+ASKS = {"pause": False, "resume": False, "resize": True, "priority": True, "cancel": False, "requeue": False}
+
+
+class Ends(Struct):
+    """How the attempts of a program ended, and the processor time of them all."""
+
+    exits: list[Exit] = []
+    cpu_s: float = 0.0
+
+
+class Service:
+    """One daemon's programs. Every public method may be called from any thread."""
+
+    def __init__(self, folder: Path, setup: Setup, store: Store) -> None:
+        self.folder = folder
+        self.setup = setup
+        self.trouble = ""
+        self._store = store
+        self._specs: dict[str, Spec] = {}
+        self._ends: dict[str, Ends] = {}
+        self._lock = threading.RLock()
+        self._seen = threading.Condition()
+        self._unseen: set[int] = set()
+        self._inbox = Inbox()
+        self._board = Board()
+        self._control = Control()
+        self._containers: DockerExecutor | None = None
+        self._usage: dict[str, Usage] = {}
+        self._closing = threading.Event()
+        self._hands = Hands(self._inbox.put, self._prepare, self._attempt_of, self._keep_end, self._control, setup.cpus)
+        name = f"dovetail-{setup.instance}"
+        self._processes = ProcessExecutor(self._hands.ended, name=name, groups=setup.groups)
+        for work, spec, ends in store.things("program", Spec, Ends):
+            self._specs[work] = spec
+            self._ends[work] = ends or Ends()
+
+    # --- the loop ---------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until `close`; the programs run on."""
+        history = list(self._store.steps())
+        for step in history:
+            self._board.step(*step)
+        for row in self._board.rows.values():
+            if row.wanted:
+                self._hands.adopt(row.work, row.attempts, row.wanted, row.devices, row.why)
+        self._tidy()
+        for work in sorted(self._specs.keys() - self._board.rows.keys(), key=_by_number):
+            self._inbox.put(self._specs[work].arrival(work, self.setup.cores))
+        sampler = threading.Thread(target=self._sample, name="usage", daemon=True)
+        sampler.start()
+        try:
+            serve(
+                self.setup.scheduler(),
+                machine(self.setup.cores),
+                self.setup.shapes(),
+                self._inbox,
+                self._hands,
+                self.now,
+                [self],
+                history,
+            )
+        finally:
+            self._closing.set()
+            self._hands.close()
+            sampler.join()
+            self._control.close_all()
+            for executor in self._executors():
+                executor.close()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._inbox.close()
+
+    def now(self) -> float:
+        return time.time() - self.setup.epoch
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        """Keep a step, and the ends in it, before it is carried out. While the disk is full, nothing is decided."""
+        while True:
+            try:
+                with self._store.together():
+                    self._store.step(n, t, events)
+                    for event in events:
+                        if isinstance(event, Finished | Failed):
+                            self._store.note("program", event.work, self._ends[event.work])
+                break
+            except StoreError as error:
+                if self._closing.is_set():
+                    raise
+                self.trouble = f"{error}; nothing is decided until there is room"
+                with suppress(OSError):  # the log is most likely on the same disk
+                    print(self.trouble, file=sys.stderr, flush=True)
+                self._closing.wait(_FULL_RETRY_S)
+        self.trouble = ""
+        with self._lock:
+            self._board.step(n, t, events)
+        with self._seen:
+            self._unseen.difference_update(map(id, events))
+            self._seen.notify_all()
+
+    def _tidy(self) -> None:
+        keep = {self._run_name(row.work, row.attempts) for row in self._board.rows.values() if row.wanted}
+        if any(spec.image for spec in self._specs.values()):
+            self._docker()
+        for executor in self._executors():
+            with suppress(NotNowError):  # an engine that does not answer now is tidied up at the next start
+                executor.tidy(keep)
+
+    # --- what the hands need --------------------------------------------------------------------------------
+
+    def _attempt_of(self, work: str) -> int:
+        return self._board.rows[work].attempts
+
+    def _run_name(self, work: str, attempt: int) -> str:
+        return f"{work}-{attempt}"
+
+    def _prepare(self, work: str, attempt: int, cpus: Sequence[int]) -> Held:
+        spec = self._specs[work]
+        run = self._run_name(work, attempt)
+        folder = self.folder / "runs" / run
+        launch = Launch(
+            run=run,
+            command=spec.command,
+            cpus=tuple(cpus),
+            folder=str(folder),
+            log=str(self.log_of(work)),
+            cwd=spec.cwd,
+            env=environment(spec, work, attempt, len(cpus), str(folder / "control")),
+            image=spec.image,
+            memory_mib=spec.memory_mib,
+            network=spec.network,
+        )
+        executor = self._docker() if spec.image else self._processes
+        return Held(work, attempt, launch, executor, spec.grace_s, "run", frozenset(cpus))
+
+    def _keep_end(self, held: Held, outcome: Exit) -> None:
+        ends = self._ends[held.work]
+        usage = self._usage.pop(held.run, None)
+        cpu_s = outcome.cpu_s if outcome.cpu_s is not None else usage.cpu_s if usage else 0.0
+        self._ends[held.work] = Ends([*ends.exits, outcome], ends.cpu_s + cpu_s)
+
+    def _docker(self) -> DockerExecutor:
+        """The executor of containers, made when it is first needed."""
+        with self._lock:
+            if self._containers is None:
+                self._containers = DockerExecutor(self._hands.ended, self.setup.instance, self.setup.docker or None)
+            return self._containers
+
+    def _executors(self) -> list[Executor]:
+        return [self._processes, *([self._containers] if self._containers else [])]
+
+    def _sample(self) -> None:
+        """Processor time and memory of what runs or is paused, every second."""
+        while not self._closing.wait(_SAMPLE_EVERY_S):
+            for row in self._rows():
+                held = self._hands.held(row.work)
+                if held is not None and held.state in ("running", "paused"):
+                    try:
+                        usage = held.executor.usage(held.run)
+                    except (OSError, DovetailError):
+                        continue  # it ends just now
+                    if usage is not None:
+                        self._usage[held.run] = usage
+
+    def _rows(self) -> list[Row]:
+        with self._lock:
+            return self._board.open()
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def submit(self, spec: Spec, array: int | None = None) -> list[str]:
+        """Keep a program, or an array of them, and let it arrive; gives their numbers."""
+        spec.check(self.setup.cores)
+        if array is not None and not 1 <= array <= 100_000:
+            raise InputError(f"array: found {array}, expected 1 to 100000")
+        if spec.image:
+            self._docker().reach()  # if there is no engine, say so now
+        with self._lock:
+            spec = replace(spec, after=tuple(name for work in spec.after for name in self._named(work)))
+            number = (self._store.get("number", int) or 0) + 1
+            if array is None:
+                works = {str(number): spec}
+            else:
+                works = {
+                    f"{number}.{i}": replace(spec, env=array_environment(spec.env, i, array)) for i in range(array)
+                }
+            with self._store.together():
+                self._store.set("number", number)
+                for work, each in works.items():
+                    self._store.put("program", work, each)
+            self._specs |= works
+            self._ends |= {work: Ends() for work in works}
+            self._inbox.extend([each.arrival(work, self.setup.cores) for work, each in works.items()])
+        return list(works)
+
+    def _named(self, work: str) -> list[str]:
+        """The programs that a number names: itself, or all of an array."""
+        if work in self._specs:
+            return [work]
+        if members := [each for each in self._specs if each.partition(".")[0] == work and "." in each]:
+            return members
+        raise InputError(f"there is no program {work}{did_you_mean(work, self._specs)}")
+
+    def ask(self, work: str, what: str, value: float | None = None) -> list[str]:
+        """Let the scheduler hear a request about a program, or all of an array; returns when it is kept."""
+        if what not in ASKS:
+            raise InputError(f"cannot {what} a program{did_you_mean(what, ASKS)}")
+        if ASKS[what] != (value is not None):
+            raise InputError(f"{what}: expected {'a number' if ASKS[what] else 'no number'}, found {value}")
+        if what == "resize" and value is not None and not 1 <= value <= self.setup.cores:
+            raise InputError(f"resize: found {value:g} cores, expected 1 to {self.setup.cores}")
+        works = self._named(work)
+        closed = [each for each in works if (row := self._board.rows.get(each)) is not None and row.state in CLOSED]
+        if closed and len(works) == 1:
+            raise InputError(f"program {work} is {self._board.rows[work].state}; it cannot be changed any more")
+        asked = [Asked(each, what, value) for each in works if each not in closed]
+        with self._seen:
+            self._unseen.update(map(id, asked))
+        self._inbox.extend(asked)
+        with self._seen:
+            if not self._seen.wait_for(lambda: self._unseen.isdisjoint(map(id, asked)), _ANSWER_LIMIT_S):
+                raise DovetailError(self.trouble or f"{what} of {work} was not decided yet; it will be")
+        return [each.work for each in asked]
+
+    # --- questions ----------------------------------------------------------------------------------------------
+
+    def log_of(self, work: str) -> Path:
+        return self.folder / "logs" / f"{work}.log"
+
+    def listing(self) -> list[dict[str, Any]]:
+        """A row for each program: what was asked, what ought to be, and what is."""
+        with self._lock:
+            arrived = [self.describe(row) for row in self._board.rows.values()]
+            coming = [
+                {"id": work, "name": spec.name, "state": "waiting", "why": "has just arrived", "cores": spec.cores}
+                for work, spec in self._specs.items()
+                if work not in self._board.rows
+            ]
+        return arrived + coming
+
+    def describe(self, row: Row) -> dict[str, Any]:
+        """All that is known of a program."""
+        spec, ends, now = self._specs[row.work], self._ends[row.work], self.now()
+        service_s, core_s = row.until(now)
+        told: dict[str, Any] = {
+            "id": row.work,
+            "name": spec.name or os.path.basename(spec.command[0] if spec.command else spec.image),
+            "state": row.state,
+            "cores": row.facts["cores"],
+            "desired": len(row.devices),
+            "actual": 0,
+            "cpus": [],
+            "priority": row.facts.get("priority", 0),
+            "attempts": row.attempts,
+            "pauses": row.pauses,
+            "resizes": row.resizes,
+            "arrived_s": row.arrived_s,
+            "first_run_s": None if row.first_start_s is None else row.first_start_s - row.arrived_s,
+            "waiting_s": row.waited_s(now),
+            "service_s": service_s,
+            "total_s": None if row.first_start_s is None else (row.ended_s or now) - row.first_start_s,
+            "turnaround_s": None if row.ended_s is None else row.ended_s - row.arrived_s,
+            "core_s": core_s,
+            "cpu_s": ends.cpu_s,
+            "memory_mib": 0.0,
+            "exit": str(ends.exits[-1]) if ends.exits else "",
+            "exit_codes": [each.code if each.code is not None else each.signal and -each.signal for each in ends.exits],
+            "why": row.why,
+            "log": str(self.log_of(row.work)),
+        }
+        if (held := self._hands.held(row.work)) is not None:
+            told |= self._of_attempt(held, told)
+        return told
+
+    def _of_attempt(self, held: Held, told: dict[str, Any]) -> dict[str, Any]:
+        """What is, of an attempt that has begun."""
+        found: dict[str, Any] = {"actual": len(held.has), "cpus": sorted(held.has)}
+        if held.trouble:
+            found["why"] = f"{told['why']}; {held.trouble}" if told["why"] else held.trouble
+        if (usage := self._usage.get(held.run)) is not None:
+            found |= {"cpu_s": told["cpu_s"] + usage.cpu_s, "memory_mib": usage.memory_mib}
+        line = self._control.line(held.run)
+        if line is not None and line.hello is not None:
+            found |= {"threads": line.threads, "step": line.progress.step, "rate": line.progress.rate}
+            found["acknowledged"] = line.acknowledged >= line.gen
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """The service as a whole."""
+        with self._lock:
+            states = [row.state for row in self._board.rows.values()]
+        paused = sum(found["memory_mib"] for found in self.listing() if found["state"] == "paused")
+        return {
+            "pid": os.getpid(),
+            "folder": str(self.folder),
+            "cpus": list(self.setup.cpus),
+            "options": self.setup.options,
+            "steps": self._board.steps,
+            "programs": {state: states.count(state) for state in sorted(set(states))},
+            "paused_memory_mib": paused,
+            "trouble": self.trouble,
+        }
+
+    def past(self, work: str) -> list[dict[str, Any]]:
+        """What happened to a program, and what was decided about it and why."""
+        self._named(work)
+        found = []
+        for _, t, events in self._store.steps():
+            for event in events:
+                if getattr(event, "work", "") == work:
+                    devices = getattr(event, "devices", None)
+                    cores = None if devices is None else [self.setup.cpus[device] for device in devices]
+                    why = getattr(event, "why", "") or getattr(event, "what", "")
+                    found.append({"t": t, "what": type(event).__struct_config__.tag, "cores": cores, "why": why})
+        return found
+
+    def journal(self, path: Path) -> int:
+        """Write what has happened so far as a journal; gives the number of steps."""
+        return write_journal(path, self.setup, self._store.steps(), self.idle())
+
+    def idle(self) -> bool:
+        with self._lock:
+            return not self._board.open() and len(self._specs) == len(self._board.rows)
+
+
+def _by_number(work: str) -> list[int]:
+    """
+    >>> sorted(["10", "9.10", "9.2"], key=_by_number)
+    ['9.2', '9.10', '10']
+    """
+    return [int(number) for number in work.split(".")]

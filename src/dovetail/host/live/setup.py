@@ -1,0 +1,149 @@
+"""How a service was set up: cores, policies, executors. Kept in its store: its recorded steps only make sense so."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.engine import Scheduler
+from dovetail.core.errors import InputError
+from dovetail.core.journal import Header, Recorded, Writer
+from dovetail.core.metrics import Metrics, recount
+from dovetail.core.store import Store
+from dovetail.core.work import Shape
+from dovetail.host.metrics import Programs
+from dovetail.host.options import Options
+from dovetail.host.program import shape
+from dovetail.host.simulation import header, make_scheduler
+
+KIND = "program"
+_MANY_STEPS = 50_000
+
+
+class Wish(Struct, frozen=True, omit_defaults=True):
+    """What a user said when the daemon was started; None is whatever it was before, or the default."""
+
+    options: dict[str, Any] | None = None
+    cpus: tuple[int, ...] | None = None
+    groups: bool | None = None
+    docker: str | None = None
+
+
+class Setup(Struct, frozen=True):
+    """`epoch` is when the service first began, `cpus` the processor behind each core, `docker` the engine's address."""
+
+    instance: str
+    epoch: float
+    cpus: tuple[int, ...]
+    options: dict[str, Any]
+    groups: bool = True
+    docker: str = ""
+
+    @property
+    def cores(self) -> int:
+        return len(self.cpus)
+
+    @property
+    def policies(self) -> Options:
+        return msgspec.convert(self.options, Options)
+
+    def shapes(self) -> dict[str, Shape]:
+        return {KIND: shape(KIND, self.cores)}
+
+    def scheduler(self) -> Scheduler:
+        return make_scheduler(self.cores, self.shapes(), self.policies)
+
+    def header(self) -> Header:
+        """The first line of this service's journal."""
+        return header(self.cores, self.shapes(), self.policies, "live", cpus=list(self.cpus), epoch=self.epoch)
+
+
+def set_up(folder: Path, wish: Wish) -> tuple[Setup, Store]:
+    """Open a service's store. One that was set up otherwise begins anew, if nothing of it is left to be done."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for part in ("runs", "logs"):
+        (folder / part).mkdir(exist_ok=True, mode=0o700)
+    store = Store(folder / "state.db")
+    try:
+        before = store.get("setup", Setup)
+        setup = _wished(wish, before)
+        other = before is not None and setup != before
+        many = store.last_step() > _MANY_STEPS
+        if before is not None and (other or many) and _begin_anew(folder, store, before, forced=other):
+            setup = msgspec.structs.replace(setup, epoch=time.time())
+        store.set("setup", setup)
+    except BaseException:
+        store.close()
+        raise
+    return setup, store
+
+
+def _wished(wish: Wish, before: Setup | None) -> Setup:
+    if before is None:
+        before = Setup(secrets.token_hex(4), time.time(), tuple(sorted(os.sched_getaffinity(0))), {})
+    options = before.options if wish.options is None else wish.options
+    if "memory_mib" not in options:
+        options = options | {"memory_mib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20}
+    cpus = before.cpus if wish.cpus is None else wish.cpus
+    _check_cpus(cpus)
+    return Setup(
+        before.instance,
+        before.epoch,
+        cpus,
+        options,
+        before.groups if wish.groups is None else wish.groups,
+        before.docker if wish.docker is None else wish.docker,
+    )
+
+
+def _check_cpus(cpus: Sequence[int]) -> None:
+    there = os.sched_getaffinity(0)
+    if not cpus or len(set(cpus)) != len(cpus) or not there.issuperset(cpus):
+        raise InputError(f"processors: found {list(cpus)}, expected some of {sorted(there)}, each once")
+
+
+def _begin_anew(folder: Path, store: Store, before: Setup, forced: bool) -> bool:
+    """Put the old journal aside, if all has ended. Recorded steps can only go on under the policies that decided them,
+    and very many of them are not replayed for nothing."""
+    from dovetail.host.live.board import Board
+
+    board = Board()
+    steps = list(store.steps())
+    programs = [work for work, _, _ in store.things("program", dict, dict)]
+    for step in steps:
+        board.step(*step)
+    if left := [row.work for row in board.open()] + [work for work in programs if work not in board.rows]:
+        if not forced:
+            return False
+        raise InputError(
+            f"{folder}: programs {', '.join(left[:5])} are not ended, and were decided on with other settings; "
+            "start without settings to go on as before, or cancel them first"
+        )
+    aside = folder / f"journal-{time.strftime('%Y%m%d-%H%M%S', time.localtime(before.epoch))}.jsonl"
+    write_journal(aside, before, steps, ended=True)
+    with store.together():
+        store.forget_steps()
+        for work in programs:
+            store.drop("program", work)
+    return True
+
+
+def write_journal(path: Path, setup: Setup, steps: Iterable[tuple[int, float, Sequence[Recorded]]], ended: bool) -> int:
+    """Kept steps as a journal, with its last line if all has ended; gives the number of steps."""
+    header = setup.header()
+    figures, programs = Metrics(header.pool), Programs(setup.cores)
+    n, t = 0, 0.0
+    with Writer(path, header) as writer:
+        for n, t, events in steps:
+            for observer in (writer, figures, programs):
+                observer.step(n, t, events)
+        if ended:
+            writer.end(n + 1, t, recount(figures.figures()) | msgspec.to_builtins(programs.totals()))
+    return n

@@ -1,0 +1,104 @@
+"""What a user asks to be run, and the environment that it runs in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.errors import InputError
+from dovetail.core.events import Arrived
+from dovetail.host import agent
+from dovetail.host.curves import curve as speed_up
+from dovetail.host.executors import GRACE_S
+from dovetail.host.executors.docker import CONTROL_FOLDER
+from dovetail.host.program import Ask
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A program: what to run and how, and what the scheduler should know of it. With an image it runs in a container.
+
+    `env` is the whole environment of a process, but only what is added to that of a container.
+    """
+
+    command: tuple[str, ...] = ()
+    cores: int = 1
+    least: int = 1
+    most: int | None = None
+    name: str = ""
+    image: str = ""
+    network: bool = False
+    cwd: str = ""
+    env: dict[str, str] = {}
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    limit_s: float | None = None
+    grace_s: float = GRACE_S
+    retries: int = 0
+    memory_mib: int | None = None
+    work_s: float = 0.0
+    curve: str = "linear"
+    malleable: bool = True
+
+    def check(self, cores: int) -> None:
+        """Refuse what can never run here."""
+        speed_up(self.curve)
+        for what, found, fine, expected in (
+            ("command", list(self.command), self.command or self.image, "a program to run, or an image"),
+            ("cores", self.cores, 1 <= self.cores <= cores, f"1 to {cores}, which is what there is"),
+            ("least", self.least, 1 <= self.least <= self.cores, f"1 to the {self.cores} cores asked for"),
+            ("most", self.most, self.most is None or self.most >= self.cores, "at least the cores asked for"),
+            ("priority", self.priority, self.priority >= 0, "0 (most urgent) or more"),
+            ("limit_s", self.limit_s, self.limit_s is None or self.limit_s > 0, "seconds"),
+            ("grace_s", self.grace_s, 0 <= self.grace_s < 3600, "seconds"),
+            ("retries", self.retries, self.retries >= 0, "0 or more"),
+            ("memory_mib", self.memory_mib, self.memory_mib is None or self.memory_mib > 0, "MiB"),
+            ("work_s", self.work_s, 0 <= self.work_s < float("inf"), "core-seconds"),
+            ("cwd", self.cwd, self.image or os.path.isdir(self.cwd), "a folder"),
+        ):
+            if not fine:
+                raise InputError(f"{what}: found {found!r}, expected {expected}")
+
+    def arrival(self, work: str, cores: int) -> Arrived:
+        """What the scheduler hears of it."""
+        ask = Ask(
+            cores=self.cores,
+            least=self.least,
+            most=None if self.most is None else min(self.most, cores),
+            priority=self.priority,
+            curve=self.curve,
+            memory_mib=self.memory_mib or 0,
+            after=self.after,
+            limit_s=self.limit_s,
+            retries=self.retries,
+            malleable=self.malleable,
+        )
+        facts: dict[str, Any] = msgspec.to_builtins(ask)
+        return Arrived(work, "program", (self.work_s,), facts=facts)
+
+
+def environment(spec: Spec, work: str, attempt: int, cores: int, control: str) -> dict[str, str]:
+    """A program's variables: as many threads as it has cores, which wait without spinning. Its own wish comes first.
+
+    TensorFlow cannot change its threads later, but bears more of them than cores: it begins with its most.
+    """
+    ours = dict.fromkeys(_THREADS, str(cores))
+    ours |= {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TF_NUM_INTRAOP_THREADS": str(spec.most or spec.cores),
+        "TF_NUM_INTEROP_THREADS": "1",
+        agent.PROGRAM: work,
+        agent.FOLDER: CONTROL_FOLDER if spec.image else control,
+        "DOVETAIL_ATTEMPT": str(attempt),
+    }
+    return ours | spec.env
+
+
+def array_environment(env: Mapping[str, str], index: int, size: int) -> dict[str, str]:
+    """The variables that tell one program of an array from the others."""
+    return dict(env) | {"DOVETAIL_ARRAY_INDEX": str(index), "DOVETAIL_ARRAY_SIZE": str(size)}

@@ -1,0 +1,238 @@
+"""Programs in containers of a real engine, which the tests start for themselves."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.host.executors import ExecutorError, Exit, Launch
+from tests.host.live import Daemon, until
+
+docker = pytest.importorskip("docker")
+
+# The SDK leaves streams that it has read to the end to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+IMAGE = "dovetail-test:1"
+
+
+class Engine:
+    """A Docker engine with its own folders and socket, apart from any other on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = f"unix://{folder}/docker.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        words = ["dockerd", "--data-root", "data", "--exec-root", "exec", "--pidfile", "docker.pid"]
+        words += ["--host", self.address, "--bridge", "none", "--iptables=false", "--ip6tables=false"]
+        words = [str(self.folder / word) if word in ("data", "exec", "docker.pid") else word for word in words]
+        with (self.folder / "dockerd.log").open("ab") as log:
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        limit = time.monotonic() + 120
+        while True:
+            if self._process.poll() is not None or time.monotonic() > limit:
+                told = (self.folder / "dockerd.log").read_text().splitlines()[-1:]
+                self.stop()
+                pytest.skip(f"no Docker engine can be started here: {''.join(told)[-200:]}")
+            if self._answers():
+                return
+            time.sleep(0.2)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as line:
+            try:
+                line.connect(self.address.removeprefix("unix://"))
+                line.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+                return b"200 OK" in line.recv(100)
+            except OSError:
+                return False
+
+    def client(self) -> Any:
+        return docker.DockerClient(self.address)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(60)
+
+    def load_image(self) -> None:
+        """An image of nothing but BusyBox."""
+        shell = shutil.which("busybox")
+        assert shell is not None
+        tools = ("sh", "sleep", "echo", "cat", "grep", "ls", "wc", "true")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "image.tar"
+            with tarfile.open(path, "w") as tar:
+                tar.add(shell, "bin/busybox")
+                for tool in tools:
+                    link = tarfile.TarInfo(f"bin/{tool}")
+                    link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                    tar.addfile(link)
+            client = self.client()
+            client.api.import_image_from_file(str(path), repository=IMAGE.partition(":")[0], tag="1")
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    if os.geteuid() != 0:
+        pytest.skip("starting a Docker engine needs root")
+    for program, package in (("dockerd", "docker.io"), ("busybox", "busybox-static")):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: apt-get install {package}")
+    # A socket's address is short, so its folder must be.
+    with tempfile.TemporaryDirectory(prefix="dt", ignore_cleanup_errors=True) as folder:
+        engine = Engine(Path(folder))
+        engine.start()
+        try:
+            engine.load_image()
+            yield engine
+        finally:
+            engine.stop()
+
+
+class Shop:
+    """An executor over the engine, and its ends."""
+
+    def __init__(self, folder: Path, engine: Engine) -> None:
+        from dovetail.host.executors.docker import DockerExecutor
+
+        self.folder = folder
+        self.engine = engine
+        self.ends: queue.Queue[tuple[str, Exit]] = queue.Queue()
+        self.executor = DockerExecutor(lambda run, end: self.ends.put((run, end)), "test", engine.address)
+
+    def launch(self, run: str, *command: str, **more: Any) -> Launch:
+        fields: dict[str, Any] = {"cpus": (0,), "cwd": "", "image": IMAGE} | more
+        return Launch(run=run, command=command, folder=str(self.folder / run), log=str(self.folder / run), **fields)
+
+    def start(self, run: str, *command: str, **more: Any) -> Launch:
+        (self.folder / "control").mkdir(exist_ok=True)
+        launch = self.launch(f"{run}", *command, **more)
+        launch = Launch(**{name: getattr(launch, name) for name in launch.__struct_fields__} | {"log": self.log(run)})
+        self.executor.start(launch)
+        return launch
+
+    def log(self, run: str) -> str:
+        return str(self.folder / f"{run}.log")
+
+    def end(self) -> Exit:
+        return self.ends.get(timeout=120)[1]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, engine: Engine) -> Iterator[Shop]:
+    shop = Shop(tmp_path, engine)
+    yield shop
+    shop.executor.tidy(())
+    shop.executor.close()
+
+
+def test_a_container_runs_apart_and_its_end_is_told(shop: Shop) -> None:
+    words = "echo $DOVETAIL_X; grep -E 'Cpus_allowed_list|NoNewPrivs' /proc/self/status; ls /sys/class/net; exit 3"
+    launch = shop.start("a", "sh", "-c", words, env={"DOVETAIL_X": "here"})
+    assert shop.end().code == 3
+    told = Path(launch.log).read_text().split()
+    assert told == ["here", "NoNewPrivs:", "1", "Cpus_allowed_list:", "0", "lo"]
+    shop.executor.clean(launch)
+    assert shop.executor.find(launch).state == "absent"
+
+
+def test_pause_resize_and_resume(shop: Shop) -> None:
+    launch = shop.start("a", "sh", "-c", "while true; do true; done")
+    shop.executor.pause("a")
+    shop.executor.pause("a")
+    assert shop.executor.find(launch).state == "paused"
+    before = shop.executor.usage("a")
+    time.sleep(0.3)
+    assert shop.executor.usage("a") == before
+    if len(os.sched_getaffinity(0)) > 1:
+        shop.executor.resize("a", (0, 1))
+        assert shop.executor.find(launch).cpus == {0, 1}
+    shop.executor.resume("a")
+    assert shop.executor.find(launch).state == "running"
+    until(lambda: (now := shop.executor.usage("a")) and before and now.cpu_s > before.cpu_s)
+    shop.executor.pause("a")
+    shop.executor.stop("a", 0)
+    assert shop.end().code == 137
+
+
+def test_only_our_own_containers_are_touched(shop: Shop, engine: Engine) -> None:
+    client = engine.client()
+    other = client.containers.create(IMAGE, ["sleep", "1000"], name="dovetail-test-a", network_mode="none")
+    unnamed = client.containers.create(IMAGE, ["sleep", "1000"], network_mode="none")
+    try:
+        for work in (lambda: shop.start("a", "true"), lambda: shop.executor.stop("a")):
+            with pytest.raises(ExecutorError, match="that is not ours"):
+                work()
+        shop.executor.tidy(())
+        assert {found.id for found in client.containers.list(all=True)} == {other.id, unnamed.id}
+    finally:
+        other.remove(force=True)
+        unnamed.remove(force=True)
+        client.close()
+
+
+def test_a_missing_image_says_what_to_do(shop: Shop) -> None:
+    with pytest.raises(ExecutorError, match="the engine has no image nothing:1: docker pull nothing:1"):
+        shop.start("a", "true", image="nothing:1")
+
+
+def test_an_engine_that_restarts_is_found_again(shop: Shop, engine: Engine) -> None:
+    launch = shop.start("a", "sh", "-c", "echo begun; sleep 1000")
+    until(lambda: Path(launch.log).read_text() == "begun\n")
+    engine.stop()
+    with pytest.raises(ExecutorError, match="the Docker engine does not answer"):
+        shop.executor.pause("a")
+    engine.start()
+    assert shop.end().code != 0  # it ended with the engine, and that is told once the engine is back
+    shop.start("b", "true")
+    assert shop.end().good
+
+
+def test_a_daemon_runs_containers_and_finds_them_after_a_kill(tmp_path: Path, engine: Engine) -> None:
+    daemon = Daemon(tmp_path / "state", docker=engine.address, options={"assign": "always_attend"})
+    daemon.up()
+    try:
+        both = daemon.submit(
+            "sh",
+            "-c",
+            "echo $DOVETAIL_CONTROL; cat $DOVETAIL_CONTROL/target.json; sleep 2; echo over",
+            array=2,
+            image=IMAGE,
+            env={},
+            cwd="",
+        )
+        bad = daemon.submit("true", image="nothing:1", env={}, cwd="")
+        until(lambda: list(daemon.states().values())[:2] == ["running"] * 2)
+        daemon.ask("pause", both[0])
+        until(lambda: daemon.row(both[0])["actual"] == 0)
+        daemon.kill()
+        daemon.up()
+        until(lambda: daemon.row(both[0])["state"] == "paused" and not daemon.row(both[0])["cpus"])
+        daemon.ask("resume", both[0])
+        rows = daemon.wait()
+        assert [rows[work]["state"] for work in both] == ["completed"] * 2
+        assert [rows[work]["attempts"] for work in both] == [1, 1]
+        for work in both:
+            lines = daemon.log(work).splitlines()
+            assert lines[0] == "/run/dovetail"
+            assert lines[-1].endswith("over")
+        assert rows[bad[0]]["state"] == "failed"
+        assert "docker pull nothing:1" in rows[bad[0]]["why"]
+    finally:
+        daemon.clean_up()

@@ -1,0 +1,159 @@
+"""The control folder: a program reaches its target at a step, and says so."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dovetail.host import agent
+from dovetail.host.agent import SOCKET_FILE, TARGET_FILE, Agent
+from dovetail.host.live.control import Control, Target
+from tests.host.test_executors import until
+
+
+@pytest.fixture
+def control() -> Iterator[Control]:
+    control = Control()
+    yield control
+    control.close_all()
+
+
+Make = Callable[..., Agent]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Agents of program a."""
+    made: list[Agent] = []
+
+    def make(folder: Path, *adapters: Callable[[int], None]) -> Agent:
+        made.append(Agent(str(folder), "a", adapters))
+        return made[-1]
+
+    yield make
+    for program in made:
+        program.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Longer than a socket's address may be."""
+    return tmp_path / ("long" * 40)
+
+
+def test_outside_of_a_run_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(agent.FOLDER, raising=False)
+    monkeypatch.setattr(agent, "_agent", None)
+    assert agent.step() is None
+
+
+def test_a_target_is_taken_up_at_the_next_step_and_acknowledged(control: Control, folder: Path, make: Make) -> None:
+    control.open("a", folder)
+    applied: list[int] = []
+    program = make(folder, applied.append)
+    control.tell("a", [0, 1])
+    assert program.step() == 2
+    until(lambda: (line := control.line("a")) is not None and line.hello is not None)
+    gen = control.tell("a", [1])
+    assert applied == [2], "nothing changes between steps"
+    waiter = threading.Thread(target=lambda: reached.append(control.wait("a", gen, 60)))
+    reached: list[bool] = []
+    waiter.start()
+    assert program.step() == 1
+    waiter.join(60)
+    assert reached == [True]
+    assert applied == [2, 1]
+    line = control.line("a")
+    assert line is not None
+    assert (line.threads, line.acknowledged) == (1, gen)
+
+
+def test_without_an_agent_nobody_waits(control: Control, folder: Path) -> None:
+    control.open("a", folder)
+    assert not control.wait("a", control.tell("a", [0]), 1000)
+
+
+def test_one_that_does_not_step_holds_nobody_up_for_long(control: Control, folder: Path, make: Make) -> None:
+    control.open("a", folder)
+    program = make(folder)
+    program.step()
+    until(lambda: (line := control.line("a")) is not None and line.hello is not None)
+    assert not control.wait("a", control.tell("a", [0]), 0.05)
+
+
+def test_a_restarted_daemon_counts_on_and_hears_what_was_reached(control: Control, folder: Path, make: Make) -> None:
+    control.open("a", folder)
+    program = make(folder)
+    gen = control.tell("a", [0, 1])
+    program.step()
+    control.close("a")
+    second = Control()
+    try:
+        second.open("a", folder)
+        newer = second.tell("a", [0])
+        assert newer > gen
+
+        def reached() -> bool:
+            program._send({"progress": {}})  # so that it finds out that the line is broken
+            program.step()
+            line = second.line("a")
+            return line is not None and line.acknowledged == newer
+
+        until(reached)
+    finally:
+        second.close_all()
+
+
+def test_an_old_target_is_not_taken_up_again(folder: Path, make: Make) -> None:
+    folder.mkdir()
+    applied: list[int] = []
+    program = make(folder, applied.append)
+    for gen, cores in ((2, 2), (1, 1), (2, 4)):
+        part = folder / "part"
+        part.write_bytes(msgspec.json.encode(Target(gen, cores, tuple(range(cores)))))
+        part.rename(folder / TARGET_FILE)
+        program.step()
+    assert applied == [2]
+
+
+def test_nonsense_on_the_socket_drops_the_line_only(control: Control, folder: Path, make: Make) -> None:
+    control.open("a", folder)
+    with socket.socket(socket.AF_UNIX) as line:
+        agent.connect(line, str(folder))
+        line.sendall(b"nonsense\n")
+        line.settimeout(60)
+        assert line.recv(100) == b""
+    program = make(folder)
+    program.step()
+    until(lambda: (line := control.line("a")) is not None and line.hello is not None)
+
+
+def test_the_target_file_says_it_all(control: Control, folder: Path) -> None:
+    control.open("a", folder)
+    control.tell("a", [0, 3], within_s=5)
+    target = msgspec.json.decode((folder / TARGET_FILE).read_bytes(), type=Target)
+    assert (target.gen, target.cores, target.cpus, target.intra) == (1, 2, (0, 3), 2)
+    assert target.deadline is not None
+    assert os.stat(folder / SOCKET_FILE).st_mode & 0o777 == 0o600
+
+
+def test_keras_counts_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the interface of Keras, which is not installed everywhere."""
+    keras = types.ModuleType("keras")
+    keras.callbacks = types.SimpleNamespace(Callback=object)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keras", keras)
+    counted = Agent()
+    monkeypatch.setattr(agent, "_agent", counted)
+    counted._folder = "/no/such/folder"
+    callback = agent.keras_callback()
+    callback.on_train_batch_end(0, {"loss": 1.0})
+    callback.on_train_batch_end(1)
+    assert counted.steps == 2

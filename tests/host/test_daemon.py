@@ -1,0 +1,257 @@
+"""A real daemon, asked over its socket."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.core.engine import replay
+from dovetail.core.errors import InputError
+from dovetail.core.journal import Reader
+from dovetail.host.live.daemon import SOCKET
+from dovetail.host.options import Options
+from dovetail.host.simulation import make_scheduler
+from tests.host.live import Daemon, until
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """One that gives every program what it can, with whatever the machine has for binding and pausing."""
+    daemon = Daemon(tmp_path / "state", options={"assign": "always_attend"})
+    daemon.up()
+    yield daemon
+    daemon.clean_up()
+
+
+def test_programs_run_and_leave_their_words_and_codes(daemon: Daemon) -> None:
+    good, bad = (
+        daemon.submit("sh", "-c", "pwd; echo $SEED; nproc", env={"SEED": "7", "PATH": os.environ["PATH"]}),
+        (daemon.submit("sh", "-c", "exit 4", retries=2)),
+    )
+    rows = daemon.wait()
+    assert rows[good[0]]["state"] == "completed"
+    assert daemon.log(good[0]).split() == [str(daemon.folder), "7", "1"]
+    assert rows[bad[0]]["state"] == "failed"
+    assert rows[bad[0]]["exit_codes"] == [4, 4, 4]
+    assert "exit code 4" in rows[bad[0]]["why"]
+
+
+def test_the_environment_says_how_many_threads_to_use(daemon: Daemon) -> None:
+    work = daemon.submit("sh", "-c", "echo $OMP_NUM_THREADS $OMP_WAIT_POLICY $DOVETAIL_PROGRAM")[0]
+    mine = daemon.submit("sh", "-c", "echo $OMP_NUM_THREADS", env={"OMP_NUM_THREADS": "9", "PATH": os.environ["PATH"]})
+    daemon.wait()
+    assert daemon.log(work).split() == ["1", "PASSIVE", work]
+    assert daemon.log(mine[0]).split() == ["9"]
+
+
+def test_arrays_and_dependencies(daemon: Daemon) -> None:
+    array = daemon.submit("sh", "-c", "sleep 0.1; echo $DOVETAIL_ARRAY_INDEX of $DOVETAIL_ARRAY_SIZE", array=3)
+    after = daemon.submit("sh", "-c", f"cat {daemon.folder}/logs/{array[2]}.log", after=[array[0].partition(".")[0]])
+    bad = daemon.submit("false")
+    lost = daemon.submit("true", after=bad)
+    rows = daemon.wait()
+    assert [daemon.log(work).strip() for work in array] == ["0 of 3", "1 of 3", "2 of 3"]
+    assert daemon.log(after[0]) == "2 of 3\n"
+    assert rows[lost[0]]["state"] == "failed"
+    assert f"waits for {bad[0]}" in rows[lost[0]]["why"]
+    assert rows[lost[0]]["attempts"] == 0
+
+
+def test_a_time_limit_ends_a_program(daemon: Daemon) -> None:
+    work = daemon.submit("sleep", "1000", limit_s=0.2)[0]
+    row = daemon.wait()[work]
+    assert row["state"] == "failed"
+    assert "limit of 0.2 s" in row["why"]
+
+
+def test_a_paused_program_waits_and_is_not_dead(daemon: Daemon) -> None:
+    work = daemon.submit("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.1; done")[0]
+    until(lambda: daemon.log(work))
+    daemon.ask("pause", work)
+    until(lambda: daemon.row(work)["actual"] == 0)
+    so_far = daemon.log(work)
+    other = daemon.submit("sh", "-c", "sleep 0.5", cores=len(os.sched_getaffinity(0)))[0]
+    daemon.wait([other])
+    row = daemon.row(work)
+    assert (row["state"], row["cpus"], row["attempts"]) == ("paused", [], 1)
+    until(lambda: daemon.row(work)["memory_mib"] > 0)
+    assert daemon.ask_once("about")["paused_memory_mib"] == daemon.row(work)["memory_mib"]
+    assert daemon.log(work) == so_far
+    daemon.ask("resume", work)
+    row = daemon.wait()[work]
+    assert (row["state"], row["attempts"], row["pauses"]) == ("completed", 1, 1)
+    assert daemon.log(work).split() == [str(i) for i in range(1, 11)]
+
+
+def test_cancel_and_requeue(daemon: Daemon) -> None:
+    cores = len(os.sched_getaffinity(0))
+    running = daemon.submit("sh", "-c", "echo begun; sleep 1000", cores=cores)[0]
+    waiting = daemon.submit("true", after=[running])[0]
+    paused = daemon.submit("sleep", "1000", after=[])[0]
+    until(lambda: daemon.log(running))
+    daemon.ask("pause", paused)
+    daemon.ask("requeue", running)
+    until(lambda: daemon.row(running)["attempts"] == 2 and daemon.log(running) == "begun\nbegun\n")
+    for work in (waiting, paused, running):
+        daemon.ask("cancel", work)
+    rows = daemon.wait()
+    assert {row["state"] for row in rows.values()} == {"cancelled"}
+    with pytest.raises(InputError, match=f"program {running} is cancelled"):
+        daemon.ask("pause", running)
+
+
+def test_one_that_ignores_signals_is_ended_all_the_same(daemon: Daemon) -> None:
+    work = daemon.submit("sh", "-c", "trap '' TERM; echo up; while true; do sleep 0.1; done", grace_s=0.2)[0]
+    until(lambda: daemon.log(work))
+    daemon.ask("cancel", work)
+    row = daemon.wait()[work]
+    assert row["state"] == "cancelled"
+    assert row["exit"] == "signal 9"
+
+
+def test_declared_memory_is_kept_free_also_of_paused_ones(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "state", options={"memory_mib": 100, "overtaking": "first-fit"})
+    daemon.up()
+    try:
+        first = daemon.submit("sleep", "1000", memory_mib=80)[0]
+        until(lambda: daemon.row(first)["state"] == "running")
+        daemon.ask("pause", first)
+        second = daemon.submit("true", memory_mib=80)[0]
+        small = daemon.submit("true", memory_mib=10)[0]
+        daemon.wait([small])
+        row = daemon.row(second)
+        assert row["state"] == "waiting"
+        assert "MiB" in row["why"]
+        daemon.ask("cancel", first)
+        assert daemon.wait()[second]["state"] == "completed"
+    finally:
+        daemon.clean_up()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"do": "submit", "spec": {"command": ["true"], "core": 1}}, "core: unknown key 'core'; did you mean 'cores'?"),
+        ({"do": "submit", "spec": {"command": ["true"], "cores": 99, "cwd": "/"}}, "cores: found 99, expected 1 to "),
+        ({"do": "submit", "spec": {"command": [], "cwd": "/"}}, "command: found [], expected a program to run"),
+        (
+            {"do": "submit", "spec": {"command": ["true"], "cwd": "/no/such"}},
+            "cwd: found '/no/such', expected a folder",
+        ),
+        ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "curve": "up"}}, "curve 'up': expected linear"),
+        ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "after": ["9"]}}, "there is no program 9"),
+        ({"do": "submit", "spec": {"command": ["true"], "cwd": "/"}, "array": 0}, "array: found 0, expected 1 to"),
+        ({"do": "ask", "work": "9", "what": "pause"}, "there is no program 9"),
+        ({"do": "ask", "work": "9", "what": "paus"}, "cannot paus a program; did you mean 'pause'?"),
+        ({"do": "ask", "work": "9", "what": "resize"}, "resize: expected a number, found None"),
+        ({"do": "dance"}, "Invalid value 'dance'"),
+        ([1, 2], "expected"),
+    ],
+)
+def test_bad_requests_are_refused_with_words(tmp_path: Path, request_: Any, message: str, shared: Daemon) -> None:
+    import msgspec
+
+    with socket.socket(socket.AF_UNIX) as line:
+        directory = os.open(shared.folder, os.O_PATH)
+        line.connect(f"/proc/self/fd/{directory}/{SOCKET}")
+        os.close(directory)
+        line.sendall(msgspec.json.encode(request_) + b"\n")
+        reply = msgspec.json.decode(line.makefile("rb").readline())
+    assert message in reply["error"]
+    assert reply["code"] == 2
+    assert shared.rows() == {}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path_factory.mktemp("shared") / "state")
+    daemon.up()
+    yield daemon
+    daemon.clean_up()
+
+
+def test_the_socket_is_its_users_alone_and_one_daemon_has_the_folder(shared: Daemon) -> None:
+    assert stat.S_IMODE((shared.folder / SOCKET).stat().st_mode) == 0o600
+    second = Daemon(shared.folder)
+    second.up(wait=False)
+    assert second._process is not None
+    assert second._process.wait(60) == 2
+    assert "another process has it open" in (shared.folder / "daemon.log").read_text()
+    assert shared.rows() == {}
+
+
+def test_other_settings_wait_until_all_has_ended(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "state")
+    daemon.up()
+    work = daemon.submit("sleep", "1000")[0]
+    assert daemon.down() == 0
+    other = Daemon(tmp_path / "state", options={"plan": "rr"})
+    other.up(wait=False)
+    assert other._process is not None
+    assert other._process.wait(60) == 2
+    assert f"programs {work} are not ended" in (tmp_path / "state" / "daemon.log").read_text()
+    daemon.up()
+    daemon.cancel_all()
+    daemon.down()
+    other.up()
+    assert other.rows() == {}
+    assert [path.name for path in other.folder.glob("journal-*.jsonl")]
+    assert other.submit("true")[0] != work
+    other.clean_up()
+
+
+def test_a_live_journal_replays_to_the_same_instructions(tmp_path: Path) -> None:
+    options = {"plan": "rr", "assign": "max_prop", "quantum_s": 0.3}
+    daemon = Daemon(tmp_path / "state", options=options)
+    daemon.up()
+    try:
+        works = daemon.submit("sh", "-c", "sleep 0.7", array=4, cores=len(os.sched_getaffinity(0)), retries=1)
+        failing = daemon.submit("false", retries=1)[0]
+        daemon.ask("pause", works[0])
+        daemon.kill()
+        daemon.up()
+        daemon.ask("resume", works[0])
+        daemon.ask("priority", works[1], 3)
+        rows = daemon.wait()
+        assert rows[failing]["attempts"] == 2
+        steps = daemon.ask_once("journal", path=str(tmp_path / "run.jsonl"))
+    finally:
+        daemon.clean_up()
+    reader = Reader(tmp_path / "run.jsonl")
+    header = reader.header
+    wanted = Options(**header.options)
+    scheduler = make_scheduler(header.facts["cores"], header.build_shapes(), wanted)
+    compared = list(replay(scheduler, reader))
+    assert compared[-1][0] == steps
+    assert all(decided == recorded for _, _, decided, recorded in compared)
+    assert sum(len(recorded) for *_, recorded in compared) > 10
+
+
+@pytest.mark.parametrize("groups", [True, False])
+def test_a_daemon_killed_again_and_again_runs_every_program_once(tmp_path: Path, groups: bool) -> None:
+    daemon = Daemon(tmp_path / "state", groups=groups, options={"assign": "always_attend"})
+    daemon.up()
+    luck = random.Random(groups)
+    try:
+        done = daemon.folder / "done"
+        words = f"echo $DOVETAIL_PROGRAM >> {done}; sleep 0.05"
+        works = daemon.submit("sh", "-c", words, array=30)
+        for _ in range(5):
+            time.sleep(luck.uniform(0, 0.6))
+            daemon.kill()
+            daemon.up(wait=False)
+        until(daemon._answers)
+        rows = daemon.wait()
+        assert sorted(done.read_text().split()) == sorted(works)
+        assert {(row["state"], row["attempts"]) for row in rows.values()} == {("completed", 1)}
+    finally:
+        until(daemon._answers)
+        daemon.clean_up()

@@ -1,0 +1,248 @@
+"""Programs as processes: with control groups where they can be had, and always without."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dovetail.host.executors import ExecutorError, Exit, Launch, cgroups, proc, shim
+from dovetail.host.executors.process import ProcessExecutor
+
+NAME = f"dovetail-test-{os.getpid()}"
+PATIENCE_S = 60.0
+SPIN = "import os\nprint('up', flush=True)\nwhile True: os.getpid()"
+
+
+def until(true: Callable[[], bool]) -> None:
+    limit = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.01)
+
+
+class Workshop:
+    """An executor, its ends, and launches in a folder of their own."""
+
+    def __init__(self, folder: Path, groups: bool) -> None:
+        self.folder, self.groups = folder, groups
+        self.ends: queue.Queue[tuple[str, Exit]] = queue.Queue()
+        self.executor = self.another()
+
+    def another(self) -> ProcessExecutor:
+        return ProcessExecutor(lambda run, end: self.ends.put((run, end)), name=NAME, groups=self.groups)
+
+    def launch(self, run: str, *command: str, cpus: tuple[int, ...] | None = None) -> Launch:
+        return Launch(
+            run=run,
+            command=command,
+            cpus=cpus or (min(os.sched_getaffinity(0)),),
+            folder=str(self.folder / run),
+            log=str(self.folder / f"{run}.log"),
+            cwd=str(self.folder),
+            env=dict(os.environ),
+        )
+
+    def start(self, run: str, *command: str, cpus: tuple[int, ...] | None = None) -> Launch:
+        launch = self.launch(run, *command, cpus=cpus)
+        self.executor.start(launch)
+        return launch
+
+    def end(self) -> Exit:
+        return self.ends.get(timeout=PATIENCE_S)[1]
+
+    def log(self, run: str) -> str:
+        return (self.folder / f"{run}.log").read_text()
+
+
+@pytest.fixture(params=[True, False], ids=["groups", "signals"])
+def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workshop]:
+    if request.param:
+        parents = cgroups.find_parents(NAME)
+        if parents is None:
+            pytest.skip("control groups cannot be made here")
+    shop = Workshop(tmp_path, request.param)
+    yield shop
+    shop.executor.tidy(())
+    shop.executor.close()
+
+
+def test_a_program_runs_in_its_folder_and_its_end_is_told(shop: Workshop) -> None:
+    launch = shop.start("a", "sh", "-c", "pwd; echo words >&2; exit 3")
+    outcome = shop.end()
+    assert (outcome.code, outcome.signal) == (3, None)
+    assert shop.log("a").split() == [str(shop.folder), "words"]
+    shop.executor.clean(launch)
+
+
+@pytest.mark.parametrize(
+    ("command", "cwd", "why"),
+    [
+        (("no-such-program",), None, "cannot run no-such-program: No such file"),
+        (("true",), "/no/such/folder", "cannot enter its folder /no/such/folder"),
+    ],
+)
+def test_what_cannot_be_started_says_why(shop: Workshop, command: tuple[str, ...], cwd: str | None, why: str) -> None:
+    launch = shop.launch("a", *command)
+    shop.executor.start(msgspec.structs.replace(launch, cwd=cwd) if cwd else launch)
+    outcome = shop.end()
+    assert outcome.why.startswith(why)
+    assert outcome.code is None
+
+
+def test_an_attempt_is_started_once(shop: Workshop) -> None:
+    launch = shop.start("a", "sh", "-c", "echo once; sleep 0.2")
+    shop.executor.start(launch)
+    assert shop.end().good
+    shop.executor.start(launch)  # its end is told again, but nothing runs
+    assert shop.end().good
+    assert shop.log("a") == "once\n"
+
+
+def test_two_shims_for_one_attempt_run_it_once(shop: Workshop) -> None:
+    """As when a daemon was killed right after it started one, and the next does not see it yet."""
+    launch = shop.launch("a", "sh", "-c", "echo once")
+    folder = Path(launch.folder)
+    folder.mkdir()
+    (folder / "launch").write_bytes(marshal.dumps(msgspec.to_builtins(launch) | {"groups": []}))
+    words = [sys.executable, "-I", "-S", shim.__file__, str(folder)]
+    shims = [subprocess.Popen(words, stdout=subprocess.DEVNULL) for _ in range(8)]
+    assert [child.wait(PATIENCE_S) for child in shims] == [0] * 8
+    assert shop.log("a") == "once\n"
+    assert shop.executor.find(launch).exit == msgspec.json.decode((folder / "exit.json").read_bytes(), type=Exit)
+
+
+def test_a_paused_program_uses_no_processor_and_is_not_dead(shop: Workshop) -> None:
+    launch = shop.start("a", sys.executable, "-c", SPIN)
+    until(lambda: shop.log("a") == "up\n")
+    shop.executor.pause("a")
+    before = shop.executor.usage("a")
+    time.sleep(0.3)
+    after = shop.executor.usage("a")
+    assert before is not None
+    assert after is not None
+    assert after.cpu_s == before.cpu_s
+    assert after.memory_mib > 1
+    assert shop.executor.find(launch).state == "paused"
+    assert shop.ends.empty()
+    shop.executor.resume("a")
+    until(lambda: (now := shop.executor.usage("a")) is not None and now.cpu_s > before.cpu_s)
+    shop.executor.stop("a", 5)
+    assert shop.end().signal == signal.SIGTERM
+
+
+def test_a_paused_program_can_be_stopped(shop: Workshop) -> None:
+    shop.start("a", "sleep", "1000")
+    shop.executor.pause("a")
+    shop.executor.stop("a", 0.1)
+    assert shop.end().signal == signal.SIGKILL
+
+
+def test_all_threads_and_children_move(shop: Workshop) -> None:
+    both = tuple(sorted(os.sched_getaffinity(0)))
+    if len(both) < 2:
+        pytest.skip("there is one processor only")
+    threads = "import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+    child = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)\nprint('up', flush=True)"
+    launch = shop.start("a", sys.executable, "-c", threads + child, cpus=both)
+    until(lambda: shop.log("a") == "up\n")
+    for wanted in (both[:1], both, both[1:2]):
+        shop.executor.resize("a", wanted)
+        assert shop.executor.find(launch).cpus == set(wanted)
+        for process in shop.executor._runs["a"].members():
+            for thread in os.listdir(f"/proc/{process.pid}/task"):
+                assert os.sched_getaffinity(int(thread)) == set(wanted)
+    shop.executor.stop("a", 0)
+    shop.end()
+
+
+def test_one_that_ignores_signals_is_killed_with_all_it_left_behind(shop: Workshop) -> None:
+    shop.start("a", "sh", "-c", "trap '' TERM; setsid sleep 1000 & echo $!; while true; do sleep 1000; done")
+    until(lambda: bool(shop.log("a")))
+    left_behind = int(shop.log("a"))
+    shop.executor.stop("a", 0.2)
+    assert shop.end().signal == signal.SIGKILL
+    assert proc.read(left_behind) is None
+
+
+def test_what_a_program_leaves_behind_ends_with_it(shop: Workshop) -> None:
+    shop.start("a", "sh", "-c", "setsid sleep 1000 & echo $!")
+    assert shop.end().good
+    assert proc.read(int(shop.log("a"))) is None
+
+
+def test_another_daemon_finds_what_the_first_started(shop: Workshop) -> None:
+    running = shop.start("running", "sh", "-c", "sleep 0.3; exit 7")
+    paused = shop.start("paused", "sleep", "1000")
+    ended = shop.start("ended", "sh", "-c", "exit 5")
+    shop.executor.pause("paused")
+    assert shop.end().code == 5
+    second = shop.another()
+    assert second.find(paused).state == "paused"
+    assert second.find(ended).exit == shop.executor.find(ended).exit
+    assert second.find(shop.launch("never", "true")).state == "absent"
+    assert second.find(running).state in ("running", "ended")
+    until(lambda: second.find(running).state == "ended")
+    found = second.find(running).exit
+    assert found is not None
+    assert found.code == 7
+    second.resume("paused")
+    second.stop("paused", 5)
+    assert second.find(paused).state == "ended"
+    second.close()
+
+
+def test_the_end_survives_a_daemon_that_is_gone(shop: Workshop) -> None:
+    launch = shop.start("a", "sh", "-c", "sleep 0.2; exit 9")
+    shop.executor.close()
+    shop.executor = shop.another()
+    until(lambda: shop.executor.find(launch).state == "ended")
+    found = shop.executor.find(launch).exit
+    assert found is not None
+    assert found.code == 9
+
+
+def test_a_killed_shim_leaves_nothing_running(shop: Workshop) -> None:
+    launch = shop.start("a", sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)")
+    until(lambda: bool(shop.log("a")))
+    program = int(shop.log("a"))
+    os.kill(shop.executor._runs["a"].shim, signal.SIGKILL)
+    outcome = shop.end()
+    assert "its parent process was killed" in outcome.why
+    until(lambda: (found := proc.read(program)) is None or found.dead)
+    assert shop.executor.find(launch).state == "ended"
+
+
+def test_a_number_used_again_is_not_taken_for_the_program(shop: Workshop) -> None:
+    """The claim names a process that lives, but began at another time: it is somebody else's."""
+    launch = shop.launch("a", "true")
+    Path(launch.folder).mkdir()
+    claim = {"pid": os.getpid(), "start": shim.start_time(os.getpid()) + 1, "boot": shim.boot_id()}
+    (Path(launch.folder) / "claim").write_bytes(msgspec.json.encode(claim))
+    found = shop.executor.find(launch)
+    assert found.state == "ended"
+    assert found.exit is not None
+    assert not found.exit.good
+
+
+def test_a_restarted_machine_is_told(shop: Workshop) -> None:
+    launch = shop.launch("a", "true")
+    Path(launch.folder).mkdir()
+    claim = {"pid": os.getpid(), "start": shim.start_time(os.getpid()), "boot": "another"}
+    (Path(launch.folder) / "claim").write_bytes(msgspec.json.encode(claim))
+    found = shop.executor.find(launch)
+    assert found.exit == Exit(why="the machine was restarted while it ran")
+
+
+def test_what_does_not_run_cannot_be_changed(shop: Workshop) -> None:
+    with pytest.raises(ExecutorError, match="a does not run"):
+        shop.executor.pause("a")
