@@ -98,8 +98,20 @@ def test_other_methods_are_no_better(here: Path, capsys: pytest.CaptureFixture[s
         (("--objective", "energy"), 2, "needs watts_busy and watts_idle"),
         (("--first", "nobody"), 2, "'nobody' is not an available host"),
         (("--replicas", "0"), 2, "replicas: expected a positive number"),
-        (("--link-bits", "64"), 2, "link_bits: expected widths from 1 to 32"),
-        (("-b", "3"), 3, "no device has a profile"),
+        (("--link-bits", "64"), 2, "--link-bits: expected widths from 1 to 32"),
+        (("-b", "3"), 3, "no device has a profile of m for batch size 3 and torch.float32"),
+        (("-b", "3"), 3, "(it has: torch.float32 with batch size 8, torch.float32 with batch size 1)"),
+        (("-b", "0"), 2, "batch size: expected 1 or more, found 0"),
+        (("--cuts", "5"), 2, "--cuts 5: m has layers 1 to 4"),
+        (("--cuts", "0"), 2, "--cuts 0: m has layers 1 to 4"),
+        (("--slack", "-1"), 2, "slack: expected 0 or more, found -1"),
+        (("--objective", "devices", "--slack", "nan"), 2, "slack: expected 0 or more, found nan"),
+        (("--objective", "batch", "--microbatches", "0"), 2, "microbatches: expected 1 or more, found 0"),
+        (("--option", "mode=latency"), 2, "--option mode: method exact has no options"),
+        (("--method", "equal", "--option", "mode=latency"), 2, "--option mode: method equal has no such option"),
+        (("--method", "equal", "--objective", "latency"), 2, "--objective latency: expected method exact"),
+        (("--method", "auction", "--max-stages", "2"), 2, "--max-stages: expected method exact, found auction"),
+        (("--method", "auction", "--cuts", "2"), 2, "--cuts: expected method exact, found auction"),
         (("--latency-cap-s", "0.0001"), 3, "the least latency possible is 1 s"),
         (("-M", "nothing.yml"), 2, "nothing.yml: no such file"),
     ],
@@ -172,3 +184,16 @@ def test_a_plan_with_replicas_is_simulated_and_checked(here: Path, capsys: pytes
     (here / "plan.json").write_text(out.replace('"compute_s"', '"compute"', 1))
     assert main(words) == 2
     assert "unknown key 'compute'; did you mean 'compute_s'?" in capsys.readouterr().err
+
+
+def test_a_model_without_layers_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = {"layers": 0, "mem_MB": [], "parameters_in": 0, "parameters_out": []}
+    (here / "models.yml").write_text(yaml.safe_dump({"m": empty}))
+    assert main(["pipeline", "plan", "-m", "m", "-b", "2"]) == 0
+    assert "m has no layers: there is nothing to plan" in capsys.readouterr().out
+
+
+def test_names_of_hosts_are_written_as_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "devices.yml").write_text("fast: [grün]\n", encoding="utf-8")
+    _, out, _ = run(capsys, "--format", "yaml")
+    assert "- grün: [1, 4]" in out

@@ -90,7 +90,16 @@ def test_json_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
         (["--layers", "2", "9"], "--layers 2 9: encoder has layers 1 to 4"),
         (["--estimate-for", "h20"], "no published figures of 'h20' here; did you mean 'h200'?"),
         (["--estimate-for", "x", "--peak-tflops", "3"], "--peak-tflops and --memory-gbps belong together"),
-        (["--batch-size", "0"], "batch size: expected 1 or more, found 0"),
+        (["--batch-size", "0"], "--batch-size: expected 1 or more, found 0"),
+        (["--dtype", "int64"], "unknown dtype 'int64'"),
+        (["--peak-tflops", "3"], "--peak-tflops and --memory-gbps: name the device with --estimate-for"),
+        (["--estimate-for", "x", "--peak-tflops", "nan", "--memory-gbps", "1"], "both more than 0"),
+        (["--estimate-for", "h200", "--share", "0.5"], "an estimate is of all layers on a whole device"),
+        (["--shape", "5,17"], "encoder: layer 1 (attention1) fails on items of ((5, 17),): RuntimeError: "),
+        (["--share", "0"], "share: expected cores from 0.05, found 0"),
+        (["--to", "device_types.yml", "--device-type", "new"], "new is a new device type: give its mem_MB and bw_Mbps"),
+        (["--layers", "1", "2", "--to", "models.yml"], "the profile has 2 of 4 layers; layer 3 is missing"),
+        (["--out", "/proc/1/x.yml"], "/proc/1/x.yml: cannot be written"),
     ],
 )
 def test_bad_words_write_nothing(
@@ -109,6 +118,51 @@ OLD = {
     "model_name": "m",
     "profile_data": [{"layer": 1, "memory": 2.5, "shape_in": [[3]], "shape_out": [[4]], "time": 0.5}],
 }
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan"])
+def test_a_time_that_makes_no_sense(here: Path, capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    pytest.importorskip("torch")
+    code, _, err = run(capsys, "profile", EXAMPLE, *SMALL, "--seconds", seconds)
+    assert (code, err) == (2, f"error: seconds: expected more than 0, found {float(seconds):g}\n")
+    assert list(here.iterdir()) == []
+
+
+def test_what_cannot_be_added_is_known_before_anything_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profile(capsys, "--to", "models.yml")[0] == 0
+    before = (here / "models.yml").read_text()
+    code, _, err = profile(capsys, "--out", "other.yml", "--to", "models.yml")
+    assert (code, "models.yml:1: encoder: is there already; -f replaces it" in err) == (2, True)
+    assert not (here / "other.yml").exists()
+    assert (here / "models.yml").read_text() == before
+    words = ("convert", "box", "-i", "profiler_results.yml", "-dtm", "10", "-dtb", "10")
+    code, _, err = run(capsys, *words, "-o", "models.yml")  # a file of another kind
+    assert (code, "models.yml:2: encoder.layers: unknown key 'layers'" in err) == (2, True)
+    code, _, err = run(capsys, *words, "-o", "types.yml", "--rates", "rates.json", "--reference", "bux")
+    assert (code, "types.yml: no device type 'bux'" in err) == (2, True)
+    assert not (here / "types.yml").exists()
+    for bad in (("-dtm", "-5", "-dtb", "1"), ("-dtm", "1", "-dtb", "nan")):
+        code, _, err = run(capsys, "convert", "new", "-o", "types.yml", *bad)
+        assert (code, "expected a number from 0" in err) == (2, True)
+
+
+def test_times_are_scaled_to_the_whole(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = profile(capsys, "--scale-to-whole", "--threads", "1", "--format", "json")
+    assert code == 0, err
+    [found] = json.loads(out)
+    assert found["sum_s"] == pytest.approx(found["whole_s"])
+    code, out, err = profile(capsys, "--share", "0.5", "--threads", "1", "--format", "json", "--out", "half.yml")
+    if "the processor cannot be shared out here" in err:
+        pytest.skip(err)
+    assert code == 0, err
+    [half] = json.loads(out)
+    assert half["share"] == 0.5
+    assert half["sum_s"] == pytest.approx(half["whole_s"])
+    assert yaml.safe_load((here / "half.yml").read_text())["share"] == 0.5
+    code, _, err = profile(capsys, "--layers", "2", "2", "-f", "--threads", "1", "--out", "half.yml")
+    assert (code, "with 1 threads and a share of 0.5 cores; name another file" in err) == (2, True)
 
 
 def test_the_older_converters_words_work(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,10 @@ def test_output_is_that_of_the_whole_model(small: Any, tmp_path: Path, constrain
     _check(tmp_path / "run.jsonl")
     header = Reader(tmp_path / "run.jsonl").header
     assert (header.level, header.mode) == ("pipeline", "live")
+    assert [chart["title"] for chart in header.facts["charts"]] == [
+        "Throughput by number of devices",
+        "Throughput by speed of the links",
+    ]
 
 
 class Saboteur:
@@ -278,17 +282,49 @@ def _gone(pids: list[int]) -> bool:
     return False
 
 
-def test_interrupt_keeps_what_came_out(small: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_keeps_what_came_out(small: Any, tmp_path: Path, signum: signal.Signals) -> None:
     journal, output = tmp_path / "run.jsonl", tmp_path / "out.npy"
     process, children = _started(small, tmp_path, "--journal", str(journal), "--output", str(output))
     with process:
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signum)
         assert process.wait(timeout=60) == 130
     assert _gone(children)
-    completed = examine(journal).counted["completed"]
+    report = examine(journal)
+    completed = report.counted["completed"]
+    assert report.valid, report.faults
+    assert f"the run ended early: interrupted: {completed} of 100000 microbatches came out" in report.notes
     assert completed > 0
     assert len(np.load(output)) == completed * small.batch_size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--journal", "/proc/1/run.jsonl"], "/proc/1/run.jsonl: cannot be written"),
+        (["--output", "."], ".: is a folder; expected a file"),
+        (["--input-dtype", "zz"], "unknown dtype 'zz'"),
+        (["--input", "flat.npy"], "takes items of [(16, 32)], found [(3,)]"),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "--address 127.0.0.1:1: no Ray cluster can be reached there"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(
+    small: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("flat.npy", np.zeros((4, 3), dtype=np.float32))
+    plan = _write_plan(small.plan("a", "b"), tmp_path / "plan.json")
+    assert main(["pipeline", "run", str(plan), *small.words(), *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "runs on" not in err
+    assert {path.name for path in tmp_path.iterdir()} == {"flat.npy", "plan.json"}
 
 
 def test_stages_end_when_the_coordinator_is_killed(small: Any, tmp_path: Path) -> None:

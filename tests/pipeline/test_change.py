@@ -14,10 +14,10 @@ from dovetail.pipeline.brute import random_pipeline
 from dovetail.pipeline.change import by_host, slowed, with_hosts, without
 from dovetail.pipeline.inputs import Pipeline
 from dovetail.pipeline.plan import Constraints, Objective, Plan
+from dovetail.pipeline.plan_file import read_plan
 from dovetail.pipeline.planner import again, plan
 from dovetail.pipeline.policies.auction import auction
 from dovetail.pipeline.policies.proportional import by_memory
-from dovetail.pipeline.simulation import read_plan
 from dovetail.pipeline.whatif import what_if
 
 

@@ -159,7 +159,7 @@ def test_more_waiting_than_there_are_buffers_is_found(tmp_path: Path) -> None:
     assert found > 5
 
 
-def live(path: Path, again: bool = True, number: int = 2) -> Path:
+def live(path: Path, again: bool = True, number: int = 2, ended: str = "") -> Path:
     """A real run whose host b dies while it computes microbatch 2, which is sent again under another plan."""
     hosts = ["a", "a to b", "b", "c"]
     pool = Pool(tuple(Device(i, "cpu") for i in range(4)), {"cpu": DeviceType("cpu")})
@@ -172,7 +172,7 @@ def live(path: Path, again: bool = True, number: int = 2) -> Path:
         options={"buffers": 1},
         pool=pool,
         shapes=(ShapeRecord.of(first), ShapeRecord.of(second)),
-        facts={"model": "m", "devices": hosts},
+        facts={"model": "m", "devices": hosts, "ended": ended},
     )
     one, two, resent = "microbatch 1", "microbatch 2", f"microbatch {number} (plan 2)"
     steps: list[tuple[float, list[Any]]] = [
@@ -203,6 +203,20 @@ def test_a_real_run_may_send_again_what_was_lost(tmp_path: Path) -> None:
     assert report.notes == ["times were measured: they were not compared with the plan"]
     assert check_journal(live(tmp_path / "run.jsonl", again=False)).faults_by_code == {"lost": 1}
     assert check_journal(live(tmp_path / "run.jsonl", number=1)).faults_by_code == {"delivery": 1, "lost": 1}
+
+
+def test_what_a_real_run_gave_up_when_it_ended_early_is_a_note(tmp_path: Path) -> None:
+    ended = "interrupted: 1 of 9 microbatches came out"
+    report = check_journal(live(tmp_path / "run.jsonl", again=False, ended=ended))
+    assert report.faults == []
+    assert report.notes[1:] == [f"the run ended early: {ended}"]
+    # What was sent again and is still on its way was not given up.
+    journal = live(tmp_path / "run.jsonl", ended=ended)
+    lines = journal.read_text().splitlines()
+    kept = [line for line in lines if '"t":6.5' not in line]
+    assert len(kept) < len(lines)
+    journal.write_text("\n".join(kept) + "\n")
+    assert "lost" in check_journal(journal).faults_by_code
 
 
 def test_the_command_knows_the_level(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,11 @@ def test_hosts_of_an_unknown_type_are_skipped_with_a_warning(tmp_path: Path) -> 
     assert "Hosts of bb will be skipped: it is not a device type; did you mean 'b'?" in pipeline.warnings
 
 
+def test_that_there_are_no_hosts_is_told(tmp_path: Path) -> None:
+    [warning] = [text for text in read(tmp_path, {"devices": {"a": None}}).warnings if "hosts" in text]
+    assert warning.endswith("devices.yml lists no hosts")
+
+
 def test_a_short_list_of_cuts_is_repeated(tmp_path: Path) -> None:
     pipeline = read(tmp_path, model="short")
     assert pipeline.cut_bytes == [320, 640, 960, 640]
@@ -63,7 +68,14 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "unknown model": ({}, {"model": "n"}, "models.yml: model not found: n"),
     "lengths": ({"models": {"m": MODELS["m"] | {"mem_MB": [1]}}}, {}, "m.mem_MB: has 1 values, but layers is 3"),
     "no cuts": ({"models": {"m": MODELS["m"] | {"parameters_out": []}}}, {}, "parameters_out: is empty"),
-    "negative": ({"models": {"m": MODELS["m"] | {"mem_MB": [1, -1, 1]}}}, {}, "m.mem_MB.1: expected a number >= 0"),
+    "negative": ({"models": {"m": MODELS["m"] | {"mem_MB": [1, -1, 1]}}}, {}, "m.mem_MB.1: expected a number from 0"),
+    "huge": (
+        {"models": {"m": MODELS["m"] | {"mem_MB": [1, 1e300, 1]}}},
+        {},
+        "m.mem_MB.1: expected a number from 0 to 1e+15, found 1e+300",
+    ),
+    "no name": ({"device_types": TYPES | {5: TYPES["a"]}}, {}, "5: expected a name, found 5; write it in quotes"),
+    "no host": ({"devices": {"a": [""]}}, {}, "a.0: expected the name of a host, found an empty one"),
     "typo": ({"models": {"m": MODELS["m"] | {"layrs": 3}}}, {}, "unknown key 'layrs'; did you mean 'layers'?"),
     "not a map": ({"models": "- a\n"}, {}, "expected a mapping of model names, found list"),
     "time length": (
@@ -99,6 +111,30 @@ def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
         read(tmp_path, links={"links": [{"from": "a", "to": "b9"}]})
 
 
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        ({"latency_s": -1.0}, r"links\.yml:1: latency_s: expected a number from 0"),
+        ({"latency_s": float("inf")}, "latency_s: expected a number from 0"),
+        ({"links": [{"from": "a", "to": "b", "bw_Mbps": -1}]}, r"links\.0\.bw_Mbps: expected a number from 0"),
+        ({"links": [{"from": "a0", "to": "a0", "bw_Mbps": 1}]}, "links.0: a0 has no link to itself"),
+        (
+            {"links": [{"from": "a", "to": "b"}, {"from": "b", "to": "a", "one_way": True}]},
+            "links.1: the link from b to a is given twice",
+        ),
+    ],
+)
+def test_what_is_wrong_with_links_is_named(tmp_path: Path, links: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, links=links)
+
+
+def test_one_way_links_and_links_within_a_type_are_no_repetition(tmp_path: Path) -> None:
+    one_way = [{"from": x, "to": y, "bw_Mbps": 7, "one_way": True} for x, y in ("ab", "ba")]
+    pipeline = read(tmp_path, links={"links": [*one_way, {"from": "a", "to": "a", "bw_Mbps": 3}]})
+    assert pipeline.link_mbps == [[3, 7], [7, 10]]
+
+
 def test_neighbours_are_another_form_of_links(tmp_path: Path) -> None:
     """A pair is as fast as its slower direction; what is missing or 0 is no link; hosts alike stay one class."""
     world = {
@@ -119,8 +155,12 @@ def test_neighbours_are_another_form_of_links(tmp_path: Path) -> None:
 def test_what_is_wrong_with_neighbours_is_named(tmp_path: Path) -> None:
     other = read(tmp_path, links={"a0": {"a9": {"bw_Mbps": 1}}, "b0": None})
     assert "Links of a9 will be skipped: it is not an available host; known: a0, a1, b0" in other.warnings
-    with pytest.raises(InputError, match=r"links\.yml:3: a0\.b0\.bw_Mbps: expected a number >= 0, found -1"):
+    with pytest.raises(
+        InputError, match=r"links\.yml:3: a0\.b0\.bw_Mbps: expected a number from 0 to 1e\+15, found -1"
+    ):
         read(tmp_path, links={"a0": {"b0": {"bw_Mbps": -1}}})
+    with pytest.raises(InputError, match="5: expected a name, found 5; write it in quotes"):
+        read(tmp_path, links={5: {"b0": {"bw_Mbps": 1}}})
     with pytest.raises(InputError, match="unknown key 'bw'"):
         read(tmp_path, links={"a0": {"b0": {"bw": 1}}})
     with pytest.raises(InputError, match=r"unknown key 'link'; did you mean 'links'\?"):

@@ -100,6 +100,14 @@ def blocks():
     return [Block(), Block()]
 
 
+def empty():
+    return []
+
+
+def fails():
+    raise ValueError("two\\n  lines")
+
+
 ready = nn.Linear(8, 8)
 wrong = dict
 '''
@@ -206,6 +214,9 @@ def test_weights_are_loaded_and_must_fit(models: str, tmp_path: Path) -> None:
     assert not same(run(chain, value), run(load(spec), value))
     with pytest.raises(InputError, match=r"weights\.pt: weights that do not fit"):
         load(ModelSpec(source=EXAMPLE, arguments=SMALL, weights=str(path)))
+    path.write_text("no weights")
+    with pytest.raises(InputError, match=r"weights\.pt: expected weights as torch\.save or safetensors write them$"):
+        load(ModelSpec(source=EXAMPLE, arguments=SMALL, weights=str(path)))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +225,8 @@ def test_weights_are_loaded_and_must_fit(models: str, tmp_path: Path) -> None:
         ("{}:Lists", "no 'Lists' in .*; did you mean 'Listed'"),
         ("{}:Data", "Data: cannot be cut into layers: symbolic trace: .*exported trace: "),
         ("{}:wrong", "expected a nn.Module, found dict"),
+        ("{}:empty", "empty: has no layers"),
+        ("{}:fails", "the factory failed: ValueError: two lines$"),
         ("{}:nested", "the shape of its input is not known"),
         ("no/such.py:model", "no/such.py: no such file"),
         ("no_such_package:model", "cannot import no_such_package"),
@@ -227,6 +240,16 @@ def test_what_cannot_be_loaded_is_said(models: str, source: str, message: str) -
         load(ModelSpec(source=source.format(models)))
 
 
+def test_inputs_that_do_not_fit_are_told_in_one_line(models: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        InputError, match=r"^Listed: does not run on items of 5x9: RuntimeError: .*cannot be multiplied"
+    ):
+        load(ModelSpec(source=f"{models}:Listed", shapes=((5, 9),)))
+    with pytest.raises(InputError, match="cannot be cut"):
+        load(ModelSpec(source=f"{models}:Data"))
+    assert capfd.readouterr().err == ""  # tracers say nothing of their own
+
+
 def test_arguments_and_layers_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match=r"the factory failed: TypeError: .*depth"):
         load(ModelSpec(source=EXAMPLE, arguments={"depth": 3}))
@@ -235,6 +258,18 @@ def test_arguments_and_layers_out_of_range_are_refused() -> None:
         chain.part(3, 5)
     with pytest.raises(InputError, match=r"unknown dtype 'torch.float33'; did you mean"):
         chain.inputs(1, "torch.float33")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_configuration_is_named_for_its_folder_and_its_kind_must_be_known(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    file = tmp_path / "tiny-vit" / "config.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"model_type": "vit"} | CONFIGS["vit"]))
+    assert load(ModelSpec(source=f"hf:{file}")).name == load(ModelSpec(source=f"hf:{file.parent}")).name == "tiny-vit"
+    file.write_text('{"model_type": "bertt"}')
+    with pytest.raises(InputError, match=r"config\.json: unknown model_type 'bertt'; did you mean 'bert'\?$"):
+        load(ModelSpec(source=f"hf:{file}"))
 
 
 CONFIGS = {

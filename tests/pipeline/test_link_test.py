@@ -62,6 +62,12 @@ def test_nobody_there_is_said() -> None:
         measure_link("127.0.0.1", port)
     with pytest.raises(InputError, match="expected more than 0"):
         measure_link("127.0.0.1", port, repeats=0)
+    with pytest.raises(InputError, match="expected more than 0"):
+        measure_link("127.0.0.1", port, seconds=float("nan"))
+    with pytest.raises(InputError, match="port: expected 1 to 65535, found 70000"):
+        measure_link("127.0.0.1", 70000)
+    with pytest.raises(InputError, match="port: expected 0 to 65535, found 70000"):
+        listen(port=70000)
     with pytest.raises(InputError, match="cannot listen"):
         listen("203.0.113.1")
 

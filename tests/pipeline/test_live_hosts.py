@@ -25,16 +25,16 @@ from dovetail.pipeline.plan import Constraints, Plan  # noqa: E402
 from dovetail.pipeline.planner import plan  # noqa: E402
 
 
-def _read(tmp_path: Path, text: str) -> dict[str, HostSettings]:
+def _read(tmp_path: Path, text: str, local: bool = True) -> dict[str, HostSettings]:
     path = tmp_path / "hosts.yml"
     path.write_text(text)
-    return read_hosts(path, {"mb-0", "mb-1"})
+    return read_hosts(path, {"mb-0", "mb-1"}, local)
 
 
 def test_settings_are_read(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     text = f"mb-0: {{cores: [{core}], threads: 2, share: 0.5}}\nmb-1: {{device: 'cuda:1', node: 10.0.0.7}}\n"
-    assert _read(tmp_path, text) == {
+    assert _read(tmp_path, text, local=False) == {
         "mb-0": HostSettings(cores=(core,), threads=2, share=0.5),
         "mb-1": HostSettings(device="cuda:1", node="10.0.0.7"),
     }
@@ -47,6 +47,10 @@ def test_settings_are_read(tmp_path: Path) -> None:
         ("mb-0:\n  core: [0]\n", r"hosts.yml:2: mb-0.core: unknown key 'core'; did you mean 'cores'"),
         ("mb-0:\n  cores: [9999]\n", r"hosts.yml:2: mb-0.cores: found \[9999\], expected some of \["),
         ("mb-0:\n  device: gpu\n", r"hosts.yml:2: mb-0.device: expected cpu, cuda or cuda:N, found 'gpu'"),
+        (
+            "mb-0:\n  device: cuda:99\n",
+            r"hosts.yml:2: mb-0.device: device 'cuda:99': this machine has \d+ CUDA devices",
+        ),
         ("mb-0:\n  threads: 0\n", r"hosts.yml:2: mb-0.threads: expected at least 1, found 0"),
         ("mb-0:\n  share: 0\n", r"hosts.yml:2: mb-0.share: expected cores from 0.05, found 0"),
         ("mb-0:\n  share: half\n", r"hosts.yml:2: mb-0.share: expected float"),
@@ -79,6 +83,33 @@ def test_a_share_limits_a_process() -> None:
         process.wait()
     share.release()
     assert not share.group.exists()
+
+
+def test_a_new_share_removes_what_killed_runs_left() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        try:
+            share = Share(alive.pid, 0.5)
+        except InputError as error:
+            pytest.skip(str(error))
+        left = share.group.with_name(f"dovetail-{gone.pid}")
+        left.mkdir()
+        again = Share(alive.pid, 0.2)  # also over the group that is there
+        assert not left.exists()
+        assert again.group == share.group
+        again.release()
+        assert not share.group.exists()
+    finally:
+        alive.kill()
+        alive.wait()
+
+
+@pytest.mark.parametrize("cores", [0.0, -1.0, float("nan"), 1e9])
+def test_a_share_that_makes_no_sense(cores: float) -> None:
+    with pytest.raises(InputError, match=r"share: expected cores from 0\.05, found"):
+        Share(os.getpid(), cores)
 
 
 def _plan(**more: Any) -> Plan:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cli import main
+from dovetail.core.errors import InputError
 from dovetail.core.events import Complete, Start
 from dovetail.core.journal import Reader
 from dovetail.pipeline.brute import random_pipeline
+from dovetail.pipeline.inputs import DeviceClass, Pipeline
 from dovetail.pipeline.plan import Constraints, Plan
+from dovetail.pipeline.plan_file import read_plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.simulation import Route, read_plan, record, run
+from dovetail.pipeline.simulation import Route, record, run
 
 
 def plans(count: int) -> list[Plan]:
@@ -144,3 +149,51 @@ def test_the_command_reads_a_printed_plan(
     file.write_text('{"feasible": false, "reasons": []}')
     assert main(words) == 2
     assert "holds no plan" in capsys.readouterr().err
+
+
+BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "gap": (
+        lambda p: p["stages"][1].update(layers=[3, 3]),
+        r"stages\.1\.layers: expected layers from 2 on, found 3 to 3",
+    ),
+    "backwards": (lambda p: p["stages"][0].update(layers=[1, 0]), r"stages\.0\.layers: expected layers from 1 on"),
+    "host twice": (lambda p: p["stages"][1].update(host="a"), r"stages\.1: expected hosts that no other stage has"),
+    "replica twice": (lambda p: p["stages"][0].update(replicas=["a"]), r"stages\.0: expected hosts"),
+    "no host": (lambda p: p["stages"][0].update(host=""), r"stages\.0: expected hosts"),
+    "batch": (lambda p: p.update(batch_size=0), "batch_size: expected 1 or more, found 0"),
+    "entering": (lambda p: p.update(enter_s=-1), "enter_s: expected a number from 0"),
+    "computing": (lambda p: p["stages"][0].update(compute_s=1e300), r"stages\.0\.compute_s: expected a number from 0"),
+    "other layers": (
+        lambda p: p["problem"].update(layers=7),
+        r"problem\.layers: expected 2, as in the stages, found 7",
+    ),
+    "times": (
+        lambda p: p["problem"]["classes"][0].update(time_s=[1]),
+        r"classes\.0\.time_s: expected 2 values, found 1",
+    ),
+    "cuts": (lambda p: p["problem"].update(cut_bytes=[]), r"problem\.cut_bytes: expected 3 values, found 0"),
+    "front": (lambda p: p.update(points=[], complete=True), "points: holds a Pareto front; expected one plan"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_with_a_plan_is_named(tmp_path: Path, name: str) -> None:
+    device = DeviceClass("t", "t", ["a", "b"], 100.0, 100.0, [1.0, 1.0])
+    problem = Pipeline(
+        model="m",
+        layers=2,
+        mem_mib=[1.0, 1.0],
+        cut_bytes=[8, 8, 8],
+        classes=[device],
+        batch_size=1,
+        dtype="torch.float32",
+    )
+    content = msgspec.to_builtins(plan(problem))
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(content))
+    assert len(read_plan(file).stages) == 2
+    change, message = BROKEN[name]
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        read_plan(file)

@@ -35,6 +35,29 @@ def reasons(pipeline: Pipeline, **limits: Any) -> list[str]:
     return found.reasons
 
 
+def test_the_link_that_takes_most_of_the_latency_is_named() -> None:
+    slow = problem(
+        cut_bytes=[0, 2**20, 2**20, 2**20, 0],
+        classes=[DeviceClass("mid", "mid", ["m0", "m1"], 8.0, 7.5, [1.0] * 4)],
+    )
+    [told] = reasons(slow, latency_cap_s=3.0)
+    assert told == (
+        "--latency-cap-s 3 leaves no plan: the least latency possible is 5 s, of which the link from m0 to m1 takes 1 s"
+    )
+    [told] = reasons(problem(cut_bytes=[2**20, 0, 0, 0, 0]), latency_cap_s=3.0, data_mbps=2.0)
+    assert told.endswith("of which the link from the data host to m0 takes 4 s")
+
+
+def test_a_layer_that_fits_only_together_with_others_is_no_cause() -> None:
+    """Layers 2 and 3 alone would need 8 MiB with their buffers, layers 1 and 2 need 7."""
+    large = problem(
+        cut_bytes=[0, 2**20, 2**20, 2**20, 0],
+        classes=[DeviceClass("mid", "mid", ["m0", "m1"], 100.0, 7.5, [1.0] * 4)],
+    )
+    assert isinstance(plan(large), Plan)
+    assert [reason.split(":")[0] for reason in reasons(large, max_stages=1)] == ["--max-stages 1 leaves no plan"]
+
+
 def test_without_a_cause_there_is_a_plan() -> None:
     assert isinstance(plan(problem()), Plan)
 

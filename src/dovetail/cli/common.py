@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.files import written_whole
 
 Format = Literal["table", "json"]
@@ -108,6 +109,22 @@ def atomic_write(path: Path, content: bytes | str) -> None:
     """Write a file, and the folders above it, so that a reader sees the old content or the new, never a part of it."""
     with written_whole(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Find out before long work whether its results can be written; folders above them are made."""
+    for path in paths:
+        if path is None or (path.exists() and not path.is_file() and not path.is_dir()):
+            continue  # nothing to write, or a device
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; expected a file")
+        trial = Path(os.path.realpath(path)).with_name(f".dovetail-{os.getpid()}-trial.tmp")
+        try:
+            trial.parent.mkdir(parents=True, exist_ok=True)
+            trial.touch()
+            trial.unlink()
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
 
 def pairs(flag: str, given: list[str] | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 import dovetail.pipeline.policies  # noqa: F401  (registers the methods)
-from dovetail.cli.common import Pairs, pairs, print_json, print_table, progress
+from dovetail.cli.common import Flag, Numbers, Pairs, pairs, print_json, print_table, progress
 from dovetail.cli.verbs import Command, register
 from dovetail.core import registry
 from dovetail.core.charts import Chart
@@ -25,7 +25,6 @@ from dovetail.pipeline.whatif import WhatIf, what_if
 
 app = App(name="pipeline", help="Split a model's layers over unlike devices.")
 _Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money", "pareto"]
-_Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
 
 
 @app.command
@@ -35,7 +34,7 @@ def plan(
     models_file: Annotated[Path, Parameter(alias="-M")] = Path("models.yml"),
     dev_types_file: Annotated[Path, Parameter(alias="-T")] = Path("device_types.yml"),
     dev_file: Annotated[Path, Parameter(alias="-D")] = Path("devices.yml"),
-    batch_size: Annotated[_Numbers, Parameter(alias="-b")] = (8,),
+    batch_size: Annotated[Numbers, Parameter(alias="-b")] = (8,),
     dtype: Annotated[str, Parameter(alias="-d")] = "torch.float32",
     buffers_in: Annotated[int, Parameter(alias="-i")] = 2,
     buffers_out: Annotated[int, Parameter(alias="-o")] = 2,
@@ -47,15 +46,15 @@ def plan(
     first: str | None = None,
     last: str | None = None,
     max_stages: int | None = None,
-    cuts: _Numbers = (),
+    cuts: Numbers = (),
     data_mbps: float | None = None,
     replicas: int = 1,
-    link_bits: _Numbers = (32,),
+    link_bits: Numbers = (32,),
     method: str = "exact",
     option: Pairs | None = None,
     points: int = 20,
     what_ifs: Annotated[bool, Parameter(name="--what-if", negative=())] = False,
-    curves: Annotated[bool, Parameter(negative=())] = False,
+    curves: Flag = False,
     format: Literal["table", "json", "yaml"] = "table",
 ) -> int:
     """Plan where to cut a model and which device gets which layers.
@@ -109,7 +108,7 @@ def plan(
     link_bits
         Widths that values may have on a link: the widest that does not slow the pipeline is chosen.
     method
-        exact, or for comparison auction, equal, speed-proportional, memory-proportional.
+        exact, or for comparison auction, equal, speed-proportional, memory-proportional, parameter-proportional.
     option
         Options of the method: --method auction --option mode=latency data_host=mb-0.
     points
@@ -123,6 +122,7 @@ def plan(
     """
     if not batch_size:
         raise InputError("--batch-size: expected at least one value")
+    options = pairs("--option", option)
     constraints = Constraints(
         latency_cap_s=latency_cap_s,
         first=first,
@@ -136,6 +136,10 @@ def plan(
     problem = constraints.problem()
     if problem:
         raise InputError(problem)
+    if method != "exact":
+        _check_method(method, objective, constraints, options)
+    elif options:
+        raise InputError(f"--option {next(iter(options))}: method exact has no options")
     problems = [
         read_pipeline(
             models_file,
@@ -150,16 +154,17 @@ def plan(
         )
         for size in batch_size
     ]
+    _check_cuts(problems[0], cuts)
     for warning in dict.fromkeys(warning for pipeline in problems for warning in pipeline.warnings):
         print(f"warning: {warning}", file=sys.stderr)
     if objective == "pareto":
-        if method != "exact" or len(problems) > 1:
-            raise InputError("--objective pareto: expected method exact and one batch size")
+        if len(problems) > 1:
+            raise InputError("--objective pareto: expected one batch size")
         return _pareto(problems[0], constraints, points, format)
     tried = [
         make_plan(pipeline, objective, constraints, microbatches=microbatches, slack=slack)
         if method == "exact"
-        else _other(method, pipeline, pairs("--option", option))
+        else _other(method, pipeline, options)
         for pipeline in problems
     ]
     made = [(p, found) for p, found in zip(problems, tried, strict=True) if isinstance(found, Plan)]
@@ -171,10 +176,31 @@ def plan(
     return 0
 
 
-def _other(method: str, pipeline: Pipeline, options: dict[str, Any]) -> Plan | Infeasible:
+def _check_cuts(pipeline: Pipeline, cuts: tuple[int, ...]) -> None:
+    strange = [cut for cut in cuts if not 1 <= cut <= pipeline.layers]
+    if strange:
+        raise InputError(f"--cuts {strange[0]}: {pipeline.model} has layers 1 to {pipeline.layers}")
+
+
+def _check_method(method: str, objective: str, constraints: Constraints, options: dict[str, Any]) -> None:
+    """Methods for comparison know neither objectives nor constraints: to ask them for some is an error."""
     known = registry.names("pipeline")
     if method not in known:
         raise InputError(f"--method {method}: unknown{did_you_mean(method, known)}")
+    if objective != "throughput":
+        raise InputError(f"--objective {objective}: expected method exact, found {method}")
+    free = Constraints()
+    for name in constraints.__struct_fields__:
+        if getattr(constraints, name) != getattr(free, name):
+            flag = "--cuts" if name == "allowed_cuts" else f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag}: expected method exact, found {method}, which keeps no constraints")
+    taken = [name for name in registry.options_of("pipeline", method) if name != "pipeline"]
+    for name in renamed(options) if method == "auction" else options:
+        if name not in taken:
+            raise InputError(f"--option {name}: method {method} has no such option{did_you_mean(name, taken)}")
+
+
+def _other(method: str, pipeline: Pipeline, options: dict[str, Any]) -> Plan | Infeasible:
     if method == "auction":
         options = renamed(options)
     if "order" in options:
@@ -221,6 +247,9 @@ def _show(best: Plan, changes: list[WhatIf], charts: list[Chart], format: str) -
         rows = {key: getattr(best, key) for key in best.__struct_fields__}
         print_json(rows | ({"what_if": changes} if changes else {}) | ({"curves": charts} if charts else {}))
         return
+    if not best.stages:
+        print(f"{best.model} has no layers: there is nothing to plan")
+        return
     print_table(COLUMNS, stage_rows(best))
     proof = "optimal" if best.optimal else f"by {best.method}"
     if not best.optimal and best.bound_s:
@@ -247,7 +276,7 @@ COMMANDS = (
         "Run a plan: one process per stage, on this machine or over a Ray cluster.",
     ),
     Command("profile", "dovetail.cli.pipeline_profile:profile", "Measure a model's layers: time, memory and shapes."),
-    Command("convert", "dovetail.cli.pipeline_profile:convert", "Turn a profile file into the planner's files."),
+    Command("convert", "dovetail.cli.pipeline_convert:convert", "Turn a profile file into the planner's files."),
     Command("link-test", "dovetail.cli.pipeline_link:link_test", "Measure bandwidth and latency between two hosts."),
 )
 register(app, COMMANDS)

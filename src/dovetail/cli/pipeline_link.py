@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from dovetail.cli.common import Format, print_json, print_table
-
-Force = Annotated[bool, Parameter(name=["--force", "-f"], negative=())]
+from dovetail.cli.common import Force, Format, check_writable, print_json, print_table
 
 link_test = App(name="link-test", help="Measure bandwidth and latency between two hosts.", help_format="plaintext")
 
@@ -78,8 +75,11 @@ def connect(
     format
         table or json.
     """
-    from dovetail.pipeline.link_test import link_entries, measure_link, write_links
+    from dovetail.pipeline.link_test import link_entries, measure_link, other_links, write_links
 
+    if out is not None:
+        check_writable(out)
+        other_links(out, here, there or address, force=force)  # an error now, not after the measurement
     result = measure_link(address, port, repeats=repeats, seconds=seconds)
     entries = link_entries(result, here, there or address)
     if out is not None:

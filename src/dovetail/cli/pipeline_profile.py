@@ -1,18 +1,34 @@
-"""`dovetail pipeline profile` and `convert`: measure a model's layers, and turn that into the planner's files."""
+"""`dovetail pipeline profile`: measure a model's layers."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 
-from dovetail.cli.common import Format, Pairs, pairs, print_json, print_table, progress
+from dovetail.cli.common import (
+    Flag,
+    Force,
+    Format,
+    Pairs,
+    check_writable,
+    pairs,
+    print_json,
+    print_table,
+    progress,
+    value,
+    whole_numbers,
+)
+from dovetail.cli.pipeline_convert import BandwidthMbps, MemoryMB, Target
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.pipeline.inputs import LARGEST
+from dovetail.pipeline.layers import FLOAT_DTYPES
 
 if TYPE_CHECKING:
     from dovetail.pipeline.layers import Chain
@@ -21,9 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Many = Parameter(consume_multiple=True, negative=())
-Force = Annotated[bool, Parameter(name=["--force", "-f"], negative=())]
-MemoryMB = Annotated[float | None, Parameter(name=["--memory-mb", "-dtm"])]
-BandwidthMbps = Annotated[float | None, Parameter(name=["--bandwidth-mbps", "-dtb"])]
 
 
 def profile(
@@ -43,6 +56,8 @@ def profile(
     device: str = "cpu",
     threads: int | None = None,
     cores: str = "",
+    share: float | None = None,
+    scale_to_whole: Flag = False,
     warmup: int = 3,
     repeats: int = 7,
     seconds: float = 0.5,
@@ -97,6 +112,10 @@ def profile(
         Threads of the CPU; by default as torch chooses, but no more than --cores.
     cores
         Run on these cores only, such as 0,1.
+    share
+        Measure with so many cores' worth of time, such as 0.5, as `share` in hosts.yml; implies --scale-to-whole.
+    scale_to_whole
+        Scale the layers' times so that their sum is the time of all of them in one go.
     warmup
         Rounds that do not count.
     repeats
@@ -133,138 +152,69 @@ def profile(
     files = to or []
     source = Path(model.rpartition(":")[0] or model)
     refuse_overwrite([out, *files], [source if source.is_file() else None, weights])
-    targets = [(path, _target(path, device_type)) for path in files]
+    check_writable(out, *files)
+    targets = [Target(path, _device_type(path, device_type), memory_mb, bandwidth_mbps, force) for path in files]
     spec = ModelSpec(
         source=model,
-        arguments={key: _value(text) for key, text in pairs("--argument", argument).items()},
-        shapes=tuple(_numbers("--shape", text) for text in shape or []),
+        arguments={key: value(text) for key, text in pairs("--argument", argument).items()},
+        shapes=tuple(whole_numbers("--shape", text) for text in shape or []),
         input_dtype=input_dtype and _dtype(input_dtype),
         weights=None if weights is None else str(weights),
         seed=seed,
         cut=cut,
     )
-    runs = [(size, _dtype(name)) for name in dtype for size in batch_size]
+    runs = [(size, _dtype(name, FLOAT_DTYPES)) for name in dtype for size in batch_size]
+    _check_sizes(batch_size)
     chain = load(spec)
     chain.name = model_name or chain.name
     part = layers or (1, len(chain.layers))
-    _check_room(out, chain, runs, part, force)
+    _check_room(out, chain, runs, part, force, targets)
     if estimate_for is not None:
-        if layers is not None:
-            raise InputError("--layers: an estimate is of all layers")
+        if layers is not None or share is not None or scale_to_whole:
+            raise InputError("--layers, --share and --scale-to-whole: an estimate is of all layers on a whole device")
         peak = _peak(estimate_for, [kind for _, kind in runs], peak_tflops, memory_gbps)
         results = _estimated(chain, runs, peak, efficiency)
+    elif peak_tflops is not None or memory_gbps is not None:
+        raise InputError("--peak-tflops and --memory-gbps: name the device with --estimate-for")
     else:
-        from dovetail.pipeline.profile import Effort
+        from dovetail.pipeline.profile import Effort, placed_on
 
         effort = Effort(warmup, repeats, max(200, repeats), seconds=seconds)
-        results = _measured(chain, runs, part, device, threads, _numbers("--cores", cores), effort)
+        placed = placed_on(threads, whole_numbers("--cores", cores))
+        how = {
+            "device": device,
+            "effort": effort,
+            "share": share,
+            "scale_to_whole": scale_to_whole,
+        }
+        results = _measured(chain, runs, part, placed, how)
     together = _merged(out, [profile_of(result) for result in results], force)
     write_profiles(out, together)
     fresh = [each for each in together if (each.batch_size, each.dtype) in runs]
-    for path, kind in targets:
-        _convert(fresh, path, device_type if kind == "device_types" else None, memory_mb, bandwidth_mbps, force)
+    for target in targets:
+        target.extend(fresh)
     _show(results, format)
     print(f"Written: {', '.join(map(str, [out, *files]))}", file=sys.stderr)
     return 0
 
 
-def convert(
-    device_type: str | None = None,
-    /,
-    *,
-    input: Annotated[Path, Parameter(name=["--input", "-i"])] = Path("profiler_results.yml"),
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    memory_mb: MemoryMB = None,
-    bandwidth_mbps: BandwidthMbps = None,
-    rates: Path | None = None,
-    reference: str | None = None,
-    force: Force = False,
-) -> int:
-    """Turn a profile file into the planner's files.
-
-    Without a device type models.yml is extended by the model; with one, device_types.yml by the layers' times on it.
-
-    Example: dovetail pipeline convert -i profiler_results.yml -o models.yml
-
-    Parameters
-    ----------
-    device_type
-        The device type that was profiled.
-    input
-        The profile file, also of the older profiler.
-    output
-        models.yml or, with a device type, device_types.yml; other entries in it are kept.
-    memory_mb
-        MiB of memory of a new device type.
-    bandwidth_mbps
-        Mibit/s of a new device type's network.
-    rates
-        Also write the speed of the whole model on each type into this table of rates.
-    reference
-        The device type whose speed is 1 in that table.
-    force
-        Replace what is there already.
-    """
-    from dovetail.core.files import refuse_overwrite
-    from dovetail.pipeline.profile_files import read_profiles
-
-    target = output or Path("models.yml" if device_type is None else "device_types.yml")
-    refuse_overwrite([target, *([rates] if rates is not None else [])], [input])
-    if device_type is None and (memory_mb is not None or bandwidth_mbps is not None or rates is not None):
-        raise InputError("memory, bandwidth and rates belong to a device type: name one")
-    if (rates is None) != (reference is None):
-        raise InputError("--rates and --reference belong together")
-    profiles = read_profiles(input)
-    _convert(profiles, target, device_type, memory_mb, bandwidth_mbps, force)
-    print(f"Written: {target}")
-    if rates is not None and reference is not None:
-        from dovetail.pipeline.profile_convert import to_rates
-
-        made = to_rates(target, profiles[0].model_name, reference, rates)
-        print_table(["model", "device type", "rate"], [[rate.kind, rate.device, rate.rate] for rate in made])
-        print(f"Written: {rates}")
-    return 0
-
-
-def _target(path: Path, device_type: str | None) -> Literal["models", "device_types"]:
+def _device_type(path: Path, device_type: str | None) -> str | None:
+    """The device type that a file of the planner is extended by; None for models.yml."""
     if "device" in path.name:
         if device_type is None:
             raise InputError(f"--to {path}: name the device with --device-type")
-        return "device_types"
+        return device_type
     if "model" in path.name:
-        return "models"
+        return None
     raise InputError(f"--to {path}: expected a name with 'models' or 'device_types' in it")
 
 
-def _value(text: str) -> Any:
-    """An argument as JSON, else as text.
-
-    >>> _value("12"), _value("relu"), _value("[1, 2]")
-    (12, 'relu', [1, 2])
-    """
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def _check_sizes(batch_sizes: Sequence[int]) -> None:
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise InputError(f"--batch-size: expected 1 or more, found {min(batch_sizes, default='none')}")
 
 
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
-    """Whole numbers between commas.
-
-    >>> _numbers("--shape", "3,224,224")
-    (3, 224, 224)
-    """
-    try:
-        numbers = tuple(int(word) for word in text.split(",") if text)
-    except ValueError:
-        numbers = (-1,)
-    if any(number < 0 for number in numbers):
-        raise InputError(f"{flag} {text}: expected whole numbers with commas between them")
-    return numbers
-
-
-def _dtype(name: str) -> str:
-    known = ("torch.float32", "torch.float16", "torch.bfloat16", "torch.float64", "torch.int64", "torch.int32")
+def _dtype(name: str, known: Sequence[str] = (*FLOAT_DTYPES, "torch.int64", "torch.int32")) -> str:
     full = name if name.startswith("torch.") else f"torch.{name}"
     if full not in known:
         raise InputError(f"unknown dtype {name!r}{did_you_mean(full, known)}")
@@ -276,7 +226,7 @@ def _peak(name: str, dtypes: Sequence[str], tflops: float | None, gbps: float | 
 
     if tflops is None and gbps is None:
         return peak(name)
-    if tflops is None or gbps is None or tflops <= 0 or gbps <= 0:
+    if tflops is None or gbps is None or not (0 < tflops <= LARGEST and 0 < gbps <= LARGEST):
         raise InputError("--peak-tflops and --memory-gbps belong together, both more than 0")
     return Peak(name=name, tflops=dict.fromkeys(dtypes, tflops), memory_gbps=gbps)
 
@@ -291,41 +241,51 @@ def _measured(
     chain: Chain,
     runs: Sequence[tuple[int, str]],
     part: tuple[int, int],
-    device: str,
-    threads: int | None,
-    cores: Sequence[int],
-    effort: Any,
+    placed: AbstractContextManager[None],
+    how: dict[str, Any],
 ) -> list[ProfileResult]:
-    from dovetail.pipeline.profile import placed_on, profile_chain
+    from dovetail.pipeline.profile import profile_chain
 
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
         print("warning: other programs keep this machine busy; times will be longer than they are", file=sys.stderr)
     results = []
-    with placed_on(threads, cores), progress("profiling", total=len(runs)) as done:
+    with placed, progress("profiling", total=len(runs)) as done:
         for number, (size, dtype) in enumerate(runs):
 
             def tell(share: float, number: int = number) -> None:
                 done(number + min(share, 1.0))
 
             first, last = part
-            results.append(profile_chain(chain, size, dtype, device, first=first, last=last, effort=effort, done=tell))
+            results.append(profile_chain(chain, size, dtype, first=first, last=last, done=tell, **how))
     return results
 
 
-def _check_room(out: Path, chain: Chain, runs: Sequence[tuple[int, str]], part: tuple[int, int], force: bool) -> None:
-    """Find out before anything is measured whether the file can take the results."""
+def _check_room(
+    out: Path,
+    chain: Chain,
+    runs: Sequence[tuple[int, str]],
+    part: tuple[int, int],
+    force: bool,
+    targets: Sequence[Target],
+) -> None:
+    """Find out before anything is measured whether the files can take the results."""
     from dovetail.pipeline.profile_files import LayerRow, ModelProfile, check_room, read_profiles
 
     first, last = part
     if not 1 <= first <= last <= len(chain.layers):
         raise InputError(f"--layers {first} {last}: {chain.name} has layers 1 to {len(chain.layers)}")
     old = read_profiles(out) if out.exists() else []
-    rows = [LayerRow(layer=layer, memory=0, shape_in=[], shape_out=[], time=0) for layer in range(first, last + 1)]
+    expected = []
     for size, dtype in runs:
+        rows = [LayerRow(layer=layer, memory=0, shape_in=[], shape_out=[], time=0) for layer in range(first, last + 1)]
         new = ModelProfile(
             batch_size=size, dtype=dtype, layers=len(chain.layers), model_name=chain.name, profile_data=rows
         )
+        there = [row for each in old if (each.batch_size, each.dtype) == (size, dtype) for row in each.profile_data]
+        expected.append(replace(new, profile_data=[*rows, *(row for row in there if not first <= row.layer <= last)]))
         _about(out, lambda new=new: check_room(old, new, force=force))  # type: ignore[misc]
+    for target in targets:
+        target.extend(expected, write=False)
 
 
 def _merged(out: Path, new: list[ModelProfile], force: bool) -> list[ModelProfile]:
@@ -341,24 +301,6 @@ def _about(out: Path, do: Callable[[], T]) -> T:
         return do()
     except InputError as error:
         raise InputError(f"{out}: {error}") from None
-
-
-def _convert(
-    profiles: Sequence[ModelProfile],
-    path: Path,
-    device_type: str | None,
-    memory_mb: float | None,
-    bandwidth_mbps: float | None,
-    force: bool,
-) -> None:
-    from dovetail.pipeline.profile_convert import to_device_types, to_models
-
-    if device_type is None:
-        warnings = to_models(profiles, path, force=force)
-    else:
-        warnings = to_device_types(profiles, path, device_type, mem_mb=memory_mb, bw_mbps=bandwidth_mbps, force=force)
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _show(results: Sequence[ProfileResult], format: str) -> None:

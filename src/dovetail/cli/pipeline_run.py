@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Format, Pairs, pairs, print_json, print_table, progress
+from dovetail.cli.common import (
+    Flag,
+    Format,
+    Pairs,
+    check_writable,
+    pairs,
+    print_json,
+    print_table,
+    progress,
+    value,
+    whole_numbers,
+)
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
     from dovetail.pipeline.live import Outcome
 
 _Texts = Annotated[tuple[str, ...], Parameter(negative=())]
-_Flag = Annotated[bool, Parameter(negative=())]
 
 
 def run(
@@ -37,9 +51,9 @@ def run(
     address: str | None = None,
     buffers: int = 2,
     link_bits: int | None = None,
-    clip: _Flag = False,
+    clip: Flag = False,
     target_rate: float | None = None,
-    shape_links: _Flag = False,
+    shape_links: Flag = False,
     slow_factor: float = 1.5,
     heartbeat_s: float = 0.25,
     heartbeat_limit_s: float = 5.0,
@@ -105,12 +119,14 @@ def run(
         table or json.
     """
     from dovetail.core.files import refuse_overwrite
-    from dovetail.pipeline.layers import ModelSpec
+    from dovetail.pipeline.layers import ModelSpec, need_torch, torch_dtype
     from dovetail.pipeline.live import Patience, RunOptions, read_hosts, run_plan
-    from dovetail.pipeline.simulation import read_plan
+    from dovetail.pipeline.plan_file import read_plan
 
     given = read_plan(plan)
+    need_torch("running a pipeline")
     refuse_overwrite([path for path in (journal, output) if path], [plan, hosts, input, weights])
+    check_writable(journal, output)
     _positive("--heartbeat-s", heartbeat_s)
     _positive("--heartbeat-limit-s", heartbeat_limit_s)
     if slow_factor and not slow_factor > 1:
@@ -122,9 +138,9 @@ def run(
     settings = read_hosts(hosts, known, engine == "local") if hosts else {}
     spec = ModelSpec(
         source=model,
-        arguments={name: _number(value) for name, value in pairs("--argument", argument).items()},
-        shapes=tuple(map(_shape, shape)),
-        input_dtype=input_dtype,
+        arguments={name: value(text) for name, text in pairs("--argument", argument).items()},
+        shapes=tuple(whole_numbers("--shape", text) for text in shape),
+        input_dtype=input_dtype and str(torch_dtype(input_dtype)),
         weights=str(weights) if weights else None,
         seed=seed,
         cut=cut,
@@ -140,15 +156,13 @@ def run(
     )
     inputs = None
     if input is not None:
-        from dovetail.pipeline.layers import need_torch
         from dovetail.pipeline.live.arrays import read_inputs
 
-        need_torch("running a pipeline")
         inputs = read_inputs(input, given.batch_size, given.problem.dtype if given.problem else "torch.float32")
     outputs: list[Any] = []
     try:
         total = microbatches or (len(inputs) if inputs is not None else 64)
-        with progress("running", total) as done:
+        with _ended_politely(), progress("running", total) as done:
             outcome = run_plan(
                 given,
                 spec,
@@ -173,34 +187,26 @@ def run(
     return 0
 
 
+@contextmanager
+def _ended_politely() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: results and journal are kept."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only there signals can be caught
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _positive(flag: str, value: float) -> None:
     if not 0 < value < float("inf"):
         raise InputError(f"{flag} {value:g}: expected a positive number")
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    """
-    >>> _shape("3,224,224")
-    (3, 224, 224)
-    """
-    try:
-        return tuple(int(size) for size in text.split(",") if size)
-    except ValueError:
-        raise InputError(f"--shape {text}: expected numbers, as 3,224,224") from None
-
-
-def _number(text: str) -> Any:
-    """A value of the command line: a number, true or false if it is one.
-
-    >>> [_number(text) for text in ("12", "0.5", "true", "gelu")]
-    [12, 0.5, True, 'gelu']
-    """
-    import msgspec
-
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
 
 
 def _show(outcome: Outcome, journal: Path | None, format: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-from dovetail.cli.common import print_json, print_table
+from dovetail.cli.common import Format, print_json, print_table
 from dovetail.core.files import refuse_overwrite
 from dovetail.pipeline import simulation
+from dovetail.pipeline.plan_file import read_plan
 
 
 def simulate(
@@ -17,7 +17,7 @@ def simulate(
     microbatches: int = 64,
     buffers: int = 1,
     journal: Path | None = None,
-    format: Literal["table", "json"] = "table",
+    format: Format = "table",
 ) -> int:
     """Send microbatches through a plan in virtual time.
 
@@ -38,7 +38,7 @@ def simulate(
     format
         table or json.
     """
-    given = simulation.read_plan(plan)
+    given = read_plan(plan)
     if journal is not None:
         refuse_overwrite([journal], [plan])
     outcome = simulation.record(given, microbatches, buffers, journal)
@@ -55,9 +55,9 @@ def simulate(
         print_json(figures)
         return 0
     print_table(["device or link", "use %"], [[name, round(100 * use, 1)] for name, use in uses.items()])
-    off = 100 * (outcome.makespan_s / outcome.predicted_s - 1) if outcome.predicted_s else 0.0
+    off = round(100 * (outcome.makespan_s / outcome.predicted_s - 1), 6) if outcome.predicted_s else 0.0
     print(f"\n{microbatches} microbatches in {outcome.makespan_s:.6f} s, {outcome.throughput_items_s:.3f} items/s")
-    print(f"the formula predicts {outcome.predicted_s:.6f} s ({off:+.6f} %)")
+    print(f"the formula predicts {outcome.predicted_s:.6f} s ({off + 0.0:+.6f} %)")
     if journal is not None:
         print(f"Journal written to {journal}")
     return 0

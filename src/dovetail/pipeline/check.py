@@ -40,6 +40,7 @@ class Facts(Struct):
 
     model: str = ""
     devices: list[str] = []
+    ended: str = ""  # why a real run ended early
     lanes: dict[str, list[int]] = {}
 
 
@@ -68,6 +69,8 @@ class Rules:
         self._sent: set[int] = set()
         self._delivered: set[int] = set()
         self._latest = 0
+        self._ended_early = self._live and bool(facts.ended)
+        self._rejected: set[int] = set()  # numbers that were given up last
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
@@ -81,7 +84,9 @@ class Rules:
             elif kind is Complete:
                 self._completed(event)
             elif kind is Reject:
-                self._open.pop(event.work, None)
+                sent = self._open.pop(event.work, None)
+                if sent is not None:
+                    self._rejected.add(sent.number)
         if self._buffers is not None:
             self._check_buffers(self._buffers)
 
@@ -92,6 +97,7 @@ class Rules:
         elif event.of in self._shapes:
             number = int(found.group(1))
             self._sent.add(number)
+            self._rejected.discard(number)
             self._open[event.work] = _Sent(number, event.of, event.sizes)
 
     def _started(self, start: Start) -> None:
@@ -149,7 +155,8 @@ class Rules:
     def finish(self) -> None:
         """What only the end can tell."""
         self._faults.nowhere()
-        for number in sorted(self._sent - self._delivered):
+        given_up = self._rejected if self._ended_early else set()
+        for number in sorted(self._sent - self._delivered - given_up):
             self._faults.add("lost", f"microbatch {number}", "was sent, but never came out")
 
 
@@ -166,4 +173,6 @@ def check_journal(path: Path) -> Report:
     figures = core.check_journal(reader, faults, [rules], exact=not live)
     rules.finish()
     notes = ["times were measured: they were not compared with the plan"] if live else []
+    if live and facts.ended:
+        notes.append(f"the run ended early: {facts.ended}")
     return Report.of(str(path), "journal", faults, notes, recount(figures))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.pipeline.layers import Built, ModelSpec
+from dovetail.pipeline.layers import Built, ModelSpec, one_line
 
 
 def build(spec: ModelSpec) -> Built:
@@ -28,11 +28,13 @@ def build(spec: ModelSpec) -> Built:
         try:
             made = made(**spec.arguments)
         except Exception as error:  # the factory is the user's: whatever it raises is about the input
-            raise InputError(f"{spec.source}: the factory failed: {type(error).__name__}: {error}") from error
+            raise InputError(f"{spec.source}: the factory failed: {one_line(error)}") from error
     if isinstance(made, list | tuple | nn.ModuleList):
         made = nn.Sequential(*made)
     if not isinstance(made, nn.Module):
         raise InputError(f"{spec.source}: expected a nn.Module, found {type(made).__name__}")
+    if type(made) is nn.Sequential and not len(made):
+        raise InputError(f"{spec.source}: has no layers")
     shapes = tuple(tuple(shape) for shape in getattr(made, "input_shapes", ()))
     tables = [m.num_embeddings for m in made.modules() if isinstance(m, nn.Embedding)]
     return Built(made, name, shapes, str(getattr(made, "input_dtype", "")), min(tables, default=2))
@@ -57,7 +59,7 @@ def _module(source: str, where: str) -> ModuleType:
     except ImportError as error:
         raise InputError(f"{source}: cannot import {where}: {error}") from None
     except Exception as error:
-        raise InputError(f"{source}: {where} failed: {type(error).__name__}: {error}") from error
+        raise InputError(f"{source}: {where} failed: {one_line(error)}") from error
 
 
 def _public(module: ModuleType) -> list[str]:
@@ -73,9 +75,12 @@ def load_weights(model: nn.Module, path: Path) -> None:
             state = importlib.import_module("safetensors.torch").load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(state)
     except ImportError:
         raise InputError(f"{path}: needs safetensors, which is not installed: pip install safetensors") from None
+    except Exception as error:  # whatever a loader makes of a file that is something else
+        raise InputError(f"{path}: expected weights as torch.save or safetensors write them") from error
+    try:
+        model.load_state_dict(state)
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path}: weights that do not fit the model: {first}") from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ from torch import fx, nn
 from dovetail.core.errors import InputError
 from dovetail.pipeline.cuts import MOST_ALIVE, choose_cuts
 from dovetail.pipeline.graph_pieces import Pieces
+from dovetail.pipeline.layers import one_line
 
 if TYPE_CHECKING:
     from dovetail.pipeline.layers import Chain
@@ -19,10 +23,12 @@ if TYPE_CHECKING:
 
 def cut_graph(model: nn.Module, chain: Chain) -> tuple[list[nn.Module], list[str]]:
     """Trace a module and cut its graph; the layers, one after another, are checked against the module itself."""
+    _try(model, chain)
     failures = []
     for trace in (_symbolic, _exported):
         try:
-            layers, names = _cut(trace(model, chain), chain)
+            with _silent():
+                layers, names = _cut(trace(model, chain), chain)
             if _agree(model, layers, chain):
                 return layers, names
             failures.append("what was traced computes something else")
@@ -30,6 +36,29 @@ def cut_graph(model: nn.Module, chain: Chain) -> tuple[list[nn.Module], list[str
             first = str(error).strip().splitlines() or [type(error).__name__]
             failures.append(f"{trace.__name__[1:]} trace: {first[0]}")
     raise InputError(f"{chain.name}: cannot be cut into layers: {'; '.join(failures)}")
+
+
+def _try(model: nn.Module, chain: Chain) -> None:
+    """Run the model once: what is wrong with its inputs is told better by itself than by a tracer."""
+    given = chain.inputs(2, "torch.float32")
+    try:
+        with torch.inference_mode():
+            model(*given) if isinstance(given, tuple) else model(given)
+    except Exception as error:
+        shapes = " and ".join("x".join(map(str, shape)) or "1" for shape in chain.shapes)
+        raise InputError(f"{chain.name}: does not run on items of {shapes}: {one_line(error)}") from error
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Tracers log and print at length what they cannot trace; the error says it in a line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def flat(nested: Any, kind: type) -> list[Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, did_you_mean
 from dovetail.pipeline.graph_layers import flat
-from dovetail.pipeline.layers import Built, ModelSpec
+from dovetail.pipeline.layers import Built, ModelSpec, one_line
 
 _LONGEST = 512  # tokens of an item, where the configuration allows more
 
@@ -42,9 +42,10 @@ def build(spec: ModelSpec) -> Built:
     try:
         model = transformers.AutoModel.from_config(config)
     except Exception as error:  # whatever a model's own code finds wrong with its configuration
-        raise InputError(f"{path}: no model can be built: {error}") from error
+        raise InputError(f"{path}: no model can be built: {one_line(error)}") from error
     main_input = model.main_input_name
-    name = getattr(config, "name_or_path", "") or (path.name if path.is_dir() else path.stem)
+    folder = path if path.is_dir() else path.parent  # a file called config.json says nothing
+    name = getattr(config, "name_or_path", "") or (path.stem if path.stem != "config" else folder.resolve().name)
     if main_input == "pixel_values":
         size = getattr(config, "image_size", 224)
         sides = (size, size) if isinstance(size, int) else tuple(size)
@@ -64,10 +65,13 @@ def _config(transformers: Any, path: Path, changes: dict[str, Any]) -> Any:
     except ValueError as error:
         raise InputError(f"{file}: not JSON: {error}") from None
     kind = given.pop("model_type", None) if isinstance(given, dict) else None
+    known = list(transformers.CONFIG_MAPPING)
+    if isinstance(kind, str) and kind not in known:
+        raise InputError(f"{file}: unknown model_type {kind!r}{did_you_mean(kind, known)}")
     if not kind:
         raise InputError(f"{file}: missing key 'model_type'; expected the configuration of a Hugging Face model")
     try:
         # A cache of keys and values is state that does not travel from layer to layer.
         return transformers.AutoConfig.for_model(kind, **(given | {"use_cache": False} | changes))
     except (ValueError, TypeError) as error:
-        raise InputError(f"{file}: {error}") from error
+        raise InputError(f"{file}: {one_line(error)}") from error

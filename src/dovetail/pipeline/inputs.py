@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files import Document, Key
 
+LARGEST = 1e15  # of seconds, MiB, Mbit/s and values: sums and products of them stay finite
 DTYPE_BYTES = {"torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2, "torch.float64": 8, "torch.int8": 1}
 
 
@@ -89,9 +91,13 @@ def read_pipeline(
     """Read and validate; types without hosts are left out, and with a warning those without a matching profile."""
     if dtype not in DTYPE_BYTES:
         raise InputError(f"unsupported dtype {dtype!r}{did_you_mean(dtype, DTYPE_BYTES)}")
-    for name, value in (("batch size", batch_size), ("buffers in", buffers_in + 1), ("buffers out", buffers_out + 1)):
-        if value < 1:
-            raise InputError(f"{name}: expected {'1' if name == 'batch size' else '0'} or more")
+    for name, value, least in (
+        ("batch size", batch_size, 1),
+        ("buffers in", buffers_in, 0),
+        ("buffers out", buffers_out, 0),
+    ):
+        if not least <= value <= LARGEST:
+            raise InputError(f"{name}: expected {least} or more, found {value}")
     entry, warnings = _read_model(models, model)
     bytes_each = DTYPE_BYTES[dtype] * batch_size
     counts = [entry.parameters_in, *_repeated(entry.parameters_out, entry.layers)]
@@ -119,7 +125,21 @@ def _mapping(path: Path, what: str) -> tuple[Document, dict[str, Any]]:
     doc = Document.read(path)
     if not isinstance(doc.data, dict):
         raise doc.error((), f"expected a mapping of {what}, found {type(doc.data).__name__}")
+    check_names(doc, doc.data)
     return doc, doc.data
+
+
+def check_names(doc: Document, names: Iterable[Any]) -> None:
+    """Keys of a mapping are names: YAML reads some words and numbers as something else."""
+    for name in names:
+        if not isinstance(name, str):
+            raise doc.error((name,), f"expected a name, found {name!r}; write it in quotes")
+
+
+def check_number(doc: Document, keys: Sequence[Key], value: float) -> None:
+    """What is measured is neither negative nor beyond measure."""
+    if not 0 <= value <= LARGEST:
+        raise doc.error(keys, f"expected a number from 0 to {LARGEST:g}, found {value}")
 
 
 def _read_model(path: Path, model: str) -> tuple[ModelEntry, list[str]]:
@@ -138,10 +158,8 @@ def _read_model(path: Path, model: str) -> tuple[ModelEntry, list[str]]:
         raise doc.error((model, "parameters_out"), f"is empty, but layers is {entry.layers}")
     for key, values in (("mem_MB", entry.mem_MB), ("parameters_out", entry.parameters_out)):
         for i, value in enumerate(values):
-            if not 0 <= value < float("inf"):
-                raise doc.error((model, key, i), f"expected a number >= 0, found {value}")
-    if entry.parameters_in < 0:
-        raise doc.error((model, "parameters_in"), f"expected a number >= 0, found {entry.parameters_in}")
+            check_number(doc, (model, key, i), value)
+    check_number(doc, (model, "parameters_in"), entry.parameters_in)
     warnings = []
     if len(entry.parameters_out) < entry.layers:
         warnings.append(
@@ -169,23 +187,22 @@ def _read_classes(
     for name in sorted(data):
         given = doc.convert(data[name], DeviceTypeEntry, (name,))
         for key in ("bw_Mbps", "mem_MB", "watts_busy", "watts_idle", "price_per_hour"):
-            if not 0 <= getattr(given, key) < float("inf"):
-                raise doc.error((name, key), f"expected a number >= 0, found {getattr(given, key)}")
+            check_number(doc, (name, key), getattr(given, key))
         profiles = (given.model_profiles or {}).get(model)
         if profiles is None:
             warnings.append(f"Device type {name} doesn't support model: type will be skipped")
             continue
         matching = [(i, p) for i, p in enumerate(profiles) if (p.dtype, p.batch_size) == (dtype, batch_size)]
         if not matching:
-            warnings.append(f"Device type {name} doesn't have matching profile: type will be skipped")
+            has = ", ".join(f"{p.dtype} with batch size {p.batch_size}" for p in profiles) or "none"
+            warnings.append(f"Device type {name} doesn't have matching profile (it has: {has}): type will be skipped")
             continue
         i, profile = matching[-1]
         keys = (name, "model_profiles", model, i, "time_s")
         if len(profile.time_s) != entry.layers:
             raise doc.error(keys, f"has {len(profile.time_s)} values, but layers is {entry.layers}")
         for j, seconds in enumerate(profile.time_s):
-            if not 0 <= seconds < float("inf"):
-                raise doc.error((*keys, j), f"expected a number >= 0, found {seconds}")
+            check_number(doc, (*keys, j), seconds)
         if hosts.get(name):
             classes.append(
                 DeviceClass(
@@ -200,6 +217,8 @@ def _read_classes(
                     given.price_per_hour,
                 )
             )
+    if not any(hosts.values()):
+        warnings.append(f"{devices} lists no hosts")
     return classes
 
 
@@ -213,6 +232,8 @@ def _read_hosts(path: Path, types: dict[str, Any], warnings: list[str]) -> dict[
             hint = did_you_mean(str(name), map(str, types))
             warnings.append(f"Hosts of {name} will be skipped: it is not a device type{hint}")
         for i, host in enumerate(hosts[name]):
+            if not host:
+                raise doc.error((name, i), "expected the name of a host, found an empty one")
             if host in seen:
                 raise doc.error((name, i), f"host {host!r} is listed twice (before under {seen[host]})")
             seen[host] = name

@@ -150,6 +150,15 @@ def need_torch(what_for: str) -> ModuleType:
         raise MissingExtraError("torch", "PyTorch", what_for) from None
 
 
+def one_line(error: Exception) -> str:
+    """What somebody else's code raised, on one line.
+
+    >>> one_line(ValueError("bad\\n  shape"))
+    'ValueError: bad shape'
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """A dtype by name.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import statistics
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,10 +38,16 @@ class LinkResult(Struct, frozen=True, kw_only=True):
 
 def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
     """A socket for `serve`; port 0 takes a free one."""
+    _check_port(port, 0)
     try:
         return socket.create_server((address, port), family=_family(address, port))
     except OSError as error:
         raise InputError(f"{address} port {port}: cannot listen: {error.strerror or error}") from error
+
+
+def _check_port(port: int, least: int) -> None:
+    if not least <= port <= 65535:
+        raise InputError(f"port: expected {least} to 65535, found {port}")
 
 
 def _family(address: str, port: int) -> socket.AddressFamily:
@@ -82,7 +89,8 @@ def _answer(connection: socket.socket) -> None:
 
 def measure_link(address: str, port: int, *, repeats: int = 9, seconds: float = 0.2) -> LinkResult:
     """Measure the link to a server: transfers are made large enough to last about so many seconds each."""
-    if repeats < 1 or seconds <= 0:
+    _check_port(port, 1)
+    if repeats < 1 or not 0 < seconds < inf:
         raise InputError(f"repeats and seconds: expected more than 0, found {repeats} and {seconds:g}")
     try:
         with socket.create_connection((address, port), timeout=_PATIENCE_S) as connection:
@@ -201,19 +209,22 @@ class _LinksFile(Struct, forbid_unknown_fields=True):
     latency_s: float = 0.0
 
 
+def other_links(path: Path, here: str, there: str, *, force: bool = False) -> _LinksFile:
+    """What a links file holds but for the links between these two, which must not be there without `force`."""
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
+        return _LinksFile()
+    doc = Document.read(path)
+    file = doc.convert(doc.data, _LinksFile)
+    for i, link in enumerate(file.links):
+        if {link.get("from"), link.get("to")} == {here, there} and not force:
+            raise doc.error(("links", i), f"the link of {here} and {there} is there already; -f replaces it")
+    file.links = [link for link in file.links if {link.get("from"), link.get("to")} != {here, there}]
+    return file
+
+
 def write_links(path: Path, entries: Sequence[dict[str, Any]], *, force: bool = False) -> None:
     """Add entries to a links file; with `force` those between the same two are replaced."""
-    file = _LinksFile()
-    if path.exists() and path.stat().st_size:
-        doc = Document.read(path)
-        file = doc.convert(doc.data, _LinksFile)
-        pair = {entries[0]["from"], entries[0]["to"]}
-        for i, link in enumerate(file.links):
-            if {link.get("from"), link.get("to")} == pair and not force:
-                raise doc.error(
-                    ("links", i), f"the link of {' and '.join(sorted(pair))} is there already; -f replaces it"
-                )
-        file.links = [link for link in file.links if {link.get("from"), link.get("to")} != pair]
+    file = other_links(path, entries[0]["from"], entries[0]["to"], force=force)
     file.links = [*file.links, *entries]
     plain = msgspec.to_builtins(file)
     dump_yaml(path, plain if file.latency_s else {"links": plain["links"]})

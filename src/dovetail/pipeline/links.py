@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dovetail.core.errors import did_you_mean
 from dovetail.core.files import Document
 from dovetail.pipeline.change import by_host, regroup
-from dovetail.pipeline.inputs import DeviceClass, Pipeline
+from dovetail.pipeline.inputs import DeviceClass, Pipeline, check_names, check_number
 
 
 class Link(Struct, forbid_unknown_fields=True):
@@ -46,12 +46,12 @@ def apply_links(pipeline: Pipeline, path: Path) -> Pipeline:
 
 def _with_neighbours(pipeline: Pipeline, doc: Document) -> Pipeline:
     """Every pair of hosts is as fast as the slower of its two directions; one that is not in the file has no link."""
+    check_names(doc, doc.data)
     given = {host: row if row is not None else {} for host, row in doc.data.items()}
     table = {host: doc.convert(row, dict[str, _Neighbour], (host,)) for host, row in given.items()}
     for host, row in table.items():
         for other, link in row.items():
-            if not 0 <= link.bw_Mbps < float("inf"):
-                raise doc.error((host, other, "bw_Mbps"), f"expected a number >= 0, found {link.bw_Mbps}")
+            check_number(doc, (host, other, "bw_Mbps"), link.bw_Mbps)
     one = by_host(pipeline)
     hosts = [c.name for c in one.classes]
     for host in dict.fromkeys([*table, *(other for row in table.values() for other in row)]):
@@ -98,6 +98,8 @@ def _with_links(pipeline: Pipeline, doc: Document) -> Pipeline:
     types = {c.type for c in pipeline.classes}
     known = {host: c for c in pipeline.classes for host in c.hosts}
     named = set()
+    ways: set[tuple[str, str]] = set()
+    check_number(doc, ("latency_s",), file.latency_s)
     for i, link in enumerate(file.links):
         for key, end in (("from", link.source), ("to", link.target)):
             if end not in types and end not in known:
@@ -106,8 +108,14 @@ def _with_links(pipeline: Pipeline, doc: Document) -> Pipeline:
                 )
             if end in known:
                 named.add(end)
-        if not (0 <= link.latency_s < float("inf") and 0 <= (link.bw_Mbps or 0.0) < float("inf")):
-            raise doc.error(("links", i), "expected bandwidth and latency >= 0")
+        check_number(doc, ("links", i, "latency_s"), link.latency_s)
+        check_number(doc, ("links", i, "bw_Mbps"), link.bw_Mbps or 0.0)
+        if link.source == link.target and link.source in known:
+            raise doc.error(("links", i), f"{link.source} has no link to itself")
+        for way in {(link.source, link.target), *([] if link.one_way else [(link.target, link.source)])}:
+            if way in ways:
+                raise doc.error(("links", i), f"the link from {way[0]} to {way[1]} is given twice")
+            ways.add(way)
     groups: list[tuple[int, DeviceClass]] = []
     for k, c in enumerate(pipeline.classes):
         rest = [host for host in c.hosts if host not in named]

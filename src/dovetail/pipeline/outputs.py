@@ -17,7 +17,7 @@ def schedule_yaml(plan: Plan | None) -> str:
     if plan is None or not plan.stages:
         return "[]\n"
     rows = [{stage.host: list(stage.layers)} for stage in plan.stages]
-    return yaml.safe_dump(rows, default_flow_style=None, sort_keys=False)
+    return yaml.safe_dump(rows, default_flow_style=None, sort_keys=False, allow_unicode=True)
 
 
 COLUMNS = ("host", "type", "layers", "compute s", "send s", "slack s", "memory MiB", "left MiB", "use %")

@@ -41,9 +41,9 @@ class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         for name in ("latency_cap_s", "max_stages", "data_mbps", "replicas"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                return f"{name}: expected a positive number, found {value}"
+                return f"--{name.replace('_', '-')}: expected a positive number, found {value}"
         if not self.link_bits or any(not 1 <= bits <= 32 for bits in self.link_bits):
-            return f"link_bits: expected widths from 1 to 32, found {list(self.link_bits)}"
+            return f"--link-bits: expected widths from 1 to 32, found {list(self.link_bits)}"
         return None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec.structs import replace
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, did_you_mean
 from dovetail.pipeline.inputs import Pipeline
 from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan, finish
 from dovetail.pipeline.search import Search
@@ -23,7 +25,12 @@ def plan(
     constraints = constraints or Constraints()
     for host in (constraints.first, constraints.last):
         if host is not None and all(host not in c.hosts for c in pipeline.classes):
-            raise InputError(f"{host!r} is not an available host")
+            known = [host for c in pipeline.classes for host in c.hosts]
+            raise InputError(f"{host!r} is not an available host{did_you_mean(host, known)}")
+    if microbatches < 1:
+        raise InputError(f"microbatches: expected 1 or more, found {microbatches}")
+    if not 0 <= slack < inf:
+        raise InputError(f"slack: expected 0 or more, found {slack:g}")
     cuts = None if constraints.allowed_cuts is None else set(constraints.allowed_cuts)
     tables = Tables(pipeline, cuts)
     if not pipeline.layers:

@@ -7,13 +7,15 @@ import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.layers import Chain, need_torch
+from dovetail.pipeline.layers import Chain, need_torch, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +43,7 @@ class LayerProfile(Struct, frozen=True, kw_only=True):
 
 
 class ProfileResult(Struct, frozen=True, kw_only=True):
-    """The layers first..last of a model. `whole_s` is the time of all of them in one go."""
+    """The layers first..last of a model. `whole_s` is the time of all of them in one go; `share` 0 is no limit."""
 
     model: str
     layers: int
@@ -51,6 +53,7 @@ class ProfileResult(Struct, frozen=True, kw_only=True):
     threads: int
     profile: tuple[LayerProfile, ...]
     whole_s: float
+    share: float = 0.0
     source: Literal["measured", "estimated"] = "measured"
 
     @property
@@ -71,6 +74,8 @@ class Effort(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.warmup < 0 or not 1 <= self.least <= self.most:
             raise InputError(f"repeats: expected 1 <= least <= most, found {self.least} and {self.most}")
+        if not 0 < self.seconds < inf:
+            raise InputError(f"seconds: expected more than 0, found {self.seconds:g}")
 
 
 def profile_chain(
@@ -83,12 +88,18 @@ def profile_chain(
     last: int | None = None,
     effort: Effort | None = None,
     seed: int = 0,
+    share: float | None = None,
+    scale_to_whole: bool = False,
     done: Callable[[float], None] = lambda _: None,
 ) -> ProfileResult:
     """Measure the layers first..last (all by default), each with what the one before it gives.
 
     They are run round after round, not each many times over: so a layer finds the caches as it does in a pipeline, and
     a slow moment of the machine is shared by all. `done` is told how much is done, from 0 to 1.
+
+    `scale_to_whole` scales the layers' times so that their sum is that of the whole. `share` implies it: the whole is
+    run for a second with so many cores' time, and its mean taken. The layers are timed without that limit: it is kept
+    by pauses, which may always hit the same ones of layers that are run in turn.
     """
     torch = need_torch("profiling")
     last = len(chain.layers) if last is None else last
@@ -103,17 +114,28 @@ def profile_chain(
         value = chain.part(1, first - 1, device, dtype)(value)
     runs = [chain.part(i, i, device, dtype) for i in range(first, last + 1)]
     values, used = [value], []
-    for run in runs:
-        out, most_bytes = highest_use(run, values[-1], device)
+    for i, run in enumerate(runs, first):
+        try:
+            out, most_bytes = highest_use(run, values[-1], device)
+        except Exception as error:  # a layer raises whatever it finds wrong with its input
+            where = f"layer {i} ({chain.names[i - 1]})"
+            raise InputError(
+                f"{chain.name}: {where} fails on items of {shapes(values[-1])}: {one_line(error)}"
+            ) from error
         values.append(out)
         used.append(most_bytes)
     times = _rounds(runs, values, device, effort, done)
+    runs.clear()  # before the whole is placed: a large model fits once, not twice
+    with _limited(share):
+        whole_s = _whole_s(chain.part(first, last, device, dtype), value, device, effort, share is not None)
+    medians = [statistics.median(taken) for taken in times]
+    scale = whole_s / sum(medians) if scale_to_whole or share is not None else 1.0
     layers = [
         LayerProfile(
             layer=i,
             name=chain.names[i - 1],
-            time_s=statistics.median(taken),
-            spread_s=spread(taken),
+            time_s=medians[i - first] * scale,
+            spread_s=spread(taken) * scale,
             repeats=len(taken),
             memory_mib=weight_bytes(chain.layers[i - 1], dtype) / MIB,
             activation_mib=used[i - first] / MIB,
@@ -122,8 +144,6 @@ def profile_chain(
         )
         for i, taken in enumerate(times, first)
     ]
-    runs.clear()  # before the whole is placed: a large model fits once, not twice
-    all_at_once = _rounds([chain.part(first, last, device, dtype)], [value], device, effort)[0]
     return ProfileResult(
         model=chain.name,
         layers=len(chain.layers),
@@ -132,8 +152,32 @@ def profile_chain(
         device=device_name(device),
         threads=torch.get_num_threads(),
         profile=tuple(layers),
-        whole_s=statistics.median(all_at_once),
+        whole_s=whole_s,
+        share=share or 0.0,
     )
+
+
+@contextmanager
+def _limited(share: float | None) -> Iterator[None]:
+    """With a share of the processor, if one is given."""
+    if share is None:
+        yield
+        return
+    from dovetail.pipeline.live.share import Share
+
+    limit = Share(os.getpid(), share)
+    try:
+        yield
+    finally:
+        limit.release()
+
+
+def _whole_s(run: Callable[[Value], Value], value: Value, device: str, effort: Effort, paused: bool) -> float:
+    """Seconds of all layers in one go."""
+    if not paused:
+        return statistics.median(_rounds([run], [value], device, effort)[0])
+    long = replace(effort, most=10**9, precision=0.0, seconds=max(effort.seconds, 1.0))  # many slices
+    return statistics.fmean(_rounds([run], [value], device, long)[0])
 
 
 def _rounds(

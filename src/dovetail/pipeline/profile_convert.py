@@ -11,12 +11,15 @@ import msgspec
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
 from dovetail.core.rates import Rate, RateTable
-from dovetail.pipeline.inputs import DTYPE_BYTES, DeviceTypeEntry, ModelEntry
+from dovetail.pipeline.inputs import DTYPE_BYTES, LARGEST, DeviceTypeEntry, ModelEntry
 from dovetail.pipeline.profile_files import ModelProfile, dump_yaml, parameters
 
 
-def to_models(profiles: Sequence[ModelProfile], path: Path, *, force: bool = False) -> list[str]:
-    """Add the model to models.yml, or with `force` replace it; other entries stay. Gives warnings."""
+def to_models(profiles: Sequence[ModelProfile], path: Path, *, force: bool = False, write: bool = True) -> list[str]:
+    """Add the model to models.yml, or with `force` replace it; other entries stay. Gives warnings.
+
+    Without `write` it only finds out whether that can be done.
+    """
     entries = []
     for profile in profiles:
         _complete(profile)
@@ -30,11 +33,12 @@ def to_models(profiles: Sequence[ModelProfile], path: Path, *, force: bool = Fal
     if any(entry.mem_MB != entries[0].mem_MB for entry in entries):
         warnings.append("memory differs between the profiles; the one that needs most is taken")
     name = profiles[0].model_name
-    doc, data = _existing(path)
+    doc, data = _existing(path, ModelEntry)
     if doc is not None and name in data and not force:
         raise doc.error((name,), "is there already; -f replaces it")
     data[name] = msgspec.to_builtins(max(entries, key=lambda entry: sum(entry.mem_MB)))
-    dump_yaml(path, data)
+    if write:
+        dump_yaml(path, data)
     return warnings
 
 
@@ -46,16 +50,21 @@ def to_device_types(
     mem_mb: float | None = None,
     bw_mbps: float | None = None,
     force: bool = False,
+    write: bool = True,
 ) -> list[str]:
     """Add the profiles to a device type of device_types.yml; memory and bandwidth are needed for a new type only.
 
-    Profiles are told apart by dtype and batch size; with `force` one that is there is replaced in its place.
+    Profiles are told apart by dtype and batch size; with `force` one that is there is replaced in its place. Without
+    `write` it only finds out whether that can be done.
     """
-    doc, data = _existing(path)
+    doc, data = _existing(path, DeviceTypeEntry)
     warnings: list[str] = []
     given = {"mem_MB": mem_mb, "bw_Mbps": bw_mbps}
+    for key, value in given.items():
+        if value is not None and not 0 <= value <= LARGEST:
+            raise InputError(f"{device_type}: {key}: expected a number from 0 to {LARGEST:g}, found {value:g}")
     if doc is not None and device_type in data:
-        known = doc.convert(data[device_type], DeviceTypeEntry, (device_type,))
+        known = msgspec.convert(data[device_type], DeviceTypeEntry)
         for key, value in given.items():
             if value is not None and value != getattr(known, key):
                 raise doc.error((device_type, key), f"is {getattr(known, key):g}, not {value:g}; leave it out")
@@ -79,8 +88,18 @@ def to_device_types(
         listed[same[-1] if same else len(listed) : (same[-1] + 1) if same else len(listed)] = [made]
         held[profile.model_name] = listed
     data[device_type] = data[device_type] | {"model_profiles": held}
-    dump_yaml(path, data)
+    if write:
+        dump_yaml(path, data)
     return warnings
+
+
+def check_reference(device_types: Path, model: str, reference: str) -> None:
+    """Refuse a reference without a profile of the model."""
+    doc, data = _existing(device_types, DeviceTypeEntry)
+    if doc is None or reference not in data:
+        raise InputError(f"{device_types}: no device type {reference!r}{did_you_mean(reference, data)}")
+    if not (data[reference].get("model_profiles") or {}).get(model):
+        raise doc.error((reference,), f"has no profile of {model}")
 
 
 def to_rates(device_types: Path, model: str, reference: str, rates: Path) -> list[Rate]:
@@ -88,9 +107,9 @@ def to_rates(device_types: Path, model: str, reference: str, rates: Path) -> lis
 
     Of several batch sizes the fastest counts; dtypes are not mixed: it is the one of the reference's first profile.
     """
-    doc, data = _existing(device_types)
-    if doc is None or reference not in data:
-        raise InputError(f"{device_types}: no device type {reference!r}{did_you_mean(reference, data)}")
+    check_reference(device_types, model, reference)
+    doc, data = _existing(device_types, DeviceTypeEntry)
+    assert doc is not None
     dtype = ""
     speeds: dict[str, tuple[float, str]] = {}
     for name in [reference, *(name for name in sorted(data) if name != reference)]:
@@ -134,13 +153,15 @@ def _float_dtype(profile: ModelProfile, warnings: list[str]) -> str:
     return "torch.float32"
 
 
-def _existing(path: Path) -> tuple[Document | None, dict[str, Any]]:
-    """What a file that is extended holds: nothing if it is not there or empty."""
+def _existing(path: Path, entries: type[ModelEntry | DeviceTypeEntry]) -> tuple[Document | None, dict[str, Any]]:
+    """What a file that is extended holds: nothing if it is not there or empty, and nothing but such entries."""
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return None, {}
     doc = Document.read(path)
     if doc.data is not None and not isinstance(doc.data, dict):
         raise doc.error((), f"expected a mapping, found {type(doc.data).__name__}")
+    for name, entry in (doc.data or {}).items():
+        doc.convert(entry, entries, (name,))
     return doc, dict(doc.data or {})
 
 

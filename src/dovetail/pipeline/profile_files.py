@@ -42,6 +42,7 @@ class ModelProfile(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     profile_data: list[LayerRow]
     device: str = ""
     threads: int = 0
+    share: float = 0.0
     source: Literal["measured", "estimated"] = "measured"
     whole_s: float = 0.0
 
@@ -70,6 +71,7 @@ def profile_of(result: ProfileResult) -> ModelProfile:
         profile_data=rows,
         device=result.device,
         threads=result.threads,
+        share=result.share,
         source=result.source,
         whole_s=_rounded(result.whole_s),
     )
@@ -168,9 +170,10 @@ def merged(old: Iterable[ModelProfile], new: Iterable[ModelProfile], *, force: b
 def _joined(old: ModelProfile, new: ModelProfile) -> ModelProfile:
     rows = {row.layer: row for row in (*old.profile_data, *new.profile_data)}
     kept = len(rows) > len(new.profile_data)
-    before = (old.source, old.device or new.device, old.threads or new.threads)  # an old file does not say
-    if kept and before != (new.source, new.device, new.threads):
-        where = f"{old.source} on {old.device} with {old.threads} threads"
+    before = (old.source, old.device or new.device, old.threads or new.threads, old.share)  # an old file does not say
+    if kept and before != (new.source, new.device, new.threads, new.share):
+        share = f" and a share of {old.share:g} cores" if old.share else ""
+        where = f"{old.source} on {old.device} with {old.threads} threads{share}"
         raise InputError(f"{_what(new)}: other layers in the file are {where}; name another file")
     values = {key: getattr(new, key) for key in new.__struct_fields__}
     values |= {"profile_data": [rows[layer] for layer in sorted(rows)], "whole_s": 0.0 if kept else new.whole_s}
@@ -194,4 +197,4 @@ def write_profiles(path: Path, profiles: Sequence[ModelProfile]) -> None:
 def dump_yaml(path: Path, data: Any) -> None:
     """Write a YAML file as the older tools do: keys sorted, innermost lists in one line."""
     with written_whole(path) as file:
-        file.write(yaml.safe_dump(data, default_flow_style=None, sort_keys=True).encode())
+        file.write(yaml.safe_dump(data, default_flow_style=None, sort_keys=True, allow_unicode=True).encode())

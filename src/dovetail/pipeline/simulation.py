@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from math import inf
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -20,7 +18,6 @@ from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Instruction, Start, Stimulus
 from dovetail.core.executor import SimExecutor
-from dovetail.core.files import Document
 from dovetail.core.journal import Header, Observer, ShapeRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
@@ -231,21 +228,3 @@ def record(plan: Plan, microbatches: int, buffers: int, journal: Path | None) ->
         outcome = run(plan, microbatches, buffers, [writer])
         writer.end(outcome.steps + 1, outcome.makespan_s, recount(outcome.figures))
     return outcome
-
-
-def read_plan(path: Path) -> Plan:
-    """A plan as `dovetail pipeline plan --format json` printed it."""
-    doc = Document.read(path)
-    data: Any = doc.data
-    if isinstance(data, dict) and data.get("feasible") is False:
-        raise doc.error(("feasible",), "holds no plan: planning found none")
-    if isinstance(data, dict):
-        data = {key: value for key, value in data.items() if key not in ("what_if", "curves")}
-    found = doc.convert(data, Plan)
-    if not found.stages:
-        raise doc.error(("stages",), "expected at least one stage")
-    for i, stage in enumerate(found.stages):
-        for key in ("compute_s", "send_s"):
-            if not 0 <= getattr(stage, key) < inf:
-                raise doc.error(("stages", i, key), f"expected seconds, found {getattr(stage, key)}")
-    return found

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from dovetail.pipeline.costs import Costs
 from dovetail.pipeline.inputs import Pipeline
-from dovetail.pipeline.labels import cheapest
-from dovetail.pipeline.plan import Constraints
+from dovetail.pipeline.labels import Found, cheapest
+from dovetail.pipeline.plan import Constraints, finish
 from dovetail.pipeline.search import LABEL_WORK, Search
 from dovetail.pipeline.tables import MIB, Tables
 
@@ -28,7 +28,7 @@ def why_not(tables: Tables, constraints: Constraints) -> list[str]:
     """Reasons why no plan exists, the most telling first."""
     p = tables.pipeline
     if not p.classes:
-        return ["no device has a profile for this model, batch size and dtype", *p.warnings]
+        return [f"no device has a profile of {p.model} for batch size {p.batch_size} and {p.dtype}"]
     reasons = [*_too_large(tables), *_too_little(p)]
     if not reasons:
         reasons = _links(p) if not _possible(p, Constraints()) else _constraints(tables, constraints)
@@ -41,11 +41,12 @@ def _possible(p: Pipeline, constraints: Constraints) -> bool:
 
 
 def _too_large(tables: Tables) -> Iterator[str]:
+    """Layers that no device can hold, neither alone nor with others: more layers may need smaller buffers."""
     p = tables.pipeline
     largest = max(c.mem_mib for c in p.classes)
     for layer in range(1, p.layers + 1):
-        if not tables.fits[:, layer - 1, layer].any():
-            need = float(tables.need_bytes[layer - 1, layer]) / MIB
+        if not tables.fits[:, :layer, layer:].any():
+            need = float(tables.need_bytes[:layer, layer:].min()) / MIB
             yield f"layer {layer} fits nowhere: it needs {need:.1f} MiB with its buffers, the largest has {largest:.1f}"
 
 
@@ -98,7 +99,11 @@ def _about(name: str, tables: Tables, constraints: Constraints) -> str:
     value = getattr(constraints, name)
     if name == "latency_cap_s":
         best = Search(tables, constraints).latency(inf)
-        told = f": the least latency possible is {best.value:.6g} s" if best is not None else ""
+        told = (
+            f": the least latency possible is {best.value:.6g} s{_slowest_link(tables, constraints, best)}"
+            if best
+            else ""
+        )
         return f"--latency-cap-s {value:g} leaves no plan{told}"
     if name == "max_stages":
         costs = Costs(tables, replace(constraints, max_stages=None, latency_cap_s=None))
@@ -114,13 +119,22 @@ def _about(name: str, tables: Tables, constraints: Constraints) -> str:
     return f"--{name} {value} leaves no plan{_pinned(tables, value, name)}"
 
 
+def _slowest_link(tables: Tables, constraints: Constraints, best: Found) -> str:
+    """Which link takes most of the least latency, where any takes some of it."""
+    made = finish(tables, constraints, "latency", best.stages, best.value, best.value, True, "exact", 0)
+    hosts = ["the data host", *(stage.host for stage in made.stages), "the data host"]
+    sends = [made.enter_s, *(stage.send_s for stage in made.stages)]
+    x = max(range(len(sends)), key=sends.__getitem__)
+    return f", of which the link from {hosts[x]} to {hosts[x + 1]} takes {sends[x]:.6g} s" if sends[x] > 0 else ""
+
+
 def _pinned(tables: Tables, host: str, end: str) -> str:
     p = tables.pipeline
     k = next(k for k, c in enumerate(p.classes) if host in c.hosts)
-    i, j = (0, 1) if end == "first" else (p.layers - 1, p.layers)
-    if not tables.fits[k, i, j]:
-        need = float(tables.need_bytes[i, j]) / MIB
-        return f": layer {j} needs {need:.1f} MiB with its buffers, {host} has {p.classes[k].mem_mib:.1f}"
+    held, layer = (np.s_[0, 1:], 1) if end == "first" else (np.s_[:-1, p.layers], p.layers)
+    if not tables.fits[k][held].any():
+        need = float(tables.need_bytes[held].min()) / MIB
+        return f": layer {layer} needs {need:.1f} MiB with its buffers, {host} has {p.classes[k].mem_mib:.1f}"
     return f": no chain that {'begins' if end == 'first' else 'ends'} on {host} holds all layers"
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from dovetail.core.errors import did_you_mean
+from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
+from dovetail.pipeline.profile import check_device
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -39,6 +40,11 @@ def read_hosts(path: Path, known: Collection[str], local: bool = True) -> dict[s
             raise doc.error((host, "threads"), f"expected at least 1, found {settings.threads}")
         if settings.share is not None and not 0.05 <= settings.share <= 4096:
             raise doc.error((host, "share"), f"expected cores from 0.05, found {settings.share:g}")
+        if local and settings.device != "cpu":
+            try:
+                check_device(settings.device)
+            except InputError as error:
+                raise doc.error((host, "device"), str(error)) from None
         strange = sorted(set(settings.cores) - here) if local else []
         if strange:
             raise doc.error((host, "cores"), f"found {strange}, expected some of {sorted(here)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -16,6 +17,7 @@ from dovetail.pipeline.live.share import Share
 from dovetail.pipeline.live.stage import Settings, Worker
 
 _GRACE_S = 2.0
+_REACH_S = 5.0
 
 
 class _Stage:
@@ -37,6 +39,17 @@ class _Stage:
         return import_module("ray").get_runtime_context().get_node_id(), os.getpid()
 
 
+def _check_reachable(address: str | None) -> None:
+    """Refuse an address where nobody listens: Ray itself goes on trying for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # a word such as `auto`
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--address {address}: no Ray cluster can be reached there: {error}") from None
+
+
 class RayEngine:
     """One actor per host of the plan, on the node that its settings name, else spread over all nodes."""
 
@@ -45,6 +58,7 @@ class RayEngine:
             ray: Any = import_module("ray")
         except ImportError:
             raise MissingExtraError("ray", "Ray", "the ray engine") from None
+        _check_reachable(address)
         self._ray = ray
         self._ours = not ray.is_initialized()
         if self._ours:

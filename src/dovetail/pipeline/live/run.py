@@ -107,7 +107,7 @@ def run_plan(
         if keep_outputs:
             kept.append(value)
 
-    source = inputs.__getitem__ if inputs is not None else _random_inputs(plan, model, dtype)
+    source = _inputs(plan, model, dtype, inputs)
     work = Work(model, dtype, total, source, take)
     coordinator = Coordinator(plan, work, _engine(engine, address), hosts or {}, options)
     try:
@@ -138,12 +138,18 @@ def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
             raise InputError(f"the plan has layers {after.layers} after {before.layers}: they do not meet")
 
 
-def _random_inputs(plan: Plan, model: ModelSpec, dtype: str) -> Callable[[int], Value]:
+def _inputs(plan: Plan, model: ModelSpec, dtype: str, given: Sequence[Value] | None) -> Callable[[int], Value]:
+    """Microbatches by number, for a model that is the plan's."""
     chain = load(model)
     layers = plan.stages[-1].layers[1]
     if len(chain.layers) != layers:
         raise InputError(f"{model.source}: has {len(chain.layers)} layers, but the plan is for {layers}")
-    return lambda number: chain.inputs(plan.batch_size, dtype, seed=number)
+    if given is None:
+        return lambda number: chain.inputs(plan.batch_size, dtype, seed=number)
+    found = [tuple(tensor.shape[1:]) for tensor in (given[0] if isinstance(given[0], tuple) else (given[0],))]
+    if [len(shape) for shape in found] != [len(shape) for shape in chain.shapes]:
+        raise InputError(f"inputs: {model.source} takes items of {list(chain.shapes)}, found {found}")
+    return given.__getitem__
 
 
 def _engine(engine: Literal["local", "ray"] | Engine, address: str | None) -> Engine:
@@ -175,6 +181,8 @@ def _evaluate(
         ],
         "changes": changes,
     }
+    if layouts and completed < total:
+        facts["ended"] = f"{layouts[-1].why or 'interrupted'}: {completed} of {total} microbatches came out"
     if journal is not None:
         facts |= as_fact(curves_of(plan))
     history, figures = record(recorder, options, journal, facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from dovetail.core.errors import InputError
@@ -16,11 +17,14 @@ class Share:
     """Limits a process to a number of cores' worth of time, from now on; `release` when the process has ended."""
 
     def __init__(self, pid: int, cores: float) -> None:
+        if not 0.05 <= cores <= 4096:
+            raise InputError(f"share: expected cores from 0.05, found {cores:g}")
         quota_us = max(int(cores * _PERIOD_US), 1000)
         first = _ROOT / "cpu" if (_ROOT / "cpu" / "cpu.cfs_quota_us").exists() else None
         self.group = (first or _ROOT / _own_group()) / f"dovetail-{pid}"
+        _sweep(self.group.parent)
         try:
-            self.group.mkdir()
+            self.group.mkdir(exist_ok=True)  # a process of this number may have left one
             if first:
                 (self.group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
                 (self.group / "cpu.cfs_quota_us").write_text(str(quota_us))
@@ -47,6 +51,15 @@ class Share:
                 time.sleep(0.01)
             else:
                 return
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the groups of processes that are gone: who was to release them may have been killed."""
+    for group in parent.glob("dovetail-*"):
+        pid = group.name.removeprefix("dovetail-")
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            with suppress(OSError):  # somebody else was faster, or something still runs in it
+                group.rmdir()
 
 
 def _own_group() -> str:

@@ -46,7 +46,7 @@ def _split(
     """Cut the layers in proportion to devices' shares, counting each layer as one or by its size."""
     devices = [k for k, c in enumerate(pipeline.classes) for _ in c.hosts]
     if not devices:
-        return Infeasible(model=pipeline.model, reasons=["no device has a profile for this model", *pipeline.warnings])
+        return Infeasible(model=pipeline.model, reasons=[f"no device has a profile of {pipeline.model}"])
     ends = _ends([share(pipeline.classes[k]) for k in devices], sizes or [1.0] * pipeline.layers)
     tables = Tables(pipeline)
     chosen = [(Option(k), i, j) for k, i, j in zip(devices, [0, *ends], ends, strict=False) if i < j]
