@@ -17,7 +17,6 @@ import platform
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from dovetail.pipeline.link_test import listen, measure_link, serve
 from dovetail.pipeline.live import run_plan
 from dovetail.pipeline.live.hosts import HostSettings
 from dovetail.pipeline.live.jobs import RunOptions
-from dovetail.pipeline.live.share import Share
 from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan as plan_exactly
@@ -95,11 +93,15 @@ def measure(settings: HostSettings, batch: int) -> ProfileResult:
     from dovetail.pipeline.layers import load
 
     chain = load(MODEL)
-    with ExitStack() as stack:
-        if settings.share is not None:
-            stack.callback(Share(os.getpid(), settings.share).release)
-        stack.enter_context(placed_on(threads=settings.threads, cores=settings.cores))
-        return profile_chain(chain, batch, device=settings.device, effort=Effort(least=9, seconds=0.15))
+    with placed_on(threads=settings.threads, cores=settings.cores):
+        return profile_chain(
+            chain,
+            batch,
+            device=settings.device,
+            effort=Effort(least=15, seconds=0.3),
+            share=settings.share,
+            scale_to_whole=True,
+        )
 
 
 def loopback_mbps() -> float:
@@ -110,15 +112,13 @@ def loopback_mbps() -> float:
 
 
 def to_problem(profiles: dict[str, ProfileResult], batch: int, mbps: float) -> Pipeline:
-    """The planning problem. Layer times are scaled to the time of the whole: a share is granted in slices of 20 ms, so
-    the median of a short layer misses the pauses that the whole has."""
+    """The planning problem."""
     first = next(iter(profiles.values()))
     values = [first.profile[0].shape_in, *(layer.shape_out for layer in first.profile)]
     counts = [sum(prod(shape) for shape in shapes) for shapes in values]
     classes = []
     for host, found in profiles.items():
-        scale = found.whole_s / found.sum_s
-        times = [layer.time_s * scale for layer in found.profile]
+        times = [layer.time_s for layer in found.profile]
         classes.append(DeviceClass(host, host, [host], mbps, 4096.0, times))
     return Pipeline(
         model=first.model,
