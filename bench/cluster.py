@@ -67,8 +67,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs of the fleet")
     parser.add_argument("--accelerators", type=int, default=100_000, help="accelerators of the fleet")
     arguments = parser.parse_args()
-    parts = ("speed", "validity") if not arguments.part else (arguments.part,)
-    parts = ("speed", "validity", "paper", "fleet") if arguments.part == "all" else parts
+    parts = {"": ["speed", "validity"], "all": ["speed", "validity", "paper", "fleet"]}.get(
+        arguments.part, [arguments.part]
+    )
     result: dict[str, Any] = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     }
