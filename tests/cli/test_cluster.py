@@ -221,7 +221,7 @@ def test_prices_make_the_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (("--checkpoint-every", "0"), "--checkpoint-every 0: expected rounds, 1 or more"),
         (("--entities", "a=0"), "--entities a=0: expected a number of entities, or NAME=WEIGHT"),
         (("--prices", "a", "--per-instance-type-prices-dir", "b"), "give --prices or --per-instance-type-prices-dir"),
-        (("--num-reference-models", "0"), "references: expected 1 to"),
+        (("--num-reference-models", "0"), "--num-reference-models 0: expected 1 or more"),
         (("-c", "8:8:8:8"), "cluster '8:8:8:8': expected 3 numbers"),
     ],
 )

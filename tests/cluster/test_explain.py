@@ -117,7 +117,7 @@ def test_a_run_that_ends_or_breaks_off_before_the_job(make_setup: Make, tmp_path
     assert telling.closing(story)[-1] == "It was not complete when the run ended at 100.00 s."
     path = tmp_path / "run.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:4]))
+    path.write_bytes(b"".join(lines[:5]))
     cut = explain(Reader(path), "1")
     assert telling.closing(cut)[-1] == "The journal breaks off at 0.00 s, before it was complete."
     assert telling.course(cut)[-1][-1].endswith("still running")

@@ -9,6 +9,7 @@ import pytest
 from dovetail.cluster.recording import run
 from dovetail.cluster.scenario import Loaded, Scenario, load
 from dovetail.cluster.stability import StoppedError, Watch
+from dovetail.core.events import Rows
 
 CLUSTER = "2:2:2"
 WINDOW = (60, 120)
@@ -39,6 +40,22 @@ def test_a_queue_that_grows_without_end_stops_the_run() -> None:
 
 def test_a_run_that_ends_although_its_queue_grew_is_called_unstable() -> None:
     assert "the queue grew by" in watched(20.0, longest=inf).verdict()
+
+
+def test_a_queue_that_comes_and_goes_is_borne() -> None:
+    """Wide jobs make a queue for a moment, and the last of the window may be one of them."""
+    setup = loaded(2.0).setup
+    widths = [width for _, width in setup.throughputs.kinds]
+    narrow, wide = widths.index(1), widths.index(max(widths))
+    for staying in (4, 40):
+        watch = Watch(setup, long=inf)
+        for job in range(WINDOW[1]):
+            stays = job >= WINDOW[1] - staying
+            watch.step(job, float(job), [Rows("arrived", {"id": [job], "kind": [wide if stays else narrow]})])
+            if not stays:
+                watch.step(job, float(job), [Rows("completed", {"id": [job]})])
+        assert watch.queue > 0
+        assert bool(watch.verdict()) == (staying == 40)
 
 
 def test_a_limit_on_the_queue_is_what_is_asked_for() -> None:

@@ -90,7 +90,11 @@ def test_options_given_as_text_get_their_types() -> None:
         ("plain", {"speed": 1}, "policy plain has no option 'speed'"),
         ("patient", {"tries": "many"}, "policy patient, option tries='many': Expected `int`, got `str`"),
         ("patient", {"tries": 2.5}, "policy patient, option tries=2.5: Expected `int`, got `float`"),
-        ("patient", {"order": "left"}, "policy patient, option order='left': Invalid enum value 'left'"),
+        (
+            "patient",
+            {"order": "left"},
+            "policy patient, option order='left': Invalid enum value 'left'; known: up, down",
+        ),
         ("patient", {"patience_s": -1}, "policy patient: patience_s: expected seconds, found -1.0"),
         ("demanding", {}, "policy demanding needs the option 'share'"),
     ],

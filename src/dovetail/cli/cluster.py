@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from dovetail.cli.cluster_explain import explain
-from dovetail.cli.cluster_flags import JobFlags, RuleFlags, Words, WorkFlags
+from dovetail.cli.cluster_flags import JobFlags, RuleFlags, Words, WorkFlags, within
 from dovetail.cli.cluster_sweep import app as sweep_app
 from dovetail.cli.cluster_traces import generate, import_trace
-from dovetail.cli.common import Format, Pairs, atomic_write, pairs, print_json, print_table, progress
+from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table, progress
 from dovetail.cluster.cells import Cell, run_cell
 from dovetail.cluster.outputs import figures, old_log
 from dovetail.cluster.policies import make
@@ -60,7 +60,7 @@ def simulate(
     output_trace_file_name: Path | None = None,
     checkpoint_file: Path | None = None,
     checkpoint_every: int = 1000,
-    resume: Annotated[bool, Parameter(negative=())] = False,
+    resume: Flag = False,
     verbose: Annotated[bool, Parameter(alias="-v", negative=())] = False,
     format: Format = "table",
 ) -> int:
@@ -102,11 +102,12 @@ def simulate(
     scenario, how = work.scenario(jobs, rules), rules.how()
     if resume and checkpoint_file is None:
         raise InputError("--resume needs --checkpoint-file")
-    if checkpoint_every < 1:
-        raise InputError(f"--checkpoint-every {checkpoint_every}: expected rounds, 1 or more")
+    within("--checkpoint-every", checkpoint_every, "rounds, 1 or more", 1)
+    within("--longest-queue", longest_queue, "more than 0", 1e-9)
     written = [path for path in (journal, log, output_trace_file_name, checkpoint_file) if path is not None]
     refuse_overwrite(written, scenario.files())
-    make(policy, pairs("--option", option))
+    options = pairs("--option", option)
+    make(policy, options)  # an error shows before anything is read
     loaded = load(scenario)
     setup = loaded.setup
     known = setup.window[1] if setup.window else len(list(setup.jobs))
@@ -117,10 +118,10 @@ def simulate(
         try:
             outcome = run(
                 setup,
-                loaded.policy(policy, pairs("--option", option)),
+                loaded.policy(policy, options),
                 how.rules,
                 name=policy,
-                options=pairs("--option", option),
+                options=options,
                 journal=journal,
                 mode=journal_mode,
                 observers=[watch],
@@ -163,23 +164,29 @@ def _hours(value_s: float) -> str:
     return f"{value_s:,.0f} s ({value_s / 3600:,.2f} h)"
 
 
+def _above(value_s: float, bound_s: float) -> str:
+    if not bound_s:
+        return "no bound is known"
+    return f"{100 * (value_s / bound_s - 1):.1f} % above the bound of {bound_s:,.0f} s"
+
+
 def _show(row: dict[str, Any], notes: Sequence[str]) -> None:
     cluster = ", ".join(f"{count} {name}" for name, count in row["cluster"].items())
     print(f"{row['policy']} on {cluster}\n")
     makespan = _hours(row["makespan_s"])
     if row["bound_makespan_s"]:
-        above = row["makespan_s"] / row["bound_makespan_s"] - 1
-        makespan += f", {100 * above:.1f} % above the bound of {row['bound_makespan_s']:,.0f} s"
+        makespan += ", " + _above(row["makespan_s"], row["bound_makespan_s"])
     use = ", ".join(f"{name} {100 * share:.1f} %" for name, share in row["utilization_by_type"].items())
     shown = [
         ("jobs", f"{row['jobs']:,} measured, {row['completed']:,} completed, {row['rejected']:,} rejected"),
         ("makespan", makespan),
-        ("average JCT", _hours(row["avg_jct_s"])),
+        ("average JCT", f"{_hours(row['avg_jct_s'])}, {_above(row['avg_jct_s'], row['bound_avg_jct_s'])}"),
         ("median, P95 JCT", f"{_hours(row['median_jct_s'])}, {_hours(row['p95_jct_s'])}"),
         ("utilisation", f"{100 * row['utilization']:.1f} % ({use})"),
         ("cost", f"{row['total_cost']:,.2f}"),
         ("finish-time rho", f"mean {row['rho_mean']:.3f}, P95 {row['rho_p95']:.3f}, largest {row['rho_max']:.3f}"),
         ("Jain's index", f"{row['jain']:.4f}"),
+        ("envy", "" if row["envy"] is None else f"{100 * row['envy']:.1f} % of pairs of jobs"),
         ("rounds", f"{row['rounds']:,}, {row['allocations']:,} allocations, {row['leases']:,} leases"),
         ("CPU time", f"{row['cpu_s']:.2f} s, of which the policy {row['policy_s']:.2f} s"),
     ]
@@ -249,6 +256,7 @@ def compare(
     format
         table or json.
     """
+    within("--processes", processes, "1 or more", 1)
     names = list(dict.fromkeys(policy))
     if not names:
         raise InputError("--policy: expected at least one")
@@ -268,14 +276,14 @@ def compare(
         print_json(rows)
         return 0
     print_table(
-        ["policy", *_COMPARED.values()], [[row["policy"], *map(row_cell, _COMPARED, [row] * 7)] for row in rows]
+        ["policy", *_COMPARED.values()], [[row["policy"], *(_cell(key, row) for key in _COMPARED)] for row in rows]
     )
     for note in [*notes, *(f"{row['policy']}: {row['reason']}" for row in rows if row["reason"])]:
         print(f"\nnote: {note}")
     return 0
 
 
-def row_cell(key: str, row: dict[str, Any]) -> str:
+def _cell(key: str, row: dict[str, Any]) -> str:
     """A figure and, in brackets, its ratio to the first policy's."""
     unit = 3600 if key.endswith("_s") else 0.01 if key == "utilization" else 1
     ratio = row["ratios"][key]

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from msgspec.structs import replace
 
+from dovetail.cli.common import Flag
 from dovetail.cluster.cells import How
 from dovetail.cluster.generate import jobs_per_hour as lam_of
 from dovetail.cluster.prices import CLOUDS
@@ -19,7 +20,6 @@ from dovetail.cluster.traces.mapping import Widths
 from dovetail.core.errors import InputError
 
 Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())]
-Flag = Annotated[bool, Parameter(negative=())]
 _JOB_FLAGS = (
     "generate_multi_gpu_jobs",
     "generate_multi_priority_jobs",
@@ -51,6 +51,7 @@ class JobFlags:
         return ["--" + n.replace("_", "-") for n in _JOB_FLAGS if getattr(self, n) != fields[n].default]
 
     def apply(self, scenario: Scenario) -> Scenario:
+        within("--fixed-job-duration", self.fixed_job_duration, "seconds, more than 0", 1e-9)
         return replace(
             scenario,
             multi_gpu=self.generate_multi_gpu_jobs,
@@ -92,18 +93,19 @@ class RuleFlags:
     "Accepted, and not used: HiGHS solves everything."
 
     def how(self) -> How:
-        if not 1e-3 <= self.interval < 1e9:
-            raise InputError(f"--interval {self.interval:g}: expected seconds, more than 0")
-        for name, value in (("--restart-s", self.restart_s), ("--allocate-every-s", self.allocate_every_s)):
-            if value is not None and not 0 <= value < 1e9:
-                raise InputError(f"{name} {value:g}: expected seconds, 0 or more")
+        within("--interval", self.interval, "seconds, more than 0", 1e-3)
+        within("--restart-s", self.restart_s, "seconds, 0 or more")
+        within("--allocate-every-s", self.allocate_every_s, "seconds, 0 or more")
         if self.compat is not None and (self.ideal or self.restart_s is not None):
             raise InputError("--compat gavel has rounds, and restarts that are free: not with --ideal or --restart-s")
-        rules = replace(GAVEL if self.compat else Rules(), round_s=self.interval, global_queue=self.enable_global_queue)
-        if self.restart_s is not None:
-            rules = replace(rules, restart_s=self.restart_s)
-        if self.allocate_every_s is not None:
-            rules = replace(rules, allocate_every_s=self.allocate_every_s)
+        rules = GAVEL if self.compat else Rules()
+        rules = replace(
+            rules,
+            round_s=self.interval,
+            global_queue=self.enable_global_queue,
+            restart_s=rules.restart_s if self.restart_s is None else self.restart_s,
+            allocate_every_s=rules.allocate_every_s if self.allocate_every_s is None else self.allocate_every_s,
+        )
         return How(rules=rules, compat=self.compat is not None, ideal=self.ideal)
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -111,6 +113,8 @@ class RuleFlags:
             print("note: --solver is not used: HiGHS solves everything", file=sys.stderr)
         if self.prices is not None and self.per_instance_type_prices_dir is not None:
             raise InputError("give --prices or --per-instance-type-prices-dir, not both")
+        if self.available_clouds != CLOUDS and self.per_instance_type_prices_dir is None:
+            raise InputError("--available-clouds needs --per-instance-type-prices-dir")
         return replace(
             scenario,
             per_server=self.num_gpus_per_server,
@@ -182,14 +186,31 @@ class WorkFlags:
     def _check(self, jobs: JobFlags) -> None:
         if self.lam is not None and self.jobs_per_hour is not None:
             raise InputError("give --lam or --jobs-per-hour, not both")
-        if self.jobs is not None and self.jobs < 1:
-            raise InputError(f"--jobs {self.jobs}: expected 1 or more")
+        within("--jobs", self.jobs, "1 or more", 1)
+        within("--lam", self.lam, "seconds, 0 or more")
+        within("--jobs-per-hour", self.jobs_per_hour, "more than 0", 1e-9)
+        within("--profiling-percentage", self.profiling_percentage, "0 to 1", most=1)
+        within("--num-reference-models", self.num_reference_models, "1 or more", 1)
         if self.trace is None:
+            for flag, value in (("--trace-format", self.trace_format), ("--widths", self.widths)):
+                if value:
+                    raise InputError(f"{flag} is about a trace: it needs --trace")
             return
         generating: dict[str, Any] = {"--lam": self.lam, "--jobs-per-hour": self.jobs_per_hour, "--jobs": self.jobs}
         given = [flag for flag, value in generating.items() if value is not None] + jobs.given()
         if given:
             raise InputError(f"{given[0]} is for generated jobs: not together with --trace")
+
+
+def within(flag: str, value: float | None, expected: str, least: float = 0.0, most: float = 1e12) -> None:
+    """Refuse a number that is out of bounds, or none at all; a flag that was not given is fine.
+
+    >>> within("--interval", float("nan"), "seconds, more than 0")
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: --interval nan: expected seconds, more than 0
+    """
+    if value is not None and not least <= value <= most:
+        raise InputError(f"{flag} {value:g}: expected {expected}")
 
 
 def window_of(start: int, end: int | None) -> tuple[int, int]:
@@ -209,11 +230,13 @@ def entities_of(given: tuple[str, ...]) -> dict[str, float]:
     >>> entities_of(("2",)), entities_of(("research=2", "product=1"))
     ({'entity-0': 1.0, 'entity-1': 1.0}, {'research': 2.0, 'product': 1.0})
     """
-    if len(given) == 1 and given[0].isdecimal():
+    if len(given) == 1 and given[0].isdecimal() and int(given[0]):
         return {f"entity-{i}": 1.0 for i in range(int(given[0]))}
     weights = {}
     for item in given:
         name, equals, number = item.rpartition("=")
+        if name in weights:
+            raise InputError(f"--entities {item}: {name!r} is given twice")
         try:
             weights[name] = float(number)
         except ValueError:

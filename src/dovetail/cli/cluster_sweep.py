@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from cyclopts import App, Group, Parameter
 from msgspec.structs import replace
 
-from dovetail.cli.cluster_flags import Flag, JobFlags, RuleFlags, Words, window_of
-from dovetail.cli.common import Format, atomic_write, make_folder, print_json, print_table, progress
+from dovetail.cli.cluster_flags import JobFlags, RuleFlags, Words, window_of, within
+from dovetail.cli.common import Flag, Format, Numbers, atomic_write, make_folder, print_json, print_table, progress
 from dovetail.cluster.cells import Cell, Row, kept, run_cell
 from dovetail.cluster.policies import make
 from dovetail.cluster.scenario import Scenario, load
@@ -26,7 +26,6 @@ app = App(name="sweep", help="Sweep over policies, loads and seeds; a sweep that
 _AUTOMATIC, _RANGE = Group("Automatic sweep"), Group("Sweep over fixed range")
 _JOBS, _RULES = JobFlags(), RuleFlags()
 _CLUSTERS = ("25:0:0", "12:12:0", "16:8:0", "8:8:8")
-_Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
 _Shares = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative=())]
 
 
@@ -40,14 +39,14 @@ def continuous(
     processes: Annotated[int | None, Parameter(alias="-j")] = None,
     policies: Annotated[Words, Parameter(alias="-p")] = (),
     cluster_spec: Annotated[Words, Parameter(alias="-c")] = _CLUSTERS,
-    seeds: _Numbers = (0, 1, 2, 3, 4),
+    seeds: Numbers = (0, 1, 2, 3, 4),
     cutoff_throughputs_file: Path | None = None,
     jobs: JobFlags = _JOBS,
     rules: RuleFlags = _RULES,
     verbose: Annotated[Flag, Parameter(alias="-v")] = False,
     checkpoint_threshold: int | None = None,
     profiling_percentages: _Shares = (1.0,),
-    num_reference_models: _Numbers = (),
+    num_reference_models: Numbers = (),
     longest_queue: float = LONG,
     utilization_threshold: Annotated[float | None, Parameter(alias="-u", group=_AUTOMATIC)] = None,
     throughput_lower_bound: Annotated[float | None, Parameter(alias="-a", group=_RANGE)] = None,
@@ -112,6 +111,11 @@ def continuous(
         raise InputError("give the loads: -a and -b in jobs per hour with -n points, or -u for an automatic sweep")
     if utilization_threshold is not None and not 0 < utilization_threshold <= 1:
         raise InputError(f"--utilization-threshold {utilization_threshold}: expected more than 0, up to 1")
+    within("--longest-queue", longest_queue, "more than 0", 1e-9)
+    for share in profiling_percentages:
+        within("--profiling-percentages", share, "0 to 1", most=1)
+    for number in num_reference_models:
+        within("--num-reference-models", number, "1 or more", 1)
     base = Scenario(window=window_of(window_start, window_end))
     grid = _grid(
         "continuous",
@@ -143,7 +147,7 @@ def static(
     processes: Annotated[int | None, Parameter(alias="-j")] = None,
     policies: Annotated[Words, Parameter(alias="-p")] = (),
     cluster_spec: Annotated[Words, Parameter(alias="-c")] = _CLUSTERS,
-    seeds: _Numbers = (0, 1, 2, 3, 4),
+    seeds: Numbers = (0, 1, 2, 3, 4),
     jobs: JobFlags = _JOBS,
     rules: RuleFlags = _RULES,
     verbose: Annotated[Flag, Parameter(alias="-v")] = False,
@@ -203,6 +207,9 @@ def static(
 def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "table") -> None:
     """Compare two sweeps: figures of the second over those of the first, where both have a result.
 
+    Where both have the same seeds, and so the same jobs, the mean difference between them is shown with half its 95 %
+    confidence interval: the luck of the draw, which both share, is not in it.
+
     Example: dovetail cluster sweep compare logs/before logs/after --out compare.html
 
     Parameters
@@ -216,7 +223,7 @@ def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "t
     format
         table or json.
     """
-    from dovetail.report.sweep_page import groups, sweep_page
+    from dovetail.report.sweep_page import difference, groups, sweep_page
 
     rows_a, rows_b = read_sweep(a), read_sweep(b)
     found = {(g.cluster, g.line, g.load): g for g in groups(rows_b)}
@@ -229,9 +236,11 @@ def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "t
         row: Row = {"cluster": one.cluster, "policy": one.line, "load": one.load, "a": one.status, "b": two.status}
         for key in keys:
             x, y = one.means.get(key), two.means.get(key)
-            row[key] = (
-                None if x is None or y is None else {"a": x.value, "b": y.value, "ratio": _ratio(y.value, x.value)}
-            )
+            row[key] = None
+            if x is not None and y is not None:
+                seeds, apart = difference(one, two, key)
+                row[key] = {"a": x.value, "b": y.value, "ratio": _ratio(y.value, x.value), "common_seeds": seeds}
+                row[key] |= {"difference": apart.value, "plus_minus": apart.half} if apart is not None else {}
         compared.append(row)
     if out is not None:
         named = [
@@ -243,7 +252,8 @@ def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "t
     if format == "json":
         print_json(compared)
         return
-    names = ["cluster", "policy", "load", "JCT h A", "JCT h B", "B / A", "P95", "makespan", "use", "cost", "rho"]
+    names = ["cluster", "policy", "load", "JCT h A", "JCT h B", "B - A", "B / A"]
+    names += ["P95", "makespan", "use", "cost", "rho"]
     print_table(names, [_compared(row, keys) for row in compared])
 
 
@@ -254,9 +264,13 @@ def _ratio(of: float, to: float) -> float | None:
 def _compared(row: Row, keys: Sequence[str]) -> list[Any]:
     jct = row["avg_jct_s"]
     hours = [round(jct[side] / 3600, 2) for side in "ab"] if jct else [row["a"], row["b"]]
+    apart = ""
+    if jct and "difference" in jct:
+        apart = f"{jct['difference'] / 3600:+.2f}"
+        apart += f" ± {jct['plus_minus'] / 3600:.2f}" if jct["common_seeds"] > 1 else ""
     ratios = [row[key]["ratio"] if row[key] else None for key in keys]
     rounded = [None if ratio is None else round(ratio, 3) for ratio in ratios]
-    return [row["cluster"], row["policy"], row["load"], *hours, *rounded]
+    return [row["cluster"], row["policy"], row["load"], *hours, apart, *rounded]
 
 
 def _grid(
@@ -286,6 +300,8 @@ def _cutoffs(path: Path | None) -> dict[str, dict[str, float]]:
 
 
 def _run(grid: Grid, tasks: list[Climb] | None, processes: int | None, verbose: bool, format: Format) -> int:
+    within("--processes", processes, "1 or more", 1)
+    within("--timeout", grid.timeout_s, "seconds, more than 0", 1e-9)
     for cluster in grid.clusters:
         load(replace(grid.base, cluster=cluster, jobs=1, window=None))  # errors show before anything is written
     refuse_overwrite([grid.folder / name for name in ("sweep.json", *RESULTS)], grid.base.files())

@@ -67,6 +67,9 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
         return self.of_types(tuple(name for name in self.order if self.counts[self.types.index(name)]))
 
 
+_MOST = 10_000_000  # every accelerator has its place in the simulator's tables
+
+
 class _Type(Struct, forbid_unknown_fields=True):
     count: int
     gpus_per_server: int = 1
@@ -96,8 +99,10 @@ def parse_cluster(text: str, *, gpus_per_server: str = "") -> ClusterSpec:
         counts = _colons(text, "cluster", least=0)
         types = {name: _Type(count) for name, count in zip(COLON_TYPES, counts, strict=True)}
         return _spec(_per_server(types, gpus_per_server))
-    if not Path(text).exists():
-        raise InputError(f"cluster {text!r}: expected v100:p100:k80 such as 36:36:36, TYPE=COUNT,... or a file")
+    if not text or not Path(text).exists():
+        missing = " no such file;" if text.endswith((".yaml", ".yml", ".json")) else ""
+        forms = "v100:p100:k80 such as 36:36:36, TYPE=COUNT,... or a file"
+        raise InputError(f"cluster {text!r}:{missing} expected {forms}")
     return read_cluster(Path(text), gpus_per_server=gpus_per_server)
 
 
@@ -127,6 +132,8 @@ def _spec(types: dict[str, _Type], order: tuple[str, ...] = ()) -> ClusterSpec:
     given = list(types.values())
     if not any(each.count for each in given):
         raise InputError("cluster: expected at least one accelerator, found none")
+    if sum(each.count for each in given) > _MOST:
+        raise InputError(f"cluster: expected at most {_MOST:,} accelerators, found {sum(e.count for e in given):,}")
     return ClusterSpec(
         types=tuple(types),
         counts=tuple(each.count for each in given),

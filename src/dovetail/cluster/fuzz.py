@@ -148,7 +148,7 @@ def _rules(dice: Random) -> Rules:
         round_s=dice.choice((60.0, 360.0, 1000.0)),
         priority=dice.choice(("owed", "owed", "fraction")),
         allocate_every_s=dice.choice((0.0, 0.0, 1920.0)),
-        restart_s=dice.choice((0.0, 10.0, 90.0)),
+        restart_s=dice.choice((0.0, 10.0, 45.0)),
         inside=dice.random() < 0.8,
         global_queue=dice.random() < 0.2,
     )
@@ -186,8 +186,10 @@ def check_run(case: Case, policy: str, journal: Path) -> list[str]:
     report = check_journal(journal)
     found = [f"{fault.code}: {fault.where}: {fault.message}" for fault in report.faults]
     found += _figures(case, make(policy), outcome)
-    ideal = run(setup, make(policy), ideal=True)
-    return found + [f"ideal: {fault}" for fault in _figures(case, make(policy), ideal)]
+    if setup.seed % 4 == 2:
+        ideal = run(setup, make(policy), ideal=True)
+        found += [f"ideal: {fault}" for fault in _figures(case, make(policy), ideal)]
+    return found
 
 
 def _figures(case: Case, policy: Policy, outcome: Outcome) -> list[str]:

@@ -24,6 +24,8 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Observer
 
+_INSTANT = 1e-12  # relative: who ends within it ends together
+
 
 class Ideal:
     """Runs a setup; the policy is asked whenever a job comes or goes or a price changes."""
@@ -92,13 +94,15 @@ class Ideal:
         if envied is not None:
             events.append(Rows("envy", {"share": [envied]}))
         width = jobs.width if found.kind is None or problem.kind_width is None else problem.kind_width[found.kind]
+        # A policy that does not tell types apart may give time on one that is too small for a wide job.
+        found.share = np.where(width[:, None] <= problem.counts, found.share, 0.0)
         speed = found.throughput(problem)
         ends = self.now + np.divide(jobs.steps_left, speed, out=np.full(len(jobs), inf), where=speed > 0)
         until = min(float(ends.min()), self._next.arrival_s if self._next is not None else inf, self._price_until)
         if until == inf:
             raise InputError(f"job {jobs.id[0]} can never run on this cluster under this policy")
         passed = until - self.now
-        done = ends <= until
+        done = ends <= until + _INSTANT * (1 + until)
         jobs.steps_left[:] = np.where(done, 0.0, np.maximum(jobs.steps_left - passed * speed, 0.0))
         used = (width[:, None] * found.share).sum(axis=0)
         if len(found.pairs):

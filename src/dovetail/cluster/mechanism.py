@@ -21,7 +21,7 @@ from dovetail.cluster.workload import Job
 from dovetail.core.errors import DovetailError
 
 _NEVER_HAD = 1e9  # times its share: the rank of a job that has had nothing of a type
-_LEAST_LEFT = 1e-9  # steps: by rounding a job that still runs may have none left
+_LEAST_LEFT_S = 1e-3  # by rounding, a job that still runs may have next to nothing left: no policy should divide by it
 _FEW = 100  # allocations
 _PATIENCE = 10  # rounds of debt or credit that are remembered
 
@@ -54,6 +54,7 @@ class Mechanism:
         self.counts = counts.copy()
         self.rates = rates
         self.pair_rates = pair_rates if policy.packs else None
+        self._least_left: Floats = _LEAST_LEFT_S * rates.max(axis=1, initial=0.0)
         self.rules = rules
         self.entity_weight = entity_weight
         self.jobs = Active(len(types))
@@ -190,7 +191,7 @@ class Mechanism:
             rates=self.rates,
             width=jobs.width,
             weight=jobs.weight,
-            steps_left=np.maximum(jobs.left(now), _LEAST_LEFT),
+            steps_left=np.maximum(jobs.left(now), self._least_left[jobs.kind]),
             age_s=now - jobs.arrival_s,
             deadline_s=jobs.due_s - now,
             entity=jobs.entity if self.entity_weight is not None else None,

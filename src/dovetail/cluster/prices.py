@@ -80,6 +80,9 @@ def read_prices(path: Path, types: Sequence[str], clouds: Iterable[str] = CLOUDS
     for cloud in wanted:
         if cloud not in CLOUDS:
             raise InputError(f"cloud {cloud!r}: unknown{did_you_mean(cloud, CLOUDS)}")
+    looked_for = [cloud for cloud in ("aws", "azure") if cloud in wanted]
+    if looked_for and not any((path / cloud / "logs").is_dir() for cloud in looked_for):
+        raise InputError(f"{path}: expected {' or '.join(f'{cloud}/logs' for cloud in looked_for)} in it, found none")
     steps: dict[str, list[_Steps]] = {name: [] for name in types}
     if "gcp" in wanted:
         for name in types:
@@ -106,6 +109,8 @@ def _own(path: Path, types: Sequence[str]) -> Prices:
         if before and before[-1][0] >= at_s:
             raise row.error("time_s", f"expected more than {before[-1][0]:g}, the time before it, found {at_s:g}")
         before.append((at_s, price))
+    if not steps:
+        raise InputError(f"{path}: expected prices, found none")
     return _prices(types, {name: found for name, found in steps.items() if name in types})
 
 

@@ -24,7 +24,7 @@ from dovetail.cluster.rules import GAVEL, Rules
 from dovetail.cluster.setup import Setup
 from dovetail.cluster.simulation import Simulation
 from dovetail.core.charts import Chart, Series, as_fact
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Header, Observer, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
@@ -248,6 +248,11 @@ def _simulate(
             if saving is not None and simulation.rounds and simulation.rounds % saving.every_rounds == 0:
                 save(saving.path, simulation, metrics, identity, writer.written() if writer else 0)
 
-        simulation.run(pause)
+        try:
+            simulation.run(pause)
+        except DovetailError:
+            if journal is not None and saving is None:
+                journal.unlink(missing_ok=True)  # half a journal is none; with a checkpoint, it goes on
+            raise
         if writer is not None:
             writer.end(simulation.steps + 1, simulation.now, summary(metrics) | as_fact(charts(metrics)))

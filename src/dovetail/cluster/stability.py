@@ -48,7 +48,7 @@ class Watch:
         self._arrived_width = 0
         self._queues: list[int] = []  # after each arrival
         self._before = (0, 0)  # the queue, and the width that had arrived, when the window began
-        self._after: tuple[int, int] | None = None  # the same when it ended
+        self._after: tuple[int, int] | None = None  # the same in the last quarter of it
         self.completed = 0
 
     @property
@@ -79,7 +79,9 @@ class Watch:
             self._arrived_width += width
             self._queues.append(self.queue)
             if job == end - 1:
-                self._after = (self.queue, self._arrived_width)
+                # One wide job makes a queue for a moment; one that stays is there after each of the last arrivals.
+                last = self._queues[-max(int(end - first) // 4, 1) :]
+                self._after = (min(last), self._arrived_width)
         half = self._queues[len(self._queues) // 2]
         if self._endless and self.queue > self._longest and self.queue > _GROWS * half:
             raise StoppedError(

@@ -20,8 +20,9 @@ KEYS = ("cluster", "policy", "profiling_percentage", "num_reference_models", "jo
 COLUMNS = (
     *KEYS,
     *("status", "reason", "jobs", "completed", "rejected", "makespan_s", "bound_makespan_s"),
-    *("avg_jct_s", "median_jct_s", "p95_jct_s", "avg_jct_low_s", "avg_jct_high_s", "utilization", "total_cost"),
-    *("slo_violations", "slo_jobs", "rho_mean", "rho_p95", "rho_max", "jain"),
+    *("avg_jct_s", "bound_avg_jct_s", "median_jct_s", "p95_jct_s", "avg_jct_low_s", "avg_jct_high_s"),
+    *("utilization", "total_cost"),
+    *("slo_violations", "slo_jobs", "rho_mean", "rho_p95", "rho_max", "jain", "envy"),
     *("leases", "rounds", "allocations", "policy_s", "cpu_s"),
 )
 

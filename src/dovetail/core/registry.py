@@ -84,7 +84,9 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
         try:
             checked[key] = msgspec.convert(value, hints.get(key, Any), strict=False)
         except msgspec.ValidationError as error:
-            raise InputError(f"policy {name}, option {key}={value!r}: {error}") from None
+            choices = typing.get_args(hints.get(key)) if typing.get_origin(hints.get(key)) is typing.Literal else ()
+            known_values = f"; known: {', '.join(map(str, choices))}" if choices else ""
+            raise InputError(f"policy {name}, option {key}={value!r}: {error}{known_values}") from None
         if isinstance(checked[key], float) and not math.isfinite(checked[key]):
             raise InputError(f"policy {name}, option {key}={value!r}: expected a finite number")
     lacking = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in checked]

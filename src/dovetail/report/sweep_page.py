@@ -44,6 +44,9 @@ _RHO = Figure(
     "rho_mean", "mean rho", steep=True, lead="Completion time over that with an equal share; below 1: better off."
 )
 _JAIN = Figure("jain", "Jain's index", 1.0, 1.0, lead="Of 1/rho: 1 if all jobs were treated alike.")
+_ENVY = Figure(
+    "envy", "envious pairs, %", 0.01, 100.0, lead="Pairs of jobs where one would rather have the other's part."
+)
 _LATE = Figure("late", "missed deadlines, %", 0.01, 100.0, lead="Of the jobs that have one.")
 
 
@@ -65,6 +68,7 @@ class Group(Struct):
     reason: str
     means: dict[str, Mean]
     quantiles_s: list[float]
+    by_seed: dict[str, dict[int, float]]  # figures of the runs that have one
 
 
 def mean(values: Sequence[float]) -> Mean:
@@ -102,13 +106,25 @@ def _group(key: tuple[str, str, float], runs: list[Row]) -> Group:
     worst = max(runs, key=lambda row: ("done", "unstable", "timeout", "failed").index(row["status"]))
     means = {}
     if all(row.get("avg_jct_s") is not None for row in runs):
-        for figure in (_JCT, _P95, _MAKESPAN, _USE, _COST, _RHO, _JAIN, _LATE):
+        for figure in (_JCT, _P95, _MAKESPAN, _USE, _COST, _RHO, _JAIN, _ENVY, _LATE):
             values = [_value(row, figure.key) for row in runs]
             means[figure.key] = mean([value for value in values if value is not None] or [0.0])
     known = [row["jct_quantiles_s"] for row in runs if means and row.get("jct_quantiles_s")]
     together = [math.fsum(each) / len(each) for each in zip(*known, strict=True)]
     reason = worst["reason"] if worst["status"] != "done" else ""
-    return Group(*key, len(runs), worst["status"], reason, means, together)
+    by_seed: dict[str, dict[int, float]] = {}
+    for row in runs if means else ():
+        for name in means:
+            if (value := _value(row, name)) is not None:
+                by_seed.setdefault(name, {})[row["seed"]] = value
+    return Group(*key, len(runs), worst["status"], reason, means, together, by_seed)
+
+
+def difference(one: Group, two: Group, key: str) -> tuple[int, Mean | None]:
+    """How many seeds two groups have in common, and by how much the second is larger in them, seed by seed."""
+    mine, others = one.by_seed.get(key, {}), two.by_seed.get(key, {})
+    common = sorted(mine.keys() & others.keys())
+    return len(common), mean([others[seed] - mine[seed] for seed in common]) if common else None
 
 
 def _value(row: Row, key: str) -> float | None:
@@ -156,7 +172,7 @@ def _cluster(name: str, found: Sequence[Group], static: bool) -> str:
     key = f'<svg viewBox="0 0 1380 {10 + 18 * rows}" class="chart full" aria-hidden="true">{"".join(named)}</svg>'
     x = "jobs, all there at the start" if static else "jobs per hour"
     figures = [_MAKESPAN, _JCT] if static else [_JCT, _P95]
-    figures += [_USE, _COST, _RHO, _JAIN]
+    figures += [_USE, _COST, _RHO, _JAIN, _ENVY]
     if any(group.means.get("late", Mean(0.0)).value for group in found):
         figures.append(_LATE)
     cards = [_card(figure, found, lines, x) for figure in figures] if any(g.means for g in found) else []

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.cluster.problem import Allocation, Policy, Problem
-from dovetail.core.registry import create, names
+from dovetail.core.registry import create, names, options_of
 
 __all__ = ["Allocation", "Policy", "Problem", "make"]
 
@@ -25,6 +25,8 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Policy:
 
     >>> make("allox_alpha=0.5").alpha
     0.5
+    >>> make("tiresias", {"thresholds_s": "60,600"}).thresholds_s
+    (60.0, 600.0)
     """
     given = dict(options or {})
     for known in names("cluster"):
@@ -33,5 +35,9 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Policy:
             name = known
             given = {option: value, **given}
             break
+    known_options = options_of("cluster", name) if name in names("cluster") else {}
+    for option, value in given.items():
+        if option in known_options and isinstance(known_options[option].default, tuple) and isinstance(value, str):
+            given[option] = value.split(",")  # as it is typed: thresholds_s=3600,18000
     made: Policy = create("cluster", name, given)
     return made

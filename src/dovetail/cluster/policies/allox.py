@@ -66,6 +66,7 @@ class AlloX:
         head: dict[int, tuple[int, int]] = {}  # by queue: place from the end, job
         for job, at in zip(waiting, place.tolist(), strict=True):
             from_last, queue = divmod(at, len(queues))
-            head[queue] = max(head.get(queue, (-1, -1)), (from_last, job))
+            if problem.rates[problem.kind[job], queues[queue]] > 0:  # else it waits for another type
+                head[queue] = max(head.get(queue, (-1, -1)), (from_last, job))
         for queue, (_, job) in head.items():
             placed.put(job, queues[queue])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 
 from dovetail.cluster.greedy import Placement
@@ -21,8 +23,9 @@ class Tiresias:
     agnostic, packs, strict = False, False, False
 
     def __init__(self, thresholds_s: tuple[float, ...] = (3600.0, 18000.0), promote: float = 0.0) -> None:
-        if list(thresholds_s) != sorted(thresholds_s):
+        if list(thresholds_s) != sorted(thresholds_s) or not all(0 <= each < inf for each in thresholds_s):
             raise ValueError(f"thresholds_s is {thresholds_s}, expected rising numbers")
+        self.thresholds_s = thresholds_s
         self._thresholds_s = np.array(thresholds_s)
         self._promote = promote
         self._ran_s: dict[int, float] = {}  # by id
