@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dovetail.report.bands import Axis, Line, Point, band_chart
-from dovetail.report.sweep_page import groups, mean, sweep_page
+from dovetail.report.sweep_page import difference, groups, mean, sweep_page
 
 EVIL = "</svg><script>alert(1)</script>"
 
@@ -74,7 +74,7 @@ def test_lines_are_told_apart_by_what_was_profiled() -> None:
 def test_the_page_says_what_it_shows() -> None:
     rows = [row(policy, load, seed, 3600.0 * load) for policy in ("fifo", "las") for load in (1, 2) for seed in (0, 1)]
     page = sweep_page(rows, "A sweep")
-    assert page.count("<svg") == 1 + 6 + 2, "a legend, six figures, and completion times at two loads"
+    assert page.count("<svg") == 1 + 7 + 2, "a legend, seven figures, and completion times at two loads"
     assert "8 runs · 2 lines · seeds 0, 1 · 2 loads · clusters 8:8:8" in page
     assert "Not done" not in page
 
@@ -82,8 +82,8 @@ def test_the_page_says_what_it_shows() -> None:
 def test_what_is_not_done_is_a_cross_and_a_reason() -> None:
     rows = [row("fifo", 1.0, 0, 3600.0), row("fifo", 2.0, 0, None, "unstable"), row("las", 2.0, 0, 60.0, "unstable")]
     page = sweep_page(rows, "A sweep")
-    assert page.count("l6,6m0,-6l-6,6") == 6, "a cross in each figure"
-    assert page.count("fill:var(--card);stroke") == 6, "a hollow point in each figure"
+    assert page.count("l6,6m0,-6l-6,6") == 7, "a cross in each figure"
+    assert page.count("fill:var(--card);stroke") == 7, "a hollow point in each figure"
     assert "2 of 3 points unstable: see the table" in page
     assert "<h2>Not done</h2>" in page
 
@@ -126,3 +126,13 @@ def test_a_larger_value_is_drawn_higher() -> None:
 
 def test_nothing_to_draw_is_said() -> None:
     assert "No run has a result" in band_chart(Axis("load"), Axis("hours"), [], "what")
+
+
+def test_sweeps_with_seeds_in_common_are_compared_seed_by_seed() -> None:
+    """Seeds differ a lot, but the second is 10 s slower in each: the difference has no spread."""
+    times = {0: 100.0, 1: 5000.0, 2: 900.0}
+    (one,) = groups([row("fifo", 1.0, seed, time_s) for seed, time_s in times.items()])
+    (two,) = groups([row("fifo", 1.0, seed, times.get(seed, 7.0) + 10.0) for seed in (1, 2, 3)])
+    seeds, apart = difference(one, two, "avg_jct_s")
+    assert (seeds, apart) == (2, mean([10.0, 10.0]))
+    assert difference(one, groups([row("fifo", 1.0, 7, 1.0)])[0], "avg_jct_s") == (0, None)

@@ -145,7 +145,7 @@ def test_windows_are_aligned_so_that_they_do_not_fragment_the_pool(tmp_path: Pat
         (
             "optimise",
             {"objective": "beauty"},
-            "policy optimise, option objective='beauty': Invalid enum value 'beauty'",
+            "policy optimise, option objective='beauty': Invalid enum value 'beauty'; known: makespan, mean",
         ),
     ],
 )
