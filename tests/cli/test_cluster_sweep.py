@@ -151,6 +151,9 @@ def test_two_sweeps_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: P
         found = row["avg_jct_s"]
         assert found["ratio"] == pytest.approx(found["b"] / found["a"])
         assert found["ratio"] > 1
+        assert found["common_seeds"] == 2
+        assert found["difference"] == pytest.approx(found["b"] - found["a"])
+        assert found["plus_minus"] >= 0
     page = (tmp_path / "both.html").read_text()
     assert "cheap: max_min_fairness_perf" in page
     assert "dear: max_min_fairness_perf" in page

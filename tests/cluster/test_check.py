@@ -115,6 +115,20 @@ def _impossible(lines: Lines) -> None:
     lines[0]["facts"]["bound_makespan_s"] = 1e9
 
 
+def _too_good(lines: Lines) -> None:
+    lines[0]["facts"]["fastest"] = [1e-3] * 4
+
+
+def _another(lines: Lines) -> None:
+    columns = _first(lines, "started")
+    columns["kind"] = [1] * len(columns["id"])  # kind 1 is model B, and the first job is of model A
+
+
+def _widened(lines: Lines) -> None:
+    columns = _first(lines, "started")
+    columns["kind"] = [2] * len(columns["id"])  # model A two wide, on one device
+
+
 def _revived(lines: Lines) -> None:
     completed = next(i for i, line in enumerate(lines) if line.get("of") == "completed")
     lines.insert(completed + 1, lines[completed])
@@ -138,6 +152,9 @@ def _revived(lines: Lines) -> None:
         (_endless, "end"),
         (_boast, "summary"),
         (_impossible, "bound"),
+        (_too_good, "bound"),
+        (_another, "kind"),
+        (_widened, "width"),
         (_revived, "closed"),
     ],
 )

@@ -276,6 +276,13 @@ def total_ends(time: Floats, queue: tuple[int, ...]) -> float:
     return float(sum(ends))
 
 
+def test_allox_places_nobody_where_it_does_not_run() -> None:
+    """A job that is placed stays, so one on a type that it does not run on would wait there for ever."""
+    for seed in range(20):
+        problem = drawn(seed, jobs=12, kinds=6, counts=(3, 1), weights=(1.0,), unfit=0.5)
+        assert not make("allox").allocate(problem).share[problem.speed == 0].any()
+
+
 def test_allox_takes_its_option_in_the_name_and_refuses_wide_jobs() -> None:
     assert make("allox_alpha=0.5").alpha == 0.5  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="alpha is 2"):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dovetail.cluster.active import Active
 from dovetail.cluster.check import check_journal
+from dovetail.cluster.problem import Allocation, Problem
 from dovetail.cluster.recording import Mode, Outcome, Saving, run
 from dovetail.cluster.rules import Rules
 from dovetail.cluster.setup import Outage, Setup
 from dovetail.cluster.simulation import Simulation
 from dovetail.cluster.workload import Job
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from tests.cluster.conftest import Make, Table
 
@@ -245,6 +249,44 @@ def test_a_run_taken_up_at_a_checkpoint_gives_the_same_bytes(make_setup: Make, t
     assert parts.rounds == whole.rounds
 
 
+class Warm(Table):
+    """Answers otherwise while it is warm, as a solver may that goes on from its last solution."""
+
+    calls = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "calls"}
+
+    def allocate(self, problem: Problem) -> Allocation:
+        self.calls += 1
+        found = super().allocate(problem)
+        found.share[:] = (1.0, 0.0) if self.calls % 5 < 2 else (0.0, 1.0)
+        return found
+
+
+def test_a_policy_that_answers_otherwise_when_it_is_warm_gives_the_same_bytes(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=i, model="A", steps=3000, arrival_s=200.0 * i) for i in range(20)]
+
+    def go(name: str, observers: Sequence[Any] = ()) -> bytes:
+        saving, journal = Saving(tmp_path / name, every_rounds=3, resume=True), tmp_path / f"{name}.jsonl"
+        policy = Warm({i: [0.5, 0.5] for i in range(20)})
+        run(make_setup(jobs), policy, journal=journal, observers=observers, saving=saving)
+        return journal.read_bytes()
+
+    with pytest.raises(KilledError):
+        go("parts", [Killer(45)])
+    assert go("parts") == go("whole")
+
+
+def test_what_happens_after_a_checkpoint_was_loaded_is_not_forgotten_when_a_job_arrives() -> None:
+    jobs = Active(2)
+    jobs.append([Job(id=0, model="A")], [0], [0], 0.0)
+    again: Active = pickle.loads(pickle.dumps(jobs))
+    again.on[0] = 1
+    again.append([Job(id=1, model="A")], [0], [0], 0.0)
+    assert again.on.tolist() == [1, -1]
+
+
 def test_a_checkpoint_of_another_run_is_refused(make_setup: Make, tmp_path: Path) -> None:
     saving = Saving(tmp_path / "saved", every_rounds=1, resume=True)
     run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=saving)
@@ -269,3 +311,110 @@ def test_a_checkpoint_that_would_run_other_code_is_refused(
     path.write_bytes(b"dovetail cluster checkpoint 1\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
     with pytest.raises(InputError, match=re.escape(f"it holds {module}.{name}")):
         run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Saving(path, resume=True))
+
+
+def test_an_outage_of_no_time_ends_what_runs_there_and_no_more(make_setup: Make, tmp_path: Path) -> None:
+    outages = [Outage(100.0, 100.0, (0,))]
+    outcome, notes = _run(
+        make_setup([Job(id=0, model="A", steps=4000)], counts=(1, 1), outages=outages),
+        Table({0: [1, 0]}),
+        NO_RESTART,
+        tmp_path,
+    )
+    assert [of for _, of, _ in notes.seen if of in ("failed", "mended")] == ["failed", "mended"]
+    assert outcome.figures.completed == 1
+
+
+def test_time_never_goes_back_to_an_outage_while_nobody_was_there(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=0, model="A", steps=400), Job(id=1, model="A", steps=400, arrival_s=90_000.0)]
+    outages = [Outage(5000.0, 6000.0, (0,)), Outage(80_000.0, 90_050.0, (1,))]
+    outcome, notes = _run(make_setup(jobs, outages=outages), Table({0: [1, 0], 1: [1, 0]}), NO_RESTART, tmp_path)
+    assert [t for t, of, _ in notes.seen if of in ("failed", "mended")] == [5000.0, 6000.0, 80_000.0, 90_050.0]
+    assert outcome.figures.makespan_s == 90_100.0
+
+
+def test_a_job_without_a_step_to_do_is_complete_at_once(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=0, model="A", steps=0.0, arrival_s=5.0), Job(id=1, model="A", steps=400, arrival_s=5.0)]
+    for ideal in (False, True):
+        outcome = run(make_setup(jobs), Table({1: [1, 0]}), None if ideal else NO_RESTART, ideal=ideal)
+        assert outcome.completion_s == {0: 0.0, 1: 100.0}
+
+
+def test_an_ideal_run_sends_away_who_can_never_run(make_setup: Make) -> None:
+    jobs = [Job(id=0, model="B", width=4, steps=100), Job(id=1, model="A", steps=400)]
+    figures = run(make_setup(jobs), Table({0: [1, 1], 1: [1, 0]}), ideal=True).figures
+    assert (figures.completed, figures.rejected) == (1, 1)
+
+
+class Widen(Table):
+    """Everybody is to be two wide."""
+
+    elastic = True
+
+    def allocate(self, problem: Problem) -> Allocation:
+        found = super().allocate(problem)
+        found.kind = np.full(problem.jobs, 2)
+        return found
+
+
+def test_an_elastic_policy_changes_widths_at_the_price_of_a_restart(make_setup: Make, tmp_path: Path) -> None:
+    """It begins on one slow device inside a round, at 1 step/s, and has two fast ones, at 8, from the next round on."""
+    jobs = [Job(id=0, model="A", steps=40), Job(id=1, model="A", steps=8000, arrival_s=10.0)]
+    outcome, notes = _run(make_setup(jobs), Widen({0: [1, 0], 1: [1, 0]}), Rules(restart_s=20.0), tmp_path)
+    widths = [len(each) for _, of, columns in notes.seen if of == "started" for each in columns["devices"]]
+    assert widths == [2, 1, 2]
+    assert outcome.completion_s[1] == pytest.approx(350 + 20 + (8000 - 330) / 8)
+    assert outcome.figures.total_cost == pytest.approx((2 * 25 + 350 + 2 * (20 + 7670 / 8)) * 3.6 / 3600)
+
+
+def test_a_policy_that_is_not_elastic_must_not_change_widths(make_setup: Make) -> None:
+    policy = Widen({0: [1, 0]})
+    policy.elastic = False
+    with pytest.raises(DovetailError, match="not elastic"):
+        run(make_setup([Job(id=0, model="A", steps=40)]), policy)
+
+
+def test_rounds_must_be_longer_than_restarts() -> None:
+    with pytest.raises(InputError, match="a restart of 10 s in rounds of 5 s"):
+        Rules(round_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (InputError("it cannot"), "^it cannot"),
+        (ZeroDivisionError("no"), "policy mine: allocate failed: ZeroDivisionErr"),
+    ],
+)
+def test_a_policy_that_fails_is_named_and_leaves_no_half_of_a_journal(
+    make_setup: Make, tmp_path: Path, error: Exception, message: str
+) -> None:
+    class Broken(Table):
+        def allocate(self, problem: Problem) -> Allocation:
+            raise error
+
+    with pytest.raises(DovetailError, match=message):
+        run(make_setup([Job(id=0, model="A", steps=40)]), Broken({}), name="mine", journal=tmp_path / "run.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shares_that_are_none_are_refused_by_an_ideal_run_too(make_setup: Make) -> None:
+    with pytest.raises(DovetailError, match="no share of time"):
+        run(make_setup([Job(id=0, model="A", steps=40)]), Table({0: [float("nan"), 0]}), ideal=True)
+
+
+def test_nobody_waits_for_shares_while_nothing_runs(make_setup: Make, tmp_path: Path) -> None:
+    """The policy is asked at most every hour, but at once if the cluster would be idle otherwise."""
+
+    class Strict(Table):
+        strict = True
+
+        def allocate(self, problem: Problem) -> Allocation:
+            found = super().allocate(problem)
+            found.share[1:] = 0.0
+            return found
+
+    jobs = [Job(id=i, model="A", steps=400) for i in range(2)]
+    rules = Rules(restart_s=0.0, allocate_every_s=3600.0)
+    outcome, _ = _run(make_setup(jobs), Strict({0: [1, 0], 1: [1, 0]}), rules, tmp_path)
+    assert outcome.completion_s[1] <= 360 + 100

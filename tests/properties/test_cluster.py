@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from dovetail.cluster.fuzz import Case, check_case, check_seed, policies_for, random_case
 from dovetail.cluster.policies import make
 from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.recording import run
+from dovetail.cluster.recording import Saving, run
 from dovetail.core import registry
 from dovetail.core.events import Rows
 from dovetail.core.journal import open_journal
@@ -83,6 +85,44 @@ def test_the_cases_make_everything_happen(tmp_path: Path) -> None:
     assert {
         name: counted[name] for name in happened | {"beside", "another width", "unlucky"} if counted[name] < 5
     } == {}
+
+
+class KilledError(Exception):
+    """Stands for a run that is killed."""
+
+
+class Killer:
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise KilledError
+
+
+@pytest.mark.parametrize(
+    "policy", ["max_min_fairness_packed", "finish_time_fairness_perf", "goodput", "gandiva", "fifo"]
+)
+def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(tmp_path: Path, policy: str) -> None:
+    killed = 0
+    for seed in range(12):
+        case = random_case(seed)
+
+        def go(name: str, observers: Sequence[Killer] = (), case: Case = case, seed: int = seed) -> bytes:
+            saving = Saving(tmp_path / f"{name}{seed}", every_rounds=2, resume=True)
+            journal = tmp_path / f"{name}{seed}.jsonl"
+            run(case.setup, make(policy), case.rules, name=policy, journal=journal, observers=observers, saving=saving)
+            return journal.read_bytes()
+
+        whole = go("whole")
+        for steps in (4, 7, 13):
+            try:
+                go("parts", [Killer(steps)])
+            except KilledError:
+                killed += 1
+        assert go("parts") == whole
+    assert killed > 10
 
 
 class Greedy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,14 @@ class Active:
 
     def __len__(self) -> int:
         return self._count
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the columns as they are cut: loaded as arrays of their own, they would not be those in `_room`."""
+        return {"_room": self._room, "_count": self._count}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._room, self._count = state["_room"], state["_count"]
+        self._cut()
 
     def _cut(self) -> None:
         for name, column in self._room.items():

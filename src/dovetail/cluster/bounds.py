@@ -13,7 +13,7 @@ def fastest(setup: Setup, policy: Policy) -> tuple[Floats, Floats]:
     and the most per accelerator. Of an elastic policy, as whatever kind of the same model is best."""
     found, widths = setup.throughputs, np.array([width for _, width in setup.throughputs.kinds])
     # Measured rates over several servers, or beside another job, are not always lower.
-    rates = np.maximum(found.alone, found.spread)
+    rates = np.maximum(setup.rates(), found.spread)
     if policy.packs and found.pairs is not None:
         rates = np.maximum(rates, found.pairs.max(axis=1))
     rates = np.where((setup.counts >= widths[:, None]) & (setup.rates() > 0), rates, 0.0)

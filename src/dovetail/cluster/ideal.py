@@ -20,7 +20,7 @@ from dovetail.cluster.problem import Policy
 from dovetail.cluster.rules import Rules
 from dovetail.cluster.setup import Kinds, Setup
 from dovetail.cluster.workload import Job
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Observer
 
@@ -89,6 +89,8 @@ class Ideal:
         mechanism, jobs = self._mechanism, self._mechanism.jobs
         problem = mechanism.problem(self.now, self._setup.prices.price_at(self.now))
         found = self._policy.allocate(problem)
+        if fault := found.fault(problem):
+            raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
         self.allocations += 1
         envied = envy(problem, found)
         if envied is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from dovetail.cluster.bounds import fastest, least_makespan_s
-from dovetail.cluster.checkpoint import load, save
+from dovetail.cluster.checkpoint import load, renewed, save
 from dovetail.cluster.compat import OldClock
 from dovetail.cluster.devices import Devices
 from dovetail.cluster.ideal import Ideal
@@ -98,10 +98,11 @@ class Outcome(Struct, kw_only=True):
 
 
 class Timed:
-    """A policy and the CPU time that it takes."""
+    """A policy and the CPU time that it takes; what goes wrong in it is told by its name."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, name: str = "") -> None:
         self._policy = policy
+        self._name = name or type(policy).__name__
         self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
         self.every_round = getattr(policy, "every_round", False)
         self.elastic = getattr(policy, "elastic", False)
@@ -109,7 +110,12 @@ class Timed:
 
     def allocate(self, problem: Problem) -> Allocation:
         before = process_time()
-        found = self._policy.allocate(problem)
+        try:
+            found = self._policy.allocate(problem)
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise DovetailError(f"policy {self._name}: allocate failed: {type(error).__name__}: {error}") from error
         self.cpu_s += process_time() - before
         return found
 
@@ -194,7 +200,7 @@ def run(
         charge_pairs_fully=compat,
         fastest=fastest(setup, policy)[0],
     )
-    timed = Timed(policy)
+    timed = Timed(policy, name)
     began = process_time()
     if ideal:
         fluid = Ideal(setup, timed, [metrics, *observers])
@@ -212,6 +218,8 @@ def run(
             simulation, metrics, size = load(saving.path, msgspec.json.encode(first), setup, policy)
         _simulate(simulation, metrics, first, journal, size, mode, observers, saving)
         rounds, allocations = simulation.rounds, simulation.mechanism.allocations
+        assert isinstance(simulation.mechanism.policy, Timed)
+        timed = simulation.mechanism.policy
     return Outcome(
         figures=metrics.figures(),
         rounds=rounds,
@@ -247,10 +255,11 @@ def _simulate(
         def pause() -> None:
             if saving is not None and simulation.rounds and simulation.rounds % saving.every_rounds == 0:
                 save(saving.path, simulation, metrics, identity, writer.written() if writer else 0)
+                simulation.mechanism.policy = renewed(simulation.mechanism.policy)
 
         try:
             simulation.run(pause)
-        except DovetailError:
+        except Exception:
             if journal is not None and saving is None:
                 journal.unlink(missing_ok=True)  # half a journal is none; with a checkpoint, it goes on
             raise
