@@ -299,7 +299,7 @@ class Mechanism:
             i, k = (row, row) if row < count else (int(pairs.a[row - count]), int(pairs.b[row - count]))
             if not (free[i] and free[k] and speeds[row, j] > 0 and jobs.width[i] <= left[j]):
                 continue
-            if self.policy.strict and jobs.share[i, j] <= 0:
+            if self.policy.strict and (jobs.share[i, j] if i == k else pairs.share[row - count, j]) <= 0:
                 continue
             self._take(i, k, j, free, choice)
             left[j] -= jobs.width[i]
