@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dovetail.cluster.simulation import Simulation
 from dovetail.cluster.workload import Job
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
-from tests.cluster.conftest import Make, Table
+from tests.cluster.conftest import THROUGHPUTS, Make, Table
 
 NO_RESTART = Rules(restart_s=0.0)
 
@@ -418,3 +419,14 @@ def test_nobody_waits_for_shares_while_nothing_runs(make_setup: Make, tmp_path: 
     rules = Rules(restart_s=0.0, allocate_every_s=3600.0)
     outcome, _ = _run(make_setup(jobs), Strict({0: [1, 0], 1: [1, 0]}), rules, tmp_path)
     assert outcome.completion_s[1] <= 360 + 100
+
+
+def test_an_ideal_run_gives_no_time_on_a_type_that_is_too_small(make_setup: Make) -> None:
+    """Two wide jobs on one fast and two slow devices: the fast one is of no use to them, alone or together."""
+    pairs = np.zeros((4, 4, 2))
+    pairs[2, 2] = (6.0, 1.0)
+    known = replace(THROUGHPUTS, pairs=pairs)
+    jobs = [Job(id=i, model="A", width=2, steps=200) for i in range(2)]
+    policy = Table({0: [0.1, 0.0], 1: [0.1, 0.0]}, {(0, 1): [0.4, 0.5]})
+    outcome = run(make_setup(jobs, counts=(1, 2), throughputs=known), policy, ideal=True)
+    assert outcome.completion_s == {0: 400.0, 1: 400.0}

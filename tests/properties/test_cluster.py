@@ -27,6 +27,12 @@ def test_every_policy_gives_a_valid_run_of_everything(first: int) -> None:
     assert [fault for seed in range(first, first + BLOCK) for fault in check_seed(seed)] == []
 
 
+@pytest.mark.parametrize("seed", [115, 418, 1170, 1417, 1471, 1682])
+def test_cases_that_once_failed(seed: int) -> None:
+    """Rare ones: slivers of work left, types that a job does not run on, pairs of strict policies, kinks of demands."""
+    assert check_seed(seed) == []
+
+
 def test_every_policy_is_tried() -> None:
     tried = {name for seed in range(CASES) for name in policies_for(random_case(seed))}
     assert tried == set(registry.names("cluster"))

@@ -82,15 +82,17 @@ class DemandProgram(ShareProgram):
         """The largest z up to `cap` at which everybody's demand can be met.
 
         `demand` gives demands and their derivatives at z. Demands are convex and rise with z, so the program with
-        their tangents at any z finds no less than the answer: Newton's method, which closes in from above.
+        their tangents at any z finds no less than the answer: Newton's method, which closes in from above. Where a cut
+        begins to count, what is asked of it has a kink, and its tangent there would lead up again: it never goes back.
         """
-        z = min(start, cap)
+        z, bound = min(start, cap), cap
         for _ in range(STEPS):
             want, slope = demand(z)
             step = self._with_tangents(z, cap, want, slope)
-            z = min(max(z + step / float(slope.max()), 0.0), cap)
+            before, bound = z, min(bound, max(z + step / float(slope.max()), 0.0))
+            z = bound
             cut = self._cut_what_is_broken(demand(z)[0])
-            if not cut and abs(step) <= CLOSE:
+            if not cut and (abs(step) <= CLOSE or z == before):
                 break
         return z
 

@@ -98,6 +98,9 @@ class Ideal:
         width = jobs.width if found.kind is None or problem.kind_width is None else problem.kind_width[found.kind]
         # A policy that does not tell types apart may give time on one that is too small for a wide job.
         found.share = np.where(width[:, None] <= problem.counts, found.share, 0.0)
+        if len(found.pairs):
+            fits = width[found.pairs[:, 0], None] <= problem.counts
+            found.pair_share = np.where(fits, found.pair_share, 0.0)
         speed = found.throughput(problem)
         ends = self.now + np.divide(jobs.steps_left, speed, out=np.full(len(jobs), inf), where=speed > 0)
         until = min(float(ends.min()), self._next.arrival_s if self._next is not None else inf, self._price_until)

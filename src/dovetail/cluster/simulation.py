@@ -143,10 +143,12 @@ class Simulation:
         self._settle()
         self._arrive(events)
         mechanism = self.mechanism
-        if not self._held:
-            mechanism.hurry()  # nobody runs: only new shares can help
         self._ask(events)
         self._apply(mechanism.choose(), events)
+        if not self._held and mechanism.needs_allocation:
+            mechanism.hurry()  # nobody runs: only new shares can help
+            self._ask(events)
+            self._apply(mechanism.choose(), events)
         self._waiting = [None] * len(self._setup.types)
         self.rounds += 1
         self._tell(events)
