@@ -18,6 +18,7 @@ COMMANDS = (
     Command("workflow", "dovetail.cli.workflow:app", "Schedule workflows of many models on a pool of GPUs."),
     Command("pipeline", "dovetail.cli.pipeline:app", "Split a model's layers over unlike devices."),
     Command("cluster", "dovetail.cli.cluster:app", "Share accelerators of several types among training jobs."),
+    Command("dispatch", "dovetail.cli.dispatch:app", "Spread one batch over the CPU and GPUs of a node."),
     Command("host", "dovetail.cli.host:app", "Co-schedule programs on the cores of one machine."),
     Command("check", "dovetail.cli.check:check", "Check that a recorded run is a valid schedule."),
     Command("report", "dovetail.cli.report:report", "Draw a run, or several side by side, from their journals."),

@@ -1,0 +1,343 @@
+"""What dispatching costs and what it gains. Prints JSON.
+
+    python bench/dispatch.py --overhead     extra microseconds per sub-batch, per run, and of a direct call, on the CPU
+    python bench/dispatch.py --emulated     three devices that sleep, real threads: % of the sum of the devices alone
+    python bench/dispatch.py --simulated    policies on NEML2's published curves: % of the sum of the peak rates
+    python bench/dispatch.py --gpu          a batched 6x6 Newton solve in float64 on a CUDA device and the CPU
+
+Without a flag, the first three. Times are the least of several runs, since whatever else a machine does only adds to
+them; medians stand beside them where they matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import torch
+from torch import Tensor
+
+from dovetail.core import registry
+from dovetail.dispatch import Dispatcher
+from dovetail.dispatch.curves import PUBLISHED
+from dovetail.dispatch.devices import Device
+from dovetail.dispatch.emulated import THREE, Sleeper
+from dovetail.dispatch.simulate import SimDevice, simulate
+
+ITEMS = 1_000_000
+ITERATIONS = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("overhead", "emulated", "simulated", "gpu"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--format", choices=["json", "table"], default="json", help="table: one line per figure")
+    parser.add_argument("--items", type=int, default=ITEMS, help="items of the Newton solve")
+    parser.add_argument("--repeats", type=int, default=9)
+    arguments = parser.parse_args()
+    sections: dict[str, Callable[[], Any]] = {
+        "overhead": lambda: overhead(arguments.repeats),
+        "simulated": simulated,
+        "emulated": lambda: emulated(arguments.repeats),
+        "gpu": lambda: gpu(arguments.items, arguments.repeats),
+    }
+    chosen = [name for name in sections if getattr(arguments, name)] or ["overhead", "simulated", "emulated"]
+    result: dict[str, Any] = {"machine": machine(), "command": " ".join(["bench/dispatch.py", *sys.argv[1:]])}
+    for name in chosen:
+        try:
+            result[name] = sections[name]()
+        except Exception as error:
+            traceback.print_exc()
+            result[name] = {"error": f"{type(error).__name__}: {error}"}
+    if "medians" in result.get("emulated", {}):
+        result["emulated_medians"] = result["emulated"].pop("medians")
+    print(json.dumps(result, indent=2) if arguments.format == "json" else "\n".join(lines(result)))
+
+
+def lines(result: Any, before: str = "") -> list[str]:
+    """Every figure on a line of its own."""
+    if not isinstance(result, dict):
+        return [f"{before:48} {result}"]
+    return [line for key, value in result.items() for line in lines(value, f"{before}.{key}".lstrip("."))]
+
+
+def machine() -> str:
+    about = (
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+    return about + (f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "")
+
+
+def timed(call: Callable[[], Any], repeats: int, wait: Callable[[], None] = lambda: None) -> list[float]:
+    seconds = []
+    for _ in range(repeats):
+        wait()
+        begun = time.perf_counter()
+        call()
+        wait()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+# -- what it costs
+
+
+def overhead(repeats: int) -> dict[str, Any]:
+    """Microseconds over bare calls on slices: one tensor in, one out, one CPU device, one thread of torch."""
+    torch.set_num_threads(1)
+    x = torch.rand(8192, 6, dtype=torch.float64)
+
+    def function(part: Tensor) -> Tensor:
+        return 2 * part + 1
+
+    def extra(size: int, threads: bool) -> float:
+        def bare() -> list[Tensor]:
+            return [function(x.narrow(0, at, size)) for at in range(0, 8192, size)]
+
+        with Dispatcher(function, "cpu", sizes=size, cache=False) as dispatcher:
+            if threads:
+                dispatcher.submit(x).result()  # from then on the worker has a thread of its own
+            pairs = [(min(timed(bare, 5)), min(timed(lambda: dispatcher.run(x), 5))) for _ in range(4 * repeats)]
+        return 1e6 * (min(run for _, run in pairs) - min(base for base, _ in pairs))
+
+    found: dict[str, Any] = {}
+    for name, threads in (("calling thread", False), ("worker thread", True)):
+        two, many = extra(4096, threads), extra(128, threads)
+        per_chunk = (many - two) / (64 - 2)
+        found[name] = {"per sub-batch us": round(per_chunk, 2), "fixed us": round(two - 2 * per_chunk, 1)}
+    small = torch.rand(4, 6)
+    with Dispatcher(function, "cpu", sizes=0, cache=False) as direct:
+        base = min(timed(lambda: function(small), 5000))
+        found["direct call us"] = round(1e6 * (min(timed(lambda: direct.run(small), 5000)) - base), 2)
+    return found
+
+
+# -- what it gains, without hardware
+
+
+def simulated() -> dict[str, Any]:
+    """Mean and worst % of the sum of peak rates over eight models on a CPU and a GPU; noise of 10 %."""
+    cases = {"20000": (20_000, 1.0), "100000": (100_000, 1.0), "1000000": (1_000_000, 1.0)}
+    cases |= {"1000000, CPU 3x slower": (1_000_000, 3.0), "100000, CPU 3x slower": (100_000, 3.0)}
+    found: dict[str, Any] = {}
+    for name in ["gpu alone", *registry.names("dispatch")]:
+        found[name] = {}
+        for case, (items, slower) in cases.items():
+            by_model = [
+                mean(_simulated(name, curves, items, slower, seed) for seed in range(10))
+                for curves in PUBLISHED.values()
+            ]
+            found[name][case] = [round(100 * mean(by_model), 1), round(100 * min(by_model), 1)]
+    return found
+
+
+def _simulated(name: str, curves: Any, items: int, slower: float, seed: int) -> float:
+    sized = name == "fixed"
+    devices = [
+        SimDevice("cuda", curves["cuda"].curve(), size=curves["cuda"].best if sized else None),
+        SimDevice("cpu", curves["cpu"].curve(), slower, size=curves["cpu"].best if sized else None),
+    ]
+    peak = sum(device.curve.rate / device.slower for device in devices)
+    if name == "gpu alone":
+        return items / simulate(devices[:1], items, noise=0.1, seed=seed).makespan_s / peak
+    return simulate(devices, items, name, noise=0.1, seed=seed).efficiency
+
+
+def emulated(repeats: int) -> dict[str, Any]:
+    """% of the sum of what each device reaches alone on the same batch in one call."""
+    torch.set_num_threads(1)
+    sleeper = Sleeper()
+    best: dict[str, Any] = {}
+    medians = {}
+    with Dispatcher(sleeper, sleeper.devices, cache=False) as dispatcher:
+        for _ in range(3):
+            dispatcher.run(torch.zeros(400_000))  # sizes are found
+        for items in (20_000, 100_000, 400_000):
+            batch = torch.rand(items)
+            alone = sum(device.alone(items) for device in THREE)
+            rates = []
+            for _ in range(repeats if items > 20_000 else 3 * repeats):
+                found = dispatcher.run(batch)
+                rates.append(dispatcher.report.rate / alone)
+                assert torch.equal(found, 2 * batch)
+            best[str(items)] = round(100 * max(rates), 1)
+            medians[str(items)] = round(100 * median(rates), 1)
+    return {**best, "medians": medians}
+
+
+# -- a GPU
+
+
+class Newton:
+    """Solves s + c A s^3 = x for s, item by item, with six unknowns: an implicit update as material models have it."""
+
+    def __init__(self, iterations: int = ITERATIONS) -> None:
+        self.iterations = iterations
+        generator = torch.Generator().manual_seed(1)
+        half = torch.rand(6, 6, generator=generator, dtype=torch.float64)
+        self.matrix = 0.1 * (half @ half.T)
+
+    def on(self, device: Device) -> Callable[[Tensor], Tensor]:
+        matrix = self.matrix.to(device.place)
+        unit = torch.eye(6, dtype=torch.float64, device=device.place)
+
+        def solve(x: Tensor) -> Tensor:
+            s = x
+            for _ in range(self.iterations):
+                residual = s + (s**3) @ matrix.T - x
+                jacobian = unit + matrix * (3 * s**2).unsqueeze(-2)
+                step, _ = torch.linalg.solve_ex(jacobian, residual.unsqueeze(-1))
+                s = s - step.squeeze(-1)
+            return s
+
+        return solve
+
+
+def gpu(items: int, repeats: int) -> dict[str, Any]:
+    """Items per second of the Newton solve on a batch that is held on the host, in several ways."""
+    if not torch.cuda.is_available():
+        return {"error": "no CUDA device"}
+    newton = Newton()
+    found: dict[str, Any] = {"items": items, "iterations": newton.iterations, "millions of items per second": {}}
+    rates = found["millions of items per second"]
+    x = torch.rand(items, 6, dtype=torch.float64)
+    pinned = x.pin_memory()
+    solve = newton.on(Device("cuda:0"))
+    expected = solve(x.cuda()).cpu()
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("single call", lambda: _single(solve, pinned, expected, repeats, rates, found)),
+        ("NEML2-style", lambda: _pageable(solve, x, expected, repeats, rates, found)),
+        ("ours", lambda: _ours(newton, pinned, expected, repeats, rates, found)),
+        ("ours, pageable input", lambda: _ours(newton, x, expected, repeats, rates, found, "ours, pageable input")),
+        ("cpu and gpu", lambda: _both(newton, pinned, expected, repeats, rates, found)),
+    ]
+    for name, step in steps:
+        try:
+            step()
+        except Exception as error:
+            traceback.print_exc()
+            found[f"{name}: error"] = f"{type(error).__name__}: {error}"
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    found["ratios"] = _ratios(rates)
+    return found
+
+
+def _ratios(rates: dict[str, float]) -> dict[str, float]:
+    def over(one: str, *others: str) -> float | None:
+        below = [rates.get(other) for other in others]
+        return round(rates[one] / sum(filter(None, below)), 3) if one in rates and all(below) else None
+
+    named = {
+        "ours over NEML2-style (at least 3)": over("ours", "NEML2-style"),
+        "ours over single call (at least 0.97)": over("ours", "single call"),
+        "cpu and gpu over their sum (at least 0.97)": over("cpu and gpu", "ours", "cpu alone"),
+        "cpu and gpu over gpu (at least 1)": over("cpu and gpu", "ours"),
+    }
+    return {name: ratio for name, ratio in named.items() if ratio is not None}
+
+
+def _rate(call: Callable[[], Any], items: int, repeats: int) -> float:
+    return round(items / min(timed(call, repeats, torch.cuda.synchronize)) / 1e6, 3)
+
+
+def _check(result: Tensor, expected: Tensor, name: str) -> None:
+    if not torch.allclose(result, expected, rtol=1e-9, atol=1e-12):
+        raise AssertionError(f"{name}: results differ by {(result - expected).abs().max().item():g}")
+
+
+def _single(
+    solve: Callable[[Tensor], Tensor],
+    pinned: Tensor,
+    expected: Tensor,
+    repeats: int,
+    rates: dict[str, float],
+    found: dict[str, Any],
+) -> None:
+    out = torch.empty_like(expected).pin_memory()
+
+    def call() -> None:
+        out.copy_(solve(pinned.to("cuda:0", non_blocking=True)), non_blocking=True)
+        torch.cuda.synchronize()
+
+    call()
+    _check(out, expected, "single call")
+    torch.cuda.reset_peak_memory_stats()
+    rates["single call"] = _rate(call, len(pinned), repeats)
+    found["single call: device memory MiB"] = torch.cuda.max_memory_allocated() >> 20
+
+
+def _pageable(
+    solve: Callable[[Tensor], Tensor],
+    x: Tensor,
+    expected: Tensor,
+    repeats: int,
+    rates: dict[str, float],
+    found: dict[str, Any],
+) -> None:
+    """Chunk by chunk: copy in, compute, copy out, each waited for; then concatenate. The best of several sizes."""
+    by_size = {}
+    for size in (16384, 32768, 65536, 131_072, 262_144, 524_288, len(x)):
+
+        def call(size: int = size) -> Tensor:
+            parts = [solve(x[at : at + size].to("cuda:0")).to("cpu") for at in range(0, len(x), size)]
+            return torch.cat(parts)
+
+        _check(call(), expected, "NEML2-style")
+        by_size[size] = _rate(call, len(x), max(3, repeats // 2))
+    found["NEML2-style by size"] = by_size
+    rates["NEML2-style"] = max(by_size.values())
+
+
+def _ours(
+    newton: Newton,
+    x: Tensor,
+    expected: Tensor,
+    repeats: int,
+    rates: dict[str, float],
+    found: dict[str, Any],
+    name: str = "ours",
+) -> None:
+    with Dispatcher(newton, "cuda:0", cache=False) as dispatcher:
+        for _ in range(6):
+            _check(dispatcher.run(x), expected, name)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        rates[name] = _rate(lambda: dispatcher.run(x), len(x), 2 * repeats)
+        report = dispatcher.report
+    found[f"{name}: device memory MiB"] = torch.cuda.max_memory_allocated() >> 20
+    found[f"{name}: chunks"] = [row.stop - row.start for row in report.rows]
+    found[f"{name}: busy"] = round(report.devices[0].busy, 3)
+
+
+def _both(
+    newton: Newton, x: Tensor, expected: Tensor, repeats: int, rates: dict[str, float], found: dict[str, Any]
+) -> None:
+    some = x[: max(1, len(x) // 8)]
+    with Dispatcher(newton, "cpu", cache=False) as dispatcher:
+        for _ in range(6):
+            _check(dispatcher.run(some), expected[: len(some)], "cpu alone")
+        rates["cpu alone"] = _rate(lambda: dispatcher.run(some), len(some), 3)
+    with Dispatcher(newton, ["cuda:0", "cpu"], cache=False) as dispatcher:
+        for _ in range(8):
+            _check(dispatcher.run(x), expected, "cpu and gpu")
+        rates["cpu and gpu"] = _rate(lambda: dispatcher.run(x), len(x), 2 * repeats)
+        report = dispatcher.report
+    found["cpu and gpu: items"] = {device.name: device.items for device in report.devices}
+    found["cpu and gpu: busy"] = {device.name: round(device.busy, 3) for device in report.devices}
+
+
+if __name__ == "__main__":
+    main()

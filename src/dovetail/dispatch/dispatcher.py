@@ -1,0 +1,425 @@
+"""Run a batched function over all the devices of a node, as if it were called once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from dovetail.core import registry
+from dovetail.core.errors import InputError
+from dovetail.dispatch import policies as _policies  # noqa: F401  (registers them)
+from dovetail.dispatch.assembly import Collected, Output, Preallocated
+from dovetail.dispatch.batch import Source, SourceCursor, TensorBatch, TreeBatch, as_source, handed_over, leaves
+from dovetail.dispatch.cursor import Cursor, LocalCursor
+from dovetail.dispatch.devices import Device
+from dovetail.dispatch.errors import Failure, combined, is_out_of_memory
+from dovetail.dispatch.job import Calling, Hook, Job, Modes, home_of
+from dovetail.dispatch.known import Known, cache_folder
+from dovetail.dispatch.ledger import Chunk, Ledger
+from dovetail.dispatch.policies.fixed import Fixed
+from dovetail.dispatch.policy import Policy
+from dovetail.dispatch.pool import Pool
+from dovetail.dispatch.progress import Told, follow
+from dovetail.dispatch.report import Report, report_of
+from dovetail.dispatch.setup import devices_with
+from dovetail.dispatch.stream import Piece, Streamed, pieces_of
+
+_SILENT: AbstractContextManager[None] = nullcontext()
+
+
+class Outcome(Struct, frozen=True):
+    """What became of a batch: the result, the ranges that it lacks and why, and the report of the run."""
+
+    result: Any
+    missing: list[tuple[int, int]]
+    failures: list[Failure]
+    reporting: Callable[[], Report]
+    output: Any = None
+
+    @property
+    def report(self) -> Report:
+        return self.reporting()
+
+    def unwrap(self) -> Any:
+        """The result; or the error, if something failed, with this outcome as its attribute `outcome`."""
+        if self.failures:
+            error = combined(self.failures)
+            error.outcome = self  # type: ignore[attr-defined]
+            raise error
+        return self.result
+
+
+class Dispatcher:
+    """Calls a function on chunks of a batch, each on the device that is free, and puts the results together.
+
+    >>> with Dispatcher(lambda x: 2 * x, "cpu", sizes=3, cache=False) as double:
+    ...     double.run(torch.arange(10)).tolist()
+    [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
+
+    Parameters
+    ----------
+    function
+        Any callable over batched tensors, an nn.Module (copied to each device), or an object with `on(device)`.
+    devices
+        Names such as `cuda:0` and `cpu`, or `Device`s.
+    policy
+        Its name, or a Policy; `options` are its options.
+    sizes, capacities, priorities
+        One for all devices, or one each. Size None is found by measuring, 0 is all at once.
+    dim
+        The dimension of the batch.
+    mode
+        `async`: every device has its thread; `sync`: one chunk after the other on the calling thread.
+    preprocess, postprocess
+        Called with a chunk's work, or result, and the device; by default work goes to the device and results back.
+    reduce
+        Puts the list of results together; by default they are concatenated along `dim`.
+    init, teardown
+        Called with each device on its thread, before its first chunk and after its last.
+    backup
+        Let an idle device redo what the last one is late with; only for functions without side effects.
+    on_error, retries
+        `retry`: another device tries a failed chunk; `fail`: stop at once; `skip`: go on without it.
+    pool
+        Share the devices of a pool with other dispatchers; `weight` is this one's share.
+    backend
+        `thread`, `process` (for functions that hold Python's lock) or `ray` (devices of several machines).
+    progress
+        True for a bar, or a function that is told.
+    trace
+        Write a trace of each run here.
+    cache
+        Where curves are kept between programs: True for the user's cache folder, False for nowhere.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        devices: str | Device | Sequence[str | Device] = "cpu",
+        policy: str | Policy | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        sizes: int | Sequence[int] | None = None,
+        capacities: int | Sequence[int] | None = None,
+        priorities: float | Sequence[float] | None = None,
+        dim: int = 0,
+        mode: Literal["async", "sync"] = "async",
+        preprocess: Hook | None = None,
+        postprocess: Hook | None = None,
+        reduce: Callable[[list[Any]], Any] | None = None,
+        init: Callable[[Device], None] | None = None,
+        teardown: Callable[[Device], None] | None = None,
+        backup: bool = True,
+        on_error: Literal["retry", "fail", "skip"] = "retry",
+        retries: int = 1,
+        pool: Pool | None = None,
+        weight: float = 1.0,
+        backend: str = "thread",
+        progress: bool | Callable[[Told], None] | None = None,
+        trace: str | Path | None = None,
+        cache: bool | str | Path = True,
+    ) -> None:
+        if mode not in ("async", "sync"):
+            raise InputError(f"mode {mode!r}: expected 'async' or 'sync'")
+        if on_error not in ("retry", "fail", "skip"):
+            raise InputError(f"on_error {on_error!r}: expected 'retry', 'fail' or 'skip'")
+        if weight <= 0 or retries < 0:
+            raise InputError(f"expected weight > 0 and retries >= 0, found {weight} and {retries}")
+        self._own_pool = pool is None
+        self._backend = backend
+        if pool is None:
+            given = devices_with(devices, sizes, capacities, priorities, exist=backend != "ray")
+            pool = Pool(given, backend, init=init, teardown=teardown)
+        self.pool = pool
+        self.devices = pool.devices if self._own_pool else devices_with(pool.devices, sizes, capacities, priorities)
+        self._cuda = any(device.kind == "cuda" for device in self.devices)
+        self.policy = _policy(policy, options, self.devices)
+        self.function = _placed(function)
+        self.dim, self.mode, self.reduce = dim, mode, reduce
+        self.preprocess, self.postprocess = preprocess, postprocess
+        self.backup, self.on_error, self.retries, self.weight = backup, on_error, retries, weight
+        self.progress = progress
+        self.trace = Path(trace) if trace is not None else None
+        folder = cache_folder() if cache is True else (Path(cache) if cache else None)
+        self.known = Known(function, self.devices, folder, getattr(self.policy, "learns", True))
+        self._latest: Callable[[], Report] | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._direct_up_to: float = -1
+        self._direct_like: Any = None
+        self._prepare_direct()
+
+    # -- what one calls
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result for the whole batch, in order. Several arguments are cut alike."""
+        if self._direct_up_to >= 0 and len(args) == 1 and not kwargs:
+            batch = args[0]
+            if type(batch) is Tensor and batch.is_cpu and batch.ndim and batch.shape[self.dim] <= self._direct_up_to:
+                like = self._direct_like
+                if like is None or like == _form(batch, self.dim):
+                    return self._run_direct(batch)
+        return self.attempt(*args, **kwargs).unwrap()
+
+    def attempt(
+        self, *args: Any, cursor: Cursor | None = None, resume: Outcome | None = None, **kwargs: Any
+    ) -> Outcome:
+        """As `run`, but errors of the work are in the outcome, beside what succeeded.
+
+        `resume` does only what an earlier outcome of the same batch lacks.
+        """
+        source, spread = self._source(args, kwargs)
+        if source.total == 0 and resume is None:
+            return self._empty(source, spread)
+        output = self._output(source) if resume is None or resume.output is None else resume.output
+        job, form = self._job(source, output, spread, cursor, resume)
+        self._carry_out(job)
+        return self._outcome(job, form, whole=cursor is None)
+
+    def stream(
+        self, *args: Any, ordered: bool = True, cursor: Cursor | None = None, ahead: int = 4, **kwargs: Any
+    ) -> Iterator[Piece]:
+        """Results chunk by chunk as they come, in the order of the batch or as they end; `ahead` chunks may wait."""
+        if ordered and cursor is not None:
+            raise InputError("a stream over a shared cursor has gaps; give ordered=False")
+        source, spread = self._source(args, kwargs)
+        output = Streamed()
+        job, form = self._job(source, output, spread, cursor, None)
+        job.room = len(self.devices) * 2 + ahead
+        job.modes = Modes()
+        return pieces_of(self.pool, job, output, ordered, lambda: self._outcome(job, form, whole=False).unwrap())
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin a run and give its future; `asyncio.wrap_future` awaits it."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(thread_name_prefix="dovetail submit")
+        modes = Modes()
+
+        def begin() -> Any:
+            with ExitStack() as stack:
+                modes.enter(stack)
+                return self.attempt(*args, **kwargs).unwrap()
+
+        return self._executor.submit(begin)
+
+    @property
+    def report(self) -> Report:
+        """The report of the run that ended last."""
+        if self._latest is None:
+            raise InputError("nothing has run yet")
+        return self._latest()
+
+    def close(self) -> None:
+        """End the workers, unless they belong to a shared pool."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+        if self._own_pool:
+            self.pool.close()
+
+    def __enter__(self) -> Dispatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the direct path: one chunk on one device where the batch is, with nothing around the call
+
+    def _prepare_direct(self) -> None:
+        device = self.devices[0]
+        hooked = self.preprocess or self.postprocess or self.reduce or self.pool.init or self.trace or self.progress
+        if len(self.devices) > 1 or device.kind != "cpu" or hooked or not self._own_pool or self._backend != "thread":
+            return
+        if isinstance(self.policy, Fixed):
+            size = self.policy.size if device.size is None else device.size
+            self._direct_up_to = size or inf
+
+    def _learn_direct(self, form: Any, source: Source, job: Job) -> None:
+        """A batch that one call of the best size can do needs no engine next time."""
+        state = job.ledger.view.devices[0]
+        hooked = self.preprocess or self.postprocess or self.reduce or self.pool.init or self.trace or self.progress
+        if len(self.devices) > 1 or self.devices[0].kind != "cpu" or hooked or not self._own_pool:
+            return
+        if self._backend != "thread":
+            return
+        if isinstance(self.policy, Fixed) or not isinstance(source, TensorBatch) or state.curve is None:
+            return
+        if state.size is None and (state.settled or state.curve.best == state.curve.sizes[-1]):
+            self._direct_up_to = min(state.curve.tail if state.settled else state.best, state.limit)
+            self._direct_like = form
+
+    def _run_direct(self, batch: Any) -> Any:
+        call = self.function(self.devices[0])
+        begun = perf_counter()
+        try:
+            result = call(batch)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return self.attempt(batch).unwrap()
+        self._latest = _Direct(self, batch.shape[self.dim], begun, perf_counter())
+        return result
+
+    # -- the engine's way
+
+    def _source(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Source, bool]:
+        if len(args) == 1 and not kwargs:
+            return as_source(args[0], self.dim), False
+        return TreeBatch((args, kwargs), self.dim), True
+
+    def _output(self, source: Source) -> Output:
+        home = home_of(source)
+        if self.reduce is not None or source.total is None or not isinstance(source, TensorBatch | TreeBatch):
+            return Collected(self.dim, home, self.reduce)
+        pinned = home is not None and home.type == "cpu" and self._cuda
+        return Preallocated(source.total, self.dim, None if self.postprocess else home, pinned)
+
+    def _job(
+        self, source: Source, output: Output, spread: bool, cursor: Cursor | None, resume: Outcome | None
+    ) -> tuple[Job, Any]:
+        form = _form_of(source, self.dim)
+        states = self.known.states(form)
+        if cursor is None:
+            if resume is not None:
+                cursor = LocalCursor(0, 0)
+            elif isinstance(source, TensorBatch | TreeBatch):
+                cursor = LocalCursor(0, source.total)
+            else:
+                cursor = SourceCursor(source)
+        total = cursor.remaining if source.total is None or resume is None else source.total
+        ledger = Ledger(
+            cursor,
+            self.policy,
+            states,
+            total=total,
+            backup=self.backup and len(states) > 1,
+            retries=self.retries,
+            on_error=self.on_error,
+        )
+        if resume is not None:
+            ledger.returned += [Chunk(start, stop, -1) for start, stop in resume.missing]
+            ledger.rows += [row for row in resume.report.rows if row.state == "done"]
+            ledger.done_items = sum(row.stop - row.start for row in ledger.log)
+        calling = Calling(self.function, self.preprocess, self.postprocess, spread)
+        job = Job(source, ledger, output, calling, self.devices, self.pool.lock, self.weight)
+        job.spans = [] if self.trace is not None else None
+        return job, form
+
+    def _carry_out(self, job: Job) -> None:
+        alone = len(self.devices) == 1 and self.devices[0].kind == "cpu" and self._backend == "thread"
+        here = self.mode == "sync" or (self._own_pool and alone)
+        with follow(self.progress, job) if self.progress else _SILENT as told:
+            if here and self.pool.run_here(job, told):
+                return
+            job.modes = Modes()
+            self.pool.add(job)
+            try:
+                while not job.ended.wait(0.1 if told else None):
+                    if told is not None:
+                        told()
+            except BaseException:
+                job.ledger.stop()  # what is under way ends; nothing more begins
+                self.pool.wake()
+                job.ended.wait()
+                raise
+
+    def _outcome(self, job: Job, form: Any, whole: bool) -> Outcome:
+        ledger = job.ledger
+        self.known.learn(form, ledger.view.devices)
+        names = [device.name for device in self.devices]
+        begun_s, ended_s = job.begun_s, job.ended_s or perf_counter()
+        self._latest = lambda: report_of(ledger, names, begun_s, ended_s, job.spans or ())
+        if self.trace is not None:
+            self._latest().write_trace(self.trace)
+        self._learn_direct(form, job.source, job)
+        late = any(self.pool.workers[chunk.device].late for chunk in ledger.active)
+        if late and isinstance(job.output, Preallocated):
+            job.output.detached()
+        failures = [
+            Failure(names[chunk.device], chunk.start, chunk.stop, chunk.attempt, error)
+            for chunk, error in ledger.failures
+        ]
+        total = job.source.total
+        missing = ledger.missing(0, total) if whole and total is not None and ledger.done_items != total else []
+        result = job.output.result() if self.reduce is None or not failures else None
+        if self._cuda:
+            handed_over(result)
+        return Outcome(result, missing, failures, self._latest, job.output)
+
+    def _empty(self, source: Source, spread: bool) -> Outcome:
+        """No items: one call on none of them gives an empty result of the right form."""
+        device = self.devices[0]
+        call = Calling(self.function, self.preprocess, self.postprocess, spread).on(device, home_of(source))
+        result = call(source.slice(0, 0))
+        now = perf_counter()
+        report = Report(0, 0.0, [], [], now)
+        self._latest = lambda: report
+        return Outcome(self.reduce([result]) if self.reduce else result, [], [], lambda: report)
+
+
+class _Direct:
+    """The report of a direct call, made only if somebody asks."""
+
+    __slots__ = ("begun", "dispatcher", "ended", "items")
+
+    def __init__(self, dispatcher: Dispatcher, items: int, begun: float, ended: float) -> None:
+        self.dispatcher, self.items, self.begun, self.ended = dispatcher, items, begun, ended
+
+    def __call__(self) -> Report:
+        cursor = LocalCursor(0, 0)
+        ledger = Ledger(cursor, self.dispatcher.policy, self.dispatcher.known.states(self.dispatcher._direct_like))
+        ledger.rows.append((0, 0, self.items, self.begun, self.ended, 1, "done"))
+        return report_of(ledger, [self.dispatcher.devices[0].name], self.begun, self.ended)
+
+
+def _policy(policy: str | Policy | None, options: Mapping[str, Any] | None, devices: Sequence[Device]) -> Policy:
+    if policy is None:
+        fixed = all(device.size is not None for device in devices)
+        policy = "fixed" if fixed else "finish_together"
+    if isinstance(policy, str):
+        made: Policy = registry.create("dispatch", policy, options)
+        return made
+    if options:
+        raise InputError("options are for a policy by name; this one is made already")
+    return policy
+
+
+def _placed(function: Any) -> Callable[[Device], Callable[..., Any]]:
+    """How to get the function on a device."""
+    if isinstance(function, torch.nn.Module):
+        from dovetail.dispatch.replicas import Replicas
+
+        function = Replicas(function)
+    if hasattr(function, "on"):
+        placed: Callable[[Device], Callable[..., Any]] = function.on
+        return placed
+    if not callable(function):
+        raise InputError(f"expected a function, a module or an object with on(device), found {type(function).__name__}")
+    return partial(_anywhere, function)
+
+
+def _anywhere(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
+    """A plain function is the same on every device. Unlike a lambda, this can be sent to another process."""
+    return function
+
+
+def _form(tensor: Tensor, dim: int) -> Any:
+    shape = tensor.shape
+    return (tensor.dtype, shape[1:]) if dim == 0 else (tensor.dtype, shape[:dim], shape[dim + 1 :] if dim != -1 else ())
+
+
+def _form_of(source: Source, dim: int) -> Any:
+    """What a batch looks like but for its number of items: curves hold for one form."""
+    if isinstance(source, TensorBatch):
+        return _form(source.tensor, dim)
+    if isinstance(source, TreeBatch):
+        return tuple(_form(leaf, dim) for _, leaf in leaves(source.tree) if isinstance(leaf, Tensor))
+    return type(source).__name__

@@ -1,0 +1,74 @@
+"""What a device's failure means: too little memory, a broken device, or an error of the function itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+_MEMORY = ("out of memory", "can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_ALLOC_FAILED")
+# After these a CUDA context is of no more use to its process.
+_BROKEN = (
+    "illegal memory access",
+    "device-side assert",
+    "unspecified launch failure",
+    "misaligned address",
+    "uncorrectable ECC",
+    "illegal instruction",
+    "invalid program counter",
+)
+
+
+class DeviceLostError(RuntimeError):
+    """A device, or the process or machine behind it, is gone: its ranges move to the others."""
+
+
+class Failure(Struct, frozen=True):
+    """Which range failed, where, and at which attempt."""
+
+    device: str
+    start: int
+    stop: int
+    attempt: int
+    error: BaseException
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller chunk may help.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    (True, True)
+    >>> is_out_of_memory(ValueError("out of memory"))
+    False
+    """
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the device can do nothing more in this process."""
+    if isinstance(error, DeviceLostError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _BROKEN)
+
+
+def combined(failures: Sequence[Failure]) -> BaseException:
+    """The error to raise: one is itself, several are a group; each has a note that says where it happened.
+
+    >>> combined([Failure("cpu", 0, 10, 1, ValueError("no"))])
+    ValueError('no')
+    """
+    errors: list[BaseException] = []
+    for failure in failures:
+        where = f"on {failure.device}, items {failure.start} to {failure.stop}, attempt {failure.attempt}"
+        if where not in getattr(failure.error, "__notes__", ()):
+            failure.error.add_note(where)
+        if failure.error not in errors:
+            errors.append(failure.error)
+    if len(errors) == 1:
+        return errors[0]
+    text = f"{len(errors)} chunks failed"
+    if all(isinstance(error, Exception) for error in errors):
+        return ExceptionGroup(text, [error for error in errors if isinstance(error, Exception)])
+    return BaseExceptionGroup(text, errors)

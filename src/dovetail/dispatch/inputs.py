@@ -1,0 +1,92 @@
+"""Devices for a simulation: from a file of curves, or from the published ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import Document
+from dovetail.dispatch.curves import PUBLISHED, Curve
+from dovetail.dispatch.simulate import SimDevice
+
+_LARGEST = 1 << 20  # items in one call, when a latency and a rate are all that is known
+
+
+class _CurveEntry(Struct, forbid_unknown_fields=True):
+    latency_s: float | None = None
+    rate: float | None = None
+    points: list[tuple[float, float]] | None = None
+    size: int | None = None
+    capacity: int | None = None
+    priority: float = 1.0
+
+
+class _CurveFile(Struct, forbid_unknown_fields=True):
+    devices: dict[str, _CurveEntry]
+
+
+def sim_devices(path: Path | None, model: str | None, slower: Mapping[str, Any] | None = None) -> list[SimDevice]:
+    """The devices of a file or of a published model, some of them slower than their curves say.
+
+    >>> [device.name for device in sim_devices(None, "radret")]
+    ['cuda', 'cpu']
+    """
+    if (path is None) == (model is None):
+        raise InputError("expected either a file of curves or --model")
+    if path is not None:
+        found = _read(path)
+    else:
+        if model not in PUBLISHED:
+            raise InputError(f"--model {model}: no such model{did_you_mean(str(model), PUBLISHED)}")
+        found = [SimDevice(name, PUBLISHED[model][name].curve()) for name in ("cuda", "cpu")]
+    names = {device.name for device in found}
+    for name, factor in (slower or {}).items():
+        if name not in names:
+            raise InputError(f"--slower {name}: no such device{did_you_mean(name, names)}")
+        if not isinstance(factor, int | float) or not 0 < factor < inf:
+            raise InputError(f"--slower {name}={factor}: expected a number above 0")
+    return [_slowed(device, float((slower or {}).get(device.name, 1.0))) for device in found]
+
+
+def at_best_size(device: SimDevice) -> SimDevice:
+    """The device with the size of its curve's peak, for policies that need one to be given."""
+    size = device.curve.best if device.size is None else device.size
+    return SimDevice(device.name, device.curve, device.slower, size, device.capacity, device.priority)
+
+
+def _slowed(device: SimDevice, factor: float) -> SimDevice:
+    return SimDevice(device.name, device.curve, factor, device.size, device.capacity, device.priority)
+
+
+def _read(path: Path) -> list[SimDevice]:
+    doc = Document.read(path)
+    content = doc.convert(doc.data, _CurveFile)
+    if not content.devices:
+        raise doc.error(("devices",), "expected at least one device")
+    return [_device(doc, name, entry) for name, entry in content.devices.items()]
+
+
+def _device(doc: Document, name: str, entry: _CurveEntry) -> SimDevice:
+    place = ("devices", name)
+    if entry.points is not None:
+        if entry.latency_s is not None or entry.rate is not None:
+            raise doc.error(place, "expected either points, or latency_s and rate; found both")
+        if not entry.points or any(not (size >= 1 and 0 < seconds < inf) for size, seconds in entry.points):
+            raise doc.error((*place, "points"), "expected [size, seconds] pairs with size >= 1 and seconds > 0")
+        curve = Curve(entry.points)
+    else:
+        if entry.latency_s is None or entry.rate is None:
+            raise doc.error(place, "expected latency_s and rate, or points")
+        if not (0 <= entry.latency_s < inf and 0 < entry.rate < inf):
+            raise doc.error(place, f"expected latency_s >= 0 and rate > 0, found {entry.latency_s} and {entry.rate}")
+        curve = Curve.linear(entry.latency_s, entry.rate, _LARGEST)
+    if entry.size is not None and entry.size < 1:
+        raise doc.error((*place, "size"), f"expected at least 1 item, found {entry.size}")
+    if entry.capacity is not None and entry.capacity < (entry.size or 1):
+        raise doc.error((*place, "capacity"), f"{entry.capacity} is below the size; no chunk could ever be placed")
+    return SimDevice(name, curve, size=entry.size, capacity=entry.capacity, priority=entry.priority)

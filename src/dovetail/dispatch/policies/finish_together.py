@@ -1,0 +1,123 @@
+"""All devices finish at the same time: good sizes while plenty is left, then shares that end together."""
+
+from __future__ import annotations
+
+from math import ceil, inf
+
+from dovetail.core.registry import policy
+from dovetail.dispatch.policy import DECLINE, WAIT, DeviceState, View, probe
+
+_PLENTY = 1.5  # longest chunks of work ahead, below which the end is planned
+_PIECES = (2, 3, 4, 8)  # into how many more calls a share may be cut
+_CAREFUL = 0.2  # of the time left, for a first chunk that shows whether a curve still holds
+_DETOUR = 0.02  # of the time left, which such a chunk may cost
+_LARGER = 2  # than the largest that was measured: so far a curve is trusted to go on straight
+_CLOSE = 1e-3  # of the time left; nearer is below what a chunk's time varies
+
+
+@policy("finish_together", level="dispatch")
+class FinishTogether:
+    """Minimises the time when the last device ends, by curves corrected as chunks come in.
+
+    A device takes its best size while plenty is left. Near the end it takes the share that it finishes together with
+    the others, who may still be busy, and declines what it would only delay. Sizes that are not known are measured on
+    the first chunks.
+    """
+
+    def next(self, device: int, view: View) -> int:
+        me = view.devices[device]
+        if not me.settled:
+            size = probe(device, view)
+            if size != DECLINE:
+                return size
+        if me.curve is None:
+            return WAIT if me.chunks else me.best
+        remaining = view.remaining
+        if remaining == inf or remaining > self._plenty(view):
+            return me.best
+        end_s = finish_s(view)
+        share: float = min(items_until(me, end_s, view.now_s), remaining)
+        if share < 1:
+            return DECLINE
+        size = self._part(me, share)
+        if not me.seen and len(view.devices) > 1:
+            size = self._first(me, size, end_s - view.now_s)
+        return int(min(size, me.limit))
+
+    @staticmethod
+    def _first(state: DeviceState, size: int, left_s: float) -> int:
+        """A small first chunk for a device whose curve nothing has confirmed yet, if the detour costs little."""
+        assert state.curve is not None
+        small = min(size, state.curve.size_within(_CAREFUL * left_s))
+        detour_s = state.seconds(small) + state.seconds(size - small) - state.seconds(size)
+        return small if small and detour_s < _DETOUR * left_s else size
+
+    @staticmethod
+    def _part(state: DeviceState, share: float) -> int:
+        """The size of the calls that do a share best: few, for each costs; small, for the last one's time varies."""
+        assert state.curve is not None
+        most = max(state.best, _LARGER * state.curve.sizes[-1]) if state.size is None else state.best
+        fewest = ceil(share / most)
+        best, least_s = share, inf
+        for chunks in (fewest, fewest + 1, *(fewest * k for k in _PIECES), max(fewest, round(share / state.best))):
+            part = share / chunks
+            seconds = state.seconds(part)
+            cost_s = chunks * seconds + state.spread * seconds
+            if cost_s < least_s:
+                best, least_s = part, cost_s
+        return ceil(best)
+
+    def _plenty(self, view: View) -> float:
+        rate = longest_s = 0.0
+        for state in view.devices:
+            if state.alive and state.curve is not None:
+                seconds = state.seconds(state.best)
+                if seconds > longest_s:
+                    longest_s = seconds
+                rate += state.best / seconds if seconds else 0.0
+        return _PLENTY * rate * longest_s
+
+
+def items_until(state: DeviceState, end_s: float, now_s: float) -> float:
+    """How many further items a device can finish by then."""
+    if not state.alive or state.curve is None:
+        return 0
+    free_s = end_s - state.free_s(now_s)
+    if free_s <= 0:
+        return 0
+    items = state.curve.items_within(free_s / state.factor) if state.factor > 0 else inf
+    if state.best < state.curve.best:  # a smaller size was asked for, or is all that fits
+        items = min(items, free_s / state.seconds(state.best) * state.best)
+    return items
+
+
+def finish_s(view: View) -> float:
+    """The earliest time by which the devices together can finish what is left; a little late rather than early."""
+    now, left = view.now_s, view.remaining
+    able = [state for state in view.devices if state.alive and state.curve is not None]
+    rate = sum(state.curve.rate / (state.factor or 1.0) for state in able if state.curve is not None)
+    if rate <= 0 or rate == inf:
+        return now
+
+    def spare(end_s: float) -> float:
+        return sum(items_until(state, end_s, now) for state in able) - left
+
+    step = left / rate  # nobody is faster than at the best size
+    low, high = now, now + step
+    below, above = -left, spare(high)
+    while above < 0:
+        step *= 1.5
+        low, below, high = high, above, high + step
+        above = spare(high)
+    side = 1.0
+    while high - low > (close_s := _CLOSE * (high - now)):
+        # Almost a straight line: a step past where it meets zero, then one before it, closes in from both sides.
+        share = min(max(below / (below - above), 0.1), 0.9)
+        middle = low + share * (high - low) + side * 0.4 * close_s
+        middle = min(max(middle, low + 0.1 * (high - low)), high - 0.1 * (high - low))
+        found = spare(middle)
+        if found < 0:
+            low, below, side = middle, found, 1.0
+        else:
+            high, above, side = middle, found, -1.0
+    return high

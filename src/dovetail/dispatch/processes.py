@@ -1,0 +1,220 @@
+"""A process per device, for functions that Python itself slows down: threads of one process would wait for each other.
+
+Chunks and results go through shared memory. Each process has a second chunk waiting while it is at the first, so it
+never waits for its next one. When a process dies, its chunks move to the other devices, and the next run has a new one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dovetail.dispatch.batch import mapped
+from dovetail.dispatch.devices import Device
+from dovetail.dispatch.errors import DeviceLostError
+from dovetail.dispatch.job import Job
+from dovetail.dispatch.ledger import Chunk
+from dovetail.dispatch.packing import Receiver, Sender
+from dovetail.dispatch.remote import Orders, Remote, dumps, sendable
+from dovetail.dispatch.worker import Ended, Worker
+
+_SLOTS = 2
+_BEGIN, _END, _HOOK = 255, 254, 253  # said in place of a slot's number
+_GRACE_S = 5.0
+
+
+class ProcessWorker:
+    """The near end of a device's process, driven by one thread."""
+
+    late = False
+    returns = True  # after a loss, the next run may try again
+
+    def __init__(self, device: Device, threads: int = 0) -> None:
+        self.device = device
+        self.slots = device.slots or _SLOTS
+        self._threads = threads
+        self._process: Any = None
+        self._held: dict[int, Chunk] = {}  # by slot, in the order of launching
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._near, far = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(far, self.device, self._threads), name=f"dovetail {self.device.name}", daemon=True
+        )
+        self._process.start()
+        far.close()  # else the end of the process would go unseen
+        self._orders = Orders(dumps)
+        self._senders = [Sender() for _ in range(self.slots)]
+        self._receivers = [Receiver() for _ in range(self.slots)]
+        if self._answer() is None:  # once it is ready, no chunk is charged for its imports
+            raise self._lost()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return int(self._process.pid)
+
+    def begin(self, job: Job) -> None:
+        if not self._process.is_alive():
+            self.stop()
+            self.start()
+        order = self._orders.begin(job)
+        if order is not None:
+            with suppress(OSError):  # a process that is gone is noticed when its chunks are collected
+                _say(self._near, _BEGIN, order)
+
+    def hook(self, function: Any, device: Device) -> None:
+        """Call one of the user's hooks in the process."""
+        _say(self._near, _HOOK, dumps(function))
+        told = self._answer()
+        if told is None:
+            raise self._lost()
+        if told[1] is not None:
+            raise told[1]
+
+    def launch(self, chunk: Chunk) -> None:
+        slot = next(slot for slot in range(self.slots) if slot not in self._held)
+        parcel = self._senders[slot].send(chunk.job.slice(chunk.start, chunk.stop))
+        self._held[slot] = chunk
+        with suppress(OSError):
+            _say(self._near, slot, parcel)
+
+    def collect(self) -> list[Ended]:
+        if not self._held:
+            return []
+        told = self._answer()
+        if told is None:
+            error = self._lost()
+            chunks, self._held = list(self._held.values()), {}
+            return [(chunk, error) for chunk in chunks]
+        slot, answer = told
+        chunk = self._held.pop(slot)
+        if isinstance(answer, BaseException):
+            return [(chunk, answer)]
+        try:
+            result = self._receivers[slot].receive(answer)
+            if chunk.job.claim(chunk):
+                # The next result of this slot will overwrite these bytes.
+                chunk.job.output.write(chunk.start, chunk.stop, mapped(_kept, result))
+        except Exception as error:
+            return [(chunk, error)]
+        return [(chunk, None)]
+
+    def _answer(self) -> tuple[int, Any] | None:
+        """Wait for what the process says; None if it is gone without a word."""
+        try:
+            return _hear(self._near)
+        except (EOFError, OSError):
+            return None
+
+    def _lost(self) -> DeviceLostError:
+        self._process.join(timeout=_GRACE_S)
+        code = self._process.exitcode
+        how = (
+            f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
+        )
+        return DeviceLostError(f"{self.device.name}: its process {how}")
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        with suppress(OSError):
+            _say(self._near, _END)
+        self._process.join(timeout=_GRACE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._near.close()
+        for sender in self._senders:
+            sender.close()
+
+
+def _kept(leaf: Any) -> Any:
+    return leaf.clone() if hasattr(leaf, "clone") else leaf
+
+
+def _say(connection: Connection, number: int, value: Any = None) -> None:
+    """A number of one byte (the slot, or one of our words), and what goes with it if there is anything."""
+    connection.send_bytes(bytes((number,)) if value is None else bytes((number,)) + pickle.dumps(value))
+
+
+def _hear(connection: Connection) -> tuple[int, Any]:
+    told = connection.recv_bytes()
+    return told[0], pickle.loads(told[1:]) if len(told) > 1 else None
+
+
+def _serve(near: Connection, device: Device, threads: int) -> None:
+    """The process of a device."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that began the run says when to stop
+    remote = Remote(device, threads)
+    ends: dict[int, tuple[Receiver, Sender]] = {}
+    wrong: BaseException | None = None
+    with suppress(EOFError, OSError):  # the other end is gone: so is the reason to be here
+        _say(near, _BEGIN)
+        while True:
+            slot, told = _hear(near)
+            if slot == _END:
+                break
+            if slot == _BEGIN:
+                wrong = _error_of(remote.begin, told)
+                continue
+            if slot == _HOOK:
+                _say(near, slot, _error_of(lambda told: pickle.loads(told)(device), told))
+                continue
+            receiver, sender = ends.setdefault(slot, (Receiver(), Sender()))
+            try:
+                if wrong is not None:
+                    raise wrong
+                answer: Any = sender.send(remote.call(receiver.receive(told)))
+            except BaseException as error:
+                answer = sendable(error)
+            _say(near, slot, answer)
+
+
+def _error_of(function: Callable[[bytes], None], argument: bytes) -> BaseException | None:
+    try:
+        function(argument)
+    except BaseException as error:
+        return sendable(error)
+    return None
+
+
+def make(device: Device, devices: list[Device]) -> Worker:
+    """The worker for a device that has a process to itself; processes on the CPU share its cores."""
+    threads = device.threads
+    if not threads and device.kind == "cpu":
+        threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
+    return ProcessWorker(device, threads)
+
+
+class SharedCursor:
+    """A cursor for several processes of one machine, each with a dispatcher of its own over the same batch.
+
+    Give it to the processes when they are started, and to `stream` or `attempt` as `cursor`.
+
+    >>> cursor = SharedCursor(10)
+    >>> cursor.take(7), cursor.take(7), cursor.take(7), cursor.remaining
+    ((0, 7), (7, 10), (10, 10), 0.0)
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._at = multiprocessing.get_context("spawn").Value("q", 0)
+
+    @property
+    def remaining(self) -> float:
+        return float(max(0, self.total - self._at.value))
+
+    def take(self, n: int) -> tuple[int, int]:
+        with self._at.get_lock():
+            start = self._at.value
+            stop = min(start + n, self.total)
+            self._at.value = stop
+        return start, stop

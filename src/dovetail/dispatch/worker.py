@@ -1,0 +1,112 @@
+"""What carries chunks out on one device, and the table of back ends that make such workers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.dispatch.devices import Device
+from dovetail.dispatch.ledger import Chunk
+
+if TYPE_CHECKING:
+    from dovetail.dispatch.job import Job
+
+BACKENDS = {
+    "thread": "dovetail.dispatch.worker:make",
+    "process": "dovetail.dispatch.processes:make",
+    "ray": "dovetail.dispatch.ray_backend:make",
+}
+Ended = tuple[Chunk, BaseException | None]
+
+
+class Worker(Protocol):
+    """One device at work, driven by one thread.
+
+    `slots`: chunks it may hold at once. `late`: it may write into an output after the run has ended.
+    """
+
+    slots: int
+    late: bool
+
+    def start(self) -> None:
+        """Called once, on the thread that drives the worker."""
+
+    def begin(self, job: Job) -> None:
+        """Chunks of this job follow, until the next `begin`."""
+
+    def launch(self, chunk: Chunk) -> None:
+        """Do the chunk, or begin to. An error means that it failed; DeviceLostError, that the device is gone."""
+
+    def collect(self) -> list[Ended]:
+        """What has ended; waits until at least one chunk has, if it holds any."""
+
+    def stop(self) -> None:
+        """Called once at the end, on the same thread as `start`."""
+
+
+class HostWorker:
+    """Does a chunk where it stands: on the CPU, or on an accelerator that is waited for."""
+
+    late = False
+
+    def __init__(self, device: Device, threads: int = 0) -> None:
+        self.device = device
+        self.slots = 1
+        self.threads = threads
+        self._call: Callable[[Any], Any] = lambda work: work
+        self._done: list[Ended] = []
+
+    def start(self) -> None:
+        import torch
+
+        if self.threads:
+            torch.set_num_threads(self.threads)
+
+    def begin(self, job: Job) -> None:
+        self._call = job.call_on(self.device)
+
+    def launch(self, chunk: Chunk) -> None:
+        job: Job = chunk.job
+        start, stop = chunk.start, chunk.stop
+        result = self._call(job.slice(start, stop))
+        if job.claim(chunk):
+            job.output.write(start, stop, result)
+        self._done.append((chunk, None))
+
+    def collect(self) -> list[Ended]:
+        done, self._done = self._done, []
+        return done
+
+    def stop(self) -> None:
+        pass
+
+
+def make(device: Device, devices: list[Device]) -> Worker:
+    """The worker for a device of this process."""
+    if device.kind == "cuda":
+        from dovetail.dispatch.cuda import CudaWorker
+
+        return CudaWorker(device)
+    return HostWorker(device, threads=_threads(device, devices))
+
+
+def _threads(device: Device, devices: list[Device]) -> int:
+    """Threads for the CPU's own kernels: the launchers of the accelerators need a core each."""
+    import os
+
+    if device.kind != "cpu" or device.threads:
+        return device.threads
+    accelerators = sum(other.kind != "cpu" for other in devices)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - accelerators) if accelerators else 0
+
+
+def backend(name: str) -> Callable[..., Worker]:
+    """The maker of a back end's workers."""
+    if name not in BACKENDS:
+        raise InputError(f"no back end is called {name!r}{did_you_mean(name, BACKENDS)}")
+    module, _, attribute = BACKENDS[name].partition(":")
+    maker: Callable[..., Worker] = getattr(importlib.import_module(module), attribute)
+    return maker

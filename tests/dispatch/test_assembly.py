@@ -1,0 +1,76 @@
+"""Results put together as one call would have returned them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.core.errors import InputError
+from dovetail.dispatch.assembly import Collected, Preallocated
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_chunks_land_in_their_place_in_any_order(order: list[int]) -> None:
+    whole: dict[str, Any] = {"a": torch.rand(3, 10, 6), "b": (torch.rand(2, 10),)}
+    ranges = [(0, 4), (4, 8), (8, 10)]
+    output = Preallocated(10, 1, CPU)
+    for i in order:
+        start, stop = ranges[i]
+        output.write(start, stop, {"a": whole["a"][:, start:stop], "b": (whole["b"][0][:, start:stop],)})
+    found = output.result()
+    assert torch.equal(found["a"], whole["a"])
+    assert torch.equal(found["b"][0], whole["b"][0])
+
+
+def test_what_does_not_depend_on_the_batch_passes_through() -> None:
+    fixed = torch.rand(6, 6)
+    output = Preallocated(10, 0, CPU)
+    for start, stop in ((0, 6), (6, 10)):  # the first chunk has as many items as the fixed part has rows
+        output.write(start, stop, (torch.arange(start, stop), fixed))
+    found, passed = output.result()
+    assert found.tolist() == list(range(10))
+    assert torch.equal(passed, fixed)
+
+
+def test_what_has_no_batch_dimension_yet_differs_is_refused() -> None:
+    output = Preallocated(10, 0, CPU)
+    output.write(0, 5, torch.tensor(1.0))
+    with pytest.raises(InputError, match="give reduce="):
+        output.write(5, 10, torch.tensor(2.0))
+
+
+def test_one_chunk_for_all_is_not_copied() -> None:
+    result = torch.rand(4)
+    output = Preallocated(4, 0, CPU)
+    output.write(0, 4, result)
+    assert output.result() is result
+
+
+def test_results_of_a_graph_are_joined_so_that_derivatives_flow() -> None:
+    leaf = torch.rand(6, requires_grad=True)
+    output = Preallocated(6, 0, CPU)
+    for start in (3, 0):
+        output.write(start, start + 3, leaf[start : start + 3] ** 2)
+    output.result().sum().backward()
+    assert torch.allclose(leaf.grad, 2 * leaf)  # type: ignore[arg-type]
+
+
+def test_a_chunk_of_another_form_is_refused() -> None:
+    output = Preallocated(10, 0, CPU)
+    output.write(0, 5, (torch.rand(5), torch.rand(5)))
+    with pytest.raises(InputError, match="returned 1 tensors, the first one 2"):
+        output.write(5, 10, (torch.rand(5),))
+
+
+def test_collected_results_are_reduced_in_order_or_listed() -> None:
+    reduced = Collected(0, None, reduce=sum)
+    listed = Collected(0, None)
+    for start in (4, 0):
+        reduced.write(start, start + 4, 10 + start)
+        listed.write(start, start + 4, 10 + start)
+    assert reduced.result() == 24
+    assert listed.result() == [10, 14]

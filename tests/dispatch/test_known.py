@@ -1,0 +1,88 @@
+"""Curves outlive the program that measured them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dovetail.dispatch import Dispatcher
+from dovetail.dispatch.curves import Curve
+from dovetail.dispatch.devices import Device
+from dovetail.dispatch.known import Known, cache_folder, function_name
+from dovetail.dispatch.policy import DeviceState
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x
+
+
+def tuned(folder: Path, function: object = double) -> Known:
+    return Known(function, [Device("cpu")], folder)
+
+
+def measure(state: DeviceState) -> None:
+    while state.sweep is not None:
+        state.observed(state.sweep.size, 0.001 + state.sweep.size / 1e5)
+
+
+def test_a_curve_that_settled_is_there_in_the_next_program(tmp_path: Path) -> None:
+    known = tuned(tmp_path)
+    states = known.states("form")
+    measure(states[0])
+    states[0].lower_limit(4096)
+    known.learn("form", states)
+    again = tuned(tmp_path).states("form")[0]
+    assert again.settled
+    assert again.curve is not None
+    assert states[0].curve is not None
+    assert again.curve.points == states[0].curve.points
+    assert again.limit == 4096
+    assert not tuned(tmp_path).states("another form")[0].settled
+    assert not tuned(tmp_path, triple).states("form")[0].settled
+
+
+def test_what_cannot_be_read_is_measured_again(tmp_path: Path) -> None:
+    known = tuned(tmp_path)
+    states = known.states("form")
+    measure(states[0])
+    known.learn("form", states)
+    (file,) = tmp_path.iterdir()
+    file.write_text("{")
+    assert not tuned(tmp_path).states("form")[0].settled
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with Dispatcher(double, "cpu", cache=tmp_path / "file" / "below") as dispatcher:
+        for _ in range(4):
+            assert torch.equal(dispatcher.run(torch.arange(5000)), 2 * torch.arange(5000))
+
+
+def test_names_follow_the_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert function_name(double) != function_name(triple)
+    assert function_name(torch.nn.Linear(2, 3)) == function_name(torch.nn.Linear(2, 3))
+    assert function_name(torch.nn.Linear(2, 3)) != function_name(torch.nn.Linear(3, 3))
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path / "dispatch"
+
+
+def test_a_tuned_dispatcher_calls_small_batches_directly() -> None:
+    with Dispatcher(double, "cpu", cache=False) as dispatcher:
+        form = (torch.float32, torch.Size([6]))
+        states = dispatcher.known.states(form)
+        states[0].curve, states[0].sweep, states[0].settled = Curve([(1, 0.001), (10_000, 0.002)]), None, True
+        dispatcher.known.learn(form, states)
+        x = torch.rand(100, 6)
+        dispatcher.run(x)
+        assert len(dispatcher.report.rows) == 1
+        assert dispatcher._direct_up_to >= 10_000
+        assert torch.equal(dispatcher.run(x), 2 * x)
+        assert dispatcher.report.items == 100
+        other = torch.rand(100, 7)  # another form, for which nothing is known
+        assert torch.equal(dispatcher.run(other), 2 * other)

@@ -1,0 +1,134 @@
+"""Devices as actors on a Ray cluster of three nodes (on this machine): results, places, and a node that is lost."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.core.errors import InputError
+
+torch: Any = pytest.importorskip("torch")
+ray: Any = pytest.importorskip("ray")
+
+from dovetail.dispatch import Device, Dispatcher  # noqa: E402
+from dovetail.dispatch.ray_backend import devices_of_cluster, node_id  # noqa: E402
+
+# Ray leaves sockets and processes of its own to the garbage collector, and speaks of its coming changes.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*accelerator visible devices.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+# A node that is gone is noticed after so many checks without an answer.
+QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head and two nodes, each with a resource by which a device can name it."""
+    from ray.cluster_utils import Cluster
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        for name in ("left", "right"):
+            made.add_node(num_cpus=1, resources={name: 1})
+        made.wait_for_nodes()
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()  # type: ignore[no-untyped-call]
+
+
+def devices(*nodes: str) -> list[Device]:
+    return [Device(f"{node}/cpu", where="cpu", threads=1) for node in nodes]
+
+
+def dispatcher(function: Any, devices: Any, **options: Any) -> Any:
+    return Dispatcher(function, devices, **{"backend": "ray", "cache": False, "sizes": 3, **options})
+
+
+def test_results_places_and_errors(cluster: Any) -> None:
+    hooked: list[str] = []
+
+    def scaled(batch: dict[str, Any]) -> dict[str, Any]:
+        batch["x"].mul_(1)  # work may be written to
+        return {"y": batch["x"] * batch["scale"], "process": torch.full((len(batch["x"]),), os.getpid())}
+
+    def picky(x: Any) -> Any:
+        if len(x) > 4:
+            raise MemoryError("too many")
+        if bool((x == 13).any()):
+            raise ValueError("thirteen")
+        return x + 1
+
+    def init(device: Device) -> None:
+        hooked.append(device.name)  # the actor's own list: this one stays empty
+
+    x = torch.arange(40.0)
+    with dispatcher(scaled, devices("left", "right"), init=init) as spread:
+        found = spread.run({"x": x, "scale": torch.tensor([3.0])})
+        assert torch.equal(found["y"], 3 * x)
+        places = [ray.get(worker.actor.where.remote()) for worker in spread.pool.workers]
+        assert [place for place, _ in places] == [node_id("left"), node_id("right")]
+        assert set(found["process"].tolist()) <= {pid for _, pid in places}
+        assert not hooked
+        few = Dispatcher(picky, pool=spread.pool, cache=False, sizes=8, retries=0)
+        assert torch.equal(few.run(x[14:]), x[14:] + 1)  # halved until it fits
+        with pytest.raises(ValueError, match="thirteen"):
+            few.run(x)
+        module = torch.nn.Linear(1, 1)
+        linear = Dispatcher(module, pool=spread.pool, cache=False, sizes=7)
+        assert torch.equal(linear.run(x[:, None]), module(x[:, None]).detach())
+        with torch.no_grad():
+            module.weight.add_(1)
+        assert torch.equal(linear.run(x[:, None]), module(x[:, None]).detach())
+
+
+def test_devices_of_the_cluster(cluster: Any) -> None:
+    found = devices_of_cluster()
+    assert len(found) >= 3
+    assert all(device.name.endswith("/cpu") for device in found)
+    with dispatcher(torch.sqrt, found[:1]) as one:
+        assert torch.equal(one.run(torch.arange(9.0)), torch.arange(9.0).sqrt())
+
+
+def test_unknown_node(cluster: Any) -> None:
+    with dispatcher(torch.sqrt, devices("nowhere")) as lost:
+        failures = lost.attempt(torch.arange(9.0)).failures
+        assert isinstance(failures[0].error, InputError)
+        assert "no Ray node has the address, name, id or resource 'nowhere'" in str(failures[0].error)
+
+
+def test_ranges_of_a_node_that_is_lost_move(cluster: Any, tmp_path: Path) -> None:
+    """A chunk on the node that will be lost goes on for ever, and says so first."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        node = cluster.add_node(num_cpus=1, resources={"doomed": 1})
+        cluster.wait_for_nodes()
+    doomed, begun = node_id("doomed"), tmp_path / "begun"
+
+    def stuck(x: Any) -> Any:
+        import time
+
+        while ray.get_runtime_context().get_node_id() == doomed:
+            begun.touch()
+            time.sleep(0.1)
+        return x + 1
+
+    x = torch.arange(30.0)
+    with dispatcher(stuck, devices("doomed", "right"), backup=False) as spread:
+        while not begun.exists():  # the other one may be ready earlier, and do all
+            future = spread.submit(x)
+            while not begun.exists() and not future.done():
+                time.sleep(0.01)
+        cluster.remove_node(node, allow_graceful=False)
+        assert torch.equal(future.result(timeout=60), x + 1)
+        assert any("DeviceLostError: doomed/cpu" in row.state for row in spread.report.rows)
+        assert torch.equal(spread.run(x), x + 1)  # the node is still gone
