@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
@@ -85,37 +86,44 @@ class Layout:
     def _receive(self) -> None:
         job = self._job
         number = job.first + (job.place - job.first) % job.replicas
-        while True:
-            inlet = self._inlets[number % job.senders]
-            items, buffers = inlet.take(job.generation, number)
-            now_s = time.monotonic()
-            self._note(Span(job.generation, number, "r", now_s, now_s))
-            self._inbox.put((number, decode(items.heads, buffers, items.single, self._device), inlet))
-            number += job.replicas
+        with _own_stream(self._device) as wait_for_device:
+            while True:
+                inlet = self._inlets[number % job.senders]
+                items, buffers = inlet.take(job.generation, number)
+                now_s = time.monotonic()
+                self._note(Span(job.generation, number, "r", now_s, now_s))
+                value = decode(items.heads, buffers, items.single, self._device)
+                wait_for_device()
+                self._inbox.put((number, value, inlet))
+                number += job.replicas
 
     def _compute(self) -> None:
-        job, wait_for_device = self._job, _synchroniser(self._device)
-        while True:
-            number, value, inlet = self._inbox.get()
-            start_s = time.monotonic()
-            inlet.free()
-            value = self._run(value)
-            wait_for_device()
-            self._note(Span(job.generation, number, "c", start_s, time.monotonic()))
-            self._outbox.put((number, value))
+        job = self._job
+        with _own_stream(self._device) as wait_for_device:
+            while True:
+                number, value, inlet = self._inbox.get()
+                start_s = time.monotonic()
+                inlet.free()
+                result = self._run(value)
+                wait_for_device()  # before the input is let go: its memory belongs to another stream
+                self._note(Span(job.generation, number, "c", start_s, time.monotonic()))
+                self._outbox.put((number, result))
+                del value, result
 
     def _send(self) -> None:
         job, sent = self._job, 0
-        while True:
-            number, value = self._outbox.get()
-            outlet = self._outlets[number % len(self._outlets)]
-            heads, buffers = encode(value, outlet.bits, job.clip)
-            items = Items(job.generation, number, not isinstance(value, tuple), heads)
-            start_s, end_s = outlet.send(items, buffers)
-            self._note(Span(job.generation, number, "s", start_s, end_s, outlet.bits))
-            sent += 1
-            if job.budget_s is not None and sent % (_WINDOW * len(self._outlets)) == 0:
-                self._adapt(value, job.budget_s)
+        with _own_stream(self._device) as wait_for_device:
+            while True:
+                number, value = self._outbox.get()
+                outlet = self._outlets[number % len(self._outlets)]
+                heads, buffers = encode(value, outlet.bits, job.clip)
+                wait_for_device()
+                items = Items(job.generation, number, not isinstance(value, tuple), heads)
+                start_s, end_s = outlet.send(items, buffers)
+                self._note(Span(job.generation, number, "s", start_s, end_s, outlet.bits))
+                sent += 1
+                if job.budget_s is not None and sent % (_WINDOW * len(self._outlets)) == 0:
+                    self._adapt(value, job.budget_s)
 
     def _adapt(self, value: Value, budget_s: float) -> None:
         tensors = value if isinstance(value, tuple) else (value,)
@@ -127,10 +135,15 @@ class Layout:
                 outlet.bits = choose_bits(outlet.bits, self._job.widths, full_bytes, full_bits, speed, budget_s)
 
 
-def _synchroniser(device: str) -> Callable[[], None]:
-    """A function that waits until a device has done what it was given."""
+@contextmanager
+def _own_stream(device: str) -> Iterator[Callable[[], None]]:
+    """On a CUDA device, a stream for this thread, so that copies in, kernels and copies out run side by side; gives a
+    function that waits for what the thread has begun."""
     if not device.startswith("cuda"):
-        return lambda: None
+        yield lambda: None
+        return
     import torch
 
-    return lambda: torch.cuda.synchronize(device)
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        yield stream.synchronize

@@ -134,7 +134,7 @@ class Inlet:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def take(self, generation: int, number: int) -> tuple[Items, list[bytearray]]:
+    def take(self, generation: int, number: int) -> tuple[Items, list[memoryview]]:
         """The next microbatch, which must be this one."""
         items, buffers = self._connection.receive()
         if not isinstance(items, Items) or (items.generation, items.number) != (generation, number):

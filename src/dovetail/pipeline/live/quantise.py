@@ -42,7 +42,9 @@ def encode(value: Value, bits: int = RAW, clip: bool = False) -> tuple[list[Tens
     return heads, buffers
 
 
-def decode(heads: Sequence[TensorHead], buffers: Sequence[bytearray], single: bool, device: str = "cpu") -> Value:
+def decode(
+    heads: Sequence[TensorHead], buffers: Sequence[bytearray | memoryview], single: bool, device: str = "cpu"
+) -> Value:
     """The value that was encoded, but for what quantisation lost."""
     import torch
 
@@ -147,7 +149,7 @@ def _bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def _tensor(buffer: bytearray, dtype: torch.dtype) -> Tensor:
+def _tensor(buffer: bytearray | memoryview, dtype: torch.dtype) -> Tensor:
     import torch
 
     return torch.frombuffer(buffer, dtype=dtype) if buffer else torch.empty(0, dtype=dtype)

@@ -28,6 +28,7 @@ from dovetail.pipeline.plan import Plan
 if TYPE_CHECKING:
     from dovetail.pipeline.layers import Value
 
+_KEPT_BYTES = 256 << 20  # of random inputs
 _WARM_UP = 2  # microbatches of a stage that medians leave out
 
 
@@ -107,7 +108,7 @@ def run_plan(
         if keep_outputs:
             kept.append(value)
 
-    source = _inputs(plan, model, dtype, inputs)
+    source = _inputs(plan, model, dtype, inputs, total)
     work = Work(model, dtype, total, source, take)
     coordinator = Coordinator(plan, work, _engine(engine, address), hosts or {}, options)
     try:
@@ -138,18 +139,28 @@ def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
             raise InputError(f"the plan has layers {after.layers} after {before.layers}: they do not meet")
 
 
-def _inputs(plan: Plan, model: ModelSpec, dtype: str, given: Sequence[Value] | None) -> Callable[[int], Value]:
+def _inputs(
+    plan: Plan, model: ModelSpec, dtype: str, given: Sequence[Value] | None, total: int
+) -> Callable[[int], Value]:
     """Microbatches by number, for a model that is the plan's."""
     chain = load(model)
     layers = plan.stages[-1].layers[1]
     if len(chain.layers) != layers:
         raise InputError(f"{model.source}: has {len(chain.layers)} layers, but the plan is for {layers}")
     if given is None:
-        return lambda number: chain.inputs(plan.batch_size, dtype, seed=number)
+        return _random_inputs(lambda seed: chain.inputs(plan.batch_size, dtype, seed=seed), total)
     found = [tuple(tensor.shape[1:]) for tensor in (given[0] if isinstance(given[0], tuple) else (given[0],))]
     if [len(shape) for shape in found] != [len(shape) for shape in chain.shapes]:
         raise InputError(f"inputs: {model.source} takes items of {list(chain.shapes)}, found {found}")
     return given.__getitem__
+
+
+def _random_inputs(make: Callable[[int], Value], total: int) -> Callable[[int], Value]:
+    """Made before the run, for that takes longer than many a stage; large microbatches come again after a while."""
+    made = [make(0)]
+    size = sum(t.numel() * t.element_size() for t in (made[0] if isinstance(made[0], tuple) else (made[0],)))
+    made += map(make, range(1, min(total, max(2, _KEPT_BYTES // max(1, size)))))
+    return lambda number: made[number % len(made)]
 
 
 def _engine(engine: Literal["local", "ray"] | Engine, address: str | None) -> Engine:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from dovetail.pipeline.layers import ModelSpec
@@ -161,7 +162,7 @@ class Connection:
                     pace(sent)
                     self.socket.sendall(chunk)
 
-    def receive(self, limit: int = _HEAD_LIMIT, buffers: bool = True) -> tuple[Any, list[bytearray]]:
+    def receive(self, limit: int = _HEAD_LIMIT, buffers: bool = True) -> tuple[Any, list[memoryview]]:
         """The next message and its buffers, if it may have any; ConnectionError if there is none any more."""
         length, count = _PREFIX.unpack(self._exactly(_PREFIX.size))
         if length + count * _SIZE.size > limit or (count and not buffers):
@@ -173,15 +174,16 @@ class Connection:
             raise ConnectionError(f"not a message: {error}") from None
         return message, [self._exactly(size) for size in sizes]
 
-    def _exactly(self, size: int) -> bytearray:
-        buffer = bytearray(size)
-        view, at = memoryview(buffer), 0
+    def _exactly(self, size: int) -> memoryview:
+        # Not a bytearray: that would be filled with zeros first, which keeps the interpreter from all other threads.
+        view: memoryview = np.empty(size, np.uint8).data
+        at = 0
         while at < size:
             got = self.socket.recv_into(view[at:])
             if not got:
                 raise ConnectionError("the connection was closed")
             at += got
-        return buffer
+        return view
 
     def close(self) -> None:
         """Close it, and wake whoever waits on it."""
