@@ -330,7 +330,7 @@ def test_a_clock_that_goes_back_does_not_take_the_run_with_it() -> None:
     def backwards() -> Iterator[float]:
         yield from (5.0, 5.0, 4.0, 4.0, 3.0)
         while True:
-            yield 6.0
+            yield 3.0
 
     inbox, ticks = Inbox(), backwards()
     hands = Hands(inbox, {"Start": [Asked("a", "cancel")], "Stop": [Failed("a", "p", "?")]})
@@ -338,6 +338,18 @@ def test_a_clock_that_goes_back_does_not_take_the_run_with_it() -> None:
     keeper = Keeper(hands)
     serve(Live(), POOL, SHAPES, inbox, hands, lambda: next(ticks), [keeper])
     assert [t for _, t, _ in keeper.steps][:2] == [5.0, 5.0]
+
+
+def test_time_goes_on_when_the_clock_is_set_back() -> None:
+    """What is to happen three seconds from now does, although the clock says that it is an hour ago."""
+    ticks = iter([100.0, 100.0, -3500.0, -3496.0, -3495.0, -3494.0])
+    inbox = Inbox()
+    hands = Hands(inbox, {"Start": [Settled("a", "p", (0, 1))]})
+    inbox.put(arrived("a"))
+    inbox.close()
+    keeper = Keeper(hands)
+    serve(Live(), POOL, SHAPES, inbox, hands, lambda: next(ticks), [keeper])
+    assert [(t, Woke() in events) for _, t, events in keeper.steps] == [(100.0, False), (104.0, True)]
 
 
 def test_an_inbox_wakes_whoever_waits_on_it() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.core.check import CODES, Check, Faults, check_journal
+from dovetail.core.check import CODES, Check, check_journal
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Arrived,
@@ -24,6 +24,7 @@ from dovetail.core.events import (
     WakeAt,
     Woke,
 )
+from dovetail.core.faults import Faults
 from dovetail.core.journal import Ended, Header, Reader, ShapeRecord, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool

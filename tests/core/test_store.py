@@ -33,6 +33,19 @@ def test_what_was_kept_is_read_back(tmp_path: Path) -> None:
         assert [name for name, _, _ in store.things("program", dict, dict)] == ["a"]
 
 
+def test_many_steps_are_read_page_by_page(tmp_path: Path) -> None:
+    with Store(tmp_path / "state.db") as store:
+        with store.together():
+            for n in range(1, 1202):
+                store.step(n, float(n), [WakeAt(n + 0.5)])
+        read = []
+        for n, t, events in store.steps():
+            if n == 1:
+                store.step(2000, 2000.0, [WakeAt(2001.0)])  # what comes meanwhile is not of this reading
+            read.append((n, t, events))
+        assert read == [(n, float(n), [WakeAt(n + 0.5)]) for n in range(1, 1202)]
+
+
 def test_changes_made_together_are_kept_together(tmp_path: Path) -> None:
     with Store(tmp_path / "state.db") as store:
 

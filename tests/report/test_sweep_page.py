@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
-
+from dovetail.core.means import mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
-from dovetail.report.sweep_page import difference, groups, mean, sweep_page
+from dovetail.report.sweep_page import difference, groups, sweep_page
 
 EVIL = "</svg><script>alert(1)</script>"
 
@@ -29,20 +27,15 @@ def row(policy: str, load: float, seed: int, jct_s: float | None, status: str = 
     }
     if jct_s is not None:
         keys = ("avg_jct_s", "p95_jct_s", "makespan_s", "rho_mean")
-        found |= dict.fromkeys(keys, jct_s) | {"utilization": 0.5, "jain": 0.9, "total_cost": 8.0, "completed": 4}
+        found |= dict.fromkeys(keys, jct_s) | {
+            "utilization": 0.5,
+            "jain": 0.9,
+            "total_cost": 8.0,
+            "completed": 4,
+            "envy": 0.1,
+        }
         found |= {"slo_violations": 0, "slo_jobs": 0, "jct_quantiles_s": [jct_s / 2, jct_s, jct_s * 2]}
     return found | more
-
-
-def test_the_interval_is_students() -> None:
-    """By hand: mean 2, standard deviation 1, three values, t with two degrees of freedom."""
-    found = mean([1.0, 2.0, 3.0])
-    assert found.value == 2.0
-    assert found.half == pytest.approx(4.303 / math.sqrt(3))
-
-
-def test_many_seeds_have_nearly_the_normal_interval() -> None:
-    assert mean([0.0, 2.0] * 500).half == pytest.approx(1.96 / math.sqrt(1000), rel=0.01)
 
 
 def test_runs_that_differ_in_their_seed_are_one_point() -> None:
@@ -86,6 +79,19 @@ def test_what_is_not_done_is_a_cross_and_a_reason() -> None:
     assert page.count("fill:var(--card);stroke") == 7, "a hollow point in each figure"
     assert "2 of 3 points unstable: see the table" in page
     assert "<h2>Not done</h2>" in page
+
+
+def test_a_figure_that_runs_do_not_have_is_a_gap_and_not_zero() -> None:
+    rows = [row("fifo", load, 0, 3600.0, envy=None if load == 2.0 else 0.25) for load in (1.0, 2.0, 3.0)]
+    assert [("envy" in group.means) for group in groups(rows)] == [True, False, True]
+    page = sweep_page(rows, "t")
+    told = re.findall(r"fifo: ([0-9.]+) \(envious pairs, %\) at ([0-9]) jobs", page)
+    assert told == [("25", "1"), ("25", "3")]
+    envy = page[page.index("<h2>Envious pairs") :]
+    lines = re.findall(r'<polyline class="line" points="([^"]*)"', envy[: envy.index("</svg>")])
+    assert [len(line.split()) for line in lines] == [1, 1]
+    nobody = sweep_page([row("fifo", 1.0, 0, 3600.0, envy=None)], "t")
+    assert "Envious pairs" not in nobody
 
 
 def test_a_cluster_on_which_nothing_ran_has_only_a_table() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.core.check import Report
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Event, Finished, Reject, Start
+from dovetail.core.faults import Report
 from dovetail.core.journal import Header, ShapeRecord, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import DeviceType, Pool

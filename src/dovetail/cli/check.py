@@ -12,8 +12,9 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Format, atomic_write, newest, print_json, print_table
 from dovetail.core.check import CODES as CORE_CODES
-from dovetail.core.check import Fault, Faults, Report, check_journal
+from dovetail.core.check import check_journal
 from dovetail.core.errors import InputError
+from dovetail.core.faults import Fault, Faults, Report
 from dovetail.core.files import refuse_overwrite
 from dovetail.core.journal import is_journal, open_journal
 from dovetail.core.metrics import recount
@@ -21,7 +22,7 @@ from dovetail.report.words import words_for
 
 _BASELINE = Path("baseline_execution_log.json")
 # Levels that check journals with rules of their own.
-_LEVELS = {level: f"dovetail.{level}.check" for level in ("cluster", "host", "pipeline")}
+_LEVELS = {level: f"dovetail.{level}.check" for level in ("cluster", "dispatch", "host", "pipeline")}
 _SHOWN = 10  # faults on the screen; the report has more
 
 
@@ -117,10 +118,10 @@ def _show(report: Report) -> None:
     what = f"{report.kind} {report.log}"
     figures = (
         f"{counted['completed']} of {counted['arrived']} completed, {counted['rejected']} rejected, "
-        f"{counted['parts']} {words_for(_level(report)).parts} run, makespan {counted['makespan_s']:.2f} s"
+        f"{counted['parts']} {words_for(_level(report)).parts} run, makespan {_seconds(counted['makespan_s'])} s"
     )
     if counted.get("bound_makespan_s"):
-        figures += f" (no less than {counted['bound_makespan_s']:.2f} s is possible)"
+        figures += f" (no less than {_seconds(counted['bound_makespan_s'])} s is possible)"
     for note in report.notes:
         print(f"note: {note}")
     if report.valid:
@@ -135,6 +136,14 @@ def _show(report: Report) -> None:
     print_table(["fault", "where", "what"], [[fault.code, fault.where, fault.message] for fault in shown])
     if sum(report.faults_by_code.values()) > len(shown):
         print("\n--format json shows more of them, --save-report keeps them.")
+
+
+def _seconds(seconds: float) -> str:
+    """
+    >>> _seconds(30.248), _seconds(0.0414244)
+    ('30.25', '0.0414')
+    """
+    return f"{seconds:.2f}" if seconds >= 1 or not seconds else f"{seconds:.3g}"
 
 
 def _first_of_each(report: Report) -> list[Fault]:

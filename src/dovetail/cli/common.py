@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dovetail.core.errors import InputError, cannot_write
-from dovetail.core.files import written_whole
+from dovetail.core.files import atomic_write as atomic_write  # the commands find it here with the rest
 
 Format = Literal["table", "json"]
 Flag = Annotated[bool, Parameter(negative=())]  # given or not; there is no --no-...
@@ -103,12 +103,6 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda completed: bar.update(task, completed=completed)
-
-
-def atomic_write(path: Path, content: bytes | str) -> None:
-    """Write a file, and the folders above it, so that a reader sees the old content or the new, never a part of it."""
-    with written_whole(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -16,7 +16,7 @@ from dovetail.cluster.rules import Rules
 from dovetail.cluster.scenario import Scenario, load
 from dovetail.cluster.stability import LONG, StoppedError, Watch
 from dovetail.core.errors import DovetailError
-from dovetail.core.files import read_bytes, written_whole
+from dovetail.core.files import atomic_write, read_bytes
 
 Row = dict[str, Any]
 
@@ -83,14 +83,9 @@ def run_cell(cell: Cell) -> Row:
         row |= {"status": "failed", "reason": f"internal error: {type(error).__name__}: {error}"}
     if cell.path is not None:
         if log:
-            write(cell.path.with_name(cell.path.name + ".log"), log.encode())
-        write(kept_at(cell.path), msgspec.json.format(msgspec.json.encode(row)) + b"\n")
+            atomic_write(cell.path.with_name(cell.path.name + ".log"), log.encode())
+        atomic_write(kept_at(cell.path), msgspec.json.format(msgspec.json.encode(row)) + b"\n")
     return row
-
-
-def write(path: Path, content: bytes) -> None:
-    with written_whole(path) as file:
-        file.write(content)
 
 
 def kept_at(path: Path) -> Path:

@@ -18,9 +18,9 @@ from dovetail.cluster.devices import Devices
 from dovetail.cluster.metrics import Metrics
 from dovetail.cluster.recording import Facts, facts_of, metrics_for, summary
 from dovetail.cluster.records import KEPT
-from dovetail.core.check import Faults, Report
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
+from dovetail.core.faults import Faults, Report
 from dovetail.core.journal import Ended, Reader, open_journal
 
 CODES = {

@@ -15,12 +15,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dovetail.cluster.cells import Cell, How, Row, kept, run_cell, write
+from dovetail.cluster.cells import Cell, How, Row, kept, run_cell
 from dovetail.cluster.cluster_spec import parse_cluster
 from dovetail.cluster.scenario import Scenario
 from dovetail.cluster.stability import LONG
 from dovetail.core.errors import InputError
-from dovetail.core.files import read_bytes
+from dovetail.core.files import atomic_write, read_bytes
 from dovetail.core.sweep import sweep as run_all
 
 Kind = Literal["continuous", "static"]
@@ -134,7 +134,7 @@ def claim(grid: Grid) -> None:
     foreign = [name for name in ("raw_logs", *RESULTS) if (grid.folder / name).exists()]
     if foreign:
         raise InputError(f"{grid.folder}: holds {foreign[0]}, but no sweep.json of ours; name another folder")
-    write(path, msgspec.json.format(msgspec.json.encode({"format": 1, "common": common})) + b"\n")
+    atomic_write(path, msgspec.json.format(msgspec.json.encode({"format": 1, "common": common})) + b"\n")
 
 
 def _first_difference(before: Any, now: Any, at: str = "") -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from dovetail.cluster.cells import Row, write
+from dovetail.cluster.cells import Row
 from dovetail.core.errors import InputError
-from dovetail.core.files import read_bytes, written_whole
+from dovetail.core.files import atomic_write, read_bytes, written_whole
 
 KEYS = ("cluster", "policy", "profiling_percentage", "num_reference_models", "jobs_per_hour", "num_total_jobs", "seed")
 COLUMNS = (
@@ -53,7 +53,7 @@ def write_table(rows: Sequence[Row], folder: Path) -> list[Path]:
     out.writerow(COLUMNS)
     for row in rows:
         out.writerow(["" if row.get(name) is None else row[name] for name in COLUMNS])
-    write(folder / "results.csv", text.getvalue().encode())
+    atomic_write(folder / "results.csv", text.getvalue().encode())
     if find_spec("pyarrow") is None:
         return [folder / "results.csv"]
     pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")

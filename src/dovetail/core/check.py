@@ -6,13 +6,11 @@ as physically possible it passes on to its followers (the metrics, a level's own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from math import inf
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
@@ -29,6 +27,8 @@ from dovetail.core.events import (
     Stop,
     WakeAt,
 )
+from dovetail.core.faults import Faults, close, compare
+from dovetail.core.holders import Holder, Holders
 from dovetail.core.journal import Ended, Header, Observer, Reader
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.work import Shape
@@ -59,79 +59,6 @@ CODES = {
     "end": "a run that did not end, or went on after its end",
     "summary": "a figure of the summary that differs from the recount",
 }
-TOLERANCE = 1e-9
-
-
-def close(found: float, expected: float) -> bool:
-    """Equal but for rounding: to 1e-9, relative for large numbers."""
-    return abs(found - expected) <= TOLERANCE * max(1.0, abs(expected))
-
-
-class Fault(Struct, frozen=True):
-    """One thing that is wrong: which rule (see `CODES`), where, and what was found instead of what."""
-
-    code: str
-    where: str
-    message: str
-
-
-def _step(n: int, t: float) -> str:
-    return f"step {n} at {t:.6g} s"
-
-
-class Faults:
-    """All faults are counted, the first few of each code are kept.
-
-    >>> faults = Faults(limit=1)
-    >>> faults.at(7, 2.5)
-    >>> for gpu in (0, 1):
-    ...     faults.add("overlap", "req_1/a", f"device {gpu} is held")
-    >>> faults.counts, faults.first
-    ({'overlap': 2}, [Fault(code='overlap', where='step 7 at 2.5 s: req_1/a', message='device 0 is held')])
-    """
-
-    def __init__(self, limit: int = 20, place: Callable[[int, float], str] = _step) -> None:
-        self.counts: dict[str, int] = {}
-        self.first: list[Fault] = []
-        self._limit = limit
-        self._place = place
-        self._at: tuple[int, float] | None = None
-
-    def at(self, n: int, t: float) -> None:
-        """The step that is looked at from now on."""
-        self._at = (n, t)
-
-    def nowhere(self) -> None:
-        """What follows concerns no step."""
-        self._at = None
-
-    def add(self, code: str, who: str, message: str) -> None:
-        count = self.counts[code] = self.counts.get(code, 0) + 1
-        if count <= self._limit:
-            place = self._place(*self._at) if self._at else ""
-            self.first.append(Fault(code, ": ".join(filter(None, (place, who))), message))
-
-    def take(self, other: Faults) -> None:
-        """Count what another collector found as well."""
-        for code, count in other.counts.items():
-            self.counts[code] = self.counts.get(code, 0) + count
-        self.first += other.first
-
-
-class Report(Struct, frozen=True):
-    """What a check came to. `notes` say what could not be checked, `counted` are the figures as recounted."""
-
-    log: str
-    kind: str
-    valid: bool
-    faults_by_code: dict[str, int]
-    faults: list[Fault]
-    notes: list[str]
-    counted: dict[str, float]
-
-    @classmethod
-    def of(cls, log: str, kind: str, faults: Faults, notes: Sequence[str], counted: Mapping[str, float]) -> Report:
-        return cls(log, kind, not faults.counts, faults.counts, faults.first, list(notes), dict(counted))
 
 
 class _Work:
@@ -149,29 +76,18 @@ class _Work:
         self.last = t
 
 
-class _Run:
-    """A part that runs, or is paused (without devices). `sound` tells whether followers were told of its start."""
+class _Run(Holder):
+    """A part that was started. `sound` tells whether followers were told of it."""
 
-    __slots__ = ("devices", "index", "run_s", "since", "sound", "start", "state", "t", "work")
+    __slots__ = ("index", "run_s", "since", "sound", "state", "work")
 
     def __init__(self, t: float, start: Start, work: _Work | None, index: int | None, sound: bool) -> None:
-        self.t = t
-        self.start = start
+        super().__init__(t, start)
         self.work = work
         self.index = index
         self.sound = sound
-        self.devices = start.devices
         self.state: type[Change] | None = None  # the last change, if it was a pause or a stop
         self.since, self.run_s = t + start.setup_s, start.run_s  # when it last changed, and how long from then
-
-
-class _Batch:
-    __slots__ = ("first", "left", "t")
-
-    def __init__(self, t: float, first: Start) -> None:
-        self.t = t
-        self.first = first
-        self.left = 0
 
 
 _IDLE, _RUNNING, _DONE = 0, 1, 2
@@ -196,9 +112,7 @@ class Check:
         self._seen: set[str] = set()
         self._open: dict[str, _Work] = {}
         self._running: dict[tuple[str, str], list[_Run]] = {}
-        self._holders: list[list[_Run]] = [[] for _ in header.pool.devices]
-        self._batches: dict[int, _Batch] = {}
-        self._closed_batches: set[int] = set()
+        self._holders = Holders(len(header.pool), self.faults)
         self._ended: Ended | None = None
         self._handlers: dict[type, Callable[[float, Any], bool]] = {
             Start: self._started,
@@ -295,12 +209,10 @@ class Check:
         else:
             self._check_start(start, who, work, index)
         again = self._running.get(key)
-        sound = self._take(t, start, who) and not again
+        sound = self._holders.look(t, start, who) and not again
         run = _Run(t, start, work, index, sound)
         self._running.setdefault(key, []).append(run)
-        for device in start.devices:
-            if 0 <= device < len(self._holders):
-                self._holders[device].append(run)
+        self._holders.take(run, start.devices)
         return sound
 
     def _check_start(self, start: Start, who: str, work: _Work, i: int) -> None:
@@ -321,54 +233,6 @@ class Check:
         if not part.fits(len(start.devices)):
             add("width", who, f"found devices {list(start.devices)}, expected {part.needs}")
 
-    def _take(self, t: float, start: Start, who: str) -> bool:
-        """Whether the devices exist; that they are free is checked on the way."""
-        together = self._joins(t, start, who) if start.batch else False
-        return self._free(t, start.devices, who, start.batch if together else 0)
-
-    def _free(self, t: float, devices: Sequence[int], who: str, batch: int = 0) -> bool:
-        """Whether devices exist, with a fault if one of them is held, but by others of the same batch."""
-        holders, good = self._holders, True
-        if len(set(devices)) != len(devices):
-            self.faults.add("device", who, f"a device is named twice in {list(devices)}")
-            good = False
-        clash = False
-        for device in devices:
-            if not 0 <= device < len(holders):
-                self.faults.add("device", who, f"found device {device}, expected 0 to {len(holders) - 1}")
-                good = False
-                continue
-            for other in holders[device]:
-                if not clash and not (batch and other.start.batch == batch):
-                    clash = True
-                    name = f"{other.start.work}/{other.start.part}"
-                    message = f"takes device {device} at {t} s, which {name} holds since {other.t} s"
-                    self.faults.add("overlap", who, message)
-        return good
-
-    def _joins(self, t: float, start: Start, who: str) -> bool:
-        """Whether a part of a batch runs as one with the others of it."""
-        batch = self._batches.get(start.batch)
-        if batch is None:
-            if start.batch in self._closed_batches:
-                self.faults.add("batch", who, f"batch {start.batch} ended before")
-            batch = self._batches[start.batch] = _Batch(t, start)
-        batch.left += 1
-        first = batch.first
-        for name, found, expected in (
-            ("at", t, batch.t),
-            ("on", list(start.devices), list(first.devices)),
-            ("as", start.kind, first.kind),
-            ("replacing", start.replaces, first.replaces),
-            ("with setup_s", start.setup_s, first.setup_s),
-            ("with run_s", start.run_s, first.run_s),
-        ):
-            if found != expected:
-                message = f"found batch {start.batch} {name} {found}, but its first part is {name} {expected}"
-                self.faults.add("batch", who, message)
-                return False
-        return True
-
     def _finished(self, t: float, event: Finished | Failed) -> bool:
         key, who, good = (event.work, event.part), f"{event.work}/{event.part}", isinstance(event, Finished)
         runs = self._running.get(key)
@@ -378,7 +242,7 @@ class Check:
         run = runs.pop(0)
         if not runs:
             del self._running[key]
-        self._release(run)
+        self._holders.release(run)
         self._check_duration(t, run, who, good)
         work, i = run.work, run.index
         if work is not None and i is not None and work.state[i] == _RUNNING:
@@ -417,7 +281,7 @@ class Check:
         if isinstance(event, Stop):
             run.since, run.run_s = t, 0.0
         else:
-            self._give_up(run)
+            self._holders.give_up(run)
             if isinstance(event, Resume | Resize):
                 good = self._move(t, event, run, who)
         run.state = type(event) if isinstance(event, Pause | Stop) else None
@@ -431,27 +295,10 @@ class Check:
                 self.faults.add("width", who, f"found devices {list(event.devices)}, expected {part.needs}")
         if not 0 <= event.run_s < inf:
             self.faults.add("number", who, f"found run_s {event.run_s}, expected seconds")
-        good = self._free(t, event.devices, who)
-        run.devices, run.since, run.run_s = event.devices, t, event.run_s
-        for device in event.devices:
-            if 0 <= device < len(self._holders):
-                self._holders[device].append(run)
+        good = self._holders.are_free(t, event.devices, who)
+        run.since, run.run_s = t, event.run_s
+        self._holders.take(run, event.devices)
         return good
-
-    def _give_up(self, run: _Run) -> None:
-        for device in run.devices:
-            if 0 <= device < len(self._holders):
-                self._holders[device].remove(run)
-        run.devices = ()
-
-    def _release(self, run: _Run) -> None:
-        self._give_up(run)
-        if run.start.batch:
-            batch = self._batches[run.start.batch]
-            batch.left -= 1
-            if not batch.left:
-                del self._batches[run.start.batch]
-                self._closed_batches.add(run.start.batch)
 
     def _check_duration(self, t: float, run: _Run, who: str, good: bool) -> None:
         ends = run.since + run.run_s
@@ -478,10 +325,16 @@ class Check:
         self._ended = event
         return True
 
-    def finish(self, torn: bool = False) -> Figures:
-        """Check what only the end can tell; gives the figures as recounted."""
+    @property
+    def ended(self) -> bool:
+        return self._ended is not None
+
+    def finish(self, torn: bool = False, under_way: bool = False) -> Figures:
+        """Check what only the end can tell; gives the figures as recounted. A run that is `under_way` has none yet."""
         self.faults.nowhere()
         add = self.faults.add
+        if under_way:
+            return self._metrics.figures()
         if self._ended is None:
             add("end", "", "the run did not end" + (": its last line is torn" if torn else ""))
         elif torn:
@@ -498,16 +351,6 @@ class Check:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def compare(claimed: Mapping[str, Any], counted: Mapping[str, float], faults: Faults, code: str = "summary") -> None:
-    """A fault for each claimed figure that differs from what was counted; what was not counted is not compared."""
-    for key, expected in counted.items():
-        if key not in claimed:
-            continue
-        found = claimed[key]
-        if not isinstance(found, int | float) or isinstance(found, bool) or not close(found, expected):
-            faults.add(code, key, f"found {found}, expected {expected}")
 
 
 def check_header(header: Header, path: Path) -> Header:
@@ -538,9 +381,19 @@ def read_steps(reader: Reader, faults: Faults) -> Iterator[tuple[int, float, lis
         yield n, t, [entry.event for entry in entries]
 
 
-def check_journal(reader: Reader, faults: Faults, followers: Sequence[Observer] = (), exact: bool = True) -> Figures:
-    """Check a recorded run; a level adds its own rules as followers."""
+def check_journal(
+    reader: Reader,
+    faults: Faults,
+    followers: Sequence[Observer] = (),
+    exact: bool = True,
+    notes: list[str] | None = None,
+) -> Figures:
+    """Check a recorded run; a level adds its own rules as followers. One that may still be under way takes `notes`,
+    which then say so; for others it is a fault."""
     check = Check(check_header(reader.header, reader.path), faults, followers, exact)
     for n, t, events in read_steps(reader, faults):
         check.step(n, t, events)
-    return check.finish(reader.torn)
+    under_way = notes is not None and not check.ended and not reader.torn
+    if notes is not None and under_way:
+        notes.append("the run had not ended when this was written: what is open is no fault")
+    return check.finish(reader.torn, under_way)

@@ -13,7 +13,7 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
-from dovetail.core.errors import DovetailError, InputError, PolicyError
+from dovetail.core.errors import DovetailError, InputError, PolicyError, ReplayError
 from dovetail.core.events import (
     Arrived,
     Asked,
@@ -256,8 +256,8 @@ def serve(
 
     Observers see a step before it is carried out: a journal that flushes in `step` has everything that can have
     happened. `history` are the steps that were recorded before a restart, the same scheduler's: they are replayed, and
-    the run goes on behind them. `clock` must go on too (seconds since the service first began); that it never goes back
-    is seen to here.
+    the run goes on behind them. `clock` must go on too (seconds since the service first began); if it is set back, time
+    goes on here from where it was.
     """
     guard, wakes = Guard(pool, shapes), _Wakes()
     n, now = 0, -inf
@@ -265,9 +265,10 @@ def serve(
         _again(scheduler, guard, wakes, n, now, events)
     if n:
         executor.restore(guard.desired, now)
+    onward = _Onward(clock, now)
     while True:
-        stimuli = inbox.take(wakes.wait_s(clock()))
-        now = max(now, clock())
+        stimuli = inbox.take(wakes.wait_s(onward()))
+        now = onward()
         batch = [*(stimuli or ()), *wakes.due(now)]
         batch.sort(key=lambda stimulus: _ORDER[type(stimulus)])
         if batch:
@@ -311,11 +312,26 @@ def _again(scheduler: Scheduler, guard: Guard, wakes: _Wakes, n: int, now: float
         guard.see(stimulus, now)
     orders = scheduler.handle(stimuli, now)
     if orders != recorded:
-        raise DovetailError(f"step {n} at {now} s: {orders} was decided now, {recorded} when it was recorded")
+        raise ReplayError(f"step {n} at {now} s: {orders} was decided now, {recorded} when it was recorded")
     for order in orders:
         guard.allow(order, now)
     wakes.due(now)
     wakes.note(orders)
+
+
+class _Onward:
+    """A clock that never goes back, nor stands still until the one behind it has caught up."""
+
+    def __init__(self, clock: Callable[[], float], at_s: float) -> None:
+        self._clock, self._at_s, self._ahead_s = clock, at_s, 0.0
+
+    def __call__(self) -> float:
+        now = self._clock() + self._ahead_s
+        if now < self._at_s:
+            self._ahead_s += self._at_s - now
+            now = self._at_s
+        self._at_s = now
+        return now
 
 
 class _Wakes:

@@ -23,6 +23,10 @@ class PolicyError(DovetailError):
     """A policy asked for something the engine does not allow, or stopped deciding while work is left."""
 
 
+class ReplayError(DovetailError):
+    """A recorded step, decided again, came out otherwise: other policies, or another version of them, recorded it."""
+
+
 class MissingExtraError(DovetailError):
     """An optional part is not installed."""
 

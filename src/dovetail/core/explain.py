@@ -333,7 +333,7 @@ def _wait(story: Explanation) -> list[str]:
     elif free is not None and story.fragmented:
         named = ", ".join(map(str, free[:_SHOWN])) + (", ..." if len(free) > _SHOWN else "")
         lines.append(f"{_free(len(free))} then ({named}), but no {story.width} side by side.")
-    elif free is not None:
+    elif free is not None and not any(turn.what == _TURNS[Defer] for turn in story.turns):  # which say it better
         lines.append(f"{_free(len(free))} then, but the policy preferred others.")
     if story.overtaken_by:
         first = ", ".join(f"{o.work}/{o.part} ({o.kind}, {o.why})" for o in story.overtakers[:3])

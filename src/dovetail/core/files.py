@@ -338,3 +338,9 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def atomic_write(path: Path, content: bytes | str) -> None:
+    """Write a file, and the folders above it, so that a reader sees the old content or the new, never a part of it."""
+    with written_whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from threading import Condition
+from threading import TIMEOUT_MAX, Condition
 
 from dovetail.core.events import Stimulus
 
@@ -42,6 +42,7 @@ class Inbox:
     def take(self, timeout_s: float | None = None) -> list[Stimulus] | None:
         """Everything that has come in, at the latest after so many seconds; None if it is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed, timeout_s)
+            limit_s = None if timeout_s is None else min(timeout_s, TIMEOUT_MAX)
+            self._changed.wait_for(lambda: self._waiting or self._closed, limit_s)
             taken, self._waiting = self._waiting, []
             return taken if taken or not self._closed else None

@@ -22,6 +22,7 @@ from dovetail.core.journal import Recorded
 T = TypeVar("T")
 _events = msgspec.json.Decoder(list[Recorded]).decode
 VERSION = 1
+_PAGE = 500
 _TABLES = """
 create table about (name text primary key, value blob not null) without rowid;
 create table things (kind text, name text, desired blob not null, actual blob,
@@ -135,9 +136,12 @@ class Store:
         self._do("insert into steps values (?, ?, ?)", n, t, msgspec.json.encode(events))
 
     def steps(self) -> Iterator[tuple[int, float, list[Recorded]]]:
-        """All steps, as a journal's reader gives them."""
-        for n, t, events in self._rows("select n, t, events from steps order by n"):
-            yield n, t, _events(events)
+        """All steps that there are now, as a journal's reader gives them; read in pages, so that nobody waits long."""
+        n, last = 0, self.last_step()
+        query = "select n, t, events from steps where n > ? and n <= ? order by n limit ?"
+        while rows := self._rows(query, n, last, _PAGE):
+            for n, t, events in rows:
+                yield n, t, _events(events)
 
     def last_step(self) -> int:
         """The number of the last step; 0 if there is none."""

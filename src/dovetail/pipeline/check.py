@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core import check as core
-from dovetail.core.check import Faults, Report, close
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
+from dovetail.core.faults import Faults, Report, close
 from dovetail.core.files import explain
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount

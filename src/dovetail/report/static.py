@@ -147,7 +147,8 @@ def _gantt(axes: Axes, story: Story) -> None:
     axes.set_xlim(low, high if high > low else low + 1)
     every = max(1, -(-count // 48))
     shown = story.header.pool.devices[::every]
-    axes.set_yticks([d.id for d in shown], [f"{_plain(names[d.id])}  {_plain(d.type)}" for d in shown])
+    types = ["" if names[d.id] == d.type else f"  {_plain(d.type)}" for d in shown]  # of one kind each: said once
+    axes.set_yticks([d.id for d in shown], [f"{_plain(names[d.id])}{t}" for d, t in zip(shown, types, strict=True)])
     axes.tick_params(axis="y", length=0)
     axes.set_facecolor(GROUND)
     for side in ("left", "bottom"):

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail import __version__
+from dovetail.core.means import Mean, mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import legend
 from dovetail.report.document import document
@@ -20,8 +21,6 @@ from dovetail.report.look import number
 from dovetail.report.tables import Column, table
 
 Row = dict[str, Any]
-# Student's t for a two-sided 95 % interval, by degrees of freedom.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 class Figure(Struct, frozen=True):
@@ -50,15 +49,9 @@ _ENVY = Figure(
 _LATE = Figure("late", "missed deadlines, %", 0.01, 100.0, lead="Of the jobs that have one.")
 
 
-class Mean(Struct):
-    """A mean over seeds and the half width of its 95 % confidence interval; of one seed there is none."""
-
-    value: float
-    half: float = 0.0
-
-
 class Group(Struct):
-    """The runs that differ only in their seed. `status` is that of the worst; means are there if all runs have one."""
+    """The runs that differ only in their seed. `status` is that of the worst; means are there if all runs ended, each
+    over the runs that have such a figure."""
 
     cluster: str
     line: str
@@ -69,20 +62,6 @@ class Group(Struct):
     means: dict[str, Mean]
     quantiles_s: list[float]
     by_seed: dict[str, dict[int, float]]  # figures of the runs that have one
-
-
-def mean(values: Sequence[float]) -> Mean:
-    """
-    >>> mean([1.0]), mean([1.0, 3.0]).half
-    (Mean(value=1.0, half=0.0), 12.706)
-    """
-    middle = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return Mean(middle)
-    freedom = len(values) - 1
-    spread = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / freedom)
-    t = _T95[freedom - 1] if freedom <= len(_T95) else 1.96 + 2.5 / freedom
-    return Mean(middle, t * spread / math.sqrt(len(values)))
 
 
 def groups(rows: Sequence[Row]) -> list[Group]:
@@ -107,8 +86,9 @@ def _group(key: tuple[str, str, float], runs: list[Row]) -> Group:
     means = {}
     if all(row.get("avg_jct_s") is not None for row in runs):
         for figure in (_JCT, _P95, _MAKESPAN, _USE, _COST, _RHO, _JAIN, _ENVY, _LATE):
-            values = [_value(row, figure.key) for row in runs]
-            means[figure.key] = mean([value for value in values if value is not None] or [0.0])
+            values = [value for row in runs if (value := _value(row, figure.key)) is not None]
+            if values:
+                means[figure.key] = mean(values)
     known = [row["jct_quantiles_s"] for row in runs if means and row.get("jct_quantiles_s")]
     together = [math.fsum(each) / len(each) for each in zip(*known, strict=True)]
     reason = worst["reason"] if worst["status"] != "done" else ""
@@ -172,7 +152,7 @@ def _cluster(name: str, found: Sequence[Group], static: bool) -> str:
     key = f'<svg viewBox="0 0 1380 {10 + 18 * rows}" class="chart full" aria-hidden="true">{"".join(named)}</svg>'
     x = "jobs, all there at the start" if static else "jobs per hour"
     figures = [_MAKESPAN, _JCT] if static else [_JCT, _P95]
-    figures += [_USE, _COST, _RHO, _JAIN, _ENVY]
+    figures += [figure for figure in (_USE, _COST, _RHO, _JAIN, _ENVY) if any(figure.key in g.means for g in found)]
     if any(group.means.get("late", Mean(0.0)).value for group in found):
         figures.append(_LATE)
     cards = [_card(figure, found, lines, x) for figure in figures] if any(g.means for g in found) else []
@@ -185,11 +165,16 @@ def _cluster(name: str, found: Sequence[Group], static: bool) -> str:
 def _card(figure: Figure, found: Sequence[Group], lines: Sequence[str], x: str) -> str:
     drawn = []
     for i, name in enumerate(lines):
-        points, missing = [], []
+        points: list[Point] = []
+        missing = []
         for group in sorted((g for g in found if g.line == name), key=lambda g: g.load):
             value = group.means.get(figure.key)
-            if value is None:
+            if not group.means:
                 missing.append((group.load, f"{group.status} at {number(group.load)}: {group.reason}"))
+                continue
+            if value is None:  # the runs are fine but have no such figure: a gap in the line
+                drawn.append(Line(name, i, points))
+                points = []
                 continue
             y, half = value.value / figure.unit, value.half / figure.unit
             told = f"{name}: {_text(value, figure)} ({figure.name}) at {number(group.load)} {x}"

@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Struct, field
 
 from dovetail.core import check as core
-from dovetail.core.check import Check, Faults, Report, close, compare
+from dovetail.core.check import Check
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
+from dovetail.core.faults import Faults, Report, close, compare
 from dovetail.core.files import explain
 from dovetail.core.journal import Ended, Header, Observer, Reader, ShapeRecord
 from dovetail.core.metrics import Figures, recount

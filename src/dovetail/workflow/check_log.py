@@ -12,9 +12,9 @@ import msgspec
 from msgspec import UNSET
 
 from dovetail.core import check as core
-from dovetail.core.check import Faults, Report, close, compare
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Reject, Start
+from dovetail.core.faults import Faults, Report, close, compare
 from dovetail.core.files import explain, read_bytes
 from dovetail.core.journal import Header
 from dovetail.workflow.check import Examined, need_config

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from dovetail.core.check import Faults, Report, close, compare
 from dovetail.core.events import Arrived, Complete, Reject, Start
+from dovetail.core.faults import Faults, Report, close, compare
 from dovetail.core.journal import Header, ShapeRecord
 from dovetail.core.metrics import Figures
 from dovetail.core.rates import RateTable, Switch

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from dovetail.core.check import Faults
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.faults import Faults
 from dovetail.core.journal import Ended, ShapeRecord
 from dovetail.core.resources import Pool
 from dovetail.workflow.check import Steps
