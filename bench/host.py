@@ -80,7 +80,7 @@ def compared() -> dict[str, Any]:
     for profile, plans, assigns in (("legacy", PLANS[:2], ASSIGNS[:3]), ("clean", PLANS, ASSIGNS)):
         for plan in plans:
             for assign in assigns:
-                least = 1 if assign == "strict" else 2
+                least = 1 if assign == "strict" or profile == "legacy" else 2
                 options = Options(plan=plan, assign=assign, profile=profile, min_cores=least)  # type: ignore[arg-type]
                 totals = run(workload, options).totals
                 rows[f"{profile} {options.title}"] = {

@@ -5,7 +5,9 @@
 
 kills: a daemon is killed 50 times at random moments while 200 short programs run; each must run exactly once.
 overheads: start, pause and resize through the executors, over the same operation done by hand.
-resizes: how long a program takes to take up a new number of cores, over one of its steps; its busy threads after that.
+containers: the same in containers, over the same calls of the Docker SDK (--docker ADDRESS --image IMAGE).
+resizes: how long a program takes to take up a new number of cores, over one of its steps: from when the target is
+written, and from the user's request, as seen by somebody who asks every 20 ms; its busy threads after that.
 sharing: six training programs on two cores, each policy's throughput over that of all six at once without control.
 """
 
@@ -21,13 +23,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from dovetail.core.engine import replay
 from dovetail.core.journal import Reader
-from dovetail.host.executors import Launch, cgroups, proc
+from dovetail.host.executors import Launch, cgroups, cpu_list, proc
+from dovetail.host.executors.docker import OWNER, DockerExecutor
 from dovetail.host.executors.process import ProcessExecutor
 from dovetail.host.options import Options
 from dovetail.host.simulation import make_scheduler
@@ -39,12 +43,14 @@ WAIT = "import time; print('up', flush=True); time.sleep(1000)"
 
 
 def main() -> None:
-    parts = {"kills": kills, "overheads": overheads, "resizes": resizes, "sharing": sharing}
+    parts = {"kills": kills, "overheads": overheads, "containers": containers, "resizes": resizes, "sharing": sharing}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all by default")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=60, help="of each training program")
+    parser.add_argument("--docker", help="address of an engine; by default from the environment")
+    parser.add_argument("--image", default="busybox")
     arguments = parser.parse_args()
     found: dict[str, Any] = {"processors": list(CPUS)}
     with tempfile.TemporaryDirectory() as folder:
@@ -141,6 +147,10 @@ def _overheads(folder: Path, groups: bool, rounds: int = 15) -> dict[str, Any]:
         assert child.stdout is not None
         child.stdout.close()
     executor.close()
+    return _ratios(ours, raw)
+
+
+def _ratios(ours: dict[str, list[float]], raw: dict[str, list[float]]) -> dict[str, Any]:
     return {
         name: {
             "ratio": round(median(ours[name]) / median(raw[name]), 2),
@@ -176,6 +186,50 @@ def _bind_by_hand(pid: int) -> None:
         os.sched_setaffinity(int(thread), CPUS[:1])
 
 
+# --- containers -------------------------------------------------------------------------------------------
+
+
+def containers(folder: Path, arguments: argparse.Namespace, rounds: int = 12) -> dict[str, Any]:
+    try:
+        executor = DockerExecutor(lambda *_: None, "bench", arguments.docker)
+        executor.reach()
+        executor._client.images.get(arguments.image)
+    except Exception as error:
+        return {"left_out": str(error)}
+    ours: dict[str, list[float]] = {"start": [], "pause": [], "resume": [], "resize": []}
+    raw: dict[str, list[float]] = {name: [] for name in ours}
+    words, one = ("sh", "-c", "while true; do sleep 1; done"), cpu_list(CPUS[:1])
+    for i in range(rounds):
+        run = f"r{i}"
+        (folder / run).mkdir(parents=True)
+        launch = Launch(
+            run=run,
+            command=words,
+            cpus=CPUS,
+            folder=str(folder / run),
+            log=str(folder / f"{run}.log"),
+            cwd="",
+            image=arguments.image,
+        )
+        ours["start"].append(timed(partial(executor.start, launch)))
+        ours["pause"].append(timed(partial(executor.pause, run)))
+        ours["resume"].append(timed(partial(executor.resume, run)))
+        ours["resize"].append(timed(partial(executor.resize, run, CPUS[:1])))
+        executor.clean(launch)
+        began = time.perf_counter()
+        container = executor._client.containers.create(
+            arguments.image, list(words), network_mode="none", cpuset_cpus=cpu_list(CPUS), labels={OWNER: "bench"}
+        )
+        container.start()
+        raw["start"].append(time.perf_counter() - began)
+        raw["pause"].append(timed(container.pause))
+        raw["resume"].append(timed(container.unpause))
+        raw["resize"].append(timed(partial(container.update, cpuset_cpus=one)))
+        container.remove(force=True)
+    executor.close()
+    return _ratios(ours, raw)
+
+
 # --- resizes ----------------------------------------------------------------------------------------------
 
 
@@ -186,20 +240,23 @@ def resizes(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     for example in ("torch_steps.py", "numpy_steps.py"):
         work = daemon.submit(sys.executable, str(EXAMPLES / example), "1000000", cores=2)[0]
         until(lambda work=work: daemon.row(work).get("rate"))  # type: ignore[misc]
-        late, right = [], []
-        for cores in (1, 2) * 4:
+        late, answered, right = [], [], []
+        for cores in (1, 2) * 8:
             step_s = 1 / daemon.row(work)["rate"]
             began = time.monotonic()
             daemon.ask("resize", work, cores)
             until(lambda work=work, cores=cores: daemon.row(work).get("threads") == cores)  # type: ignore[misc]
             late.append((time.monotonic() - began) / step_s)
+            answered.append(daemon.row(work)["answered_s"] / step_s)
             until(lambda work=work, cores=cores: len(bound(daemon.processes(work))) == cores)  # type: ignore[misc]
             right.append(busy_threads(daemon.processes(work), 1.0) == cores)
             time.sleep(1.5)  # so that the program tells its new rate
         daemon.ask("cancel", work)
         daemon.wait([work])
         found[example] = {
-            "taken_up_after_steps_median": round(median(late), 2),
+            "steps_from_target_to_answer_median": round(median(answered), 2),
+            "steps_from_target_to_answer_most": round(max(answered), 2),
+            "steps_from_request_to_answer_median": round(median(late), 2),
             "busy_threads_equal_target": f"{sum(right)} of {len(right)}",
         }
     daemon.clean_up()

@@ -123,3 +123,25 @@ def test_policies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["host", "policies", "--format", "json"]) == 0
     found = {(row["kind"], row["name"]) for row in json.loads(capsys.readouterr().out)}
     assert {("planning", "rr"), ("assignment", "efficient")} <= found
+
+
+def test_a_recorded_run_tells_why_a_program_waited(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simulated(capsys, "--requests", "requests_file.txt", "--journal", "run.jsonl")
+    assert main(["host", "explain", "1", "--journal", "run.jsonl"]) == 0
+    told = capsys.readouterr().out
+    assert "needs 12 cores, 4 free" in told
+    assert "preferred others" not in told  # the true reason is known
+    assert main(["host", "explain", "1", "--journal", "run.jsonl", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["turns"][0]["why"] == "needs 12 cores, 4 free"
+    assert main(["host", "explain", "9", "--journal", "run.jsonl"]) == 2
+    assert "no work called '9'" in capsys.readouterr().err
+
+
+def test_a_picture_has_a_row_for_each_program(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simulated(capsys, "--requests", "requests_file.txt", "--plan", "rr", "--journal", "run.jsonl")
+    assert main(["host", "gantt", "run.jsonl"]) == 0
+    drawn = (here / "run.svg").read_text()
+    assert drawn.count("paused,") > 0
+    assert "0: 12 cores (0-11), 0 to " in drawn
+    assert main(["host", "gantt", "run.jsonl", "--out", "run.jsonl"]) == 2
+    assert main(["host", "gantt", "none.jsonl"]) == 2

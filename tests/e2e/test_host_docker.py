@@ -236,3 +236,15 @@ def test_a_daemon_runs_containers_and_finds_them_after_a_kill(tmp_path: Path, en
         assert "docker pull nothing:1" in rows[bad[0]]["why"]
     finally:
         daemon.clean_up()
+
+
+def test_the_log_of_a_second_attempt_follows_that_of_the_first(tmp_path: Path, engine: Engine) -> None:
+    daemon = Daemon(tmp_path / "state", docker=engine.address)
+    daemon.up()
+    try:
+        words = "[ $DOVETAIL_ATTEMPT = 2 ] && echo second && exit; echo this line is longer; exit 1"
+        work = daemon.submit("sh", "-c", words, retries=1, image=IMAGE, env={}, cwd="")[0]
+        assert daemon.wait()[work]["exit_codes"] == [1, 0]
+        assert daemon.log(work) == "this line is longer\nsecond\n"
+    finally:
+        daemon.clean_up()

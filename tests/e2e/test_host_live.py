@@ -63,6 +63,34 @@ def test_a_program_that_knows_nothing_is_moved_by_the_kernel(daemon: Daemon) -> 
 
 
 @needs_two
+def test_a_program_that_gains_nothing_by_a_second_core_is_found_out(tmp_path: Path) -> None:
+    """By its own steps: with two cores, and with one while another program runs. Then the second stays free."""
+    daemon = Daemon(tmp_path / "state", cpus=CPUS, options={"assign": "efficient", "efficiency": 0.7})
+    daemon.up()
+    try:
+        flat = "import time\nfrom dovetail.host import agent\nwhile True: time.sleep(0.02); agent.step()"
+        work = daemon.submit(sys.executable, "-c", flat, cores=2)[0]
+
+        def measured() -> set[str]:
+            return {event["why"] for event in daemon.ask_once("past", work=work) if event["what"] == "asked"}
+
+        until(lambda: measured() == {"rate:2"})
+        other = daemon.submit("sleep", "1000")[0]
+        until(lambda: measured() == {"rate:1", "rate:2"})
+        daemon.ask("cancel", other)
+        daemon.wait([other])
+        assert daemon.row(work)["desired"] == 1
+        daemon.kill()
+        daemon.up()
+        assert daemon.row(work)["desired"] == 1
+        daemon.cancel_all()
+        daemon.ask_once("journal", path=str(tmp_path / "run.jsonl"))
+        assert main(["check", str(tmp_path / "run.jsonl")]) == 0
+    finally:
+        daemon.clean_up()
+
+
+@needs_two
 @pytest.mark.parametrize("groups", [True, False])
 def test_six_programs_never_share_a_processor(tmp_path: Path, groups: bool) -> None:
     """Sharing, turns and pauses all at once; watched from outside, through the kernel alone."""
@@ -148,6 +176,9 @@ def test_the_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     user = User(tmp_path / "state", capfd)
     assert "dovetail host up" in user.types("list", code=2)
     assert "did you mean 'fcfs'" in user.types("up", "--plan", "fcf", code=2)
+    (tmp_path / "state").write_text("")
+    assert "cannot be the folder of the state" in user.types("up", code=2)
+    (tmp_path / "state").unlink()
     assert "The daemon runs" in user.types("up", "--plan", "priority", "--assign", "always_attend", "--preemptive")
     try:
         first = user.types("submit", "--name", "hello", "--", "sh", "-c", "echo hello; sleep 0.3").strip()
@@ -169,12 +200,19 @@ def test_the_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
         user.types("wait", sleeper, code=1)
         assert sleeper not in user.types("top")
         assert "there is no program 99" in user.types("pause", "99", code=2)
+        assert "expected numbers of programs" in user.types("cancel", code=2)
+        assert "Did you mean --cores?" in user.types("submit", "--corse", "2", "--", "true", code=2)
+        assert "a daemon runs already" in user.types("up", code=2)
+        array = user.types("submit", "--array", "2", "--", "true").splitlines()[0].partition(".")[0]
+        assert f"{array} is an array: name one of {array}.0 to {array}.1" in user.types("explain", array, code=2)
+        assert user.types("wait", array) == ""
         figures = user.asks("metrics", "--csv", str(tmp_path / "programs.csv"))
-        assert figures["completed"] == 2
+        assert figures["completed"] == 4
         assert 0 < figures["core_use"] <= 1
-        assert (tmp_path / "programs.csv").read_text().count("\n") == 5
+        assert (tmp_path / "programs.csv").read_text().count("\n") == 7
         requests = tmp_path / "requests_file.txt"
         requests.write_text("execution,0,tf,1,60\nexecution,1,tf,1,[0.2],3\nupdate,0,tf,2,0.1\n")
+        assert "No closing quotation" in user.types("run", str(requests), "--command", "sh -c 'x", code=2)
         run = user.asks("run", str(requests), "--command", "sh -c 'echo $DOVETAIL_REQUEST; sleep 0.5'")
         assert run["completed"] == 2
         assert user.types("journal", str(tmp_path / "run.jsonl")).endswith("run.jsonl\n")

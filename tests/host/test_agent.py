@@ -74,6 +74,7 @@ def test_a_target_is_taken_up_at_the_next_step_and_acknowledged(control: Control
     line = control.line("a")
     assert line is not None
     assert (line.threads, line.acknowledged) == (1, gen)
+    assert line.answered_s is not None
 
 
 def test_without_an_agent_nobody_waits(control: Control, folder: Path) -> None:

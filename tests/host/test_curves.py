@@ -39,8 +39,8 @@ def test_a_fit_agrees_with_least_squares_by_another_way() -> None:
     rows = np.stack([1 / t, 1 / n / t], axis=1)
     expected = np.linalg.solve(rows.T @ rows, rows.T @ np.ones_like(t))
     found = fit(MEASURED)
-    if (expected >= 0).all():
-        assert found == pytest.approx(tuple(expected))
+    assert (expected >= 0).all(), "expected points whose best coefficients need no bound"
+    assert found == pytest.approx(tuple(expected))
     errors = [abs(predicted_s(found, x) / y - 1) for x, y in MEASURED]
     assert max(errors) < 0.2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sqlite3
 import stat
 import time
 from collections.abc import Iterator
@@ -152,6 +153,10 @@ def test_declared_memory_is_kept_free_also_of_paused_ones(tmp_path: Path) -> Non
         ({"do": "ask", "work": "9", "what": "pause"}, "there is no program 9"),
         ({"do": "ask", "work": "9", "what": "paus"}, "cannot paus a program; did you mean 'pause'?"),
         ({"do": "ask", "work": "9", "what": "resize"}, "resize: expected a number, found None"),
+        ({"do": "ask", "work": "9", "what": "priority", "value": -1}, "priority: found -1, expected 0 (most urgent)"),
+        ({"do": "submit", "spec": {"command": ["a\0b"], "cwd": "/"}}, "command: found ['a\\x00b'], expected no null"),
+        ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "env": {"A=B": ""}}}, "env: found 'A=B', expected"),
+        ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "network": True}}, "network: found True, expected"),
         ({"do": "dance"}, "Invalid value 'dance'"),
         ([1, 2], "expected"),
     ],
@@ -186,6 +191,71 @@ def test_the_socket_is_its_users_alone_and_one_daemon_has_the_folder(shared: Dae
     assert second._process.wait(60) == 2
     assert "another process has it open" in (shared.folder / "daemon.log").read_text()
     assert shared.rows() == {}
+
+
+def test_a_limit_that_never_comes_is_none(daemon: Daemon) -> None:
+    """Longer than the system can wait."""
+    work = daemon.submit("true", limit_s=1e300)[0]
+    assert daemon.wait()[work]["state"] == "completed"
+
+
+def test_a_rigid_program_cannot_be_resized_once_it_runs(daemon: Daemon) -> None:
+    work = daemon.submit("sleep", "1000", malleable=False)[0]
+    until(lambda: daemon.row(work)["state"] == "running")
+    with pytest.raises(InputError, match="is rigid"):
+        daemon.ask("resize", work, 1)
+
+
+def test_nothing_of_an_ended_attempt_is_left_in_the_folder(daemon: Daemon) -> None:
+    works = daemon.submit("true", array=3)
+    daemon.wait()
+    until(lambda: not list((daemon.folder / "runs").iterdir()))
+    daemon.kill()
+    (daemon.folder / "runs" / f"{works[0]}-1").mkdir()  # as if it had been killed before it was removed
+    daemon.up()
+    until(lambda: not list((daemon.folder / "runs").iterdir()))
+
+
+def test_a_daemon_whose_folder_is_gone_ends_and_leaves_its_successor_alone(tmp_path: Path) -> None:
+    first = Daemon(tmp_path / "state")
+    first.up()
+    first.folder.rename(tmp_path / "elsewhere")
+    second = Daemon(tmp_path / "state")
+    second.up()
+    try:
+        assert first._process is not None
+        assert first._process.wait(60) == 0
+        assert "was removed or replaced" in (tmp_path / "elsewhere" / "daemon.log").read_text()
+        assert second.rows() == {}
+    finally:
+        second.clean_up()
+
+
+def test_steps_that_another_version_decided_are_told(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "state")
+    daemon.up()
+    work = daemon.submit("sleep", "1000")[0]
+    until(lambda: daemon.row(work)["state"] == "running")
+    daemon.down()
+    with sqlite3.connect(daemon.folder / "state.db") as store:
+        store.execute("update steps set events = replace(events, '1 of 1 asked', 'because')")
+    store.close()
+    daemon.up(wait=False)
+    assert daemon._process is not None
+    assert daemon._process.wait(60) == 1
+    assert "another version of Dovetail decided" in (daemon.folder / "daemon.log").read_text().splitlines()[-1]
+    with sqlite3.connect(daemon.folder / "state.db") as store:
+        store.execute("update steps set events = replace(events, 'because', '1 of 1 asked')")
+    store.close()
+    daemon.clean_up()
+
+
+def test_the_older_schedulers_decisions_are_for_simulation_only(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "state", options={"profile": "legacy"})
+    daemon.up(wait=False)
+    assert daemon._process is not None
+    assert daemon._process.wait(60) == 2
+    assert "profile:" in (tmp_path / "state" / "daemon.log").read_text()
 
 
 def test_other_settings_wait_until_all_has_ended(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.host.executors import ExecutorError, Exit, Launch, cgroups, proc, shim
+from dovetail.host.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, Launch, cgroups, proc, shim
 from dovetail.host.executors.process import ProcessExecutor
 
 NAME = f"dovetail-test-{os.getpid()}"
@@ -246,3 +246,16 @@ def test_a_restarted_machine_is_told(shop: Workshop) -> None:
 def test_what_does_not_run_cannot_be_changed(shop: Workshop) -> None:
     with pytest.raises(ExecutorError, match="a does not run"):
         shop.executor.pause("a")
+
+
+def test_a_program_has_the_memory_that_it_declared_and_no_more(shop: Workshop) -> None:
+    """Where the kernel limits it; elsewhere it is counted only, and the program has what it takes."""
+    parents = (cgroups.find_parents(NAME) if shop.groups else None) or {}
+    limited = "memory" in parents or (parents.get("", Path("/")) / "memory.max").exists()
+    for run, take_mib, good in (("small", 1, True), ("large", 400, not limited)):
+        launch = shop.launch(run, sys.executable, "-c", f"print(len(b'x' * ({take_mib} << 20)))")
+        shop.executor.start(msgspec.structs.replace(launch, memory_mib=100))
+        end = shop.end()
+        assert end.good is good
+        assert end.why == ("" if good else TOO_MUCH_MEMORY)
+        shop.executor.clean(launch)

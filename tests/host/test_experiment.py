@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.host.experiment import Cell, Mean, Result, comparison, run_all, run_cell, summarise, write_workloads
+from dovetail.host.experiment import Cell, Result, comparison, run_all, run_cell, summarise, write_workloads
 from dovetail.host.inputs import Parameters, Request
 from dovetail.host.metrics import Programs
 from dovetail.host.options import Options
@@ -64,6 +64,22 @@ def test_an_experiment_fills_the_older_folders(tmp_path: Path) -> None:
     ]
 
 
+def test_priorities_are_compared_one_by_one(tmp_path: Path) -> None:
+    made = [msgspec.structs.replace(c, options=Options(plan="priority")) for c in cells(tmp_path, (8,), 2)[:2]]
+    results = run_all(tmp_path, made)
+    assert run_all(tmp_path, made) == results  # as read back
+    whole, *each = csv.DictReader(comparison(results).splitlines())
+    assert whole["Priority"] == ""
+    files = [cell.folder(tmp_path) / "programs.csv" for cell in made]
+    programs = [list(csv.DictReader(file.read_text().splitlines())) for file in files]
+    assert [row["Priority"] for row in each] == sorted({p["priority"] for run in programs for p in run})
+    for row in each:
+        runs = [[float(p["turnaround_s"]) for p in run if p["priority"] == row["Priority"]] for run in programs]
+        means = [sum(times) / len(times) for times in runs if times]
+        assert float(row["TMER"]) == pytest.approx(sum(means) / len(means), abs=1e-5)
+        assert row["TT"] == whole["TT"]
+
+
 def test_all_policies_meet_the_same_workload_and_repeats_differ(tmp_path: Path) -> None:
     made = cells(tmp_path)
     assert len({cell.requests for cell in made if cell.containers == 4}) == 2
@@ -102,16 +118,14 @@ def test_a_torn_summary_is_not_taken_for_one(tmp_path: Path) -> None:
 
 
 def test_means_have_intervals() -> None:
-    assert Mean.of([5.0]) == Mean(5.0, None)
-    three = Mean.of([1.0, 2.0, 3.0])
-    assert three.value == 2.0
-    assert three.half == pytest.approx(4.303 / 3**0.5)
     cell = Cell(requests="", containers=1, repeat=1, cores=1, work=None, curves={}, options=Options())
     keys = ("makespan_s", "mean_first_run_s", "mean_turnaround_s", "mean_total_s", "mean_waiting_s", "core_use")
     results = [Result(cell, dict.fromkeys((*keys, "throughput_per_h"), value)) for value in (1.0, 3.0)]
     (row,) = summarise(results)
     assert (row["runs"], row["makespan_s"]) == (2, 2.0)
     assert row["makespan_s_ci95"] == pytest.approx(12.706)
+    (row,) = summarise(results[:1])
+    assert (row["makespan_s"], row["makespan_s_ci95"]) == (1.0, None)
 
 
 def test_the_older_files_tell_of_resizes_and_pauses() -> None:

@@ -224,3 +224,34 @@ def test_random_orders(tmp_path_factory: pytest.TempPathFactory, seed: int, hicc
         assert len(executor.starts) == len(set(executor.starts))
     finally:
         bench.close()
+
+
+def test_what_is_left_goes_only_when_the_end_is_kept(bench: Bench) -> None:
+    """A daemon that is killed in between must find how it ended, or it would start it again."""
+    cleaned: list[str] = []
+    bench.executor.clean = lambda launch: cleaned.append(launch.run)  # type: ignore[method-assign]
+    bench.hands.carry([bench.start("a", 0)], 0.0)
+    until(lambda: _there(bench, "a", "running", 0))
+    bench.hands.ended("a-1", Exit(code=0))
+    bench.hands.kept("b")
+    bench.hands.carry([bench.start("b", 0)], 0.0)
+    until(lambda: _there(bench, "b", "running", 0))
+    assert not cleaned
+    assert (bench.folder / "a-1").is_dir()
+    bench.hands.kept("a")
+    until(lambda: not (bench.folder / "a-1").exists())
+    assert cleaned == ["a-1"]
+
+
+def test_an_engine_that_does_not_answer_holds_nobody_else_up(bench: Bench) -> None:
+    def never(launch: Launch) -> None:
+        if launch.run.startswith("stuck"):
+            raise NotNowError("no answer")
+        Memory.start(bench.executor, launch)
+
+    bench.executor.start = never  # type: ignore[method-assign]
+    for i in range(200):
+        bench.hands.carry([bench.start(f"stuck{i}")], 0.0)
+    until(lambda: sum(bench.hands._held[f"stuck{i}"].trouble == "no answer" for i in range(200)) == 200)
+    bench.hands.carry([bench.start("a", 0)], 0.0)
+    until(lambda: _there(bench, "a", "running", 0))

@@ -139,3 +139,10 @@ def test_generated_lines_follow_the_parameters(tmp_path: Path) -> None:
     assert {request.priority for request in made} == set(range(5))
     gaps = [b.at_s - a.at_s for a, b in pairwise(made)]
     assert 18 < sum(gaps) / len(gaps) < 22
+
+
+def test_the_examples_load() -> None:
+    folder = Path(__file__).parents[2] / "examples" / "host"
+    parameters = read_parameters(folder / "parameters.json")
+    requests = read_requests(requests_path(parameters, folder / "parameters.json"), "before")
+    assert {request.kind for request in requests} == {"execution", "update"}

@@ -131,7 +131,13 @@ def test_what_it_would_never_start_is_rejected_in_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [Options(plan="rr", profile="legacy"), Options(assign="efficient", profile="legacy")]
+    "options",
+    [
+        Options(plan="rr", profile="legacy"),
+        Options(assign="efficient", profile="legacy"),
+        Options(plan="priority", preemptive=True, profile="legacy"),
+        Options(overtaking="backfill", profile="legacy"),
+    ],
 )
 def test_what_it_did_not_know_is_refused(options: Options) -> None:
     with pytest.raises(InputError, match="legacy profile"):

@@ -11,7 +11,6 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Arrived,
     Asked,
-    Complete,
     Defer,
     Failed,
     Finished,
@@ -27,7 +26,7 @@ from dovetail.core.events import (
     Woke,
 )
 from dovetail.host.options import Options
-from dovetail.host.program import Ask, shape
+from dovetail.host.program import shape
 from dovetail.host.scheduler import HostScheduler
 from dovetail.host.simulation import Workload, run
 
@@ -73,6 +72,10 @@ def test_every_wait_shrink_and_pause_has_its_reason() -> None:
     assert told(orders) == ["defer b", "defer c"]
     assert whys(orders, Defer) == ["needs 4 cores, 2 free", "behind b, which needs 4 cores, 2 free"]
     assert told(strict.handle([Woke()], 2.0)) == []  # the reason is the same
+    orders = strict.handle([Finished("a", "run"), arrive("d", 8), arrive("e", 8)], 3.0)
+    assert whys(orders, Defer) == ["needs 8 cores, 3 free", "behind d, which needs 8 cores, 3 free"]
+    orders = strict.handle([Asked("d", "pause")], 4.0)
+    assert whys(orders, Defer) == ["its user paused it", "needs 8 cores, 3 free"]
     share = scheduler(assign="max_prop")
     share.handle([arrive("a", 4)], 0.0)
     orders = share.handle([arrive("b", 4)], 1.0)
@@ -81,6 +84,20 @@ def test_every_wait_shrink_and_pause_has_its_reason() -> None:
     urgent.handle([arrive("a", 8, priority=3)], 0.0)
     orders = urgent.handle([arrive("b", 8)], 1.5)
     assert whys(orders, Pause) == ["gives way to b, which is more urgent (ran 1.5 s)"]
+
+
+def test_only_the_front_of_a_long_queue_is_told_whom_it_waits_for() -> None:
+    host = scheduler()
+    names = [f"p{i}" for i in range(14)]
+    told_at_first = {order.work: order.why for order in host.handle([arrive(name, 8) for name in names], 0.0)[1:]}  # type: ignore[union-attr]
+    assert told_at_first["p1"] == "needs 8 cores, 0 free"
+    assert told_at_first["p10"] == "behind p1, which needs 8 cores, 0 free"
+    assert told_at_first["p11"] == told_at_first["p13"] == "more than 10 others wait before it"
+    orders = host.handle([Finished("p0", "run")], 1.0)
+    assert {order.work: order.why for order in orders if isinstance(order, Defer)} == {
+        "p2": "needs 8 cores, 0 free",
+        **{f"p{i}": "behind p2, which needs 8 cores, 0 free" for i in range(3, 12)},
+    }
 
 
 def test_a_user_pauses_and_resumes() -> None:
@@ -127,6 +144,16 @@ def test_a_user_requeues() -> None:
     assert told(host.handle([Failed("a", "run", "signal 15")], 3.0)) == ["start a 8"]  # it is still the oldest
 
 
+def test_a_requeue_is_no_failure() -> None:
+    host = scheduler()
+    host.handle([arrive("a", 8, retries=1)], 0.0)
+    host.handle([Asked("a", "requeue")], 1.0)
+    host.handle([Failed("a", "run", "signal 15")], 2.0)
+    assert told(host.handle([Failed("a", "run", "exit code 3")], 3.0)) == ["start a 8"]
+    orders = host.handle([Failed("a", "run", "exit code 3")], 4.0)
+    assert whys(orders, Reject) == ["failed 2 times: exit code 3"]
+
+
 def test_a_user_changes_a_priority() -> None:
     host = scheduler(plan="priority")
     host.handle([arrive("a", 8), arrive("b", 8, priority=2), arrive("c", 8, priority=3)], 0.0)
@@ -149,9 +176,9 @@ def test_a_failed_program_is_tried_again_as_often_as_it_may() -> None:
 
 def test_dependencies_wait_and_fail_together() -> None:
     host = scheduler()
-    assert told(host.handle([arrive("a", 1), arrive("b", 1, after=["a"]), arrive("c", 1, after=["b"])], 0.0)) == [
-        "start a 1"
-    ]
+    orders = host.handle([arrive("a", 1), arrive("b", 1, after=["a"]), arrive("c", 1, after=["b"])], 0.0)
+    assert told(orders) == ["defer b", "defer c", "start a 1"]
+    assert whys(orders, Defer) == ["waits for a", "waits for b"]
     assert told(host.handle([Finished("a", "run")], 1.0)) == ["complete a", "start b 1"]
     orders = host.handle([Failed("b", "run", "exit code 1")], 2.0)
     assert whys(orders, Reject) == ["failed: exit code 1", "waits for b, which failed"]
@@ -206,6 +233,13 @@ def test_first_fit_overtakes_and_none_does_not() -> None:
     assert simulated(Options(overtaking="first-fit"), *arrivals)["small"].started_s == 2.0
 
 
+def test_first_fit_looks_at_everybody() -> None:
+    host = scheduler(overtaking="first-fit")
+    host.handle([arrive("a", 7)], 0.0)
+    orders = host.handle([*(arrive(f"big{i}", 8) for i in range(20)), arrive("small", 1)], 1.0)
+    assert told(orders)[0] == "start small 1"
+
+
 def test_backfill_never_delays_the_first() -> None:
     """A short one fits before the big one starts, a long one would delay it."""
     arrivals = [(0.0, arrive("a", 6, 600.0)), (1.0, arrive("big", 8))]
@@ -235,6 +269,46 @@ def test_age_makes_urgent_and_stops_overtaking() -> None:
     assert 21 <= waited.started_s < 40
 
 
+def test_a_running_program_that_its_user_makes_less_urgent_can_be_paused() -> None:
+    host = scheduler(plan="priority", preemptive=True)
+    host.handle([arrive("a", 8)], 0.0)
+    assert told(host.handle([arrive("b", 8, priority=1)], 1.0)) == ["defer b"]
+    assert told(host.handle([Asked("a", "priority", 2)], 2.0)) == ["pause a", "start b 8", "defer a"]
+
+
+def test_who_started_because_of_its_age_is_not_paused_for_the_next_urgent_one() -> None:
+    stream = [(2.5 * i, arrive(f"u{i}", 8, 20.0)) for i in range(100)]
+    arrivals = sorted([*stream, (1.0, arrive("old", 8, 80.0, priority=4))], key=lambda pair: pair[0])
+    old = simulated(Options(plan="priority", preemptive=True, age_step_s=5.0), *arrivals)["old"]
+    assert old.pauses == 0
+    assert 21 <= old.started_s < 25
+    host = scheduler(plan="priority", preemptive=True, age_step_s=5.0)
+    host.handle([arrive("a", 8, priority=4)], 0.0)
+    assert told(host.handle([arrive("b", 8, priority=4)], 0.0))[0] == "defer b"
+    assert told(host.handle([Woke()], 5.0))[:2] == ["pause a", "start b 8"]  # it is more urgent than a was at its start
+    assert told(host.handle([Asked("b", "priority", 4), arrive("c", 8)], 6.0))[:2] == ["pause b", "start c 8"]
+
+
+def test_a_round_asks_for_the_order_once() -> None:
+    """Otherwise a decision costs the square of those that wait."""
+    host, asked = scheduler(overtaking="first-fit"), []
+    plan = host._plan
+    order = plan.order
+    plan.order = lambda view: asked.append(view.now) or order(view)  # type: ignore[method-assign,func-returns-value]
+    host.handle([arrive(f"p{i}", 8) for i in range(50)], 0.0)
+    assert asked == [0.0]
+
+
+def test_a_newcomer_waits_its_turn() -> None:
+    """Of two that wait, who has waited longer goes first, whether it has had a turn or not."""
+    host = scheduler(plan="rr", quantum_s=10.0)
+    host.handle([arrive("a", 8, 800.0), arrive("b", 8, 800.0)], 0.0)
+    assert told(host.handle([Woke()], 10.0))[:2] == ["pause a", "start b 8"]
+    host.handle([arrive("new", 8, 800.0)], 15.0)
+    assert told(host.handle([Woke()], 20.0))[:2] == ["pause b", "resume a 8"]
+    assert told(host.handle([Woke()], 30.0))[:2] == ["pause a", "start new 8"]
+
+
 def test_the_victim_can_be_chosen_by_run_or_by_request() -> None:
     first = [arrive("long", 5, 500.0, priority=3)], [arrive("small", 3, 300.0, priority=3)]
     for victim, paused in (("longest", "long"), ("smallest", "small")):
@@ -262,6 +336,18 @@ def test_a_rigid_program_keeps_its_cores() -> None:
     host = scheduler(assign="max_prop")
     host.handle([arrive("a", 4, malleable=False)], 0.0)
     assert told(host.handle([arrive("b", 4)], 1.0)) == ["defer b"]
+
+
+def test_a_rigid_program_keeps_its_number_of_cores_across_a_pause_but_not_a_failure() -> None:
+    host = scheduler(assign="always_attend")
+    host.handle([arrive("wide", 6), arrive("a", 6, malleable=False, retries=1)], 0.0)
+    host.handle([Finished("wide", "run"), Asked("a", "pause")], 1.0)
+    assert told(host.handle([Asked("a", "resume")], 2.0)) == ["resume a 2"]
+    assert told(host.handle([Asked("a", "resize", 4)], 3.0)) == []
+    assert told(host.handle([Asked("a", "pause"), arrive("b", 7)], 4.0)) == ["pause a", "start b 7"]
+    assert whys(host.handle([Asked("a", "resume")], 5.0), Defer) == ["needs at least 2 cores, 1 free"]
+    assert told(host.handle([Finished("b", "run")], 6.0)) == ["complete b", "resume a 2"]
+    assert told(host.handle([Failed("a", "run", "exit code 1")], 7.0)) == ["start a 6"]
 
 
 def test_always_attend_can_be_made_to_shrink() -> None:
@@ -296,6 +382,14 @@ def test_what_nobody_resumes_is_rejected_in_the_end() -> None:
     assert (rows["a"].status, rows["a"].why) == ("rejected", "its user paused it and never resumed it")
 
 
-def test_a_work_without_facts_is_an_ask_without_cores() -> None:
-    assert Ask.of("a", {"cores": 3}).least == 1
-    assert Complete("a") not in scheduler().handle([Arrived("a", "p", (1.0,))], 0.0)
+def test_a_measured_speed_becomes_a_curve_unless_the_user_gave_one() -> None:
+    host = scheduler(assign="efficient")
+    host.handle([arrive("flat", 4), arrive("linear", 4), arrive("given", 1, curve="amdahl:0")], 0.0)
+    before = {name: len(program.cores) for name, program in host.programs.items()}
+    assert before == {"flat": 6, "linear": 1, "given": 1}  # all that is known is that more is faster
+    assert told(host.handle([Asked("flat", "rate:6", 5.0)], 1.0)) == []  # one number of cores says nothing
+    orders = host.handle([Asked("flat", "rate:1", 5.0), Asked("given", "rate:1", 1.0)], 2.0)
+    assert told(orders) == ["resize flat 1", "resize linear 6"]
+    host.handle([Asked("given", "rate:2", 9.0)], 3.0)
+    assert host.programs["given"].curve.text == "amdahl:0"
+    assert host.programs["flat"].left == 80.0 - 2 * 6  # what it did until then was counted as it was known then

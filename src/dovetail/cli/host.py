@@ -364,4 +364,6 @@ def policies(*, format: Format = "table") -> None:
         print_table(["kind", "policy", "what it promises"], rows)
 
 
+app.command("dovetail.cli.host_measure:measure", name="measure")
+app.command("dovetail.cli.host_gantt:gantt", name="gantt")
 register(app)

@@ -1,36 +1,46 @@
-"""`dovetail host up`, `submit`, `pause`, ...: the commands that change what a live host does."""
+"""`dovetail host submit`, `pause`, ...: the commands that change what a live host does."""
 
 from __future__ import annotations
 
 import os
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from dovetail.cli.common import Pairs, pairs
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.cli.common import Pairs
+from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
     from dovetail.host.live.daemon import Client
 
 Flag = Annotated[bool, Parameter(negative=())]
-Words = Annotated[str, Parameter(allow_leading_hyphen=True)]
 Ids = Annotated[tuple[str, ...], Parameter(negative=())]
-_START_LIMIT_S = 60.0
-_VERBS = ("up", "down", "submit", "pause", "resume", "resize", "priority", "cancel", "requeue")
-_WATCHING = ("list", "top", "logs", "explain", "metrics", "journal", "wait")
 
 
 def register(app: App) -> None:
     """Add the live commands to an application."""
-    for verb in _VERBS:
-        app.command(f"dovetail.cli.host_live:{verb}", name=verb)
-    for verb in _WATCHING:
-        app.command(f"dovetail.cli.host_watch:{verb}_", name=verb)
-    app.command("dovetail.cli.host_replay:run", name="run")
+    from dovetail.cli import host_watch
+    from dovetail.cli.host_daemon import down, up
+    from dovetail.cli.host_replay import run
+
+    verbs: tuple[Callable[..., int | None], ...] = (
+        up,
+        down,
+        submit,
+        pause,
+        resume,
+        resize,
+        priority,
+        cancel,
+        requeue,
+        run,
+    )
+    for verb in verbs:
+        app.command(verb)
+    for look in host_watch.VERBS:
+        app.command(look, name=look.__name__.removesuffix("_"))
 
 
 def state_folder(given: Path | None) -> Path:
@@ -48,187 +58,8 @@ def connect(state: Path | None) -> Client:
     return Client(state_folder(state))
 
 
-def up(
-    *,
-    plan: str | None = None,
-    assign: str | None = None,
-    preemptive: Flag = False,
-    quantum: float | None = None,
-    age_step: float | None = None,
-    overtaking: Literal["none", "first-fit", "backfill"] | None = None,
-    memory_mib: int | None = None,
-    option: Pairs | None = None,
-    cpus: str | None = None,
-    control_groups: bool | None = None,
-    docker: str | None = None,
-    foreground: Flag = False,
-    state: Path | None = None,
-) -> None:
-    """Start the daemon of this machine, or start it again after it ended in whatever way.
-
-    It finds every program that it started before. Without settings it goes on with those that it had.
-
-    Example: dovetail host up --plan priority --assign max_prop --preemptive
-
-    Parameters
-    ----------
-    plan
-        Who goes first: fcfs, priority, rr, or another from `dovetail host policies`.
-    assign
-        How many cores each gets: strict, max_prop, always_attend, efficient.
-    preemptive
-        Pause less urgent programs for a more urgent one.
-    quantum
-        Seconds of a turn, for rr.
-    age_step
-        Seconds of waiting that make a program more urgent by one.
-    overtaking
-        Who may pass a program that cannot start yet.
-    memory_mib
-        Memory that programs may declare in all, paused ones included; by default the machine's.
-    option
-        Further options of the scheduler: --option victim=smallest min_cores=2.
-    cpus
-        Processors to use, as 0-3,8; by default all that this process may use.
-    control_groups
-        Use the kernel's control groups where they can be had.
-    docker
-        Address of the container engine, as unix:///run/docker.sock; by default from the environment.
-    foreground
-        Stay, and show what goes wrong; for service managers.
-    state
-        Folder of the daemon's state; by default $DOVETAIL_HOST_STATE or ~/.local/state/dovetail/host.
-    """
-    from dovetail.host.executors import parse_cpus
-    from dovetail.host.live.setup import Wish
-
-    given: dict[str, Any] = {
-        "plan": plan,
-        "assign": assign,
-        "preemptive": preemptive or None,
-        "quantum_s": quantum,
-        "age_step_s": age_step,
-        "overtaking": overtaking,
-        "memory_mib": memory_mib,
-        **{name: _value(text) for name, text in pairs("--option", option).items()},
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    _check(options)
-    try:
-        chosen = None if cpus is None else tuple(sorted(parse_cpus(cpus)))
-    except ValueError:
-        raise InputError(f"--cpus {cpus}: expected processors, as 0-3,8") from None
-    wish = Wish(options or None, chosen, control_groups, docker)
-    folder = state_folder(state)
-    if foreground:
-        from dovetail.host.live.daemon import run
-
-        run(folder, wish)
-        return
-    about = _start(folder, wish)
-    print(f"The daemon runs as process {about['pid']} on processors {about['cpus']}; its state is in {folder}")
-
-
-def _value(text: str) -> Any:
-    import msgspec
-
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
-def _check(options: dict[str, Any]) -> None:
-    """Refuse bad settings here, where the user sees it."""
-    import msgspec
-
-    from dovetail.core.files import explain
-    from dovetail.host.options import Options
-    from dovetail.host.policy import Assignment, Planning, make
-
-    try:
-        wanted = msgspec.convert(options, Options)
-    except msgspec.ValidationError as error:
-        keys, message = explain(error, Options)
-        raise InputError(f"{'.'.join(map(str, keys))}: {message}") from None
-    make(wanted.plan, Planning)
-    make(wanted.assign, Assignment)
-
-
-def _start(folder: Path, wish: Any) -> dict[str, Any]:
-    """Start a daemon that outlives this command; gives what it says of itself."""
-    import subprocess
-
-    import msgspec
-
-    from dovetail.host.live.daemon import Client
-
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    words = [sys.executable, "-m", "dovetail.host.live.daemon", str(folder), msgspec.json.encode(wish).decode()]
-    null = subprocess.DEVNULL
-    with (folder / "daemon.log").open("ab") as log:
-        begun = log.tell()
-        daemon = subprocess.Popen(words, stdin=null, stdout=log, stderr=log, start_new_session=True, cwd="/")
-    limit = time.monotonic() + _START_LIMIT_S
-    while time.monotonic() < limit:
-        if daemon.poll() is not None:
-            told = (folder / "daemon.log").read_bytes()[begun:].decode(errors="replace").strip().splitlines()
-            raise InputError(told[-1].removeprefix("error: ") if told else "the daemon ended at once")
-        try:
-            with Client(folder) as client:
-                about: dict[str, Any] = client.ask("about")
-        except DovetailError:
-            time.sleep(0.05)
-            continue
-        if about["pid"] == daemon.pid:
-            daemon.returncode = 0  # it runs on without us; no warning that it does
-            return about
-    raise DovetailError(f"the daemon does not answer; see {folder / 'daemon.log'}")
-
-
-def down(*, cancel: Flag = False, state: Path | None = None) -> None:
-    """Stop the daemon. Its programs run on, and the next daemon finds them; paused ones stay paused.
-
-    Example: dovetail host down --cancel
-
-    Parameters
-    ----------
-    cancel
-        Cancel all programs first, and wait until they have ended.
-    state
-        Folder of the daemon's state.
-    """
-    with connect(state) as client:
-        pid = client.ask("about")["pid"]
-        if cancel:
-            left = _open(client)
-            for work in left:
-                try:
-                    client.ask("ask", work=work, what="cancel")
-                except InputError:
-                    continue  # it has ended meanwhile
-            while _open(client):
-                time.sleep(0.1)
-        left = _open(client)
-        client.ask("down")
-    while _lives(pid):
-        time.sleep(0.02)
-    print(f"The daemon is down; {len(left)} programs are left as they are" if left else "The daemon is down")
-
-
-def _open(client: Client) -> list[str]:
-    return [row["id"] for row in client.ask("list") if row["state"] not in ("completed", "failed", "cancelled")]
-
-
-def _lives(pid: int) -> bool:
-    from dovetail.host.executors.proc import read
-
-    found = read(pid)
-    return found is not None and not found.dead
-
-
 def submit(
-    *command: Words,
+    *command: str,
     cores: int = 1,
     least: int = 1,
     most: int | None = None,
@@ -258,7 +89,7 @@ def submit(
     Parameters
     ----------
     command
-        The program and its words, after `--`.
+        The program and its words; after `--`, so that its options are not taken for ours.
     cores
         Cores to ask for.
     least
@@ -336,30 +167,23 @@ def _variables(given: list[str] | None) -> dict[str, str]:
 
 
 def _ask(state: Path | None, works: tuple[str, ...], what: str, value: float | None = None) -> None:
+    if not works:
+        raise InputError(f"{what}: expected numbers of programs or arrays; `dovetail host list` has them")
     with connect(state) as client:
         for work in works:
             client.ask("ask", work=work, what=what, value=value)
 
 
-def pause(*program: str, state: Path | None = None) -> None:
-    """Pause programs; they keep their memory and give up their cores.
+def _verb(what: str, summary: str) -> Callable[..., None]:
+    """A command that asks something of programs, without a number."""
 
-    Example: dovetail host pause 3
+    def verb(*program: str, state: Path | None = None) -> None:
+        _ask(state, program, what)
 
-    Parameters
-    ----------
-    program
-        Numbers of programs, or of whole arrays.
-    state
-        Folder of the daemon's state.
-    """
-    _ask(state, program, "pause")
+    verb.__name__ = what
+    verb.__doc__ = f"""{summary}
 
-
-def resume(*program: str, state: Path | None = None) -> None:
-    """Let paused programs go on, when there are cores for them.
-
-    Example: dovetail host resume 3
+    Example: dovetail host {what} 3 4
 
     Parameters
     ----------
@@ -368,37 +192,13 @@ def resume(*program: str, state: Path | None = None) -> None:
     state
         Folder of the daemon's state.
     """
-    _ask(state, program, "resume")
+    return verb
 
 
-def cancel(*program: str, state: Path | None = None) -> None:
-    """Cancel programs, whether they wait, run or are paused.
-
-    Example: dovetail host cancel 3 4
-
-    Parameters
-    ----------
-    program
-        Numbers of programs, or of whole arrays.
-    state
-        Folder of the daemon's state.
-    """
-    _ask(state, program, "cancel")
-
-
-def requeue(*program: str, state: Path | None = None) -> None:
-    """End programs and put them back into the queue, to begin again.
-
-    Example: dovetail host requeue 3
-
-    Parameters
-    ----------
-    program
-        Numbers of programs, or of whole arrays.
-    state
-        Folder of the daemon's state.
-    """
-    _ask(state, program, "requeue")
+pause = _verb("pause", "Pause programs; they keep their memory and give up their cores.")
+resume = _verb("resume", "Let paused programs go on, when there are cores for them.")
+cancel = _verb("cancel", "Cancel programs, whether they wait, run or are paused.")
+requeue = _verb("requeue", "End programs and put them back into the queue, to begin again.")
 
 
 def resize(program: str, cores: int, *, state: Path | None = None) -> None:

@@ -58,6 +58,10 @@ def run(
 
     if not 0 < speed < float("inf"):
         raise InputError(f"--speed {speed:g}: expected a positive number")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"--command {command}: {error}") from None
     requests = read_requests(file, delays)
     with connect(state) as client, progress("running", len(requests)) as done:
         cores = len(client.ask("about")["cpus"])
@@ -69,7 +73,7 @@ def run(
         began = time.monotonic()
         for request in requests:
             time.sleep(max(began + request.at_s / speed - time.monotonic(), 0.0))
-            _submit(client, request, command, cores, works)
+            _submit(client, request, words, cores, works)
         rows = _wait(client, set(works.values()), done)
     whole = figures(rows, cores)
     if format == "json":
@@ -79,7 +83,7 @@ def run(
     return 0 if whole["completed"] == len(rows) else 3
 
 
-def _submit(client: Client, request: Request, command: str, cores: int, works: dict[str, str]) -> None:
+def _submit(client: Client, request: Request, command: list[str], cores: int, works: dict[str, str]) -> None:
     threads = min(request.threads, cores)
     if request.kind == "update":
         try:
@@ -91,7 +95,7 @@ def _submit(client: Client, request: Request, command: str, cores: int, works: d
     spec |= {"work_s": request.work} if request.work is not None else {}
     mark = {"DOVETAIL_REQUEST": request.id}
     if command:
-        spec |= {"command": shlex.split(command), "cwd": os.getcwd(), "env": dict(os.environ) | mark}
+        spec |= {"command": command, "cwd": os.getcwd(), "env": dict(os.environ) | mark}
     else:
         spec |= {"image": request.image, "env": mark}
     works[request.id] = client.ask("submit", spec=spec)[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +16,10 @@ from dovetail.cli.host_live import Flag, connect, state_folder
 from dovetail.core.errors import InputError
 
 _COLUMNS = ("id", "name", "state", "cores", "desired", "actual", "cpus", "waiting", "ran", "cpu", "MiB", "exit", "why")
+_NARROW = ("id", "name", "state", "has/due/asked", "cpus", "waiting", "ran", "MiB", "why")
+_LONGEST_NAME = 40
 _CLOSED = ("completed", "failed", "cancelled")
+_HAS_BEEN = {"completed": "was", "failed": "has", "cancelled": "was"}
 _LOOK_EVERY_S = 0.3
 
 
@@ -25,7 +30,7 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     open_ = row["state"] not in _CLOSED
     return [
         row["id"],
-        row.get("name", ""),
+        _short(row.get("name", "")),
         row["state"],
         row["cores"],
         row.get("desired"),
@@ -36,8 +41,24 @@ def _cells(row: dict[str, Any]) -> list[Any]:
         seconds("cpu_s"),
         round(row.get("memory_mib", 0)) if open_ else None,
         row.get("exit", ""),
-        row.get("why", ""),
+        _why(row),
     ]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+
+
+def _why(row: dict[str, Any]) -> str:
+    """Why it is so; not what its exit says already.
+
+    >>> row = {"exit": "exit code 3", "why": "failed 3 times: exit code 3"}
+    >>> _why(row), _why({"exit": "exit code 3", "why": "failed: exit code 3"}), _why({"exit": "", "why": "waits for 1"})
+    ('failed 3 times', '', 'waits for 1')
+    """
+    why: str = row.get("why", "")
+    why = why.removesuffix(f": {row['exit']}") if row.get("exit") else why
+    return "" if why == row.get("state", "failed") else why
 
 
 def list_(*, all: Flag = False, format: Format = "table", state: Path | None = None) -> None:
@@ -95,17 +116,21 @@ def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -
 
 
 def _screen(rows: list[dict[str, Any]], about: dict[str, Any]) -> Any:
+    from rich import box
     from rich.table import Table
 
     busy = sum(row.get("actual", 0) for row in rows)
     counts = ", ".join(f"{count} {state}" for state, count in about["programs"].items())
     title = f"{busy} of {len(about['cpus'])} cores in use; {counts}; paused programs hold "
-    table = Table(title=title + f"{about['paused_memory_mib']:.0f} MiB", title_justify="left", expand=True)
-    for column in _COLUMNS:
-        table.add_column(column)
+    title += f"{about['paused_memory_mib']:.0f} MiB"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), expand=True)
+    for column in _NARROW:  # in a narrow window the words get short, not the figures
+        table.add_column(column, no_wrap=column not in ("name", "why"))
     for row in rows:
         if row["state"] not in _CLOSED:
-            table.add_row(*("" if cell is None else str(cell) for cell in _cells(row)))
+            cells = dict(zip(_COLUMNS, ("" if cell is None else str(cell) for cell in _cells(row)), strict=True))
+            cells["has/due/asked"] = f"{cells['actual']}/{cells['desired']}/{cells['cores']}"
+            table.add_row(*(cells[column] for column in _NARROW))
     if about["trouble"]:
         table.caption = about["trouble"]
     return table
@@ -152,10 +177,9 @@ def _copy(path: Path, offset: int) -> int:
     """Print a file from an offset on; gives where it ends."""
     with path.open("rb") as file:
         file.seek(offset)
-        text = file.read()
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
-    return offset + len(text)
+        shutil.copyfileobj(file, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return file.tell()
 
 
 def _row(client: Any, program: str) -> dict[str, Any]:
@@ -163,10 +187,15 @@ def _row(client: Any, program: str) -> dict[str, Any]:
     for row in rows:
         if row["id"] == program:
             return row
+    members = [row["id"] for row in rows if _is_of(row["id"], (program,))]
+    if members:
+        raise InputError(f"{program} is an array: name one of {members[0]} to {members[-1]}")
     raise InputError(f"there is no program {program}")
 
 
-def explain_(program: str, /, *, format: Format = "table", state: Path | None = None) -> None:
+def explain_(
+    program: str, /, *, journal: Path | None = None, format: Format = "table", state: Path | None = None
+) -> None:
     """Tell why a program waits, or what was decided about it and why.
 
     Example: dovetail host explain 3
@@ -175,19 +204,36 @@ def explain_(program: str, /, *, format: Format = "table", state: Path | None = 
     ----------
     program
         Number of a program.
+    journal
+        Ask no daemon: read the journal of a run, simulated or live.
     format
         table or json.
     state
         Folder of the daemon's state.
     """
+    if journal is not None:
+        _explain_recorded(program, journal, format)
+        return
     with connect(state) as client:
         row = _row(client, program)
         past = client.ask("past", work=program)
     if format == "json":
         print_json(row | {"past": past})
         return
-    print(f"{program} is {row['state']}" + (f": {row['why']}" if row.get("why") else ""))
+    said = [f"{program} {_HAS_BEEN.get(row['state'], 'is')} {row['state']}", _why(row), row.get("exit")]
+    print(": ".join(filter(None, said)))
     print_table(["t s", "what", "cores", "why"], [[round(e["t"], 3), e["what"], e["cores"], e["why"]] for e in past])
+
+
+def _explain_recorded(program: str, journal: Path, format: Format) -> None:
+    from dovetail.core.explain import explain, sentences
+    from dovetail.core.journal import open_journal
+
+    stories = explain(open_journal(journal), program)
+    if format == "json":
+        print_json(stories)
+    else:
+        print("\n".join(line for story in stories for line in sentences(story)))
 
 
 def metrics_(*, csv: Path | None = None, format: Format = "table", state: Path | None = None) -> None:
@@ -259,3 +305,6 @@ def wait_(*program: str, state: Path | None = None) -> int:
 
 def _is_of(work: str, programs: tuple[str, ...]) -> bool:
     return work in programs or work.partition(".")[0] in programs
+
+
+VERBS: tuple[Callable[..., int | None], ...] = (list_, top_, logs_, explain_, metrics_, journal_, wait_)

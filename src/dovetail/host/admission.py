@@ -1,12 +1,16 @@
-"""One round of decisions: who starts, who is paused for it, who must wait and why. It changes only the view."""
+"""One round of decisions: who starts, who is paused for it, who must wait and why."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 from dovetail.host.policy import Assignment, Planning
-from dovetail.host.program import Program
+from dovetail.host.program import WAITING, Program
 from dovetail.host.view import View
+
+_NEAR = 10  # so many from the front of the queue are told whom they wait for: for all, each start would be told to all
+_FAR = ("behind", f"more than {_NEAR} others wait before it")
 
 
 class Admission:
@@ -21,6 +25,7 @@ class Admission:
         self._reserved_s, self._extra = inf, 0  # when the first that could not start will, and what it leaves then
         self._blocked: Program | None = None
         self._closed = False  # whether nobody may start any more in this round
+        self._memory_lacks = False
 
     def pause(self, program: Program, why: str) -> None:
         """A running program goes back to the queue."""
@@ -43,9 +48,7 @@ class Admission:
             view.widths[other.id] = min(view.widths[other.id], view.high(other, assign.most(other, view)))
         if view.options.first == "growth":
             view.widths = dict(assign.spread(view))
-        tried: set[str] = set()
-        while (program := self._next(tried)) is not None:
-            tried.add(program.id)
+        for program in self._queue():
             cores = 0
             if self._blocked is None or self._may_overtake(program):
                 cores = self._take(program)
@@ -53,22 +56,36 @@ class Admission:
                 self.starts.append(program)
                 view.running.append(program)
                 view.widths[program.id] = cores
+                view.memory_mib += program.ask.memory_mib if program.state == WAITING else 0
             else:
                 self._block(program)
+                if self._is_over():
+                    break
         view.widths = dict(assign.spread(view))
 
-    def _next(self, tried: set[str]) -> Program | None:
-        """The next in the order that was not looked at; the order changes when somebody is paused."""
-        for program in self._plan.order(self.view):
-            if program.id not in tried and program.id not in self.view.widths:
-                return program
-        return None
+    def why(self, program: Program) -> tuple[str, str]:
+        """Why a program waits: a code that changes with the reason, and the reason."""
+        return self.waits.get(program.id, _FAR)
+
+    def _queue(self) -> Iterator[Program]:
+        """Each waiting program once, in the planning's order, which is asked for again when somebody is paused."""
+        tried: set[str] = set()
+        pauses = -1
+        while pauses < len(self.pauses):
+            pauses = len(self.pauses)
+            for program in self._plan.order(self.view):
+                if program.id not in tried and program.id not in self.view.widths:
+                    tried.add(program.id)
+                    yield program
+                    if pauses < len(self.pauses):
+                        break
 
     def _take(self, program: Program) -> int:
         """The cores for a waiting program, if need be from others that are paused for it."""
         view, assign = self.view, self._assign
         if lacks := view.lacks_memory(program):
             self.waits[program.id] = ("memory", lacks)
+            self._memory_lacks = True
             return 0
         cores = assign.take(program, view)
         if cores:
@@ -98,14 +115,20 @@ class Admission:
         if not self._closed and self.view.comes_of_age(program):
             self._blocked, self._closed = program, True
 
+    def _is_over(self) -> bool:
+        """Whether nobody that was not looked at can start."""
+        shut = self._closed or self.view.options.overtaking == "none"
+        return shut and not self._memory_lacks and len(self.waits) >= _NEAR
+
     def _may_overtake(self, program: Program) -> bool:
         blocked, overtaking = self._blocked, self.view.options.overtaking
         assert blocked is not None
-        if program.had and any(code == "memory" for code, _ in self.waits.values()):
+        if program.state != WAITING and self._memory_lacks:
             return True  # it holds memory that somebody needs, and only its end makes it free
-        behind = f"behind {blocked.id}, which {self.waits[blocked.id][1]}"
         if overtaking == "none" or self._closed:
-            self.waits[program.id] = ("behind", behind)
+            behind = f"behind {blocked.id}"
+            if len(self.waits) < _NEAR:
+                self.waits[program.id] = (behind, f"{behind}, which {self.waits[blocked.id][1]}")
             return False
         if overtaking == "first-fit":
             return True
@@ -118,7 +141,7 @@ class Admission:
             self._extra -= cores
             return True
         self.waits[program.id] = (
-            "reserved",
+            f"reserved {blocked.id}",
             f"would delay {blocked.id}, which is to start at {self._reserved_s:.2f} s",
         )
         return False

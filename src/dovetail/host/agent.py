@@ -64,6 +64,7 @@ class Agent:
         self._retry_s = _FIRST_RETRY_S
         self._told_at = time.monotonic()
         self._told_steps = 0
+        self._mixed = False  # whether the cores changed since progress was last told
 
     def step(self, n: int = 1, total: int | None = None, metrics: Mapping[str, float] | None = None) -> int | None:
         """So many steps are done: take up a change of cores. Gives the number of cores; None outside of a run."""
@@ -72,6 +73,7 @@ class Agent:
         self.steps += n
         self._total = total
         changed = self._look()
+        self._mixed = self._mixed or changed
         now = time.monotonic()
         if self._socket is None and now >= self._retry_at:
             self._connect(now)  # its greeting says which target was taken up
@@ -81,7 +83,8 @@ class Agent:
             rate = (self.steps - self._told_steps) / (now - self._told_at)
             self._told_at, self._told_steps = now, self.steps
             progress = {"step": self.steps, "total": self._total, "rate": rate, "metrics": dict(metrics or {})}
-            self._send({"progress": progress})
+            self._send({"progress": progress | {"cores": None if self._mixed else self.cores}})
+            self._mixed = False
         return self.cores
 
     def _look(self) -> bool:

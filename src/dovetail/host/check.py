@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,9 @@ from typing import Any
 import msgspec
 
 from dovetail.core import check as core
-from dovetail.core.check import Faults, Report, compare
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Arrived,
-    Asked,
     Complete,
     Failed,
     Finished,
@@ -23,12 +22,12 @@ from dovetail.core.events import (
     Resize,
     Resume,
     Start,
-    Stop,
 )
+from dovetail.core.faults import TOLERANCE, Faults, Report, close, compare
 from dovetail.core.journal import Ended, Header, open_journal
 from dovetail.core.metrics import recount
 from dovetail.host.bounds import makespan_bound_s
-from dovetail.host.curves import curve
+from dovetail.host.known import Known
 from dovetail.host.metrics import Programs
 from dovetail.host.options import Options
 from dovetail.host.program import Ask
@@ -36,21 +35,14 @@ from dovetail.host.program import Ask
 CODES = {
     "cores": "a program with fewer cores than its minimum, or more than its maximum",
     "idle": "a core left idle although somebody could use it",
+    "limit": "an attempt that ran longer than it may",
+    "overtaken": "a program that starts although one before it in line has waited for too long to be overtaken",
+    "tries": "a program started again after more failures than it may have",
     "memory": "programs that need more memory than there is, paused ones included",
     "bound": "a makespan below what is possible",
     "held": "a program that runs although its user paused it, or before those that it waits for",
 }
 LIVE = "live"  # a header's mode, where times were measured
-
-
-class _Known:
-    """A program that has arrived and is not closed."""
-
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-        self.asked = ask.cores
-        self.has = 0
-        self.begun = self.held = self.stopping = False
 
 
 class Rules:
@@ -61,7 +53,9 @@ class Rules:
         self._cores = len(header.pool)
         self._options = msgspec.convert(header.options, Options)
         self._legacy = self._options.profile == "legacy"
-        self._known: dict[str, _Known] = {}
+        self._exact = header.mode != LIVE
+        self._known: dict[str, Known] = {}
+        self._places = count()
         self._done: set[str] = set()
         self._arrivals: dict[str, tuple[float, Arrived]] = {}
         self._claimed: dict[str, Any] | None = None
@@ -77,14 +71,14 @@ class Rules:
         for event in events:
             if isinstance(event, Arrived) and event.sizes:
                 self._arrivals[event.work] = (t, event)
-            self._see(event)
+            self._see(event, t)
 
-    def _see(self, event: Any) -> None:
+    def _see(self, event: Any, t: float) -> None:
         known = self._known.get(getattr(event, "work", ""))
         match event:
             case Arrived(fault=""):
                 try:
-                    self._known[event.work] = _Known(Ask.of(event.work, event.facts))
+                    self._known[event.work] = Known(Ask.of(event.work, event.facts), next(self._places), t)
                 except InputError as error:
                     self._faults.add("cores", event.work, str(error))
             case Complete() | Reject():
@@ -94,42 +88,44 @@ class Rules:
             case Ended():
                 self._claimed = event.summary
             case _ if known is not None:
-                self._change(event, known)
+                known.follow(event, next(self._places), t, self._cores)
+                if isinstance(event, Start | Resume | Resize):
+                    self._started(event, known)
+                elif isinstance(event, Pause | Finished | Failed):
+                    self._ran(event.work, known)
 
-    def _change(self, event: Any, known: _Known) -> None:
-        match event:
-            case Start() | Resume() | Resize():
-                known.has, known.begun = len(event.devices), True
-                self._bounds(event, known)
-            case Pause():
-                known.has = 0
-            case Stop():
-                known.stopping = True
-            case Finished() | Failed():
-                known.has, known.begun, known.stopping = 0, False, False
-            case Asked(what="pause"):
-                known.held = True
-            case Asked(what="resume" | "cancel" | "requeue"):
-                known.held = False
-            case Asked(what="resize", value=float() | int() as value):
-                known.asked = max(min(int(value), self._cores), known.ask.least)
-
-    def _bounds(self, event: Start | Resume | Resize, known: _Known) -> None:
-        least, most = self._range(known)
-        if not least <= known.has <= most and not self._legacy:
+    def _started(self, event: Start | Resume | Resize, known: Known) -> None:
+        least, _, most = known.bounds(self._options, self._cores)
+        if self._legacy:
+            return
+        if not least <= known.has <= most:
             self._faults.add("cores", event.work, f"found {known.has} cores, expected {least} to {most}")
         lacks = [other for other in known.ask.after if other not in self._done]
         if known.held or lacks:
             why = "its user paused it" if known.held else f"it waits for {lacks[0]}"
             self._faults.add("held", event.work, f"{type(event).__name__.lower()}, but {why}")
+        if not isinstance(event, Resize):
+            self._overtakes(event, known)
+        if known.failures > known.ask.retries:
+            self._faults.add(
+                "tries", event.work, f"started after {known.failures} failures, expected {known.ask.retries} retries"
+            )
 
-    def _range(self, known: _Known) -> tuple[int, int]:
-        options, ask = self._options, known.ask
-        least = min(max(ask.least, options.min_cores), known.asked)
-        most = min(ask.most or self._cores, options.max_cores or self._cores, self._cores)
-        if options.assign in ("strict", "always_attend"):
-            most = min(most, max(known.asked, ask.cores))
-        return least, max(most, least)
+    def _overtakes(self, event: Start | Resume, known: Known) -> None:
+        """Who holds memory while others lack it may: only its end makes it free."""
+        options, now = self._options, self._at[1]
+        mine = known.turn(options, now)
+        if options.age_step_s is None or mine is None or (isinstance(event, Resume) and options.memory_mib is not None):
+            return
+        for work, other in self._known.items():
+            theirs = other.turn(options, now)
+            if other.is_of_age(options, now) and theirs is not None and theirs < mine and self._may_start(other):
+                self._faults.add("overtaken", event.work, f"starts before {work}, which waits since {other.queued_s} s")
+
+    def _ran(self, work: str, known: Known) -> None:
+        limit_s = known.ask.limit_s
+        if limit_s is not None and self._exact and known.ran_s > limit_s and not close(known.ran_s, limit_s):
+            self._faults.add("limit", work, f"ran for {known.ran_s} s, expected up to {limit_s} s")
 
     def _judge(self) -> None:
         """What must hold between two instants."""
@@ -137,44 +133,56 @@ class Rules:
             return
         self._faults.at(*self._at)
         begun = [known for known in self._known.values() if known.begun]
-        if self._options.memory_mib is not None:
-            used = sum(known.ask.memory_mib for known in begun)
-            if used > self._options.memory_mib:
-                self._faults.add(
-                    "memory", "", f"found {used} MiB in use, expected up to {self._options.memory_mib} MiB"
-                )
+        memory_mib, total = sum(known.ask.memory_mib for known in begun), self._options.memory_mib
+        if total is not None and memory_mib > total:
+            self._faults.add("memory", "", f"found {memory_mib} MiB in use, expected up to {total} MiB")
         free = self._cores - sum(known.has for known in begun)
         if free > 0 and not self._legacy:
-            self._judge_idle(free)
+            self._judge_growth(free)
+            self._judge_waiting(free, inf if total is None else total - memory_mib)
 
-    def _judge_idle(self, free: int) -> None:
+    def _judge_growth(self, free: int) -> None:
         for work, known in self._known.items():
-            if known.has and not known.stopping and known.ask.malleable and known.has < self._high(known, free):
+            if known.has and not known.stopping and known.has < self._high(known, free):
                 self._faults.add("idle", work, f"has {known.has} cores and could have more; {free} are idle")
-        waiting = {work: self._needs(known) for work, known in self._known.items() if self._may_start(known)}
-        if not waiting or self._options.assign == "efficient" or self._options.memory_mib is not None:
-            return
-        passing = self._options.overtaking == "first-fit" and self._options.age_step_s is None
-        if (any if passing else all)(need <= free for need in waiting.values()):
-            work = min(waiting, key=lambda work: waiting[work])
-            self._faults.add("idle", work, f"waits for {waiting[work]} cores; {free} are idle")
 
-    def _may_start(self, known: _Known) -> bool:
+    def _judge_waiting(self, free: int, memory_mib: float) -> None:
+        """Who is first in line starts if it can; with first-fit, whoever can. An efficient one may choose to wait, but
+        not for nobody."""
+        options = self._options
+        waiting = {work: known for work, known in self._known.items() if self._may_start(known)}
+        if not waiting or (options.assign == "efficient" and free < self._cores):
+            return
+        if options.overtaking != "first-fit" or options.age_step_s is not None:
+            turns = {work: known.turn(options, self._at[1]) for work, known in waiting.items()}
+            if None not in turns.values():
+                first = min(waiting, key=lambda work: turns[work] or ())
+                waiting = {first: waiting[first]}
+            elif len(waiting) > 1:
+                return
+        for work, known in waiting.items():
+            least, asked, _ = known.bounds(options, self._cores)
+            need = asked if options.assign == "strict" else least
+            if need <= free and (known.begun or known.ask.memory_mib <= memory_mib):
+                self._faults.add("idle", work, f"waits for {need} cores; {free} are idle")
+                return
+
+    def _may_start(self, known: Known) -> bool:
         ready = all(other in self._done for other in known.ask.after)
         return not known.has and not known.held and not known.stopping and ready
 
-    def _needs(self, known: _Known) -> int:
-        return known.asked if self._options.assign == "strict" else self._range(known)[0]
-
-    def _high(self, known: _Known, free: int) -> int:
+    def _high(self, known: Known, free: int) -> int:
         """The most cores that its assignment would give it; under strict, all that it asked for or nothing."""
-        assign, most = self._options.assign, self._range(known)[1]
+        assign, (_, asked, most) = self._options.assign, known.bounds(self._options, self._cores)
         if assign == "max_prop":
             return most
         if assign == "efficient":
-            curved = curve(known.ask.curve)
-            return most if curved.gain(known.has, curved.sweet(most, self._options.efficiency)) > 1e-9 else known.has
-        more = min(known.asked, most) - known.has
+            return (
+                most
+                if known.curve.gain(known.has, known.curve.sweet(most, self._options.efficiency)) > 1e-9
+                else known.has
+            )
+        more = min(asked, most) - known.has
         return known.has + more if assign == "always_attend" or more <= free else known.has
 
     def finish(self) -> None:
@@ -187,7 +195,7 @@ class Rules:
             totals["bound_makespan_s"] = makespan_bound_s(completed, self._cores)
         except InputError:
             return  # a curve that cannot be read has its fault
-        if totals["makespan_s"] < totals["bound_makespan_s"] * (1 - core.TOLERANCE) - core.TOLERANCE:
+        if totals["makespan_s"] < totals["bound_makespan_s"] * (1 - TOLERANCE) - TOLERANCE:
             found, least = totals["makespan_s"], totals["bound_makespan_s"]
             self._faults.add("bound", "makespan_s", f"found {found} s, expected at least {least} s")
         if self._claimed is not None:
@@ -203,7 +211,7 @@ def check_journal(path: Path) -> Report:
     except msgspec.ValidationError as error:
         raise InputError(f"{path}:1: not a usable header: options: {error}") from None
     exact = reader.header.mode != LIVE
-    figures = core.check_journal(reader, faults, [rules], exact=exact)
-    rules.finish()
     notes = [] if exact else ["a live run: how long programs took is not checked"]
+    figures = core.check_journal(reader, faults, [rules], exact=exact, notes=None if exact else notes)
+    rules.finish()
     return Report.of(str(path), "journal", faults, notes, recount(figures))

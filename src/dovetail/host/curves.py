@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, pairwise
 from math import inf, isfinite
 
 from dovetail.core.errors import InputError
 
+LINEAR = "linear"
+RATE = "rate:"  # a measured rate is told as "rate:CORES"
 Points = Sequence[tuple[int, float]]
 _FORMS = "linear, amdahl:FRACTION, table:CORES=SECONDS,..., fit:CORES=SECONDS,... or fit+:CORES=SECONDS,..."
 
@@ -67,7 +69,7 @@ def curve(text: str) -> Curve:
     dovetail.core.errors.InputError: curve 'amdahl:2': expected the parallel fraction, 0 to 1, found 2
     """
     kind, _, rest = text.partition(":")
-    if text == "linear":
+    if text == LINEAR:
         return Curve(text, float)
     if kind == "amdahl":
         share = _number(text, rest)
@@ -84,6 +86,18 @@ def curve(text: str) -> Curve:
             raise InputError(f"curve {text!r}: nothing positive fits these points")
         return Curve(text, lambda n: base_s / predicted_s(coefficients, n), base_s)
     raise InputError(f"curve {text!r}: expected {_FORMS}")
+
+
+def learned(given: str, rates: Mapping[int, float]) -> str:
+    """The text of a program's curve by what was measured: its rate, in whatever unit, on so many cores. What its user
+    gave stays, and two numbers of cores must be known.
+
+    >>> learned("linear", {2: 8.0}), learned("linear", {2: 8.0, 1: 5.0}), learned("amdahl:0.9", {2: 8.0, 1: 5.0})
+    ('linear', 'fit:1=0.2,2=0.125', 'amdahl:0.9')
+    """
+    if given != LINEAR or len(rates) < 2:
+        return given
+    return "fit:" + ",".join(f"{cores}={1 / rate:.9g}" for cores, rate in sorted(rates.items()))
 
 
 def _number(text: str, word: str) -> float:

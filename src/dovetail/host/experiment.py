@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,15 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import written_whole
+from dovetail.core.files import atomic_write
+from dovetail.core.means import mean
 from dovetail.host.generate import request_lines
 from dovetail.host.inputs import Parameters, read_requests
-from dovetail.host.metrics import Programs
+from dovetail.host.metrics import Programs, means_by_priority
 from dovetail.host.options import Options
 from dovetail.host.outputs import as_csv, cell_text, comparison_csv, comparison_row, run_files, totals_of
 from dovetail.host.simulation import Workload, run
 
-# The two-sided 95 % quantile of Student's t by degrees of freedom; beyond, that of the normal distribution.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _MEASURED = (
     "makespan_s",
     "mean_first_run_s",
@@ -57,10 +54,12 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True):
-    """What a cell came to; its cell is kept so that a resumed experiment knows it again."""
+    """What a cell came to; its cell is kept so that a resumed experiment knows it again. `priorities` are the mean
+    times of each, where the planning goes by them."""
 
     cell: Cell
     totals: dict[str, float]
+    priorities: dict[int, dict[str, float]] = {}
 
 
 def write_workloads(
@@ -94,8 +93,7 @@ def keep_or_write(path: Path, text: str) -> None:
                 f"{path}: exists and holds something else; name another file, or another folder with --out"
             )
         return
-    with written_whole(path) as file:
-        file.write(text.encode())
+    atomic_write(path, text)
 
 
 def run_cell(out: Path, cell: Cell) -> Result:
@@ -115,42 +113,27 @@ def run_cell(out: Path, cell: Cell) -> Result:
     programs = Programs(cell.cores)
     run(workload, cell.options, [programs])
     for name, text in run_files(programs, cell.options, cell.cores, cell.model, cell.version).items():
-        with written_whole(folder / name) as file:
-            file.write(text.encode())
-    result = Result(cell, totals_of(programs.totals()))
-    with written_whole(done) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        atomic_write(folder / name, text)
+    priorities = means_by_priority(programs.rows.values()) if cell.options.plan == "priority" else {}
+    result = Result(cell, totals_of(programs.totals()), priorities)
+    atomic_write(done, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     return result
 
 
-class Mean(Struct, frozen=True):
-    """A mean and half of its 95 % confidence interval; None with one run.
-
-    >>> Mean.of([1.0, 2.0, 3.0]).value
-    2.0
-    """
-
-    value: float
-    half: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Mean:
-        count = len(values)
-        if count < 2:
-            return cls(values[0], None)
-        t = _T95[count - 2] if count - 2 < len(_T95) else 1.96
-        return cls(statistics.fmean(values), t * statistics.stdev(values) / sqrt(count))
-
-
-def summarise(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """A row for each size and pair of policies: means over the repeats, with their intervals."""
+def _groups(results: Iterable[Result]) -> dict[tuple[int, str, str, str], list[Result]]:
+    """The repeats of each size and pair of policies."""
     groups: dict[tuple[int, str, str, str], list[Result]] = {}
     for result in results:
         cell = result.cell
         key = (cell.containers, cell.options.plan, cell.options.assign, cell.version)
         groups.setdefault(key, []).append(result)
+    return groups
+
+
+def summarise(results: Iterable[Result]) -> list[dict[str, Any]]:
+    """A row for each size and pair of policies: means over the repeats, with their intervals."""
     rows = []
-    for (containers, plan, assign, version), group in groups.items():
+    for (containers, plan, assign, version), group in _groups(results).items():
         row: dict[str, Any] = {
             "containers": containers,
             "plan": plan,
@@ -159,18 +142,22 @@ def summarise(results: Iterable[Result]) -> list[dict[str, Any]]:
             "runs": len(group),
         }
         for name in _MEASURED:
-            mean = Mean.of([result.totals[name] for result in group])
-            row |= {name: mean.value, f"{name}_ci95": mean.half}
+            found = mean([result.totals[name] for result in group])
+            row |= {name: found.value, f"{name}_ci95": found.half if len(group) > 1 else None}
         rows.append(row)
     return rows
 
 
 def comparison(results: Sequence[Result]) -> str:
-    """The comparison CSV: means over the repeats."""
+    """The comparison CSV: means over the repeats; under priorities also the times of each of them."""
     rows = []
-    for row in summarise(results):
+    for row, group in zip(summarise(results), _groups(results).values(), strict=True):
         options = Options(plan=row["plan"], assign=row["assign"])
         rows.append(comparison_row(row["containers"], options, row["version"], row))
+        for priority in sorted({priority for result in group for priority in result.priorities}):
+            runs = [result.priorities[priority] for result in group if priority in result.priorities]
+            times = {name: mean([run[name] for run in runs]).value for name in runs[0]}
+            rows.append(comparison_row(row["containers"], options, row["version"], row | times, priority))
     return comparison_csv(rows)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from dovetail.core.check import Check, Fault, Faults
+from dovetail.core.check import Check
 from dovetail.core.events import Arrived, Asked
 from dovetail.core.executor import SimExecutor
+from dovetail.core.faults import Fault, Faults
 from dovetail.core.journal import Ended
 from dovetail.host.check import Rules
 from dovetail.host.options import Options
@@ -22,13 +23,13 @@ ASSIGNS = ("strict", "max_prop", "always_attend", "efficient")
 _CURVES = ("linear", "linear", "amdahl:0.9", "table:1=100,2=55,4=30,8=28", "fit+:1=100,2=60,4=40,8=45")
 
 
-def random_workload(dice: Random, most_programs: int = 12, asks: bool = True) -> Workload:
+def random_workload(dice: Random, asks: bool = True) -> Workload:
     """Some programs on a small machine; with `asks` also resizes, pauses and other wishes of their users."""
     cores = dice.randint(1, 16)
     arrivals: list[tuple[float, Arrived | Asked]] = []
     names: list[str] = []
     now = 0.0
-    for i in range(dice.randint(1, most_programs)):
+    for i in range(dice.randint(1, dice.choice((8, 12, 40)))):
         now += dice.choice((0.0, 0.0, 1.0, dice.uniform(0, 30)))
         if asks and names and dice.random() < 0.15:
             arrivals.append((now, _wish(dice, dice.choice(names), cores)))

@@ -28,6 +28,7 @@ from dovetail.host.options import Options
 from dovetail.host.program import PART, RUNNING, WAITING, Ask, Program
 
 LEVELS = 5  # priorities
+_OPTIONS = {"plan", "assign", "profile", "max_cores"}
 
 
 class _Container:
@@ -54,6 +55,10 @@ class LegacyScheduler:
                 f"the legacy profile knows fcfs and priority with strict, always_attend and max_prop, "
                 f"found {options.title}"
             )
+        usual = Options()
+        for name in Options.__struct_fields__:
+            if name not in _OPTIONS and getattr(options, name) != getattr(usual, name):
+                raise InputError(f"the legacy profile knows no {name}: the older scheduler had nothing of the kind")
         self._total, self._shapes, self._options = cores, shapes, options
         self._levels = LEVELS if options.plan == "priority" else 1
         self._most = options.max_cores or 16

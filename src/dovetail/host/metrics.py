@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -176,3 +176,19 @@ class Programs:
             resizes=sum(row.resizes for row in self.rows.values()),
             pauses=sum(row.pauses for row in self.rows.values()),
         )
+
+
+def means_by_priority(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
+    """The mean times of the completed programs of each priority, the most urgent first."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        if row.status == "completed":
+            groups.setdefault(row.priority, []).append(row)
+    names = ("total_s", "first_run_s", "turnaround_s")
+    return {
+        priority: {
+            f"mean_{name}": sum(getattr(row, name) for row in groups[priority]) / len(groups[priority])
+            for name in names
+        }
+        for priority in sorted(groups)
+    }

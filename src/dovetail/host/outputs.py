@@ -160,13 +160,15 @@ def cell_text(value: Any) -> Any:
     return "" if value is None else value
 
 
-def comparison_row(containers: int, options: Options, version: str, totals: Mapping[str, float]) -> list[Any]:
+def comparison_row(
+    containers: int, options: Options, version: str, totals: Mapping[str, float], priority: int | str = ""
+) -> list[Any]:
     """A run in the comparison: TME is the mean time from first start to end, TMR from arrival to first start, TMER from
     arrival to end; Recursos is the percentage of cores used, Productividad programs per hour, TT the whole time."""
     names = ("mean_total_s", "mean_first_run_s", "mean_turnaround_s")
     means = [round(totals[name], 6) for name in names]
     rest = [round(100 * totals["core_use"], 6), round(totals["throughput_per_h"], 6), round(totals["makespan_s"], 6)]
-    return [containers, options.plan, options.assign, version, "", *means, *rest]
+    return [containers, options.plan, options.assign, version, priority, *means, *rest]
 
 
 def comparison_csv(rows: Iterable[Sequence[Any]]) -> str:

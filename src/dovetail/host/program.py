@@ -11,7 +11,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 from dovetail.core.files import explain
 from dovetail.core.work import Part, Shape
-from dovetail.host.curves import Curve
+from dovetail.host.curves import LINEAR, Curve, curve, learned
 
 PART = "run"  # a program is one part
 WAITING, RUNNING, PAUSED = "waiting", "running", "paused"
@@ -26,15 +26,15 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What an arrival's facts say of a program.
 
     `cores` is what it asks for, `least` and `most` what it can live with. Priority 0 is the most urgent. `memory_mib`
-    is its own also while it is paused. It waits for the programs in `after`; it may run `limit_s` in all, and is tried
-    again `retries` times if it fails. One that is not `malleable` keeps the cores that it started with.
+    is its own also while it is paused. It waits for the programs in `after`; an attempt may run for `limit_s`, and is
+    followed by another `retries` times if it fails. One that is not `malleable` keeps as many cores as it started with.
     """
 
     cores: int
     least: int = 1
     most: int | None = None
     priority: int = 0
-    curve: str = "linear"
+    curve: str = LINEAR
     memory_mib: int = 0
     after: tuple[str, ...] = ()
     limit_s: float | None = None
@@ -55,7 +55,8 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 
 class Program:
     """`cores` are those it holds, `had` those it held last. `left` is the work still to do, in seconds on one core, as
-    of `since`; `turn_s` is when its turn began, `queued_s` when it last began to wait, `place` where it stands then."""
+    of `since`; `turn_s` is when its turn began, `queued_s` when it last began to wait, `place` where it stands then.
+    `rank` is the urgency with which it last started."""
 
     __slots__ = (
         "arrived_s",
@@ -75,6 +76,8 @@ class Program:
         "place",
         "priority",
         "queued_s",
+        "rank",
+        "rates",
         "ready_s",
         "seq",
         "service_s",
@@ -93,7 +96,8 @@ class Program:
         self.state, self.held, self.stopping, self.deferred = WAITING, False, "", ""
         self.cores: tuple[int, ...] = ()
         self.had: tuple[int, ...] = ()
-        self.place, self.attempts = seq, 0
+        self.place, self.attempts, self.rank = seq, 0, ask.priority
+        self.rates: dict[int, float] = {}
 
     def __repr__(self) -> str:
         return f"<{self.id} {self.state} on {list(self.cores)}>"
@@ -118,3 +122,9 @@ class Program:
             self.service_s += now - self.since
             self.left = max(self.left - self.curve.speed(len(self.cores)) * (now - self.since), 0.0)
         self.since = now
+
+    def learn(self, cores: int, rate: float, now: float) -> None:
+        """How fast it is on so many cores, measured."""
+        self.catch_up(now)
+        self.rates[cores] = rate
+        self.curve = curve(learned(self.ask.curve, self.rates))

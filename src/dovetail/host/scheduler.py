@@ -26,18 +26,21 @@ from dovetail.core.events import (
 from dovetail.core.work import Shape
 from dovetail.host.admission import Admission
 from dovetail.host.cores import Cores
-from dovetail.host.curves import curve
+from dovetail.host.curves import RATE, curve
 from dovetail.host.options import Options
 from dovetail.host.policy import Assignment, Planning, make
 from dovetail.host.policy import count as count_of
 from dovetail.host.program import PART, PAUSED, RUNNING, WAITING, Ask, Program
 from dovetail.host.view import View
 
+_REQUEUE = "its user puts it back into the queue"
+
 
 class HostScheduler:
     """Programs are works of one part. What they ask for stands in the facts of their arrival (`Ask`).
 
-    What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel" or "requeue".
+    What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel" or "requeue"; what was
+    measured of a running one as "rate:CORES".
     """
 
     def __init__(self, cores: int, shapes: Mapping[str, Shape], options: Options | None = None) -> None:
@@ -51,9 +54,9 @@ class HostScheduler:
         self._running: dict[str, Program] = {}  # in the order of their starts
         self._done: set[str] = set()
         self._gone: set[str] = set()
-        self._chained = False  # whether any program waits for others
+        self._lost: list[str] = []  # who was rejected and may have been waited for
         self._cores = Cores(cores)
-        self._seq, self._places = count(), count(1 << 40)
+        self._seq, self._places = count(), count()
         self._wakes: set[float] = set()
         self._out: list[Instruction] = []
 
@@ -110,7 +113,7 @@ class HostScheduler:
             self._reject(event.work, problem)
             return
         self.programs[event.work] = program
-        self._chained = self._chained or bool(ask.after)
+        self._enqueue(program, now)
 
     def _bound(self, program: Program, asked: int) -> None:
         """Set what a program may have, within the bounds of all."""
@@ -138,8 +141,8 @@ class HostScheduler:
         program = self._leave(event.work)
         if program is None:
             return
-        program.attempts += 1
-        again = program.stopping == "requeue" or (not program.stopping and program.attempts <= program.ask.retries)
+        program.attempts += program.stopping != _REQUEUE
+        again = program.stopping == _REQUEUE or (not program.stopping and program.attempts <= program.ask.retries)
         if not again:
             del self.programs[event.work]
             tries = f" {program.attempts} times" if program.ask.retries else ""
@@ -147,6 +150,8 @@ class HostScheduler:
             return
         program.left, program.service_s, program.stopping, program.had = program.size, 0.0, "", ()
         program.state, program.ready_s = WAITING, now
+        if not program.ask.malleable:
+            self._bound(program, program.ask.cores)
         self._enqueue(program, now)
 
     def _leave(self, work: str) -> Program | None:
@@ -167,23 +172,27 @@ class HostScheduler:
                 program.held = True
                 if program.state == RUNNING and not program.stopping:
                     self._pause(program, now, "its user asked for it")
+                    program.deferred = "held"
             case "resume", _ if program.held:
                 program.held = False
                 self._enqueue(program, now)
             case "priority", float() | int() as value:
-                program.priority = int(value)
+                program.priority = program.rank = int(value)
             case "resize", float() | int() as value if value >= 1:
-                self._bound(program, min(int(value), self.view.cores))
+                if program.ask.malleable or program.state == WAITING:
+                    self._bound(program, min(int(value), self.view.cores))
             case "cancel", _:
                 self._end(program, "cancelled by its user", now)
+            case what, float() | int() as rate if what.startswith(RATE):
+                program.learn(int(what.removeprefix(RATE)), rate, now)
             case "requeue", _ if not program.stopping:
-                self._end(program, "requeue", now)
+                self._end(program, _REQUEUE, now)
 
     def _end(self, program: Program, why: str, now: float) -> None:
         """Stop a program that was started; one that was not is gone at once, or stays where it is."""
         if program.state == WAITING:
             program.held = False
-            if why != "requeue":
+            if why != _REQUEUE:
                 del self.programs[program.id]
                 self._reject(program.id, why)
             return
@@ -195,17 +204,17 @@ class HostScheduler:
 
     def _reject(self, work: str, why: str) -> None:
         self._gone.add(work)
+        self._lost.append(work)
         self._out.append(Reject(work, why))
 
     def _reject_orphans(self) -> None:
         """Whoever waits for something that failed fails with it."""
-        while self._chained:
-            lost = ((p, other) for p in self.programs.values() for other in p.ask.after if other in self._gone)
-            found = next(lost, None)
-            if found is None:
-                return
-            del self.programs[found[0].id]
-            self._reject(found[0].id, f"waits for {found[1]}, which failed")
+        while lost := set(self._lost):
+            self._lost.clear()
+            for program in [p for p in self.programs.values() if not lost.isdisjoint(p.ask.after)]:
+                failed = next(other for other in program.ask.after if other in lost)
+                del self.programs[program.id]
+                self._reject(program.id, f"waits for {failed}, which failed")
 
     def _stop_overdue(self, now: float) -> None:
         for program in list(self._running.values()):
@@ -223,9 +232,8 @@ class HostScheduler:
         view.now = now
         view.running = list(self._running.values())
         view.widths = {p.id: len(p.cores) for p in view.running}
-        stopping = [p for p in self.programs.values() if p.stopping]
-        view.held = sum(len(p.cores) for p in stopping)
-        view.memory_held_mib = sum(p.ask.memory_mib for p in self.programs.values() if p.stopping or (p.held and p.had))
+        view.held = sum(len(p.cores) for p in self.programs.values() if p.stopping)
+        view.memory_mib = sum(p.ask.memory_mib for p in self.programs.values() if p.state != WAITING)
         view.waiting = [p for p in self.programs.values() if self._may_run(p)]
         admission = Admission(view, self._plan, self._assign)
         self._end_turns(admission, now)
@@ -236,17 +244,27 @@ class HostScheduler:
         self._carry(admission, now)
         view.waiting = [p for p in view.waiting if p.id not in self._running]
         for program in view.waiting:
-            code, why = admission.waits.get(program.id, ("behind", "others go first"))
-            if program.deferred != code:
-                program.deferred = code
-                self._out.append(Defer(program.id, PART, why))
+            self._defer(program, *admission.why(program))
         self._ask_to_be_woken(now)
 
     def _may_run(self, program: Program) -> bool:
-        return program.state != RUNNING and not (program.held or program.stopping or not self._free_to_go(program))
+        """Whether nothing but cores and memory can keep it waiting; if something else does, it is told so."""
+        if program.state == RUNNING or program.stopping:
+            return False
+        if program.held:
+            self._defer(program, "held", "its user paused it")
+            return False
+        after = program.ask.after
+        if not after or all(other in self._done for other in after):
+            return True
+        self._defer(program, "after", f"waits for {', '.join(after[:3])}{' and others' if after[3:] else ''}")
+        return False
 
-    def _free_to_go(self, program: Program) -> bool:
-        return all(other in self._done for other in program.ask.after)
+    def _defer(self, program: Program, code: str, why: str) -> None:
+        """Say why it waits, when that changes."""
+        if program.deferred != code:
+            program.deferred = code
+            self._out.append(Defer(program.id, PART, why))
 
     def _end_turns(self, admission: Admission, now: float) -> None:
         for program in self._plan.over(self.view):
@@ -286,7 +304,10 @@ class HostScheduler:
         why, run_s = self._why(program, cores), program.run_s(cores)
         program.cores = self._cores.change((), cores, program.had)
         program.since = program.turn_s = now
+        program.rank = self.view.urgency(program)
         program.deferred = ""
+        if not program.ask.malleable:
+            program.asked = program.least = program.most = cores
         if program.state == PAUSED:
             self._out.append(Resume(program.id, PART, program.cores, run_s, why))
         else:

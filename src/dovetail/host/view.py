@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import floor
 
 from dovetail.host.options import Options
-from dovetail.host.program import RUNNING, Program
+from dovetail.host.program import WAITING, Program
 
 
 class View:
     """`running` is in the order of their starts, `waiting` in that of their arrivals. `widths` says how many cores each
     running program is to have, as far as it is decided; policies read it, the scheduler writes it.
 
-    `held` cores belong to programs that are being stopped.
+    `held` cores belong to programs that are being stopped; `memory_mib` is what all that have begun have declared.
     """
 
     def __init__(self, cores: int, options: Options) -> None:
@@ -23,7 +23,7 @@ class View:
         self.waiting: list[Program] = []
         self.widths: dict[str, int] = {}
         self.held = 0
-        self.memory_held_mib = 0  # of programs that are being stopped or that their user paused
+        self.memory_mib = 0
         self.shrinks = False
 
     @property
@@ -34,14 +34,10 @@ class View:
     def low(self, program: Program) -> int:
         """The fewest cores that a running program can be brought to now."""
         width = self.widths[program.id]
-        if not program.ask.malleable and program.state == RUNNING:
-            return width
         return min(width, program.least) if self.shrinks else width
 
     def high(self, program: Program, most: int) -> int:
-        """The most cores that a program can be given now, of those that an assignment would give it."""
-        if not program.ask.malleable and program.state == RUNNING:
-            return self.widths[program.id]
+        """The most cores that a program can be given, of those that an assignment would give it."""
         return max(min(most, self.cores), program.least)
 
     @property
@@ -52,11 +48,9 @@ class View:
     def lacks_memory(self, program: Program) -> str:
         """Why the memory does not suffice for a waiting program, or nothing; a paused one keeps its own."""
         total, need = self.options.memory_mib, program.ask.memory_mib
-        if total is None or not need or program.had:
+        if total is None or not need or program.state != WAITING or self.memory_mib + need <= total:
             return ""
-        used = self.memory_held_mib + sum(p.ask.memory_mib for p in self.running)
-        used += sum(p.ask.memory_mib for p in self.waiting if p.had)
-        return f"needs {need} MiB, {total - used} MiB are free" if used + need > total else ""
+        return f"needs {need} MiB, {total - self.memory_mib} MiB are free"
 
     def aged(self, program: Program) -> int:
         """How many steps of age a waiting program has gained."""
@@ -74,7 +68,7 @@ class View:
     def next_age_s(self) -> float | None:
         """When the next waiting program gains a step of age that matters."""
         step = self.options.age_step_s
-        young = [p for p in self.waiting if not self.comes_of_age(p)]
-        if step is None or not young:
+        if step is None:
             return None
-        return min(p.queued_s + (self.aged(p) + 1) * step for p in young)
+        young = (p for p in self.waiting if not self.comes_of_age(p))
+        return min((p.queued_s + (self.aged(p) + 1) * step for p in young), default=None)

@@ -14,6 +14,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError
 
 GRACE_S = 5.0  # between asking a program to end and ending it
+TOO_MUCH_MEMORY = "it used more memory than it was given"
 
 
 class ExecutorError(DovetailError):

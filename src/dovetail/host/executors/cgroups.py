@@ -1,6 +1,7 @@
-"""Control groups of the kernel, version 1 or 2: bind a program's processes to processors, freeze and count them.
+"""Control groups of the kernel, version 1 or 2: bind a program's processes to processors, freeze, count, limit them.
 
 Only where they may be made: as root, or in a subtree that was given to the user. Everything is below one own folder.
+Memory is limited where the kernel has a controller for it, and not elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from dovetail.host.executors import NotNowError, cpu_list, parse_cpus
 
 ROOT = Path("/sys/fs/cgroup")
+_NEEDED = ("cpuset", "freezer", "cpuacct")
+_NOWHERE = Path("/nonexistent")
 _FREEZE_LIMIT_S = 5.0
 
 
@@ -33,7 +36,7 @@ def groups_of(pid: int) -> Groups:
     if "cpuacct" not in own:
         return Groups({"": ROOT / own[""].parent}, own[""].name)
     groups = Groups({}, "")
-    groups._at = {name: ROOT / name / own[name] for name in ("cpuset", "freezer", "cpuacct")}
+    groups._at = {name: ROOT / name / own[name] for name in _NEEDED}
     return groups
 
 
@@ -45,9 +48,9 @@ class Groups:
         self._version_2 = "" in parents
 
     def _file(self, controller: str, name: str) -> Path:
-        return self._at["" if self._version_2 else controller] / name
+        return self._at.get("" if self._version_2 else controller, _NOWHERE) / name
 
-    def make(self, cpus: Sequence[int]) -> tuple[str, ...]:
+    def make(self, cpus: Sequence[int], memory_mib: int | None = None) -> tuple[str, ...]:
         """Make them; gives the files that a process writes itself into to enter."""
         for folder in self._at.values():
             folder.mkdir(exist_ok=True)
@@ -55,10 +58,21 @@ class Groups:
             memory = self._at["cpuset"].parent / "cpuset.mems"
             self._file("cpuset", "cpuset.mems").write_text(memory.read_text())
         self.set_cpus(cpus)
+        limit = self._file("memory", "memory.max" if self._version_2 else "memory.limit_in_bytes")
+        if memory_mib is not None and limit.exists():
+            limit.write_text(str(memory_mib << 20))
         return tuple(str(folder / "cgroup.procs") for folder in self._at.values())
 
     def exist(self) -> bool:
-        return all(folder.is_dir() for folder in self._at.values())
+        return all(folder.is_dir() for controller, folder in self._at.items() if controller != "memory")
+
+    def lacked_memory(self) -> bool:
+        """Whether the kernel had to end something because of the limit."""
+        file = self._file("memory", "memory.events" if self._version_2 else "memory.oom_control")
+        with suppress(OSError, ValueError):
+            words = file.read_text().split()
+            return int(words[words.index("oom_kill") + 1]) > 0
+        return False
 
     def set_cpus(self, cpus: Sequence[int]) -> None:
         self._file("cpuset", "cpuset.cpus").write_text(cpu_list(cpus))
@@ -119,7 +133,7 @@ def find_parents(name: str, root: Path = ROOT) -> dict[str, Path] | None:
     """Where the groups of programs can be made, below a folder of this name; None where they cannot."""
     try:
         own = own_groups()
-        if {"cpuset", "freezer", "cpuacct"} <= own.keys():
+        if own.keys() >= set(_NEEDED):
             return _version_1(name, root, own)
         return _version_2(name, root / own[""])
     except (OSError, KeyError):
@@ -128,7 +142,7 @@ def find_parents(name: str, root: Path = ROOT) -> dict[str, Path] | None:
 
 def _version_1(name: str, root: Path, own: dict[str, Path]) -> dict[str, Path]:
     parents = {}
-    for controller in ("cpuset", "freezer", "cpuacct"):
+    for controller in _NEEDED:
         above = root / controller / own[controller]
         parents[controller] = folder = above / name
         folder.mkdir(exist_ok=True)
@@ -137,6 +151,10 @@ def _version_1(name: str, root: Path, own: dict[str, Path]) -> dict[str, Path]:
                 (folder / file).write_text((above / file).read_text())
         if not os.access(folder / "cgroup.procs", os.W_OK):
             raise PermissionError(folder)
+    with suppress(OSError, KeyError):
+        memory = root / "memory" / own["memory"] / name
+        memory.mkdir(exist_ok=True)
+        parents["memory"] = memory
     return parents
 
 
@@ -148,6 +166,9 @@ def _version_2(name: str, own: Path) -> dict[str, Path]:
     folder = above / name
     folder.mkdir(exist_ok=True)
     (folder / "cgroup.subtree_control").write_text("+cpuset")
+    for group in (above, folder):
+        with suppress(OSError):  # there may be no such controller
+            (group / "cgroup.subtree_control").write_text("+memory")
     if not os.access(folder / "cgroup.procs", os.W_OK) or not os.access(above / "cgroup.procs", os.W_OK):
         raise PermissionError(folder)
     return {"": folder}

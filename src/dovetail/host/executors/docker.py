@@ -16,6 +16,7 @@ from typing import Any
 from dovetail.core.errors import MissingExtraError
 from dovetail.host.executors import (
     GRACE_S,
+    TOO_MUCH_MEMORY,
     Ended,
     ExecutorError,
     Exit,
@@ -31,6 +32,7 @@ from dovetail.host.executors import (
 
 OWNER, RUN = "dovetail.host", "dovetail.run"  # labels
 CONTROL_FOLDER = "/run/dovetail"  # where a container sees its control folder
+_LOG_BEGIN = "log-begin"  # a file with the length of the log before the attempt
 _RETRY_S = 1.0
 _STATES: dict[str, Any] = {"running": "running", "restarting": "running", "paused": "paused", "created": "absent"}
 
@@ -96,6 +98,8 @@ class DockerExecutor:
     def _create(self, launch: Launch) -> Any:
         control = Path(launch.folder) / "control"
         control.mkdir(parents=True, exist_ok=True)
+        before = Path(launch.log).stat().st_size if Path(launch.log).exists() else 0
+        (Path(launch.folder) / _LOG_BEGIN).write_text(str(before))
         try:
             return self._client.containers.create(
                 launch.image,
@@ -191,7 +195,7 @@ class DockerExecutor:
     def _outcome(self, container: Any) -> Exit:
         state = container.attrs["State"]
         if state.get("OOMKilled"):
-            return Exit(code=state["ExitCode"], why="it used more memory than it was given")
+            return Exit(code=state["ExitCode"], why=TOO_MUCH_MEMORY)
         why = state.get("Error") or ""
         # The engine reports a signal as 128 more; a program may have chosen such a code itself, so it stays one.
         return Exit(code=state["ExitCode"], why=why)
@@ -246,14 +250,14 @@ class DockerExecutor:
         threading.Thread(target=self._follow_log, args=(launch,), name=f"log {launch.run}", daemon=True).start()
 
     def _follow_log(self, launch: Launch) -> None:
-        """Copy the log as it grows, always from its beginning: what is there already is the same."""
-        with suppress(Exception), open_at(launch.log) as file:
+        """Copy the log as it grows, always from the attempt's beginning: what is there already is the same."""
+        with suppress(Exception), open_log(launch) as file:
             container = self._get(launch.run)
             for piece in container.logs(stream=True, follow=True):
                 file.write(piece)
 
     def _save_log(self, launch: Launch, container: Any) -> None:
-        with open_at(launch.log) as file:
+        with open_log(launch) as file:
             for piece in container.logs(stream=True, follow=False):
                 file.write(piece)
 
@@ -279,7 +283,10 @@ class DockerExecutor:
             self._engine.close()
 
 
-def open_at(path: str) -> Any:
-    """A log that is written again from its beginning, without ever being shorter than it was."""
-    Path(path).touch()
-    return open(path, "r+b", buffering=0)
+def open_log(launch: Launch) -> Any:
+    """A log that is written again from where the attempt began, behind earlier ones, and never becomes shorter."""
+    Path(launch.log).touch()
+    file = open(launch.log, "r+b", buffering=0)  # noqa: SIM115  the caller closes it
+    with suppress(FileNotFoundError, ValueError):
+        file.seek(int((Path(launch.folder) / _LOG_BEGIN).read_text()))
+    return file

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from dovetail.host.executors import (
     GRACE_S,
+    TOO_MUCH_MEMORY,
     Ended,
     ExecutorError,
     Exit,
@@ -97,7 +98,7 @@ class ProcessExecutor:
         folder = Path(launch.folder)
         folder.mkdir(parents=True, exist_ok=True)
         groups = self._groups(launch)
-        order = msgspec.to_builtins(launch) | {"groups": groups.make(launch.cpus) if groups else ()}
+        order = msgspec.to_builtins(launch) | {"groups": groups.make(launch.cpus, launch.memory_mib) if groups else ()}
         if groups:
             groups.freeze(False)
         part = folder / "launch.part"
@@ -179,10 +180,11 @@ class ProcessExecutor:
     def _outcome(self, launch: Launch) -> Exit:
         """How an attempt ended whose shim is gone."""
         folder = Path(launch.folder)
-        try:
-            return msgspec.json.decode((folder / "exit.json").read_bytes(), type=Exit)
-        except FileNotFoundError:
-            pass
+        groups = self._groups(launch)
+        with suppress(FileNotFoundError):
+            outcome = msgspec.json.decode((folder / "exit.json").read_bytes(), type=Exit)
+            lacked = launch.memory_mib and not outcome.good and groups and groups.lacked_memory()
+            return msgspec.structs.replace(outcome, why=TOO_MUCH_MEMORY) if lacked else outcome
         claim = msgspec.json.decode((folder / "claim").read_bytes(), type=_Process)
         if claim.boot != shim.boot_id():
             return Exit(why="the machine was restarted while it ran")
@@ -191,7 +193,6 @@ class ProcessExecutor:
             if proc.is_same(program.pid, program.start):
                 proc.send(proc.family(program.pid), signal.SIGKILL)
                 os.kill(program.pid, signal.SIGKILL)
-        groups = self._groups(launch)
         if groups and groups.exist():
             for pid in groups.processes():
                 os.kill(pid, signal.SIGKILL)

@@ -36,10 +36,13 @@ class Target(Struct, frozen=True, omit_defaults=True):
 
 
 class Progress(Struct, frozen=True):
+    """How far a program is; `rate` is in steps per second since it last said so, all on `cores` if that is known."""
+
     step: int = 0
     total: int | None = None
     rate: float | None = None
     metrics: dict[str, float] = {}
+    cores: int | None = None
 
 
 class Hello(Struct, frozen=True):
@@ -61,13 +64,15 @@ class Message(Struct, frozen=True):
 
 
 class Line(Struct):
-    """What is known of one program's agent."""
+    """What is known of one program's agent; `answered_s` is how long it last took to reach a target."""
 
     folder: Path
     listener: socket.socket
     gen: int = 0
     hello: Hello | None = None
+    told_at: float = 0.0
     acknowledged: int = 0
+    answered_s: float | None = None
     threads: int | None = None
     progress: Progress = Progress()
     connection: socket.socket | None = None
@@ -117,6 +122,7 @@ class Control:
                 file.flush()
                 os.fsync(file.fileno())
             part.rename(line.folder / TARGET_FILE)
+            line.told_at = time.monotonic()
             if line.connection is not None:
                 with suppress(OSError):
                     line.connection.send(b'{"look":%d}\n' % line.gen)
@@ -208,6 +214,8 @@ class Control:
         line.hello = message.hello or line.hello
         line.progress = message.progress or line.progress
         if message.ack is not None:
+            if message.hello is None and line.acknowledged < message.ack == line.gen:
+                line.answered_s = time.monotonic() - line.told_at
             line.acknowledged = max(line.acknowledged, message.ack)
             line.threads = message.threads
 

@@ -11,6 +11,8 @@ import socket
 import socketserver
 import sys
 import threading
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +120,16 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
     def __init__(self, folder: Path, service: Service) -> None:
         self.service = service
-        path = folder / SOCKET
-        path.unlink(missing_ok=True)  # of a daemon that was killed: we hold the lock of the store
-        directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            super().__init__(f"/proc/self/fd/{directory}/{SOCKET}", _Talk)
-        finally:
-            os.close(directory)
-        path.chmod(0o600)
+        (folder / SOCKET).unlink(missing_ok=True)  # of a daemon that was killed: we hold the lock of the store
+        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # ours, also if another takes its name
+        super().__init__(f"/proc/self/fd/{self._folder}/{SOCKET}", _Talk)
+        (folder / SOCKET).chmod(0o600)
+
+    def server_close(self) -> None:
+        super().server_close()
+        with suppress(FileNotFoundError):
+            os.unlink(SOCKET, dir_fd=self._folder)
+        os.close(self._folder)
 
 
 def run(folder: Path, wish: Wish) -> None:
@@ -143,7 +147,6 @@ def run(folder: Path, wish: Wish) -> None:
         finally:
             server.shutdown()
             server.server_close()
-            (folder / SOCKET).unlink(missing_ok=True)
 
 
 class Client:
@@ -193,10 +196,17 @@ def main(words: list[str]) -> int:
     except DovetailError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {words[0]}: {error}", file=sys.stderr, flush=True)
+        return 1
     return 0
 
 
 if __name__ == "__main__":
-    ended_with = main(sys.argv[1:])
+    ended_with = 1
+    try:
+        ended_with = main(sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
     sys.stderr.flush()
     os._exit(ended_with)  # a thread that waits for a program to end need not be waited for: the next daemon goes on

@@ -9,6 +9,7 @@ Whoever takes a processor waits until whoever had it has let go of it: two progr
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -79,6 +80,7 @@ class Hands:
         self._lock = threading.RLock()
         self._held: dict[str, Held] = {}
         self._runs: dict[str, Held] = {}
+        self._left: dict[str, Held] = {}  # attempts that have ended, until that is kept
         self._pool = ThreadPoolExecutor(max_workers=4 * len(cpus) + 16, thread_name_prefix="hands")
         self._closing = threading.Event()
 
@@ -165,15 +167,21 @@ class Hands:
             else:
                 why = f"stopped: {held.stop_why} ({outcome})" if held.stopping else str(outcome)
                 self._put(Failed(held.work, PART, why))
-            if not self._closing.is_set():
+            self._left[held.work] = held
+
+    def kept(self, work: str) -> None:
+        """A program's end is kept for good: what is left of the attempt can go. Not sooner: a daemon that is killed
+        before would find nothing, and start it again."""
+        with self._lock:
+            held = self._left.pop(work, None)
+            if held is not None and not self._closing.is_set():
                 self._pool.submit(self._clean, held)
 
     def _clean(self, held: Held) -> None:
         self._control.close(held.run)
-        try:
+        with suppress(ExecutorError):  # it is tidied up at the next start
             held.executor.clean(held.launch)
-        except ExecutorError as error:
-            held.trouble = str(error)  # it is tidied up at the next start
+            shutil.rmtree(held.launch.folder, ignore_errors=True)
 
     # --- one program's thread -------------------------------------------------------------------------------
 
@@ -195,6 +203,21 @@ class Hands:
                 held.trouble = ""
             except Exception as error:
                 self._failed(held, error)
+                if held.state == "unknown":
+                    self._again_later(held)
+                    return
+
+    def _again_later(self, held: Held) -> None:
+        """Not in the pool: any number of programs whose engine does not answer must not keep others from their turn."""
+        with self._lock:
+            held.busy = False
+        timer = threading.Timer(_RETRY_S, self._again, [held])
+        timer.daemon = True
+        timer.start()
+
+    def _again(self, held: Held) -> None:
+        with self._lock:
+            self._wake(held)
 
     def _failed(self, held: Held, error: Exception) -> None:
         """A step did not succeed: what cannot be started has ended, anything else is tried again."""
@@ -209,7 +232,6 @@ class Hands:
                 self.ended(held.run, Exit(why=str(error)))
                 return
             held.state = "unknown"  # it may have been done by half; what it has, it has until that is known
-        self._closing.wait(_RETRY_S)
 
     def _next(self, held: Held) -> Callable[[Held], None] | None:
         """The next step towards what ought to be; None if it is there, or must wait for a processor."""

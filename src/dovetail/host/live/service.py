@@ -8,6 +8,7 @@ executors.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -20,18 +21,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.engine import serve
-from dovetail.core.errors import DovetailError, InputError, did_you_mean
+from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean
 from dovetail.core.events import Asked, Failed, Finished
 from dovetail.core.inbox import Inbox
 from dovetail.core.store import Store, StoreError
-from dovetail.host.executors import Executor, Exit, Launch, NotNowError, Usage
+from dovetail.host.executors import Executor, Exit, Launch, NotNowError
 from dovetail.host.executors.docker import DockerExecutor
 from dovetail.host.executors.process import ProcessExecutor
 from dovetail.host.live.board import CLOSED, Board, Row
 from dovetail.host.live.control import Control
 from dovetail.host.live.hands import Hands, Held
+from dovetail.host.live.samples import Samples
 from dovetail.host.live.setup import Setup, write_journal
 from dovetail.host.live.specs import Spec, array_environment, environment
+from dovetail.host.policy import Assignment, make
 from dovetail.host.simulation import machine
 
 _SAMPLE_EVERY_S = 1.0
@@ -54,6 +57,7 @@ class Service:
         self.folder = folder
         self.setup = setup
         self.trouble = ""
+        self._identity = _identity(folder)
         self._store = store
         self._specs: dict[str, Spec] = {}
         self._ends: dict[str, Ends] = {}
@@ -64,7 +68,8 @@ class Service:
         self._board = Board()
         self._control = Control()
         self._containers: DockerExecutor | None = None
-        self._usage: dict[str, Usage] = {}
+        learns = make(setup.policies.assign, Assignment).learns
+        self._samples = Samples(self._inbox.put, self._control, learns)
         self._closing = threading.Event()
         self._hands = Hands(self._inbox.put, self._prepare, self._attempt_of, self._keep_end, self._control, setup.cpus)
         name = f"dovetail-{setup.instance}"
@@ -99,6 +104,12 @@ class Service:
                 [self],
                 history,
             )
+        except ReplayError as error:
+            raise DovetailError(
+                f"{self.folder}: another version of Dovetail decided on the programs that are open there, and this one "
+                "would decide otherwise: let that one go on, or end them with its `dovetail host down --cancel`; "
+                "with --state elsewhere this one begins anew"
+            ) from error
         finally:
             self._closing.set()
             self._hands.close()
@@ -134,6 +145,9 @@ class Service:
         self.trouble = ""
         with self._lock:
             self._board.step(n, t, events)
+        for event in events:
+            if isinstance(event, Finished | Failed):
+                self._hands.kept(event.work)
         with self._seen:
             self._unseen.difference_update(map(id, events))
             self._seen.notify_all()
@@ -145,6 +159,9 @@ class Service:
         for executor in self._executors():
             with suppress(NotNowError):  # an engine that does not answer now is tidied up at the next start
                 executor.tidy(keep)
+        for left in (self.folder / "runs").iterdir():
+            if left.name not in keep:
+                shutil.rmtree(left, ignore_errors=True)
 
     # --- what the hands need --------------------------------------------------------------------------------
 
@@ -175,7 +192,7 @@ class Service:
 
     def _keep_end(self, held: Held, outcome: Exit) -> None:
         ends = self._ends[held.work]
-        usage = self._usage.pop(held.run, None)
+        usage = self._samples.usage.pop(held.run, None)
         cpu_s = outcome.cpu_s if outcome.cpu_s is not None else usage.cpu_s if usage else 0.0
         self._ends[held.work] = Ends([*ends.exits, outcome], ends.cpu_s + cpu_s)
 
@@ -190,21 +207,16 @@ class Service:
         return [self._processes, *([self._containers] if self._containers else [])]
 
     def _sample(self) -> None:
-        """Processor time and memory of what runs or is paused, every second."""
+        """Every second: what programs use, and whether the folder is still ours."""
         while not self._closing.wait(_SAMPLE_EVERY_S):
-            for row in self._rows():
-                held = self._hands.held(row.work)
-                if held is not None and held.state in ("running", "paused"):
-                    try:
-                        usage = held.executor.usage(held.run)
-                    except (OSError, DovetailError):
-                        continue  # it ends just now
-                    if usage is not None:
-                        self._usage[held.run] = usage
-
-    def _rows(self) -> list[Row]:
-        with self._lock:
-            return self._board.open()
+            if _identity(self.folder) != self._identity:
+                with suppress(OSError):
+                    print(f"{self.folder} was removed or replaced; the daemon ends", file=sys.stderr, flush=True)
+                self.close()
+                return
+            with self._lock:
+                rows = self._board.open()
+            self._samples.look([held for row in rows if (held := self._hands.held(row.work)) is not None])
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -249,10 +261,14 @@ class Service:
             raise InputError(f"{what}: expected {'a number' if ASKS[what] else 'no number'}, found {value}")
         if what == "resize" and value is not None and not 1 <= value <= self.setup.cores:
             raise InputError(f"resize: found {value:g} cores, expected 1 to {self.setup.cores}")
+        if what == "priority" and value is not None and not value >= 0:
+            raise InputError(f"priority: found {value:g}, expected 0 (most urgent) or more")
         works = self._named(work)
         closed = [each for each in works if (row := self._board.rows.get(each)) is not None and row.state in CLOSED]
         if closed and len(works) == 1:
             raise InputError(f"program {work} is {self._board.rows[work].state}; it cannot be changed any more")
+        if what == "resize" and len(works) == 1 and self._is_rigid(work):
+            raise InputError(f"program {work} is rigid: it keeps the cores that it started with")
         asked = [Asked(each, what, value) for each in works if each not in closed]
         with self._seen:
             self._unseen.update(map(id, asked))
@@ -261,6 +277,10 @@ class Service:
             if not self._seen.wait_for(lambda: self._unseen.isdisjoint(map(id, asked)), _ANSWER_LIMIT_S):
                 raise DovetailError(self.trouble or f"{what} of {work} was not decided yet; it will be")
         return [each.work for each in asked]
+
+    def _is_rigid(self, work: str) -> bool:
+        row = self._board.rows.get(work)
+        return not self._specs[work].malleable and row is not None and row.state != "waiting"
 
     # --- questions ----------------------------------------------------------------------------------------------
 
@@ -317,12 +337,12 @@ class Service:
         found: dict[str, Any] = {"actual": len(held.has), "cpus": sorted(held.has)}
         if held.trouble:
             found["why"] = f"{told['why']}; {held.trouble}" if told["why"] else held.trouble
-        if (usage := self._usage.get(held.run)) is not None:
+        if (usage := self._samples.usage.get(held.run)) is not None:
             found |= {"cpu_s": told["cpu_s"] + usage.cpu_s, "memory_mib": usage.memory_mib}
         line = self._control.line(held.run)
         if line is not None and line.hello is not None:
             found |= {"threads": line.threads, "step": line.progress.step, "rate": line.progress.rate}
-            found["acknowledged"] = line.acknowledged >= line.gen
+            found |= {"acknowledged": line.acknowledged >= line.gen, "answered_s": line.answered_s}
         return found
 
     def about(self) -> dict[str, Any]:
@@ -361,6 +381,15 @@ class Service:
     def idle(self) -> bool:
         with self._lock:
             return not self._board.open() and len(self._specs) == len(self._board.rows)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Which folder it is, whatever its name; None if there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _by_number(work: str) -> list[int]:

@@ -91,6 +91,10 @@ def _wished(wish: Wish, before: Setup | None) -> Setup:
     options = before.options if wish.options is None else wish.options
     if "memory_mib" not in options:
         options = options | {"memory_mib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20}
+    if options.get("profile", "clean") != "clean":
+        raise InputError(
+            "profile: the older scheduler's decisions can be simulated only: it knew no pause and no cancel"
+        )
     cpus = before.cpus if wish.cpus is None else wish.cpus
     _check_cpus(cpus)
     return Setup(

@@ -19,6 +19,7 @@ class Efficient(Assignment):
     """
 
     shrinks = True
+    learns = True
 
     def most(self, program: Program, view: View) -> int:
         """Its sweet spot."""

@@ -16,11 +16,11 @@ class Priority(Planning):
         return sorted(view.waiting, key=lambda p: (view.urgency(p), p.seq))
 
     def may_pause(self, program: Program, view: View) -> list[Program]:
-        """The less urgent, by their own priority: age counts only while waiting."""
+        """The less urgent, as they were when they started: who started because of its age is not paused at once."""
         if not view.options.preemptive:
             return []
         urgency = view.urgency(program)
-        less = [p for p in view.running if p.priority > urgency]
+        less = [p for p in view.running if p.rank > urgency]
         if view.options.victim == "smallest":
             return sorted(less, key=lambda p: (p.asked, -p.ran_s(view.now), p.seq))
         return sorted(less, key=lambda p: (-p.ran_s(view.now), p.asked, p.seq))

@@ -1,0 +1,35 @@
+"""`dovetail host gantt`: a picture with a row for each program, from a journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.cli.common import atomic_write
+from dovetail.core.errors import InputError
+from dovetail.core.files import refuse_overwrite
+
+
+def gantt(journal: Path, /, *, out: Path | None = None) -> None:
+    """Draw a run with a row for each program: its cores over time, resizes, pauses and failures, as SVG.
+
+    Example: dovetail host gantt run.jsonl --out run.svg
+
+    Parameters
+    ----------
+    journal
+        The journal of a run, simulated or live (`dovetail host journal`).
+    out
+        The picture; by default beside the journal, under its name.
+    """
+    from dovetail.core.journal import open_journal
+    from dovetail.report.works import lives, picture
+
+    out = journal.with_suffix(".svg") if out is None else out
+    refuse_overwrite([out], [journal])
+    reader = open_journal(journal)
+    if reader.header.level != "host":
+        raise InputError(f"{journal}: is of the {reader.header.level} level: dovetail report draws it")
+    found = lives(reader.steps())
+    cores = len(reader.header.pool)
+    atomic_write(out, picture(found, cores, f"{reader.header.policy} on {cores} cores", "cores"))
+    print(f"{len(found)} programs drawn: {out}")
