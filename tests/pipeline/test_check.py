@@ -39,6 +39,7 @@ def test_simulations_pass(tmp_path: Path) -> None:
             report = check_journal(journal)
             assert report.faults == [], seed
             assert report.valid
+            assert report.counted["bound_makespan_s"] <= report.counted["makespan_s"] * (1 + 1e-9)
             checked += 1
     assert checked > 20
 
@@ -130,6 +131,7 @@ FAULTS: dict[str, tuple[str, Callable[[Lines], None]]] = {
     "another time": ("seconds", lambda lines: find(lines, "started", 2, "b").update(run_s=2.0)),
     "not its turn": ("turn", lambda lines: lines[0]["facts"]["lanes"].update({"b": [0]})),
     "wrong duration": ("duration", lambda lines: find(lines, "started", 2, "b").update(run_s=2.0)),
+    "better than it claims to be possible": ("bound", lambda lines: lines[0]["facts"].update(bound_makespan_s=5.5)),
     "a stage left out": ("missing", lambda lines: lines.remove(find(lines, "finished", 2, "b"))),
 }
 
@@ -144,6 +146,19 @@ def test_a_planted_fault_is_found(tmp_path: Path, name: str) -> None:
     report = check_journal(chain(tmp_path / "run.jsonl", plant))
     assert code in report.faults_by_code
     assert set(report.faults_by_code) <= set(CODES)
+
+
+def test_a_makespan_below_what_is_possible_is_found(tmp_path: Path) -> None:
+    """Three microbatches through three places of one second each, in half the time."""
+
+    def hurry(lines: Lines) -> None:
+        for line in lines:
+            if line.get("t"):
+                line["t"] /= 2
+
+    report = check_journal(chain(tmp_path / "run.jsonl", hurry))
+    assert "bound" in report.faults_by_code
+    assert "no less than 5.0 s" in str([fault for fault in report.faults if fault.code == "bound"])
 
 
 def test_more_waiting_than_there_are_buffers_is_found(tmp_path: Path) -> None:

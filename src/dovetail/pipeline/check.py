@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from msgspec import Struct
 from dovetail.core import check as core
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
-from dovetail.core.faults import Faults, Report, close
+from dovetail.core.faults import TOLERANCE, Faults, Report, close
 from dovetail.core.files import explain
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount
@@ -30,6 +31,7 @@ CODES = core.CODES | {
     "seconds": "a stage or link that was to take another time than the plan says",
     "delivery": "a microbatch that came out twice, or before an earlier one",
     "lost": "a microbatch that never came out",
+    "bound": "a makespan below what is possible, or below what the run claims to be",
 }
 LIVE = "live"
 _NAME = re.compile(r"microbatch (\d+)(?: \(.*\))?")
@@ -42,6 +44,7 @@ class Facts(Struct):
     devices: list[str] = []
     ended: str = ""  # why a real run ended early
     lanes: dict[str, list[int]] = {}
+    bound_makespan_s: float | None = None
 
 
 class _Sent(Struct):
@@ -64,6 +67,8 @@ class Rules:
         buffers = header.options.get("buffers")
         self._buffers = buffers if isinstance(buffers, int) and not self._live else None
         self._open: dict[str, _Sent] = {}
+        self._claimed_s = facts.bound_makespan_s
+        self._sizes: tuple[float, ...] = ()
         self._last: dict[tuple[str, str, int], int] = {}  # number that started last, by type, part and device
         self._waiting: dict[tuple[str, int], int] = {}  # how many wait, by type and part
         self._sent: set[int] = set()
@@ -98,6 +103,7 @@ class Rules:
             number = int(found.group(1))
             self._sent.add(number)
             self._rejected.discard(number)
+            self._sizes = event.sizes
             self._open[event.work] = _Sent(number, event.of, event.sizes)
 
     def _started(self, start: Start) -> None:
@@ -152,9 +158,25 @@ class Rules:
         self._delivered.add(sent.number)
         self._latest = max(self._latest, sent.number)
 
-    def finish(self) -> None:
+    def least_s(self) -> float | None:
+        """No makespan of a simulation is below this.
+
+        All pass the busiest stage or link one by one; the first one comes through all places before it, and the last
+        one goes through all behind it.
+        """
+        if self._live or not self._sizes or len(self._shapes) != 1:
+            return None
+        (shape,) = self._shapes.values()
+        rounds = [ceil(len(self._sent) / max(1, len(self._lanes.get(part.name, ())))) for part in shape.parts]
+        latency_s = sum(self._sizes)
+        return max(latency_s + (n - 1) * size for n, size in zip(rounds, self._sizes, strict=False))
+
+    def finish(self, makespan_s: float) -> None:
         """What only the end can tell."""
         self._faults.nowhere()
+        for least_s, whose in ((self.least_s(), "is possible"), (self._claimed_s, "the run says is possible")):
+            if least_s is not None and makespan_s < least_s * (1 - TOLERANCE):
+                self._faults.add("bound", "makespan", f"found {makespan_s} s, no less than {least_s} s {whose}")
         given_up = self._rejected if self._ended_early else set()
         for number in sorted(self._sent - self._delivered - given_up):
             self._faults.add("lost", f"microbatch {number}", "was sent, but never came out")
@@ -171,8 +193,11 @@ def check_journal(path: Path) -> Report:
         raise InputError(f"{path}:1: facts.{'.'.join(map(str, keys))}: {message}") from None
     rules, live = Rules(header, facts, faults), header.mode == LIVE
     figures = core.check_journal(reader, faults, [rules], exact=not live)
-    rules.finish()
+    rules.finish(figures.makespan_s)
+    counted = recount(figures)
+    if (least_s := facts.bound_makespan_s or rules.least_s()) is not None:
+        counted["bound_makespan_s"] = least_s
     notes = ["times were measured: they were not compared with the plan"] if live else []
     if live and facts.ended:
         notes.append(f"the run ended early: {facts.ended}")
-    return Report.of(str(path), "journal", faults, notes, recount(figures))
+    return Report.of(str(path), "journal", faults, notes, counted)

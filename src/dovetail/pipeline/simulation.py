@@ -215,6 +215,7 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
             "model": plan.model,
             "devices": route.devices,
             "lanes": {place.name: lanes for place, lanes in zip(route.places, route.lanes, strict=True)},
+            "bound_makespan_s": route.predicted_s(microbatches),
         }
         | as_fact(curves_of(plan)),
     )
