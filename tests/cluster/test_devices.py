@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.cluster.devices import Devices
+from dovetail.core.errors import DovetailError
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=3), st.data())
@@ -57,3 +59,13 @@ def test_the_last_server_may_be_smaller() -> None:
     devices = Devices([5], [2])
     assert [devices.take(0, 2), devices.take(0, 2), devices.take(0, 2)] == [(0, 1), (2, 3), None]
     assert devices.take(0, 1) == (4,)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_is_given_back_twice_is_found(size: int) -> None:
+    devices = Devices([2], [size])
+    taken = devices.take(0, 1)
+    assert taken is not None
+    devices.give(taken)
+    with pytest.raises(DovetailError, match=f"accelerator {taken[0]} was given back twice"):
+        devices.give(taken)

@@ -309,7 +309,7 @@ def test_a_checkpoint_that_would_run_other_code_is_refused(
 ) -> None:
     path = tmp_path / "saved"
     named = "".join(f"\x8c{chr(len(word))}{word}" for word in (module, name)).encode("latin-1")
-    path.write_bytes(b"dovetail cluster checkpoint 1\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
+    path.write_bytes(b"dovetail cluster checkpoint 2\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
     with pytest.raises(InputError, match=re.escape(f"it holds {module}.{name}")):
         run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Saving(path, resume=True))
 

@@ -25,27 +25,24 @@ class Active:
     is as of `since_s`; its time is in `received` up to `credited_s`.
     """
 
-    _PLAIN: ClassVar = {
-        "id": np.int64,
-        "kind": np.int64,
-        "width": np.int64,
-        "entity": np.int64,
-        "on": np.int64,
-        "weight": np.float64,
-        "steps": np.float64,
-        "done": np.float64,
-        "steps_left": np.float64,
-        "arrival_s": np.float64,
-        "due_s": np.float64,
-        "since_s": np.float64,
-        "ready_s": np.float64,
-        "rate": np.float64,
-        "finish_s": np.float64,
-        "credited_s": np.float64,
-        "beside": np.int64,
-        "allotted": np.bool_,
-    }
-    _BY_TYPE = ("share", "owed", "received")
+    # Columns lie in few arrays, so that all of them are compacted at once.
+    _INTS: ClassVar = ("id", "kind", "width", "entity", "on", "beside")
+    _FLOATS: ClassVar = (
+        "weight",
+        "steps",
+        "done",
+        "steps_left",
+        "arrival_s",
+        "due_s",
+        "since_s",
+        "ready_s",
+        "rate",
+        "finish_s",
+        "credited_s",
+    )
+    _BY_TYPE: ClassVar = ("share", "owed", "received")
+    _NEW_INTS: ClassVar = np.array([[-1] if name in ("on", "beside") else [0] for name in _INTS])
+    _NEW_FLOATS: ClassVar = np.array([[inf] if name == "finish_s" else [0.0] for name in _FLOATS])
 
     id: Ints
     kind: Ints
@@ -70,8 +67,10 @@ class Active:
     received: Floats
 
     def __init__(self, types: int) -> None:
-        self._room: dict[str, NDArray[np.generic]] = {name: np.zeros(16, kind) for name, kind in self._PLAIN.items()}
-        self._room |= {name: np.zeros((16, types)) for name in self._BY_TYPE}
+        self._ints: Ints = np.zeros((len(self._INTS), 16), np.int64)
+        self._floats: Floats = np.zeros((len(self._FLOATS), 16))
+        self._by_type: Floats = np.zeros((len(self._BY_TYPE), 16, types))
+        self._allotted: NDArray[np.bool_] = np.zeros(16, np.bool_)
         self._count = 0
         self._cut()
 
@@ -79,59 +78,63 @@ class Active:
         return self._count
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the columns as they are cut: loaded as arrays of their own, they would not be those in `_room`."""
-        return {"_room": self._room, "_count": self._count}
+        """Without the columns as they are cut: loaded as arrays of their own, they would not be those of the blocks."""
+        return {name: getattr(self, name) for name in ("_ints", "_floats", "_by_type", "_allotted", "_count")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._room, self._count = state["_room"], state["_count"]
+        self.__dict__.update(state)
         self._cut()
 
     def _cut(self) -> None:
-        for name, column in self._room.items():
-            setattr(self, name, column[: self._count])
+        count, columns = self._count, self.__dict__
+        for names, block in (
+            (self._INTS, self._ints),
+            (self._FLOATS, self._floats),
+            (self._BY_TYPE, self._by_type),
+        ):
+            columns.update(zip(names, block[:, :count], strict=True))
+        self.allotted = self._allotted[:count]
+
+    def _grow(self, room: int) -> None:
+        more = room - len(self._allotted)
+        for name in ("_ints", "_floats", "_by_type"):
+            block = getattr(self, name)
+            empty = np.zeros((len(block), more, *block.shape[2:]), block.dtype)
+            setattr(self, name, np.concatenate((block, empty), axis=1))
+        self._allotted = np.concatenate((self._allotted, np.zeros(more, np.bool_)))
 
     def append(self, jobs: Sequence[Job], kinds: Sequence[int], entities: Sequence[int], received_s: float) -> None:
         """Add jobs; `received_s` is what they count as having had on every type."""
         old, new = self._count, self._count + len(jobs)
-        if new > len(self._room["id"]):
-            for name, column in self._room.items():
-                grown = np.zeros((int(new * _GROWTH), *column.shape[1:]), column.dtype)
-                grown[:old] = column[:old]
-                self._room[name] = grown
+        if new > len(self._allotted):
+            self._grow(int(new * _GROWTH))
         self._count = new
         self._cut()
         at = slice(old, new)
+        self._ints[:, at] = self._NEW_INTS
+        self._floats[:, at] = self._NEW_FLOATS
+        self.allotted[at] = False
+        self.share[at] = self.owed[at] = 0.0
+        self.received[at] = received_s
         self.id[at] = [job.id for job in jobs]
         self.kind[at] = kinds
         self.width[at] = [job.width for job in jobs]
         self.entity[at] = entities
-        self.on[at] = -1
         self.weight[at] = [job.weight for job in jobs]
         self.steps[at] = self.steps_left[at] = [job.steps for job in jobs]
-        self.done[at] = 0.0
         self.arrival_s[at] = [job.arrival_s for job in jobs]
         self.due_s[at] = [inf if job.due_s is None else job.arrival_s + job.due_s for job in jobs]
-        self.since_s[at] = 0.0
-        self.ready_s[at] = 0.0
-        self.rate[at] = 0.0
-        self.finish_s[at] = inf
-        self.credited_s[at] = 0.0
-        self.beside[at] = -1
-        self.allotted[at] = False
-        self.share[at] = 0.0
-        self.owed[at] = 0.0
-        self.received[at] = received_s
 
     def left(self, now: float, rows: Ints | slice = _ALL) -> Floats:
         """Steps that jobs still have to do."""
-        ready_s = self.ready_s[rows]
-        done_s = np.where((self.on[rows] >= 0) & (now > ready_s), now - ready_s, 0.0)
-        return np.maximum(self.steps_left[rows] - done_s * self.rate[rows], 0.0)
+        worked_s = np.maximum(now - self.ready_s[rows], 0.0)  # at rate 0 where a job does not run
+        return np.maximum(self.steps_left[rows] - worked_s * self.rate[rows], 0.0)
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Forget the others."""
-        count = int(mask.sum())
-        for name, column in self._room.items():
-            column[:count] = getattr(self, name)[mask]
-        self._count = count
+        old, kept = self._count, mask.nonzero()[0]
+        self._count = count = len(kept)
+        for block in (self._ints, self._floats, self._by_type):
+            block[:, :count] = block[:, :old].take(kept, axis=1)
+        self._allotted[:count] = self._allotted[kept]
         self._cut()

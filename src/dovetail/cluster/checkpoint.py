@@ -17,7 +17,7 @@ from dovetail.cluster.simulation import Simulation
 from dovetail.core.errors import InputError
 from dovetail.core.files import open_bytes, written_whole
 
-_MAGIC = b"dovetail cluster checkpoint 1\n"
+_MAGIC = b"dovetail cluster checkpoint 2\n"
 _MODULES = ("dovetail.cluster.", "dovetail.solve.")
 _NAMES = {
     "builtins.range",

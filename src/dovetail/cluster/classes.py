@@ -34,7 +34,7 @@ def group(kind: Ints, *traits: NDArray[Any]) -> Classes:
     """
     of, count = _compact(kind)
     for trait in traits:
-        if (trait != trait[0]).any():
+        if np.count_nonzero(trait != trait[0]):
             values, inverse = np.unique(trait, return_inverse=True)
             of, count = _compact(of * len(values) + inverse)
     first = np.empty(len(count), dtype=np.int64)

@@ -57,6 +57,7 @@ class OldClock:
         self._jobs = iter(setup.jobs)
         self._next = next(self._jobs, None)
         self._open = set(range(*setup.window)) if setup.window else None
+        self._price: Floats = np.zeros(0)
         self._price_until = -inf
         self.now = 0.0
         self.rounds = 0
@@ -80,7 +81,7 @@ class OldClock:
                 mechanism.hurry()  # nothing runs and nothing comes: only new shares can help
             self._take_prices(events)
             self._arrive(events)
-            mechanism.update(self.now, self._setup.prices.price_at(self.now))
+            mechanism.update(self.now, self._price)
             self._start()
             self.rounds += bool(len(self._running.rows))
             for observer in self._observers:
@@ -90,8 +91,8 @@ class OldClock:
         """A round is billed at the prices of its end, so they come before what ended."""
         prices = self._setup.prices
         if self.now >= self._price_until:
-            self._price_until = prices.next_change(self.now)
-            events.insert(0, Rows("prices", {"price": prices.price_at(self.now)}))
+            self._price, self._price_until = prices.price_at(self.now), prices.next_change(self.now)
+            events.insert(0, Rows("prices", {"price": self._price}))
             self.mechanism.needs_allocation = True
 
     def _arrive(self, events: list[Rows]) -> None:
@@ -133,35 +134,36 @@ class OldClock:
         steps, finish = running.steps[order], running.finish_s[order]
         seconds = finish - begun
         alone = beside < 0
-        if alone.all():
+        partner = beside
+        if np.count_nonzero(alone) == len(alone):
             self.mechanism.receive(rows, on, seconds)
         else:
             self.mechanism.receive(rows[alone], on[alone], seconds[alone])
-            for a, b, j, s in zip(rows[~alone], beside[~alone], on[~alone], seconds[~alone], strict=True):
-                if a < b:
-                    self.mechanism.receive_pair(int(a), int(b), int(j), float(s))
-        width = jobs.width[rows]
-        failed = (width > 1) & (steps < width)  # too few steps to give every accelerator one
-        if failed.any():
+            first = ~alone & (rows < beside)
+            self.mechanism.receive_pairs(rows[first], beside[first], on[first], seconds[first])
+            partner = np.where(alone, -1, jobs.id[np.maximum(beside, 0)])
+        ids, dropped = jobs.id[rows], []
+        if self._failures or not self.mechanism.narrow:
+            width = jobs.width[rows]
+            failed = (width > 1) & (steps < width)  # too few steps to give every accelerator one
             steps = np.where(failed, 0.0, steps)
+            dropped = self._drop(ids[failed], ids[~failed])
         jobs.done[rows] += steps
-        jobs.steps_left[rows] = jobs.steps[rows] - jobs.done[rows]
-        ended = jobs.steps_left[rows] <= 0
-        done = rows[ended]
-        partner = np.where(beside >= 0, jobs.id[np.maximum(beside, 0)], -1)
-        events = [records.stopped(jobs.id[rows], on, partner, begun, finish, steps)]
-        dropped = self._drop(jobs.id[rows[failed]], jobs.id[rows[~failed]])
+        jobs.steps_left[rows] = left = jobs.steps[rows] - jobs.done[rows]
+        ended = (left <= 0).nonzero()[0]
+        events = [records.stopped(ids, on, partner, begun, finish, steps)]
+        if not len(ended) and not dropped:
+            return events
         gone = np.zeros(len(jobs), dtype=np.bool_)
-        gone[done] = True
-        if len(done):
-            events.append(records.completed(jobs.id[done], finish[ended]))
+        gone[rows[ended]] = True
+        if len(ended):
+            events.append(records.completed(ids[ended], finish[ended]))
         if dropped:
             gone |= np.isin(jobs.id, dropped)
             events.append(records.rejected(np.array(dropped), f"failed {_FAILURES} times in a row"))
-        if gone.any():
-            if self._open is not None:
-                self._open.difference_update(jobs.id[gone].tolist())
-            self.mechanism.leave(gone)
+        if self._open is not None:
+            self._open.difference_update(jobs.id[gone].tolist())
+        self.mechanism.leave(gone)
         return events
 
     def _drop(self, failed: Ints, fine: Ints) -> list[int]:

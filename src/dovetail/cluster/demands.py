@@ -72,11 +72,7 @@ class DemandProgram(ShareProgram):
 
     def top_rate(self) -> Floats:
         """By job: the fastest option there is, normalised."""
-        best, options = np.zeros(len(self.size)), self.options
-        pair = options.b >= 0
-        np.maximum.at(best, options.a, self._value(options.a, options.rate_a))
-        np.maximum.at(best, options.b[pair], self._value(options.b[pair], options.rate_b[pair]))
-        return best[self.at][self.classes.of]
+        return self.top_level()[self.classes.of]
 
     def highest(self, demand: Callable[[float], tuple[Floats, Floats]], cap: float, start: float) -> float:
         """The largest z up to `cap` at which everybody's demand can be met.
@@ -177,9 +173,6 @@ class DemandProgram(ShareProgram):
             for at in (before + np.flatnonzero(values[before:])).tolist():
                 for program in (self.first, self.second):
                     program.set_coefficient(cut.row, 1 + at, values[at])
-
-    def _value(self, slot: Ints, rate: Floats) -> Floats:
-        return np.divide(rate, self.normal[slot])
 
     def _entries(self, cut: Cut) -> Floats:
         """The coefficients of a cut, by option."""

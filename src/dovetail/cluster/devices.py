@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail.cluster.problem import Ints
+from dovetail.core.errors import DovetailError
 
 
 class Devices:
@@ -23,7 +23,7 @@ class Devices:
 
     def __init__(self, counts: Sequence[int], per_server: Sequence[int]) -> None:
         self.first = [0, *np.cumsum(counts).tolist()]
-        self.type_of: Ints = np.repeat(np.arange(len(counts)), counts)
+        self.type_of: list[int] = np.repeat(np.arange(len(counts)), counts).tolist()
         server_of: list[int] = []
         self._of_type: list[range] = []  # the servers of each type
         for count, size in zip(counts, per_server, strict=True):
@@ -35,7 +35,12 @@ class Devices:
         self._idle: list[list[int]] = [[] for _ in range(total)]  # free devices of each server, the lowest last
         for device in reversed(range(len(server_of))):
             self._idle[server_of[device]].append(device)
-        # Servers by how many of their devices are free; dicts keep the order in which servers came.
+        # Where a server has one device: all that are free. One is taken from the end, several from the beginning.
+        self._single = [
+            list(range(first, first + count)) if size == 1 else None
+            for first, count, size in zip(self.first[:-1], counts, per_server, strict=True)
+        ]
+        # Elsewhere, servers by how many of their devices are free; dicts keep the order in which servers came.
         self._by_free: list[list[dict[int, None]]] = []
         for j, size in enumerate(per_server):
             groups: list[dict[int, None]] = [{} for _ in range(size + 1)]
@@ -43,6 +48,7 @@ class Devices:
                 groups[len(self._idle[server])][server] = None
             self._by_free.append(groups)
         self.free = [int(count) for count in counts]
+        self._is_free = bytearray(b"\1" * len(server_of))
         self.down: set[int] = set()
 
     def __len__(self) -> int:
@@ -54,7 +60,7 @@ class Devices:
 
     def could_gather(self, devices: Sequence[int]) -> bool:
         """Whether one server could hold as many, if these were given back."""
-        j, width = int(self.type_of[devices[0]]), len(devices)
+        j, width = self.type_of[devices[0]], len(devices)
         if any(self._by_free[j][width:]):
             return True
         own: dict[int, int] = {}
@@ -66,16 +72,24 @@ class Devices:
         """Devices of a type: of one server, the fullest with enough, else of as few as possible; None if too few."""
         if self.free[j] < width:
             return None
+        self.free[j] -= width
+        single = self._single[j]
+        if single is None:
+            taken = self._from_servers(j, width)
+        elif width == 1:
+            taken = (single.pop(),)
+        else:
+            taken = tuple(sorted(single[:width]))
+            del single[:width]
+        for device in taken:
+            self._is_free[device] = 0
+        return taken
+
+    def _from_servers(self, j: int, width: int) -> tuple[int, ...]:
         groups = self._by_free[j]
-        if width == 1 and len(groups) == 2:  # one device in a server: any free one will do
-            server, _ = groups[1].popitem()
-            groups[0][server] = None
-            self.free[j] -= 1
-            return (self._idle[server].pop(),)
-        if width < len(groups):
-            for group in groups[width:]:
-                if group:
-                    return self._remove(j, next(iter(group)), width)
+        for group in groups[width:]:
+            if group:
+                return self._remove(j, next(iter(group)), width)
         taken: list[int] = []
         for size in range(len(groups) - 1, 0, -1):
             while len(taken) < width and groups[size]:
@@ -87,7 +101,6 @@ class Devices:
         taken = tuple(idle[: -count - 1 : -1])
         del idle[-count:]
         self._move(j, server, len(idle) + count, len(idle))
-        self.free[j] -= count
         return taken
 
     def _move(self, j: int, server: int, before: int, after: int) -> None:
@@ -100,22 +113,36 @@ class Devices:
         for device in devices:
             if device in self.down:
                 continue
-            j, server = int(self.type_of[device]), self.server_of[device]
+            if self._is_free[device]:
+                raise DovetailError(f"accelerator {device} was given back twice, which should not happen")
+            self._is_free[device] = 1
+            j = self.type_of[device]
+            self.free[j] += 1
+            single = self._single[j]
+            if single is not None:
+                single.append(device)
+                continue
+            server = self.server_of[device]
             idle = self._idle[server]
             idle.append(device)
             if len(idle) > 1:
                 idle.sort(reverse=True)
             self._move(j, server, len(idle) - 1, len(idle))
-            self.free[j] += 1
 
     def fail(self, device: int, held: bool) -> None:
         """A device is down. Whoever holds it must give it back; a free one is free no more."""
         self.down.add(device)
-        if not held:
-            j, server = int(self.type_of[device]), self.server_of[device]
+        if held:
+            return
+        j, server = self.type_of[device], self.server_of[device]
+        self.free[j] -= 1
+        self._is_free[device] = 0
+        single = self._single[j]
+        if single is not None:
+            single.remove(device)
+        else:
             self._idle[server].remove(device)
             self._move(j, server, len(self._idle[server]) + 1, len(self._idle[server]))
-            self.free[j] -= 1
 
     def mend(self, device: int) -> None:
         """A device is up again, and free."""

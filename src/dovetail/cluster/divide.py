@@ -22,9 +22,9 @@ def equally(problem: Problem, classes: Classes, program: ShareProgram, *, value:
     paired = np.flatnonzero((options.b >= 0) & (total > 10.0**-DIGITS)) if some_shared else program.single[:0]
     if not len(paired):
         # On classes, not jobs: the same limits, and fewer numbers.
-        alone /= np.maximum(alone.sum(axis=1), 1.0)[:, None]
+        alone /= np.maximum(np.add.reduce(alone, axis=1, keepdims=True), 1.0)
         used = (classes.count * problem.width[classes.first]) @ alone
-        if (used > problem.counts).any():
+        if np.count_nonzero(used > problem.counts):
             alone *= np.minimum(problem.counts / np.maximum(used, 1e-300), 1.0)
         return Allocation(share=alone[classes.of], value=value, why=why)
     slot_class = np.full(len(program.size), -1)
@@ -108,7 +108,7 @@ def pair_up(shared: list[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Floats]:
 def _along(left: Ints, right: Ints) -> tuple[Ints, Floats]:
     """Both sides laid along the same line: who lies beside whom, and how much of the line."""
     a, b = len(left), len(right)
-    cuts = np.union1d(np.arange(a + 1) * b, np.arange(b + 1) * a)
+    cuts = np.array(sorted({*range(0, a * b + 1, a), *range(0, a * b + 1, b)}))
     pairs = np.stack([left[cuts[:-1] // b], right[cuts[:-1] // a]], axis=1)
     return pairs, np.diff(cuts) / (a * b)
 

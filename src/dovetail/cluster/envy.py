@@ -25,7 +25,7 @@ def envy(problem: Problem, found: Allocation) -> float | None:
     """
     if problem.jobs < 2:
         return None
-    rows = np.unique(np.linspace(0, problem.jobs - 1, min(_MOST, problem.jobs)).astype(np.int64))
+    rows = np.linspace(0, problem.jobs - 1, min(_MOST, problem.jobs)).astype(np.int64)
     kind = problem.kind if found.kind is None else found.kind
     width = problem.width if found.kind is None or problem.kind_width is None else problem.kind_width[kind]
     share = found.share

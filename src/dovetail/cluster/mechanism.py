@@ -56,6 +56,7 @@ class Mechanism:
         self.pair_rates = pair_rates if policy.packs else None
         self._least_left: Floats = _LEAST_LEFT_S * rates.max(axis=1, initial=0.0)
         self.rules = rules
+        self._by_fraction = rules.priority == "fraction"
         self.entity_weight = entity_weight
         self.jobs = Active(len(types))
         self.pairs = Pairs(len(types))
@@ -65,10 +66,11 @@ class Mechanism:
         self.why = ""
         self.envy: float | None = None  # under the last allocation, if it was looked at
         self.runs_as: Ints | None = None  # the kinds that jobs should have, under the last allocation
-        self.elastic = bool(kinds) and getattr(policy, "elastic", False)
+        self.every_round: bool = getattr(policy, "every_round", False)
+        self.elastic: bool = bool(kinds) and getattr(policy, "elastic", False)
         self.kind_width: Ints = np.array([width for _, width in kinds], dtype=np.int64)
         self._scaled = scaled_kinds(kinds) if self.elastic else None
-        self.worked: Floats = np.zeros(len(types))  # seconds of every type since the last settling
+        self.worked: Floats = np.zeros(len(types))  # seconds of every type since the last settling, for fractions
         self._rng = rng
         self._allotted_at: float | None = None
         self._counted_to = 0.0
@@ -96,22 +98,26 @@ class Mechanism:
     def receive(self, rows: Ints, on: Ints, seconds: Floats) -> None:
         """Jobs that ran alone had these seconds of these types."""
         self.jobs.received[rows, on] += seconds  # every row is there once
-        np.add.at(self.worked, on, seconds)
+        if self._by_fraction:
+            np.add.at(self.worked, on, seconds)
 
-    def receive_pair(self, a: int, b: int, on: int, seconds: float) -> None:
-        row = int(self.pairs.find(np.array([min(a, b)]), np.array([max(a, b)]))[0])
-        if row >= 0:
-            self.pairs.received[row, on] += seconds
-            self.worked[on] += seconds
+    def receive_pairs(self, a: Ints, b: Ints, on: Ints, seconds: Floats) -> None:
+        """Pairs, the position of the first job smaller, had these seconds together."""
+        at = self.pairs.find(a, b)
+        known = at >= 0
+        self.pairs.received[at[known], on[known]] += seconds[known]
+        if self._by_fraction:
+            np.add.at(self.worked, on[known], seconds[known])
 
     @property
     def speed(self) -> Floats:
         """Steps per second of every job on every type."""
-        if self._speed_of != (len(self.jobs), self._compactions):
+        now = (len(self.jobs.kind), self._compactions)
+        if self._speed_of != now:
             self._speed = self.rates[self.jobs.kind]
             self._positive = self._speed > 0
-            self.narrow = bool((self.jobs.width == 1).all())
-            self._speed_of = (len(self.jobs), self._compactions)
+            self.narrow = not np.count_nonzero(self.jobs.width != 1)
+            self._speed_of = now
         return self._speed
 
     @property
@@ -136,8 +142,8 @@ class Mechanism:
     def update(self, now: float, prices: Floats) -> bool:
         """Settle what is owed, and ask the policy for new shares if it is time; whether it was asked."""
         due = not self._allotted_at or now - self._allotted_at >= self.rules.allocate_every_s
-        asked = (self.needs_allocation and due) or getattr(self.policy, "every_round", False)
-        if self.rules.priority == "owed" or asked:
+        asked = (self.needs_allocation and due) or self.every_round
+        if asked or not self._by_fraction:
             self._settle(now)
         if asked and len(self.jobs):
             self._allocate(now, prices)
@@ -148,14 +154,16 @@ class Mechanism:
         passed, start = now - self._counted_to, self.rules.round_s / 2
         self._counted_to = now
         for rows, begun in ((self.jobs, start), (self.pairs, 0.0)):
-            if not len(rows):
+            if not len(rows.share):
                 continue
             rows.owed += rows.share * passed - (rows.received - begun)
             rows.received[:] = begun
-            if self.rules.priority == "owed":
+            if not self._by_fraction:
                 limit = _PATIENCE * self.rules.round_s
-                np.clip(rows.owed, -limit, limit, out=rows.owed)
-        self.worked = self.jobs.received.sum(axis=0) + self.pairs.received.sum(axis=0)
+                np.maximum(rows.owed, -limit, out=rows.owed)
+                np.minimum(rows.owed, limit, out=rows.owed)
+        if self._by_fraction:
+            self.worked = self.jobs.received.sum(axis=0) + self.pairs.received.sum(axis=0)
 
     def _allocate(self, now: float, prices: Floats) -> None:
         problem = self.problem(now, prices)
@@ -165,7 +173,7 @@ class Mechanism:
         jobs = self.jobs
         jobs.share[:] = found.share
         jobs.allotted[:] = True
-        if self.rules.priority == "owed":
+        if not self._by_fraction:
             jobs.owed[found.share <= 0] = 0.0
         if len(found.pairs) or len(self.pairs):
             share = found.pair_share if len(found.pairs) else np.zeros((0, len(self.types)))
@@ -208,31 +216,34 @@ class Mechanism:
         order = list(range(len(self.types)))
         if self.policy.agnostic:
             self._rng.shuffle(order)
-        jobs = self.jobs
         if self.rules.global_queue:
             return self._scan_all(order)
-        choice = Choice(np.full(len(jobs), -1), np.full(len(jobs), -1))
-        free = np.ones(len(jobs), dtype=np.bool_)
-        left = self.counts.copy()
-        ranks: tuple[Floats, ...] = ()
+        jobs, runs = self.jobs, self._able
+        narrow, paired = self.narrow, len(self.pairs) > 0  # read here, for it is looked up with who is able
+        choice = Choice(*np.full((2, len(runs)), -1))
+        free = choice.on < 0
+        left = self.counts.tolist()
+        ranks: list[Floats] = []
+        pair_ranks: list[Floats] = []
         for only_allotted in self._passes():
+            able = runs & (jobs.share > 0) if only_allotted else runs
             for j in order:
                 if not left[j]:
                     continue
-                ok = free & self._able[:, j]
-                if only_allotted:
-                    ok &= jobs.share[:, j] > 0
-                rows = ok.nonzero()[0]
-                if len(self.pairs):
-                    self._scan(j, rows, left, free, choice)
+                if paired:
+                    ranks, pair_ranks = ranks or self._ranks(jobs), pair_ranks or self._ranks(self.pairs)
+                    left[j] = self._scan(j, able[:, j], left[j], choice, ranks, pair_ranks)
                     continue
-                if (len(rows) if self.narrow else jobs.width[rows].sum()) > left[j]:
+                rows = (able[:, j] & free).nonzero()[0]
+                needed = len(rows) if narrow else int(jobs.width[rows].sum())
+                if needed > left[j]:
                     ranks = ranks or self._ranks(jobs)
-                    rows = rows[np.lexsort([-key[rows, j] for key in reversed(ranks)])]
-                    rows = rows[: left[j]] if self.narrow else rows[fitting(jobs.width[rows], int(left[j]))]
+                    rows = rows[np.lexsort([key[:, j][rows] for key in ranks])]
+                    rows = rows[: left[j]] if narrow else rows[fitting(jobs.width[rows], left[j])]
+                    needed = len(rows) if narrow else int(jobs.width[rows].sum())
                 choice.on[rows] = j
                 free[rows] = False
-                left[j] -= len(rows) if self.narrow else jobs.width[rows].sum()
+                left[j] -= needed
         return choice
 
     def _passes(self) -> tuple[bool, ...]:
@@ -240,61 +251,69 @@ class Mechanism:
         the former. The older rule fills type after type with anybody, as do policies that do not tell types apart."""
         if self.policy.strict:
             return (True,)
-        old = self.rules.priority == "fraction" or self.policy.agnostic
+        old = self._by_fraction or self.policy.agnostic
         return (False,) if old else (True, False)
 
     def ranked(self, j: int, among: NDArray[np.bool_]) -> Ints:
         """Those who could run on a type, the first in rank first."""
-        rows = np.flatnonzero(among & (self.speed[:, j] > 0))
-        order: Ints = rows[np.lexsort(tuple(-key[rows, j] for key in reversed(self._ranks(self.jobs))))]
+        rows = (among & self._able[:, j]).nonzero()[0]
+        order: Ints = rows[np.lexsort([key[:, j][rows] for key in self._ranks(self.jobs)])]
         return order
 
-    def _ranks(self, rows: Active | Pairs) -> tuple[Floats, ...]:
-        """Keys by which rows go first, the most important one first."""
-        if self.rules.priority == "owed":
-            owed = rows.owed
-            if isinstance(rows, Active) and self.rules.restart_s and len(rows):
-                owed = owed.copy()
-                running = np.flatnonzero(rows.on >= 0)
-                owed[running, rows.on[running]] += 2 * self.rules.restart_s  # who takes over pays for a restart
-            return np.where(rows.share > 0, owed, -np.inf), rows.share
+    def _ranks(self, rows: Active | Pairs) -> list[Floats]:
+        """Keys by which rows go first if they are small, the most important one last."""
+        if not self._by_fraction:
+            late = -rows.owed
+            if isinstance(rows, Active) and self.rules.restart_s:
+                running = (rows.on >= 0).nonzero()[0]
+                late[running, rows.on[running]] -= 2 * self.rules.restart_s  # who takes over pays for a restart
+            late[rows.share <= 0] = np.inf
+            return [-rows.share, late]
         had = rows.received
-        fraction = np.divide(had, self.worked, out=np.zeros_like(had), where=self.worked > 0)
-        rank = rows.share * _NEVER_HAD
-        np.divide(rows.share, fraction, out=rank, where=fraction > 0)
-        return rank, rows.owed, rows.share
+        fraction = np.divide(had, self.worked, out=np.zeros(had.shape), where=self.worked > 0)
+        rank = rows.share * -_NEVER_HAD
+        np.divide(-rows.share, fraction, out=rank, where=fraction > 0)
+        return [-rows.share, -rows.owed, rank]
 
-    def _scan(self, j: int, rows: Ints, left: Ints, free: NDArray[np.bool_], choice: Choice) -> None:
-        """One type with pairs among the candidates, one by one."""
-        ranks, pair_ranks = self._ranks(self.jobs), self._ranks(self.pairs)
-        a, b = self.pairs.a, self.pairs.b
-        together = np.flatnonzero(free[a] & free[b] & (self._pair_speed(j) > 0) & (self.pairs.share[:, j] > 0))
-        keys = [np.concatenate((-s[rows, j], -p[together, j])) for s, p in zip(ranks, pair_ranks, strict=True)]
-        for at in np.lexsort(tuple(reversed(keys))).tolist():
-            if at < len(rows):
-                i = k = int(rows[at])
-            else:
-                i, k = int(a[together[at - len(rows)]]), int(b[together[at - len(rows)]])
-            if self.jobs.width[i] <= left[j] and free[i] and free[k]:
+    def _scan(
+        self,
+        j: int,
+        able: NDArray[np.bool_],
+        left: int,
+        choice: Choice,
+        ranks: list[Floats],
+        pair_ranks: list[Floats],
+    ) -> int:
+        """One type with pairs among the candidates, one by one; gives what is left of it."""
+        a, b, free = self.pairs.a, self.pairs.b, choice.on < 0
+        rows = (able & free).nonzero()[0]
+        together = (free[a] & free[b] & (self._pair_speed(j) > 0) & (self.pairs.share[:, j] > 0)).nonzero()[0]
+        keys = [np.concatenate((s[rows, j], p[together, j])) for s, p in zip(ranks, pair_ranks, strict=True)]
+        first, second = np.concatenate((rows, a[together])), np.concatenate((rows, b[together]))
+        order = np.lexsort(keys)
+        width = self.jobs.width[first[order]].tolist()
+        for i, k, needed in zip(first[order].tolist(), second[order].tolist(), width, strict=True):
+            if needed <= left and free[i] and free[k]:
                 self._take(i, k, j, free, choice)
-                left[j] -= self.jobs.width[i]
-                if not left[j]:
-                    return
+                left -= needed
+                if not left:
+                    break
+        return left
 
     def _scan_all(self, order: list[int]) -> Choice:
         """All types ranked together: the best row anywhere goes first."""
         jobs, pairs = self.jobs, self.pairs
         choice = Choice(np.full(len(jobs), -1), np.full(len(jobs), -1))
         free = np.ones(len(jobs), dtype=np.bool_)
-        left = self.counts.copy()
+        left = self.counts.tolist()
         count, total = len(jobs), len(jobs) + len(pairs)
         speeds = np.concatenate((self.speed, np.stack([self._pair_speed(j) for j in range(len(self.types))], axis=1)))
         ranks, pair_ranks = self._ranks(jobs), self._ranks(pairs)
         keys = [
-            np.concatenate([-np.concatenate((s[:, j], p[:, j])) for j in order])
+            np.concatenate([np.concatenate((s[:, j], p[:, j])) for j in order])
             for s, p in zip(ranks, pair_ranks, strict=True)
         ]
-        for at in np.lexsort(tuple(reversed(keys))).tolist():
+        for at in np.lexsort(keys).tolist():
             j, row = order[at // total], at % total
             i, k = (row, row) if row < count else (int(pairs.a[row - count]), int(pairs.b[row - count]))
             if not (free[i] and free[k] and speeds[row, j] > 0 and jobs.width[i] <= left[j]):

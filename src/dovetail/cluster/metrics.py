@@ -156,13 +156,14 @@ class Metrics:
         ids, on = np.asarray(columns["id"]), np.asarray(columns["on"])
         seconds = np.asarray(columns["to_s"]) - np.asarray(columns["from_s"])
         held = seconds * self._widths[self._jobs["runs_as"][ids]]
-        paired = np.asarray(columns["beside"]) >= 0
-        charged = held
-        if paired.any():
-            charged = np.where(paired, held * self._pair_charge, held)
-            held = np.where(paired, held * 0.5, held)
-        self._busy += np.bincount(on, held, minlength=len(self._types))
-        self._cost += float((np.bincount(on, charged, minlength=len(self._types)) * self._prices).sum()) / 3600
+        paired, types = np.asarray(columns["beside"]) >= 0, len(self._types)
+        if np.count_nonzero(paired):
+            by_type = np.bincount(on, np.where(paired, held * 0.5, held), minlength=types)
+            charged = np.bincount(on, np.where(paired, held * self._pair_charge, held), minlength=types)
+        else:
+            charged = by_type = np.bincount(on, held, minlength=types)
+        self._busy += by_type
+        self._cost += float((charged * self._prices).sum()) / 3600
 
     def _used(self, columns: dict[str, Any]) -> None:
         """Seconds of accelerators by type, where there are shares of time instead of leases."""

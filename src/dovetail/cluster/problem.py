@@ -73,7 +73,7 @@ class Allocation:
         ):
             if rows and share.shape != (rows, types):
                 return f"{name} is {share.shape}, expected {(rows, types)}"
-            if rows and not (np.isfinite(share).all() and (share >= -_ROUNDING).all()):
+            if rows and not (share.min() >= -_ROUNDING and share.max() < np.inf):
                 return f"{name} holds a value that is no share of time"
         if self.kind is not None:
             may = problem.kind[:, None] if problem.scaled is None else problem.scaled[problem.kind]

@@ -13,10 +13,12 @@ fixed preference, so that the answer does not depend on the way the solver took.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dovetail.cluster.classes import Classes
 from dovetail.cluster.options import Options, alone, shared
@@ -28,6 +30,15 @@ from dovetail.solve import LinearProgram
 SLACKS = (1e-10, 1e-9, 1e-8, 1e-7)  # levels that were reached before may be out of reach by rounding
 STAY, LUCK = 1e-5, 1e-6  # weights of the tie-breaks; a normalised throughput is about 1
 LEVEL = 0  # the column of the level
+
+
+class Prices(NamedTuple):
+    """Of rows, at some highest level. Options that were closed then have no say in them: a class beside itself."""
+
+    types: float  # of all accelerators
+    time: Floats  # by slot
+    level: Floats
+    two: NDArray[np.bool_]  # by slot: whether there were two jobs
 
 
 class ShareProgram:
@@ -54,10 +65,12 @@ class ShareProgram:
     _time_row: Ints
     _level_row: Ints
     _slope: Floats  # by slot: what stands in the column of the level
-    _gain: Floats  # by option: normalised throughput
+    _gain: Floats  # by option: normalised throughput, and a little luck
+    _cost: Floats  # by option: what stands in the second program
     _luck: Floats
     _last: Floats  # by option: share of time at the last decision
-    _floors: dict[int, Floats]  # by program: the lower bounds of its level rows
+    _bounds: dict[int, tuple[Floats, Floats]]  # by program: the bounds of its time rows and of its level rows
+    _prices: Prices | None
 
     def __init__(self) -> None:
         self._marks: tuple[Floats | Ints | None, ...] = ()
@@ -82,41 +95,77 @@ class ShareProgram:
         marks = (problem.counts, rates, pair_rates, worth)
         if len(marks) != len(self._marks) or not all(map(_same, marks, self._marks)):
             self._start(problem, rates, pair_rates, worth)
-        new = [c for c, key in enumerate(classes.key) if key not in self._slot]
-        if len(self._slot) + len(new) > 64 + 3 * len(classes.key):
-            self._start(problem, rates, pair_rates, worth)
-            new = list(range(len(classes.key)))
-        if new:
+        known = self._slot
+        at = [known.get(key, -1) for key in classes.key]
+        if -1 in at:
+            new = [c for c, slot in enumerate(at) if slot < 0]
+            if len(known) + len(new) > 64 + 3 * len(at):
+                self._start(problem, rates, pair_rates, worth)
+                new = list(range(len(at)))
             self._grow(classes, problem.width, np.array(new))
-        self.at = np.array([self._slot[key] for key in classes.key], dtype=np.int64)
-        size = np.zeros(len(self._slot))
-        size[self.at] = classes.count
-        changed = np.flatnonzero(size != self.size)
-        if len(changed):
-            self._resize(size, changed)
+            at = [self._slot[key] for key in classes.key]
+        self.at = np.array(at, dtype=np.int64)
+        self.size = np.zeros(len(self._slot))
+        self.size[self.at] = classes.count
 
     def highest_level(self, step: Floats, floor: Floats) -> float:
         """The largest z so that every job of a class can have the level `floor + step * z`."""
-        slope, base = np.zeros(len(self.size)), np.zeros(len(self.size))
-        slope[self.at], base[self.at] = step * self.size[self.at], floor * self.size[self.at]
-        for slot in np.flatnonzero(slope != self._slope).tolist():
+        if (level := self.level_above(step, floor, SLACKS)) is None:
+            raise _no_solution()
+        return level
+
+    def level_above(self, step: Floats, floor: Floats, slacks: Sequence[float] = SLACKS[:1]) -> float | None:
+        """The same; None if who has no step cannot have its floor."""
+        slope, base = self._by_slot(step), self._by_slot(floor)
+        for slot in (slope != self._slope).nonzero()[0].tolist():
             self.first.set_coefficient(int(self._level_row[slot]), LEVEL, -slope[slot])
         self._slope = slope
-        for slack in SLACKS:
-            self._bound_levels(self.first, base - slack * np.abs(base))
+        for slack in slacks:
+            self._bound_rows(self.first, base - slack * np.abs(base))
             if (level := self._solved(self.first)) is not None:
                 return level
-        raise _no_solution()
+        return None
+
+    def settle_highest(self, step: Floats) -> float:
+        """The largest z so that every job of a class can have the level `step * z`, chosen among such shares.
+
+        By duality, row prices that fitted other numbers of jobs bound z for these too. If the second program can hold
+        that bound, it is z, and the first need not be solved.
+        """
+        level = self._bound_of_level(step)
+        if level is None or not self._held(self._by_slot(step * level), SLACKS[0], None):
+            level = self.highest_level(step, np.zeros(len(step)))
+            self._keep_prices()
+            self._choose(step * level, None)
+        self._remember()
+        return level
+
+    def _bound_of_level(self, step: Floats) -> float | None:
+        if self._prices is None:
+            return None
+        price = self._prices
+        if self._pair_rates is not None and ((self.size >= 2) & ~price.two).any():
+            return None
+        asked = float(price.level @ self._by_slot(step))
+        return (price.types + float(price.time @ self.size)) / asked if asked > 0 else None
+
+    def _keep_prices(self) -> None:
+        price = np.abs(self.first.row_prices())
+        types = float(price[: self._types] @ self._counts)
+        self._prices = Prices(types, price[self._time_row], price[self._level_row], self.size >= 2)
+
+    def _by_slot(self, by_job: Floats) -> Floats:
+        """By slot: the total over all its jobs of what is given by class and job."""
+        total = np.zeros(len(self.size))
+        total[self.at] = by_job * self.size[self.at]
+        return total
 
     def best_worth(self, floor: Floats | None = None) -> float | None:
         """The largest total of steps per second, each times what it is worth on its type.
 
         Every job of a class has at least the level `floor`; None if that cannot be.
         """
-        base = np.zeros(len(self.size))
-        if floor is not None:
-            base[self.at] = floor * self.size[self.at]
-        self._bound_levels(self.first, base)
+        self._bound_rows(self.first, np.zeros(len(self.size)) if floor is None else self._by_slot(floor))
         value = self._solved(self.first)
         return None if value is None else value * self._worth_scale
 
@@ -134,24 +183,34 @@ class ShareProgram:
         self._last = self.settled / np.maximum(self.size[self.options.a], 1.0)
 
     def _choose(self, floor: Floats | None, worth: float | None) -> None:
-        base = np.zeros(len(self.size))
-        if floor is not None:
-            base[self.at] = floor * self.size[self.at]
-        self.second.set_costs(self._columns, self._gain + STAY * self._last + LUCK * self._luck)
-        for slack in SLACKS:
-            self._bound_levels(self.second, base * (1 - slack))
-            self._hold_more(slack)
-            if worth is not None:
-                self.second.set_row_bounds([self._types], [worth / self._worth_scale * (1 - slack)], [inf])
-            if self._solved(self.second) is not None:
-                break
-        else:
+        base = np.zeros(len(self.size)) if floor is None else self._by_slot(floor)
+        if not any(self._held(base, slack, worth) for slack in SLACKS):
             raise _no_solution()
+
+    def _held(self, base: Floats, slack: float, worth: float | None) -> bool:
+        """Solve the second program with these levels and this worth, less a little; whether there is a solution."""
+        cost = self._gain + STAY * self._last
+        moved = (cost != self._cost).nonzero()[0]
+        self.second.set_costs(self._columns[moved], cost[moved])
+        self._cost = cost
+        self._bound_rows(self.second, base * (1 - slack))
+        self._hold_more(slack)
+        if worth is not None:
+            self.second.set_row_bounds([self._types], [worth / self._worth_scale * (1 - slack)], [inf])
+        return self._solved(self.second) is not None
 
     @property
     def total(self) -> Floats:
         """By option: the time spent on it, at the last solution."""
         return np.maximum(self._solved_last.values()[1:], 0.0)
+
+    def top_level(self) -> Floats:
+        """By class: the level of a job that spends all its time on the fastest option."""
+        best, options = np.zeros(len(self.size)), self.options
+        pair = options.b >= 0
+        np.maximum.at(best, options.a, options.rate_a / self.normal[options.a])
+        np.maximum.at(best, options.b[pair], options.rate_b[pair] / self.normal[options.b[pair]])
+        return best[self.at]
 
     def fits(self) -> Floats:
         """By class: 1 if there is any type that it runs on, else 0."""
@@ -188,8 +247,8 @@ class ShareProgram:
         self.size = self._number = self._slope = self._last = self._luck = self._gain = self.normal = np.zeros(0)
         self._rates = np.zeros((0, self._types))
         self.options = Options(self._kind, self._kind, self._kind, self.size, self.size)
-        self._floors = {}
         self.first, self.second = LinearProgram(maximise=True), LinearProgram(maximise=True)
+        self._bounds = {id(program): (self.size, self.size) for program in (self.first, self.second)}
         for program in (self.first, self.second):
             program.add_rows(np.full(self._types, -inf), problem.counts.astype(np.float64))
             program.add_rows([-inf], [inf])  # the worth that the second program holds
@@ -209,6 +268,8 @@ class ShareProgram:
         row = self.first.rows
         for program in (self.first, self.second):
             program.add_rows(np.repeat([-inf, 0.0], more), np.repeat([0.0, inf], more))
+            size, base = self._bounds[id(program)]
+            self._bounds[id(program)] = np.append(size, np.zeros(more)), np.append(base, np.zeros(more))
         for name, values in (
             ("_kind", kind),
             ("_number", np.array([random.Random(repr(key)).random() for key in keys])),
@@ -233,13 +294,15 @@ class ShareProgram:
         self._enter(self.second, options, upper)
         first = self.first.columns - len(options)
         self.first.set_costs(first + np.arange(len(options)), worth)
-        self._gain = np.concatenate([self._gain, gain])
-        self._luck = np.concatenate([self._luck, options.luck(self._number)])
+        luck = options.luck(self._number)
+        self._gain = np.concatenate([self._gain, gain + LUCK * luck])
+        self._luck = np.concatenate([self._luck, luck])
+        self._cost = np.full(len(self._gain), np.nan)
         self._last = np.concatenate([self._last, self._recall(options)])
         self._columns = np.arange(1, 1 + len(self.options), dtype=np.int32)
         self.single = np.flatnonzero(self.options.b < 0)
         self.single_at = self.options.a[self.single], self.options.type[self.single]
-        self._floors = {}
+        self._prices = None
 
     def _recall(self, options: Options) -> Floats:
         if not self._kept:
@@ -273,26 +336,28 @@ class ShareProgram:
 
     # ----------------------------------------------------------------- changing
 
-    def _resize(self, size: Floats, changed: Ints) -> None:
-        rows, below = self._time_row[changed], np.full(len(changed), -inf)
-        options = self.options
-        paired = np.zeros(0, dtype=np.int64)
+    def _bound_rows(self, program: LinearProgram, base: Floats) -> None:
+        """Give a program's rows the time that classes have now, and these levels."""
+        was_size, was_base = self._bounds[id(program)]
+        size, self._bounds[id(program)] = self.size, (self.size, base)
+        moved = (base != was_base).nonzero()[0]
+        if len(moved):
+            program.set_row_bounds(self._level_row[moved], base[moved], np.full(len(moved), inf))
+        if size is was_size:
+            return
+        resized = (size != was_size).nonzero()[0]
+        program.set_row_bounds(self._time_row[resized], np.full(len(resized), -inf), size[resized])
         if self._pair_rates is not None:
-            turned = (size >= 2) != (self.size >= 2)
-            paired = np.flatnonzero((options.a == options.b) & turned[options.a])
-        for program in (self.first, self.second):
-            program.set_row_bounds(rows, below, size[changed])
-            if len(paired):
-                upper = np.where(size[options.a[paired]] >= 2, inf, 0.0)
-                program.set_bounds(paired + 1, np.zeros(len(paired)), upper)
-        self.size = size
+            self._bound_pairs(program, was_size)
 
-    def _bound_levels(self, program: LinearProgram, base: Floats) -> None:
-        known = self._floors.get(id(program))
-        changed = np.arange(len(base)) if known is None else np.flatnonzero(base != known)
-        if len(changed):
-            program.set_row_bounds(self._level_row[changed], base[changed], np.full(len(changed), inf))
-            self._floors[id(program)] = base
+    def _bound_pairs(self, program: LinearProgram, before: Floats) -> None:
+        """A class can be beside itself from its second job on."""
+        itself = (self.options.a == self.options.b).nonzero()[0]
+        two = self.size[self.options.a[itself]] >= 2
+        turned = two != (before[self.options.a[itself]] >= 2)
+        columns = itself[turned]
+        if len(columns):
+            program.set_bounds(columns + 1, np.zeros(len(columns)), np.where(two[turned], inf, 0.0))
 
     def _solved(self, program: LinearProgram) -> float | None:
         solution = program.solve()
@@ -307,4 +372,4 @@ def _no_solution() -> DovetailError:
 
 
 def _same(a: Floats | Ints | None, b: Floats | Ints | None) -> bool:
-    return (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
+    return a is b if a is None or b is None else a.shape == b.shape and not np.count_nonzero(a != b)

@@ -150,7 +150,7 @@ def header(setup: Setup, policy: Policy, name: str, options: dict[str, Any], rul
         fastest=fastest(setup, policy)[0].tolist(),
     )
     placed = Devices(setup.counts.tolist(), setup.per_server.tolist())
-    places = zip(placed.type_of.tolist(), placed.server_of, strict=True)
+    places = zip(placed.type_of, placed.server_of, strict=True)
     pool = Pool(
         tuple(Device(i, setup.types[j], server) for i, (j, server) in enumerate(places)),
         {kind: DeviceType(kind) for kind in setup.types},

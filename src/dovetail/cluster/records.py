@@ -45,22 +45,16 @@ def started(
     ids: Ints | Sequence[int],
     on: Ints | Sequence[int],
     devices: Sequence[Sequence[int]],
-    beside: Sequence[int],
     why: Sequence[int],
-    setup_s: Sequence[float],
-    restart_s: float,
+    beside: Ints | None = None,
+    setup_s: Floats | None = None,
     kinds: Ints | None = None,
 ) -> Rows:
-    """`why` is a place in the header's list of reasons; prices are written where one is not that of a restart, and
-    kinds where jobs may have another width than they came with."""
+    """`why` is a place in the header's list of reasons. The others are written where somebody has company, where a
+    start may cost another price than a restart's, and where jobs may have another width than they came with."""
     columns: dict[str, Any] = {"id": ids, "on": on, "devices": devices, "why": why}
-    if kinds is not None:
-        columns["kind"] = kinds
-    if any(other >= 0 for other in beside):
-        columns["beside"] = beside
-    if any(price_s != restart_s for price_s in setup_s):
-        columns["setup_s"] = setup_s
-    return Rows("started", columns)
+    more = {"kind": kinds, "beside": beside, "setup_s": setup_s}
+    return Rows("started", columns | {name: column for name, column in more.items() if column is not None})
 
 
 def stopped(

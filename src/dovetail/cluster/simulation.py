@@ -1,8 +1,4 @@
-"""The cluster in virtual time: rounds decided by the mechanism, leases on devices, arrivals and ends inside rounds.
-
-A lease is a job's stay on the same accelerators. It begins with a restart (unless the job was there already), works at
-the rate of where and beside whom it is, and ends when the job is done, when its turn is over, or when a device fails.
-"""
+"""The cluster in virtual time: rounds decided by the mechanism, arrivals, ends and outages inside rounds."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ import numpy as np
 from dovetail.cluster import records
 from dovetail.cluster.admission import admit
 from dovetail.cluster.bounds import fastest
-from dovetail.cluster.devices import Devices
-from dovetail.cluster.mechanism import Choice, Mechanism
+from dovetail.cluster.leases import NOBODY, Ids, Leases
+from dovetail.cluster.mechanism import Mechanism
 from dovetail.cluster.problem import Floats, Ints, Policy
 from dovetail.cluster.rules import Rules
 from dovetail.cluster.setup import Kinds, Setup
@@ -50,9 +46,7 @@ class Simulation:
             weights,
             setup.throughputs.kinds,
         )
-        self._spread = setup.throughputs.spread
-        self._devices = Devices(setup.counts.tolist(), setup.per_server.tolist())
-        self._held: dict[int, tuple[int, ...]] = {}  # devices by job id; two jobs that share hold the same
+        self._leases = Leases(setup, self.mechanism)
         self._kinds = Kinds(setup)
         self._runs = fastest(setup, policy)[0] > 0
         self._jobs: Iterator[Job] = iter(setup.jobs)
@@ -68,7 +62,7 @@ class Simulation:
         )
         self._done: list[int] = []  # positions of jobs that finished in this round
         self._waiting: list[Iterator[int] | None] = []
-        self._scattered: set[int] = set()  # wide jobs in more servers than they need
+        self._price: Floats = np.zeros(0)
         self._price_until = -inf
         self._begun = 0.0  # when this round began; work is saved then
         self.now = 0.0
@@ -124,10 +118,9 @@ class Simulation:
         """How many rounds from here on would change nothing: everybody runs where all of his share is, and nothing
         happens. They are not gone through."""
         mechanism, jobs = self.mechanism, self.mechanism.jobs
-        policy = mechanism.policy
-        if mechanism.needs_allocation or policy.agnostic or getattr(policy, "every_round", False):
+        if mechanism.needs_allocation or mechanism.policy.agnostic or mechanism.every_round:
             return 0
-        if self._done or self._scattered or len(mechanism.pairs) or not (jobs.on >= 0).all():
+        if self._done or self._leases.scattered or len(mechanism.pairs) or np.count_nonzero(jobs.on < 0):
             return 0
         if not (jobs.share[np.arange(len(jobs)), jobs.on] > 1 - 1e-9).all():
             return 0
@@ -144,34 +137,35 @@ class Simulation:
         self._arrive(events)
         mechanism = self.mechanism
         self._ask(events)
-        self._apply(mechanism.choose(), events)
-        if not self._held and mechanism.needs_allocation:
+        self._leases.apply(self.now, mechanism.choose(), events)
+        if not self._leases.held and mechanism.needs_allocation:
             mechanism.hurry()  # nobody runs: only new shares can help
             self._ask(events)
-            self._apply(mechanism.choose(), events)
-        self._waiting = [None] * len(self._setup.types)
+            self._leases.apply(self.now, mechanism.choose(), events)
+        self._waiting = [None] * len(mechanism.types)
         self.rounds += 1
         self._tell(events)
-        if not self._held and self._next is None and not self._outages and len(mechanism.jobs):
+        if not self._leases.held and self._next is None and not self._outages and len(mechanism.jobs):
             raise InputError(f"job {mechanism.jobs.id[0]} can never run on this cluster under this policy")
 
     def _ask(self, events: list[Rows]) -> None:
         """Ask the policy if it is time. Who is to have another width stops, and starts again when it is chosen."""
         mechanism, jobs = self.mechanism, self.mechanism.jobs
-        if not mechanism.update(self.now, self._setup.prices.price_at(self.now)):
+        price = self._price if self.now < self._price_until else self._setup.prices.price_at(self.now)
+        if not mechanism.update(self.now, price):
             return
         if mechanism.envy is not None:
             events.append(Rows("envy", {"share": [mechanism.envy]}))
         if mechanism.elastic and mechanism.runs_as is not None and len(mechanism.runs_as) == len(jobs):
             rows = np.flatnonzero(mechanism.runs_as != jobs.kind)
-            self._stop(rows[jobs.on[rows] >= 0].tolist(), events)
+            self._leases.stop(self.now, rows[jobs.on[rows] >= 0], events)
             mechanism.resize(rows)
 
     def _inside(self, end: float) -> None:
         """Ends, arrivals and outages between two boundaries, in order of time."""
         jobs = self.mechanism.jobs
-        soon = np.flatnonzero(jobs.finish_s <= end)
-        self._ends = sorted(zip(jobs.finish_s[soon].tolist(), jobs.id[soon].tolist(), strict=True))
+        soon = (jobs.finish_s <= end).nonzero()[0]
+        self._ends = self._ends_of(soon) if len(soon) else []
         while True:
             finish = self._next_end()
             arrival = self._next.arrival_s if self._next is not None else inf
@@ -196,7 +190,7 @@ class Simulation:
         jobs = self.mechanism.jobs
         while self._ends:
             at_s, job = self._ends[0]
-            row = int(np.searchsorted(jobs.id, job))
+            row = int(jobs.id.searchsorted(job))
             if row < len(jobs) and jobs.id[row] == job and jobs.finish_s[row] == at_s:
                 return at_s
             heapq.heappop(self._ends)
@@ -210,50 +204,27 @@ class Simulation:
 
     def _close(self) -> None:
         """The window is complete: leases that still run end here, so that figures count them."""
-        jobs = self.mechanism.jobs
-        running = [int(row) for row in np.flatnonzero(jobs.on >= 0)]
         events: list[Rows] = []
-        self._stop(running, events)
+        self._leases.stop(self.now, np.flatnonzero(self.mechanism.jobs.on >= 0), events)
         self._tell(events)
 
     def _take_prices(self, events: list[Rows]) -> None:
         if self.now >= self._price_until:
             prices = self._setup.prices
-            self._price_until = prices.next_change(self.now)
-            events.append(Rows("prices", {"price": prices.price_at(self.now)}))
+            self._price, self._price_until = prices.price_at(self.now), prices.next_change(self.now)
+            events.append(Rows("prices", {"price": self._price}))
             self.mechanism.needs_allocation = True
 
     # --- accounts ---------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Credit running jobs with the time that they had, and forget those that are done."""
-        mechanism, jobs = self.mechanism, self.mechanism.jobs
-        running = np.flatnonzero(jobs.on >= 0)
-        if len(running):
-            self._credit(running)
+        self._leases.credit(self.now)
         if self._done:
-            gone = np.zeros(len(jobs), dtype=np.bool_)
+            gone = np.zeros(len(self.mechanism.jobs), dtype=np.bool_)
             gone[self._done] = True
             self._done = []
-            mechanism.leave(gone)
-
-    def _credit(self, rows: Ints) -> None:
-        jobs = self.mechanism.jobs
-        seconds = self.now - jobs.credited_s[rows]
-        jobs.credited_s[rows] = self.now
-        beside = jobs.beside[rows]
-        if (beside < 0).all():
-            self.mechanism.receive(rows, jobs.on[rows], seconds)
-            return
-        alone = beside < 0
-        self.mechanism.receive(rows[alone], jobs.on[rows[alone]], seconds[alone])
-        for row, other, time_s in zip(rows[~alone], self._rows(beside[~alone]), seconds[~alone], strict=True):
-            if row < other:
-                self.mechanism.receive_pair(int(row), int(other), int(jobs.on[row]), float(time_s))
-
-    def _rows(self, ids: Ints | Sequence[int]) -> Ints:
-        """Positions of jobs in the table: ids grow with it."""
-        return np.searchsorted(self.mechanism.jobs.id, ids)
+            self.mechanism.leave(gone)
 
     def _arrive(self, events: list[Rows], fill: bool = False) -> None:
         arrived: list[Job] = []
@@ -277,163 +248,28 @@ class Simulation:
         for row in range(first, len(mechanism.jobs)):
             speed = mechanism.rates[mechanism.jobs.kind[row]]
             for j in np.argsort(-speed, kind="stable").tolist():
-                if speed[j] > 0 and self._devices.free[j] >= mechanism.jobs.width[row]:
-                    self._begin([row], [j], [-1], records.FREE, events)
-                    self._watch([row])
+                if speed[j] > 0 and self._leases.devices.free[j] >= mechanism.jobs.width[row]:
+                    self._start(np.array([row]), np.array([j]), records.FREE, events)
                     break
-
-    # --- leases -----------------------------------------------------------------------------------------
-
-    def _apply(self, choice: Choice, events: list[Rows]) -> None:
-        """End the leases of those who are not chosen or move, then begin the new ones, wide jobs first."""
-        jobs = self.mechanism.jobs
-        beside = choice.beside
-        if len(self.mechanism.pairs):
-            beside = np.where(beside >= 0, jobs.id[np.maximum(beside, 0)], -1)
-        changed = (jobs.on != choice.on) | (jobs.beside != beside)
-        kept: set[int] = set()
-        if changed.any():
-            kept = self._kept(choice, changed)
-            self._stop(np.flatnonzero(changed & (jobs.on >= 0)).tolist(), events, kept)
-        self._gather(events)
-        rows = (changed & (choice.on >= 0)).nonzero()[0]
-        if not self.mechanism.narrow:
-            rows = rows[np.argsort(-jobs.width[rows], kind="stable")]
-        self._begin(rows.tolist(), choice.on[rows].tolist(), beside[rows].tolist(), records.ROUND, events, kept)
-
-    def _gather(self, events: list[Rows]) -> None:
-        """A wide job that is spread over several servers moves into one that has room by now, if that pays soon."""
-        jobs = self.mechanism.jobs
-        for job in sorted(self._scattered):
-            row = int(self._rows([job])[0])
-            j = int(jobs.on[row])
-            faster = float(self.mechanism.rates[jobs.kind[row], j]) / max(float(jobs.rate[row]), 1e-300)
-            pays = (faster - 1) * self.rules.round_s > self.rules.restart_s
-            if pays and self._devices.could_gather(self._held[job]):
-                self._stop([row], events)
-                self._begin([row], [j], [-1], records.GATHERED, events)
-
-    def _kept(self, choice: Choice, changed: np.ndarray) -> set[int]:
-        """Ids of jobs that change company but not place: of two that come together, the first one that was there."""
-        jobs = self.mechanism.jobs
-        kept: set[int] = set()
-        for row in (changed & (jobs.on >= 0) & (jobs.on == choice.on)).nonzero()[0].tolist():
-            other = int(choice.beside[row])
-            if other < 0 or int(jobs.id[other]) not in kept:
-                was = int(jobs.beside[row])
-                if was < 0 or was not in kept:
-                    kept.add(int(jobs.id[row]))
-        return kept
-
-    def _stop(
-        self,
-        rows: list[int],
-        events: list[Rows],
-        kept: set[int] | frozenset[int] = frozenset(),
-        saved_s: float | None = None,
-    ) -> None:
-        """End leases. Devices become free unless somebody else, or the same job in other company, stays there.
-
-        Work after `saved_s` is lost."""
-        if not rows:
-            return
-        jobs, now = self.mechanism.jobs, self.now
-        at = np.array(rows)
-        self._credit(at)
-        left = jobs.left(now if saved_s is None else saved_s, at)
-        steps = jobs.steps_left[at] - left
-        ids = jobs.id[at]
-        events.append(
-            records.stopped(ids, jobs.on[at], jobs.beside[at], jobs.since_s[at], np.full(len(at), now), steps)
-        )
-        jobs.steps_left[at] = left
-        for job, other in zip(ids.tolist(), jobs.beside[at].tolist(), strict=True):
-            self._scattered.discard(job)
-            if job in kept:
-                continue
-            devices = self._held.pop(job)
-            if other < 0 or self._held.get(other) != devices:
-                self._devices.give(devices)
-        jobs.on[at] = -1
-        jobs.beside[at] = -1
-        jobs.rate[at] = 0.0
-        jobs.finish_s[at] = inf
-
-    def _begin(
-        self,
-        rows: list[int],
-        on: list[int],
-        beside: list[int],
-        why: int,
-        events: list[Rows],
-        kept: set[int] | frozenset[int] = frozenset(),
-    ) -> None:
-        """Begin leases; a wide job that finds its devices only in several servers works at the rate for that."""
-        if not rows:
-            return
-        jobs, now = self.mechanism.jobs, self.now
-        at, to = np.array(rows), np.array(on)
-        rate = self._rates(at, to, beside)
-        places: list[tuple[int, ...] | None] = []
-        for i, (job, j, width, other) in enumerate(
-            zip(jobs.id[at].tolist(), on, jobs.width[at].tolist(), beside, strict=True)
-        ):
-            devices = self._held.get(job) if job in kept else self._held.get(other) if other >= 0 else None
-            if devices is None:
-                devices = self._devices.take(j, width)
-            places.append(devices)
-            if devices is None:
-                continue  # a device failed since the choice was made
-            self._held[job] = devices
-            if width > 1 and other < 0 and self._devices.servers(devices) > 1:
-                rate[i] = self._spread[jobs.kind[rows[i]], j]
-                if width <= self._setup.per_server[j]:
-                    self._scattered.add(job)
-        if None in places:
-            found = [i for i, devices in enumerate(places) if devices is not None]
-            at, to, rate, beside = at[found], to[found], rate[found], [beside[i] for i in found]
-            if not found:
-                return
-        ids = jobs.id[at].tolist()
-        # A first start costs as much as a restart: a program and its data must be loaded.
-        price_s = [0.0 if job in kept else self.rules.restart_s for job in ids]
-        jobs.on[at], jobs.beside[at], jobs.rate[at] = to, beside, rate
-        jobs.since_s[at] = jobs.credited_s[at] = now
-        jobs.ready_s[at] = ready_s = now + np.array(price_s)
-        jobs.finish_s[at] = ready_s + np.divide(jobs.steps_left[at], rate, out=np.full(len(at), inf), where=rate > 0)
-        whys = [records.KEPT if job in kept else why for job in ids]
-        held = [devices for devices in places if devices is not None]
-        kinds = jobs.kind[at] if self.mechanism.elastic else None
-        events.append(records.started(ids, to, held, beside, whys, price_s, self.rules.restart_s, kinds))
-
-    def _rates(self, rows: Ints, on: Ints, beside: Sequence[int]) -> Floats:
-        """Steps per second of jobs on types, each alone in one server or beside another job."""
-        jobs, mechanism = self.mechanism.jobs, self.mechanism
-        rate: Floats = mechanism.rates[jobs.kind[rows], on]
-        for i, other in enumerate(beside):
-            if other >= 0:
-                assert mechanism.pair_rates is not None
-                rate[i] = mechanism.pair_rates[jobs.kind[rows[i]], jobs.kind[self._rows([other])[0]], on[i]]
-        return rate
 
     # --- inside a round -----------------------------------------------------------------------------------
 
     def _finish(self, events: list[Rows]) -> None:
         """Jobs end now; who was beside goes on alone, and free devices go to whoever waits."""
-        jobs = self.mechanism.jobs
+        jobs, leases = self.mechanism.jobs, self._leases
         ended: dict[int, None] = {}  # in order, each once
         while self._ends and self._ends[0][0] == self.now:
             _, job = heapq.heappop(self._ends)
-            row = int(self._rows([job])[0])
+            row = int(jobs.id.searchsorted(job))
             if jobs.finish_s[row] == self.now:
                 ended[row] = None
         rows = list(ended)
         types = {int(jobs.on[row]) for row in rows}
-        others = [int(self._rows([jobs.beside[row]])[0]) for row in rows if jobs.beside[row] >= 0]
+        others = [int(jobs.id.searchsorted(jobs.beside[row])) for row in rows if jobs.beside[row] >= 0]
         alone = [row for row in others if row not in ended]
-        places = jobs.on[alone].tolist()
+        places = jobs.on[alone]
         kept = {int(jobs.id[row]) for row in alone}
-        self._stop(rows + alone, events, kept)
+        leases.stop(self.now, np.array(rows + alone), events, kept)
         ids = jobs.id[rows]
         jobs.steps_left[rows] = 0.0
         events.append(records.completed(ids, np.full(len(rows), self.now)))
@@ -441,8 +277,8 @@ class Simulation:
         self.mechanism.needs_allocation = True
         if self._open is not None:
             self._open.difference_update(ids.tolist())
-        self._begin(alone, places, [-1] * len(alone), records.KEPT, events, kept)
-        self._watch(alone)
+        if alone:
+            self._start(np.array(alone), places, records.KEPT, events, kept)
         if not self.rules.inside:
             return
         if self.mechanism.policy.strict:
@@ -451,21 +287,27 @@ class Simulation:
         for j in sorted(types):
             self._fill(j, events)
 
-    def _watch(self, rows: list[int]) -> None:
+    def _start(self, rows: Ints, on: Ints, why: int, events: list[Rows], kept: Ids = NOBODY) -> None:
+        """Begin leases of jobs that run alone, and see to their ends."""
+        self._leases.begin(self.now, rows, on, None, why, events, kept)
+        for end in self._ends_of(rows):
+            heapq.heappush(self._ends, end)
+
+    def _ends_of(self, rows: Ints) -> list[tuple[float, int]]:
+        """When these jobs finish, in order of time."""
         jobs = self.mechanism.jobs
-        for row in rows:
-            heapq.heappush(self._ends, (float(jobs.finish_s[row]), int(jobs.id[row])))
+        return sorted(zip(jobs.finish_s[rows].tolist(), jobs.id[rows].tolist(), strict=True))
 
     def _fill(self, j: int, events: list[Rows]) -> None:
         """Devices of a type are free inside a round: whoever ranks highest there and waits may have them."""
         jobs, mechanism = self.mechanism.jobs, self.mechanism
         waiting = self._waiting[j]
         if waiting is None:
-            done = np.zeros(len(jobs), dtype=np.bool_)
-            done[self._done] = True
-            waiting = self._waiting[j] = iter(mechanism.ranked(j, (jobs.on < 0) & ~done).tolist())
+            idle = jobs.on < 0
+            idle[self._done] = False
+            waiting = self._waiting[j] = iter(mechanism.ranked(j, idle).tolist())
         chosen = []
-        free = self._devices.free[j]
+        free = self._leases.devices.free[j]
         while free > 0:
             row = next(waiting, None)
             if row is None:
@@ -474,31 +316,30 @@ class Simulation:
                 chosen.append(row)
                 free -= int(jobs.width[row])
         if chosen:
-            self._begin(chosen, [j] * len(chosen), [-1] * len(chosen), records.FREE, events)
-            self._watch(chosen)
+            self._start(np.array(chosen), np.full(len(chosen), j), records.FREE, events)
 
     def _redo(self, events: list[Rows]) -> None:
         """A strict policy must be asked before anything may start."""
         self._settle()
         mechanism = self.mechanism
         self._ask(events)
-        self._apply(mechanism.choose(), events)
+        self._leases.apply(self.now, mechanism.choose(), events)
         jobs = mechanism.jobs
-        running = np.flatnonzero(np.isfinite(jobs.finish_s))
-        self._ends = sorted(zip(jobs.finish_s[running].tolist(), jobs.id[running].tolist(), strict=True))
+        self._ends = self._ends_of(np.flatnonzero(np.isfinite(jobs.finish_s)))
 
     def _fail_or_mend(self, events: list[Rows]) -> None:
         """A device goes down, and the jobs on it lose what they did since this round began; or it comes back."""
         _, what, device = self._outages.pop()
-        j = int(self._devices.type_of[device])
+        leases = self._leases
+        j = leases.devices.type_of[device]
         if what != 1:
-            self._devices.mend(device)
+            leases.devices.mend(device)
             self.mechanism.counts[j] += 1
             events.append(Rows("mended", {"device": [device]}))
         else:
-            holders = [job for job, devices in self._held.items() if device in devices]
-            self._devices.fail(device, held=bool(holders))
+            holders = [job for job, devices in leases.held.items() if device in devices]
+            leases.devices.fail(device, held=bool(holders))
             self.mechanism.counts[j] -= 1
             events.append(Rows("failed", {"device": [device], "jobs": [holders]}))
-            self._stop(self._rows(holders).tolist(), events, saved_s=self._begun)
+            leases.stop(self.now, leases.rows(holders), events, saved_s=self._begun)
         self.mechanism.needs_allocation = True

@@ -6,8 +6,6 @@ on k accelerators gets 1/k of the time.
 
 from __future__ import annotations
 
-import numpy as np
-
 from dovetail.cluster.classes import group
 from dovetail.cluster.divide import equally
 from dovetail.cluster.problem import Allocation, Problem
@@ -48,8 +46,7 @@ class MaxMinFairnessPerf:
         step = program.fits() * problem.weight[classes.first] / problem.width[classes.first]
         if not step.any():
             return nothing(problem, "no job runs on any type")
-        level = program.highest_level(step, np.zeros(len(step)))
-        program.settle(step * level)
+        level = program.settle_highest(step)
         return equally(problem, classes, program, value=level, why=f"nobody has less than {level:.3g}")
 
 

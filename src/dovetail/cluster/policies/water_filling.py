@@ -6,6 +6,7 @@ Duality tells who is stuck: a class whose level row has a price would have to fa
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ class Tide:
         self._width = problem.width[first]
         self._by_age = np.argsort(first)
         self._entity = None if problem.entity is None else problem.entity[first]
+        self.flat = self._entity is None  # then nobody's speed depends on who else is stuck
         top = 0 if problem.entity is None else int(problem.entity.max()) + 1
         self._entity_weight = np.ones(top) if problem.entity_weight is None else problem.entity_weight
 
@@ -99,6 +101,7 @@ class WaterFillingPerf:
     def __init__(self, inner: Inner = "fairness") -> None:
         self._inner = inner
         self._program = ShareProgram()
+        self._tides: list[float] = []  # how high the tide was at each step of the last allocation
 
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
@@ -118,16 +121,41 @@ class WaterFillingPerf:
 
     def _levels(self, tide: Tide) -> tuple[Floats, int]:
         """The final level of every class, and in how many steps it was reached."""
-        stuck = self._program.fits() == 0
-        level, steps = np.zeros(len(stuck)), 0
+        program = self._program
+        stuck, top = program.fits() == 0, program.top_level()
+        level, reached, steps = np.zeros(len(stuck)), 0.0, 0
+        before, self._tides = iter(self._tides), []
+        guess = next(before, inf) if tide.flat else -inf
         while not stuck.all():
             speed = tide.speed(stuck)
-            rise = self._program.highest_level(speed, level)
-            level = level + speed * rise
-            price = self._program.level_prices() * speed
-            stuck |= price > min(STUCK, price.max() / 2)
+            full, rise = self._rise(speed, level, top, guess - reached)
+            level = np.where(full, top, level + speed * rise)
+            reached += rise
             steps += 1
+            price = program.level_prices() * np.where(full, 0.0, speed)
+            held_up = price > min(STUCK, price.max() / 2)
+            stuck |= full | held_up
+            if tide.flat and (level < top * (1 - 1e-9))[held_up].any():
+                self._tides.append(reached)
+                guess = next(before, inf)
         return level, steps
+
+    def _rise(self, speed: Floats, level: Floats, top: Floats, guess: float) -> tuple[NDArray[np.bool_], float]:
+        """How far the tide can rise, and who is at its top by then and goes no further.
+
+        Who is at its top does not hold the others up, so all whom the tide would take there if it rose as far as is
+        guessed are taken there at once. If it does not rise so far, they were too many.
+        """
+        until_top = np.divide(top - level, speed, out=np.full(len(speed), inf), where=speed > 0)
+        full = until_top < min(guess, until_top[speed > 0].max())  # somebody must be left to rise
+        while full.any():
+            rise = self._program.level_above(np.where(full, 0.0, speed), np.where(full, top, level))
+            if rise is None:
+                break
+            if rise >= until_top[full].max():
+                return full, rise
+            full &= until_top <= rise  # without the others it rises at least as far
+        return np.zeros_like(full), self._program.highest_level(speed, level)
 
 
 @policy("max_min_fairness_water_filling_packed", level="cluster")
