@@ -55,7 +55,9 @@ def main() -> None:
     }
     chosen = [name for name in sections if getattr(arguments, name)] or ["overhead", "simulated", "emulated"]
     result: dict[str, Any] = {"machine": machine(), "command": " ".join(["bench/dispatch.py", *sys.argv[1:]])}
+    threads = torch.get_num_threads()
     for name in chosen:
+        torch.set_num_threads(threads if name == "gpu" else 1)
         try:
             result[name] = sections[name]()
         except Exception as error:
@@ -96,7 +98,6 @@ def timed(call: Callable[[], Any], repeats: int, wait: Callable[[], None] = lamb
 
 def overhead(repeats: int) -> dict[str, Any]:
     """Microseconds over bare calls on slices: one tensor in, one out, one CPU device, one thread of torch."""
-    torch.set_num_threads(1)
     x = torch.rand(8192, 6, dtype=torch.float64)
 
     def function(part: Tensor) -> Tensor:
@@ -157,7 +158,6 @@ def _simulated(name: str, curves: Any, items: int, slower: float, seed: int) -> 
 
 def emulated(repeats: int) -> dict[str, Any]:
     """% of the sum of what each device reaches alone on the same batch in one call."""
-    torch.set_num_threads(1)
     sleeper = Sleeper()
     best: dict[str, Any] = {}
     medians = {}
@@ -231,11 +231,11 @@ def gpu(items: int, repeats: int) -> dict[str, Any]:
             found[f"{name}: error"] = f"{type(error).__name__}: {error}"
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    found["ratios"] = _ratios(rates)
+    found["ratios"] = _ratios(rates, found.get("NEML2-style by size", {}))
     return found
 
 
-def _ratios(rates: dict[str, float]) -> dict[str, float]:
+def _ratios(rates: dict[str, float], by_size: dict[int, float]) -> dict[str, float]:
     def over(one: str, *others: str) -> float | None:
         below = [rates.get(other) for other in others]
         return round(rates[one] / sum(filter(None, below)), 3) if one in rates and all(below) else None
@@ -246,6 +246,10 @@ def _ratios(rates: dict[str, float]) -> dict[str, float]:
         "cpu and gpu over their sum (at least 0.97)": over("cpu and gpu", "ours", "cpu alone"),
         "cpu and gpu over gpu (at least 1)": over("cpu and gpu", "ours"),
     }
+    for size, rate in by_size.items():
+        named[f"ours over NEML2-style with chunks of {size}"] = (
+            round(rates["ours"] / rate, 2) if "ours" in rates else None
+        )
     return {name: ratio for name, ratio in named.items() if ratio is not None}
 
 

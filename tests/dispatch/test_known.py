@@ -23,7 +23,7 @@ def triple(x: torch.Tensor) -> torch.Tensor:
 
 
 def tuned(folder: Path, function: object = double) -> Known:
-    return Known(function, [Device("cpu")], folder)
+    return Known(function, [Device("cpu")], [1], folder)
 
 
 def measure(state: DeviceState) -> None:
@@ -45,6 +45,26 @@ def test_a_curve_that_settled_is_there_in_the_next_program(tmp_path: Path) -> No
     assert again.limit == 4096
     assert not tuned(tmp_path).states("another form")[0].settled
     assert not tuned(tmp_path, triple).states("form")[0].settled
+
+
+def test_measuring_goes_on_where_no_batch_was_large_enough(tmp_path: Path) -> None:
+    known = tuned(tmp_path)
+    states = known.states("form")
+    for _ in range(7):
+        assert states[0].sweep is not None
+        states[0].observed(states[0].sweep.size, 0.001)
+    known.learn("form", states)
+    again = tuned(tmp_path).states("form")[0]
+    assert not again.settled
+    assert again.curve is not None
+    assert again.sweep is not None
+    before = states[0]
+    assert before.curve is not None
+    assert before.sweep is not None
+    assert (again.curve.points, again.sweep.size) == (before.curve.points, before.sweep.size)
+    measure(again)
+    assert again.settled
+    assert again.best > 100
 
 
 def test_what_cannot_be_read_is_measured_again(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ BACKENDS = (
     Backend("CUDA", "NVIDIA GPUs", probe_cuda, f"an NVIDIA driver, and {_pip('torch')}"),
     Backend("Docker", "programs in containers", probe_docker, f"Docker Engine, and {_pip('docker')}"),
     Backend("Ray", "many machines", partial(probe_package, "ray"), _pip("ray")),
-    Backend("MPI", "pipelines over ranks", probe_mpi, _pip("mpi")),
+    Backend("MPI", "batches over ranks", probe_mpi, _pip("mpi")),
     Backend("Chromium", "tests of the pages", probe_chromium, "your system's package: apt-get install chromium"),
     Backend("matplotlib", "pictures", partial(probe_package, "matplotlib"), _pip("plot")),
     Backend("OR-Tools", "exact optima by CP-SAT", partial(probe_package, "ortools"), _pip("exact")),

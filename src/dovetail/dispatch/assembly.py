@@ -101,6 +101,7 @@ class Preallocated:
         self.pinned = pinned
         self._lock = Lock()
         self._tree: Any = None
+        self._places: dict[str, None] = {}  # the way to each leaf; dictionaries of chunks may differ in their order
         self._leaves: list[_Leaf] | None = None
         self._single: Tensor | None = None
         self._collected: Collected | None = None
@@ -120,12 +121,13 @@ class Preallocated:
         self._fill(start, stop, result)
 
     def _prepare(self, rows: int, result: Any) -> None:
-        found = [leaf for _, leaf in leaves(result)]
-        if not found or not all(isinstance(leaf, Tensor) and not leaf.requires_grad for leaf in found):
+        found = dict(leaves(result, "result"))
+        if not found or not all(isinstance(leaf, Tensor) and not leaf.requires_grad for leaf in found.values()):
             self._collected = Collected(self.dim, self.home)
             return
         self._tree = mapped(lambda leaf: None, result)
-        made = [_Leaf(leaf, *self._place(leaf, rows)) for leaf in found]
+        self._places = dict.fromkeys(found)
+        made = [_Leaf(leaf, *self._place(leaf, rows)) for leaf in found.values()]
         if isinstance(result, Tensor) and made[0].batched and made[0].tensor is not result:
             self._single = made[0].tensor
         self._leaves = made
@@ -146,10 +148,12 @@ class Preallocated:
 
     def _fill(self, start: int, stop: int, result: Any) -> None:
         assert self._leaves is not None
-        found = [leaf for _, leaf in leaves(result)]
-        if len(found) != len(self._leaves):
-            raise InputError(f"a chunk returned {len(found)} tensors, the first one {len(self._leaves)}")
-        for leaf, mine in zip(found, self._leaves, strict=True):
+        found = dict(leaves(result, "result"))
+        if found.keys() != self._places.keys():
+            odd = min(found.keys() ^ self._places.keys())
+            raise InputError(f"chunks differ in what they return: {odd} is not in all of them")
+        for place, mine in zip(self._places, self._leaves, strict=True):
+            leaf = found[place]
             if mine.batched and _is_batched(leaf, self.dim, stop - start):
                 if leaf is not mine.tensor:
                     mine.tensor.narrow(self.dim, start, stop - start).copy_(leaf, non_blocking=True)

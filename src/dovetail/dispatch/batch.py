@@ -71,6 +71,8 @@ class TreeBatch:
         for place, leaf in leaves(tree):
             if isinstance(leaf, Tensor) and -leaf.ndim <= dim < leaf.ndim:
                 sizes[place] = leaf.shape[dim]
+            elif type(leaf).__module__ == "numpy" and leaf.ndim:
+                raise InputError(f"{place}: expected a tensor, found an array; torch.from_numpy makes one of it")
         if not sizes:
             raise InputError(f"no tensor of the batch has the dimension {dim} to cut")
         total = next((size for size in sizes.values() if size != 1), 1)
@@ -201,7 +203,9 @@ class Pieces:
                     raise InputError(f"the generator promised {self.total} items, found {self._read}") from None
                 break
             batch = as_source(piece, self.dim)
-            size = batch.total or 0
+            size = batch.total
+            if size is None:
+                raise InputError(f"expected tensors or trees of them from the iterable, found {type(piece).__name__}")
             self._held.append((self._read, self._read + size, batch))
             self._read += size
         return max(0, min(n, self._read - start))
@@ -241,7 +245,9 @@ def as_source(batch: Any, dim: int = 0) -> Source:
         return batch
     if isinstance(batch, range) and batch.step == 1:
         return Slices(batch.start, batch.stop)
-    if isinstance(batch, Iterable):
+    if hasattr(batch, "__array__"):
+        raise InputError("expected a tensor, found an array; torch.from_numpy makes one of it")
+    if isinstance(batch, Iterable) and not isinstance(batch, str | bytes):
         return Pieces(batch, dim)
     raise InputError(f"expected a tensor, a tree of tensors or an iterable of them, found {type(batch).__name__}")
 

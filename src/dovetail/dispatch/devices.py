@@ -95,18 +95,26 @@ def resolve(devices: str | Device | Sequence[str | Device], *, exist: bool = Tru
     >>> [device.name for device in resolve(["cuda", "cpu"], exist=False)]
     ['cuda:0', 'cpu']
     """
-    given = [devices] if isinstance(devices, str | Device) else list(devices)
+    several = isinstance(devices, Sequence) and not isinstance(devices, str)
+    given: list[Any] = list(devices) if several else [devices]  # type: ignore[arg-type]
     if not given:
         raise InputError("expected at least one device, found none")
     found: dict[str, Device] = {}
     for each in given:
-        device = _checked(each if isinstance(each, Device) else Device(canonical(each)))
+        device = _checked(each if isinstance(each, Device) else Device(canonical(_name(each))))
         if device.name in found:
             raise InputError(f"device {device.name!r} is given twice; expected each once")
         if exist:
             check_exists(device.place)
         found[device.name] = device
     return list(found.values())
+
+
+def _name(device: Any) -> str:
+    """A name as it is, or that of a torch.device."""
+    if not isinstance(device, str) and type(device).__module__ != "torch":
+        raise InputError(f"device {device!r}: expected a name such as 'cpu' or 'cuda:0', or a Device")
+    return str(device)
 
 
 def _checked(device: Device) -> Device:

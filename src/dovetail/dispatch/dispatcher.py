@@ -96,8 +96,8 @@ class Dispatcher:
         `thread`, `process` (for functions that hold Python's lock) or `ray` (devices of several machines).
     progress
         True for a bar, or a function that is told.
-    trace
-        Write a trace of each run here.
+    trace, journal
+        Write a trace of each run here, for Perfetto; or a journal, for `dovetail check` and `dovetail report`.
     cache
         Where curves are kept between programs: True for the user's cache folder, False for nowhere.
     """
@@ -127,6 +127,7 @@ class Dispatcher:
         backend: str = "thread",
         progress: bool | Callable[[Told], None] | None = None,
         trace: str | Path | None = None,
+        journal: str | Path | None = None,
         cache: bool | str | Path = True,
     ) -> None:
         if mode not in ("async", "sync"):
@@ -150,8 +151,11 @@ class Dispatcher:
         self.backup, self.on_error, self.retries, self.weight = backup, on_error, retries, weight
         self.progress = progress
         self.trace = Path(trace) if trace is not None else None
+        self.journal = Path(journal) if journal is not None else None
+        self._written = self.trace or self.journal
         folder = cache_folder() if cache is True else (Path(cache) if cache else None)
-        self.known = Known(function, self.devices, folder, getattr(self.policy, "learns", True))
+        slots = [worker.slots for worker in pool.workers]
+        self.known = Known(function, self.devices, slots, folder, getattr(self.policy, "learns", True))
         self._latest: Callable[[], Report] | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._direct_up_to: float = -1
@@ -235,7 +239,7 @@ class Dispatcher:
 
     def _prepare_direct(self) -> None:
         device = self.devices[0]
-        hooked = self.preprocess or self.postprocess or self.reduce or self.pool.init or self.trace or self.progress
+        hooked = self.preprocess or self.postprocess or self.reduce or self.pool.init or self._written or self.progress
         if len(self.devices) > 1 or device.kind != "cpu" or hooked or not self._own_pool or self._backend != "thread":
             return
         if isinstance(self.policy, Fixed):
@@ -245,7 +249,7 @@ class Dispatcher:
     def _learn_direct(self, form: Any, source: Source, job: Job) -> None:
         """A batch that one call of the best size can do needs no engine next time."""
         state = job.ledger.view.devices[0]
-        hooked = self.preprocess or self.postprocess or self.reduce or self.pool.init or self.trace or self.progress
+        hooked = self.preprocess or self.postprocess or self.reduce or self.pool.init or self._written or self.progress
         if len(self.devices) > 1 or self.devices[0].kind != "cpu" or hooked or not self._own_pool:
             return
         if self._backend != "thread":
@@ -339,6 +343,8 @@ class Dispatcher:
         self._latest = lambda: report_of(ledger, names, begun_s, ended_s, job.spans or ())
         if self.trace is not None:
             self._latest().write_trace(self.trace)
+        if self.journal is not None:
+            self._latest().write_journal(self.journal)
         self._learn_direct(form, job.source, job)
         late = any(self.pool.workers[chunk.device].late for chunk in ledger.active)
         if late and isinstance(job.output, Preallocated):

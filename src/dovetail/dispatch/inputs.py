@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
@@ -15,6 +17,7 @@ from dovetail.dispatch.curves import PUBLISHED, Curve
 from dovetail.dispatch.simulate import SimDevice
 
 _LARGEST = 1 << 20  # items in one call, when a latency and a rate are all that is known
+_NEAR = 0.9  # of the peak rate
 
 
 class _CurveEntry(Struct, forbid_unknown_fields=True):
@@ -50,17 +53,23 @@ def sim_devices(path: Path | None, model: str | None, slower: Mapping[str, Any] 
             raise InputError(f"--slower {name}: no such device{did_you_mean(name, names)}")
         if not isinstance(factor, int | float) or not 0 < factor < inf:
             raise InputError(f"--slower {name}={factor}: expected a number above 0")
-    return [_slowed(device, float((slower or {}).get(device.name, 1.0))) for device in found]
+    return [msgspec.structs.replace(d, slower=float((slower or {}).get(d.name, 1.0))) for d in found]
 
 
-def at_best_size(device: SimDevice) -> SimDevice:
-    """The device with the size of its curve's peak, for policies that need one to be given."""
-    size = device.curve.best if device.size is None else device.size
-    return SimDevice(device.name, device.curve, device.slower, size, device.capacity, device.priority)
+def with_size(device: SimDevice, share: int) -> SimDevice:
+    """The device with a size, for policies that need one to be given: the best of its curve.
 
+    Where that is more than its share of the batch, as on a curve that never falls, one near the peak will do.
 
-def _slowed(device: SimDevice, factor: float) -> SimDevice:
-    return SimDevice(device.name, device.curve, factor, device.size, device.capacity, device.priority)
+    >>> with_size(SimDevice("fast", Curve.linear(0.004, 200_000, 1 << 20)), share=20_000).size
+    7146
+    """
+    curve, size = device.curve, device.size
+    if size is None:
+        size = curve.best
+        if size > share:
+            size = bisect_left(range(1, size), _NEAR * curve.rate, key=lambda n: n / curve.seconds(n)) + 1
+    return msgspec.structs.replace(device, size=size)
 
 
 def _read(path: Path) -> list[SimDevice]:

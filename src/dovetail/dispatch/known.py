@@ -78,8 +78,11 @@ def hardware_name(device: Device) -> str:
 class Known:
     """Device states by the form of the batch. States that a run ends with are what the next one begins with."""
 
-    def __init__(self, function: Any, devices: list[Device], folder: Path | None, learns: bool = True) -> None:
+    def __init__(
+        self, function: Any, devices: list[Device], slots: list[int], folder: Path | None, learns: bool = True
+    ) -> None:
         self.devices = devices
+        self.slots = slots
         self.learns = learns
         self.folder = folder if learns else None
         self.function = function_name(function) if self.folder is not None else ""
@@ -88,7 +91,7 @@ class Known:
     def states(self, form: Any) -> list[DeviceState]:
         """Fresh states for a run over a batch of this form."""
         if form not in self._states:
-            self._states[form] = [self._load(device, form) for device in self.devices]
+            self._states[form] = [self._load(*each, form) for each in zip(self.devices, self.slots, strict=True)]
         return [state.fork() for state in self._states[form]]
 
     def latest(self) -> list[DeviceState]:
@@ -114,8 +117,8 @@ class Known:
         )
         return self.folder / f"{hashlib.sha256(whole.encode()).hexdigest()[:24]}.json"
 
-    def _load(self, device: Device, form: Any) -> DeviceState:
-        state = DeviceState(device.name, None, device.size, device.capacity, device.priority, device.in_flight)
+    def _load(self, device: Device, slots: int, form: Any) -> DeviceState:
+        state = DeviceState(device.name, None, device.size, device.capacity, device.priority, slots)
         if self.folder is not None and device.size is None:
             with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
                 found = msgspec.json.decode(self._path(device, form).read_bytes(), type=Tuned)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from dovetail.core.rates import Rate, RateTable
 from dovetail.dispatch.devices import Device
 from dovetail.dispatch.dispatcher import Dispatcher
 from dovetail.dispatch.known import hardware_name
+from dovetail.dispatch.report import Report
 
+_WARM = 2
 _RUNS = 12  # until sizes are settled; more are needed only when the batch is small
 
 
@@ -30,17 +32,20 @@ class Alone(Struct, frozen=True):
 
 
 class Together(Struct, frozen=True):
-    """All devices under one policy. `efficiency`: items per second over the sum of the devices alone."""
+    """All devices together. `efficiency`: items per second over the sum of the devices alone."""
 
     policy: str
     rate: float
     efficiency: float
     items: dict[str, int]
+    report: Report
 
 
-def tune(function: Any, batch: Any, device: Device, dim: int = 0, cache: bool | Path = True) -> Alone:
+def tune(
+    function: Any, batch: Any, device: Device, dim: int = 0, cache: bool | Path = True, backend: str = "thread"
+) -> Alone:
     """Run the batch on one device until the best size is known; the chunks are real work."""
-    with Dispatcher(function, [device], "finish_together", dim=dim, cache=cache) as dispatcher:
+    with Dispatcher(function, [device], "finish_together", dim=dim, cache=cache, backend=backend) as dispatcher:
         for _ in range(_RUNS):
             dispatcher.attempt(batch).unwrap()
             (state,) = dispatcher.known.latest()
@@ -53,37 +58,36 @@ def tune(function: Any, batch: Any, device: Device, dim: int = 0, cache: bool | 
         return Alone(device.name, hardware_name(device), state.best, best, latency_s, points, state.settled)
 
 
-def together(
-    function: Any,
-    batch: Any,
-    devices: Sequence[Device],
-    policy: str,
-    alone: Sequence[Alone],
-    *,
-    repeats: int = 5,
-    dim: int = 0,
-    cache: bool | Path = True,
-) -> Together:
-    """Run the batch on all devices: once or twice to warm up, then the median of some runs."""
-    with Dispatcher(function, devices, policy, dim=dim, cache=cache) as dispatcher:
-        for _ in range(2):
-            dispatcher.attempt(batch).unwrap()
-        reports = []
-        for _ in range(repeats):
-            outcome = dispatcher.attempt(batch)
-            outcome.unwrap()
-            reports.append(outcome.report)
-    rate = median(report.rate for report in reports)
-    items = {device.name: device.items for device in reports[-1].devices}
-    return Together(policy, rate, rate / sum(each.rate for each in alone), items)
+def together(dispatcher: Dispatcher, batch: Any, name: str, alone: Sequence[Alone], repeats: int = 5) -> Together:
+    """Run the batch on all devices of a dispatcher: twice to warm up, then the median of some runs."""
+    for _ in range(_WARM):
+        dispatcher.attempt(batch).unwrap()
+    reports = []
+    for _ in range(repeats):
+        outcome = dispatcher.attempt(batch)
+        outcome.unwrap()
+        reports.append(outcome.report)
+    report = sorted(reports, key=lambda report: report.rate)[len(reports) // 2]
+    items = {device.name: device.items for device in report.devices}
+    return Together(name, report.rate, report.rate / sum(each.rate for each in alone), items, report)
 
 
-def rates_of(kind: str, measured: Sequence[Alone]) -> RateTable:
-    """The table other levels read: each device's rate relative to the first one's.
+def rates_of(kind: str, measured: Sequence[Alone], types: Sequence[str] | None = None) -> RateTable:
+    """The table other levels read: each device's rate relative to the first one's, under the names of their types.
 
     >>> slow, fast = (Alone(name, "", 8, rate, 0.1, [], True) for name, rate in (("cpu", 10.0), ("cuda:0", 40.0)))
     >>> rates_of("newton", [slow, fast]).rate("newton", "cuda:0")
     4.0
     """
     reference = measured[0].rate
-    return RateTable([Rate(kind, each.device, each.rate / reference, source="measured") for each in measured])
+    names = types or [each.device for each in measured]
+    rates = [
+        Rate(kind, name, each.rate / reference, source="measured") for name, each in zip(names, measured, strict=True)
+    ]
+    return RateTable(rates)
+
+
+def curve_file(measured: Sequence[Alone]) -> bytes:
+    """The measured curves as a simulation reads them."""
+    devices = {each.device: {"points": each.points} for each in measured}
+    return msgspec.json.format(msgspec.json.encode({"devices": devices})) + b"\n"

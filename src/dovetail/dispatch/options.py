@@ -38,13 +38,12 @@ class _Run(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True)
     backup: bool = True
     cache: bool = True
     trace_file: str | None = None
+    journal_file: str | None = None
 
     def run_options(self) -> dict[str, Any]:
         """Those that were given, as a Dispatcher takes them."""
         given = {name: value for name, value in msgspec.to_builtins(self).items() if name in _Run.__struct_fields__}
-        if "trace_file" in given:
-            given["trace"] = given.pop("trace_file")
-        return given
+        return {name.removesuffix("_file"): value for name, value in given.items()}
 
 
 class SimpleOptions(_Run):

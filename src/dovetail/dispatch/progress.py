@@ -10,6 +10,7 @@ from time import perf_counter
 from msgspec import Struct
 
 from dovetail.dispatch.job import Job
+from dovetail.dispatch.ledger import Row
 
 _EVERY_S = 0.1
 
@@ -31,35 +32,39 @@ def follow(progress: bool | Callable[[Told], None] | None, job: Job) -> Iterator
         return
     if progress is True:
         with _bar(job) as tell:
-            yield _now_and_then(job, tell)
+            yield _Follower(job, tell)
         return
-    yield _now_and_then(job, progress)
-    progress(_told(job))
+    follower = _Follower(job, progress)
+    yield follower
+    follower.tell_now()
 
 
-def _now_and_then(job: Job, tell: Callable[[Told], None]) -> Callable[[], None]:
-    last = 0.0
+class _Follower:
+    """Counts the rows that were added since it last looked, for there may be many, and tells."""
 
-    def told() -> None:
-        nonlocal last
+    def __init__(self, job: Job, tell: Callable[[Told], None]) -> None:
+        self.job, self.tell = job, tell
+        self.items = dict.fromkeys((device.name for device in job.devices), 0)
+        self.seen = 0
+        self.last_s = 0.0
+
+    def __call__(self) -> None:
         now = perf_counter()
-        if now - last >= _EVERY_S:
-            last = now
-            tell(_told(job))
+        if now - self.last_s >= _EVERY_S:
+            self.last_s = now
+            self.tell_now()
 
-    return told
-
-
-def _told(job: Job) -> Told:
-    elapsed = max(perf_counter() - job.begun_s, 1e-9)
-    items = dict.fromkeys((device.name for device in job.devices), 0)
-    for row in job.ledger.log:
-        if row.state == "done":
-            items[job.devices[row.device].name] += row.stop - row.start
-    done = sum(items.values())
-    total = job.source.total
-    left = (total - done) * elapsed / done if total is not None and done else None
-    return Told(done, total, {name: count / elapsed for name, count in items.items()}, left)
+    def tell_now(self) -> None:
+        job, rows = self.job, self.job.ledger.rows
+        new = rows[self.seen :]
+        self.seen += len(new)
+        for row in map(Row._make, new):
+            if row.state == "done":
+                self.items[job.devices[row.device].name] += row.stop - row.start
+        elapsed_s = max(perf_counter() - job.begun_s, 1e-9)
+        done, total = sum(self.items.values()), job.source.total
+        left_s = (total - done) * elapsed_s / done if total is not None and done else None
+        self.tell(Told(done, total, {name: count / elapsed_s for name, count in self.items.items()}, left_s))
 
 
 @contextmanager
@@ -67,9 +72,10 @@ def _bar(job: Job) -> Iterator[Callable[[Told], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    count = "{task.completed}" if job.source.total is None else "{task.completed}/{task.total}"
     columns = (
         BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
+        TextColumn(count),
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )

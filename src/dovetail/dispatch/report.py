@@ -1,8 +1,9 @@
-"""What a run did: per device, as figures, as a log of chunks, and as a trace that Perfetto opens."""
+"""What a run did: per device, as figures, as a log of chunks, as a journal, and as a trace that Perfetto opens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.files import written_whole
+from dovetail.core.metrics import Figures
+from dovetail.dispatch import recording
 from dovetail.dispatch.ledger import Ledger, Row
 
 _US = 1e6
@@ -30,7 +33,10 @@ class DeviceReport(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """`efficiency`: items per second over the sum of what the devices reach alone; None while that is not known."""
+    """`efficiency`: items per second over the sum of what the devices reach alone; None while that is not known.
+
+    `total` is how many items the batch has, of which `items` were done; None if nobody knew before the end.
+    """
 
     items: int
     wall_s: float
@@ -38,6 +44,8 @@ class Report(Struct, frozen=True):
     rows: list[Row]
     begun_s: float = 0.0
     spans: list[tuple[int, str, int, float, float]] = []
+    total: int | None = None
+    policy: str = ""
 
     @property
     def rate(self) -> float:
@@ -48,9 +56,23 @@ class Report(Struct, frozen=True):
         alone = [device.alone for device in self.devices]
         return self.rate / sum(alone) if alone and all(alone) else None
 
-    def write_trace(self, path: Path) -> None:
+    def write_journal(self, path: str | Path) -> Figures:
+        """Write the run as a journal, which `dovetail check` and `dovetail report` read."""
+        run = recording.Run(
+            policy=self.policy,
+            mode=recording.LIVE,
+            devices=[device.name for device in self.devices],
+            peaks=[device.alone for device in self.devices],
+            items=self.total,
+            rows=self.rows,
+            begun_s=self.begun_s,
+            ended_s=self.begun_s + self.wall_s,
+        )
+        return recording.write(Path(path), run)
+
+    def write_trace(self, path: str | Path) -> None:
         """Write the chunks in Chrome's trace format, one track per device."""
-        with written_whole(path) as file:
+        with written_whole(Path(path)) as file:
             file.write(msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": self.trace()}) + b"\n")
 
     def trace(self) -> list[dict[str, Any]]:
@@ -90,7 +112,9 @@ def report_of(
         rate = items / busy_s if busy_s else 0.0
         share = min(1.0, busy_s / wall_s)
         devices.append(DeviceReport(name, items, len(rows), busy_s, share, rate, alone, state.best))
-    return Report(sum(device.items for device in devices), wall_s, devices, log, begun_s, list(spans))
+    items, total = sum(device.items for device in devices), ledger.view.total
+    whole = None if total == inf else int(total)
+    return Report(items, wall_s, devices, log, begun_s, list(spans), whole, recording.name_of(ledger.policy))
 
 
 def _union_s(rows: Sequence[Row]) -> float:

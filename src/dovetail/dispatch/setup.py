@@ -33,7 +33,11 @@ def devices_with(
 
 
 def _spread(name: str, given: Any, count: int) -> list[Any]:
-    values = list(given) if isinstance(given, Sequence) else [given]
+    values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    whole = name != "priority"
+    for value in values:
+        if not isinstance(value, int if whole else int | float):
+            raise InputError(f"{name} {value!r}: expected a {'whole ' * whole}number")
     if len(values) == 1:
         values *= count
     if len(values) != count:

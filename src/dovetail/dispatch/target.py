@@ -40,9 +40,12 @@ def _from_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # so that what it defines can be found again by name
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # and also in other processes, which get this path
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{path}: cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
@@ -50,8 +53,9 @@ def _from_file(path: Path) -> Any:
 def _from_package(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(f"{name}: cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        text = f"{error}" if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{name}: cannot be imported: {text}") from error
 
 
 def random_batch(shape: Sequence[int], dtype: str = "float32", seed: int = 0) -> Any:
@@ -64,6 +68,9 @@ def random_batch(shape: Sequence[int], dtype: str = "float32", seed: int = 0) ->
     if not shape or any(size < 1 for size in shape):
         raise InputError(f"--shape {list(shape)}: expected at least one size, all of them at least 1")
     generator = torch.Generator().manual_seed(seed)
-    if kind.is_floating_point:
-        return torch.rand(tuple(shape), generator=generator, dtype=kind)
-    return torch.randint(0, 10, tuple(shape), generator=generator).to(kind)
+    try:
+        if kind.is_floating_point:
+            return torch.rand(tuple(shape), generator=generator, dtype=kind)
+        return torch.randint(0, 10, tuple(shape), generator=generator).to(kind)
+    except (RuntimeError, MemoryError) as error:  # too large, or a type that has no random numbers
+        raise InputError(f"--shape {','.join(map(str, shape))} --dtype {dtype}: cannot be made: {error}") from error

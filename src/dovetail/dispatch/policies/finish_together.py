@@ -8,6 +8,8 @@ from dovetail.core.registry import policy
 from dovetail.dispatch.policy import DECLINE, WAIT, DeviceState, View, probe
 
 _PLENTY = 1.5  # longest chunks of work ahead, below which the end is planned
+_FAR_FROM_END = 0.5  # of the time left, for a chunk that is larger than need be
+_STEADY = 0.1  # spread of a device's times, up to which such chunks are given
 _PIECES = (2, 3, 4, 8)  # into how many more calls a share may be cut
 _CAREFUL = 0.2  # of the time left, for a first chunk that shows whether a curve still holds
 _DETOUR = 0.02  # of the time left, which such a chunk may cost
@@ -33,8 +35,11 @@ class FinishTogether:
         if me.curve is None:
             return WAIT if me.chunks else me.best
         remaining = view.remaining
-        if remaining == inf or remaining > self._plenty(view):
+        if remaining == inf:
             return me.best
+        rate, longest_s = _together(view)
+        if remaining > _PLENTY * rate * longest_s:
+            return self._early(me, remaining / rate)
         end_s = finish_s(view)
         share: float = min(items_until(me, end_s, view.now_s), remaining)
         if share < 1:
@@ -67,15 +72,31 @@ class FinishTogether:
                 best, least_s = part, cost_s
         return ceil(best)
 
-    def _plenty(self, view: View) -> float:
-        rate = longest_s = 0.0
-        for state in view.devices:
-            if state.alive and state.curve is not None:
-                seconds = state.seconds(state.best)
-                if seconds > longest_s:
-                    longest_s = seconds
-                rate += state.best / seconds if seconds else 0.0
-        return _PLENTY * rate * longest_s
+    @staticmethod
+    def _early(state: DeviceState, left_s: float) -> int:
+        """The best size; a larger one that is as fast, and far from the end, if the device does as it is expected to.
+
+        Every call costs something. Where calls overlap it is hidden already.
+        """
+        best = state.best
+        if state.slots > 1 or not state.seen or state.spread > _STEADY or state.size is not None:
+            return best
+        assert state.curve is not None
+        far = state.curve.size_within(_FAR_FROM_END * left_s / state.factor)
+        size = min(far, _LARGER * state.curve.sizes[-1], state.limit)
+        return int(size) if size > best and state.curve.seconds(size) * best <= size * state.curve.best_s else best
+
+
+def _together(view: View) -> tuple[float, float]:
+    """Items per second of all devices at their best sizes, and how long the longest of such chunks takes."""
+    rate = longest_s = 0.0
+    for state in view.devices:
+        if state.alive and state.curve is not None:
+            seconds = state.seconds(state.best)
+            if seconds > longest_s:
+                longest_s = seconds
+            rate += state.best / seconds if seconds else 0.0
+    return rate, longest_s
 
 
 def items_until(state: DeviceState, end_s: float, now_s: float) -> float:
