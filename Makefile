@@ -25,7 +25,8 @@ lint: .venv/.with-test ## check style, types and the layer rule
 	$(BIN)/lint-imports --no-logo
 
 bench: .venv/.with-test ## run the measured comparisons
-	@for script in $(wildcard bench/[!_]*.py); do echo "== $$script"; $(BIN)/python "$$script" || exit; done
+	@for script in $(basename $(notdir $(wildcard bench/[!_]*.py))); do \
+	  echo "== bench/$$script.py"; $(BIN)/python -m "bench.$$script" || exit; done
 
 clean: ## remove outputs and caches, but not .venv
 	rm -rf out dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
