@@ -168,7 +168,7 @@ def emulated(repeats: int) -> dict[str, Any]:
             batch = torch.rand(items)
             alone = sum(device.alone(items) for device in THREE)
             rates = []
-            for _ in range(repeats if items > 20_000 else 3 * repeats):
+            for _ in range(repeats if items > 20_000 else 5 * repeats):
                 found = dispatcher.run(batch)
                 rates.append(dispatcher.report.rate / alone)
                 assert torch.equal(found, 2 * batch)

@@ -9,6 +9,7 @@ import torch
 
 from dovetail.core.errors import InputError
 from dovetail.dispatch.assembly import Collected, Preallocated
+from dovetail.dispatch.batch import leaves
 
 CPU = torch.device("cpu")
 
@@ -64,6 +65,26 @@ def test_a_chunk_of_another_form_is_refused() -> None:
     output.write(0, 5, (torch.rand(5), torch.rand(5)))
     with pytest.raises(InputError, match="chunks differ in what they return: result"):
         output.write(5, 10, (torch.rand(5),))
+
+
+@pytest.mark.parametrize("tree", [lambda x: x, lambda x: {"y": x}])
+def test_a_chunk_of_another_shape_or_type_is_refused(tree: Any) -> None:
+    output = Preallocated(10, 0, CPU)
+    output.write(0, 5, tree(torch.rand(5, 6)))
+    for wrong in (torch.rand(5, 1), torch.rand(5, 6, dtype=torch.float64), torch.ones(5, 6, dtype=torch.int64)):
+        with pytest.raises(InputError, match=r"expected \[5, 6\] of torch.float32"):
+            output.write(5, 10, tree(wrong))
+
+
+@pytest.mark.parametrize("tree", [lambda x: x, lambda x: {"y": x}])
+def test_who_writes_late_does_not_reach_what_was_given_out(tree: Any) -> None:
+    output = Preallocated(10, 0, CPU)
+    for start in (0, 5):
+        output.write(start, start + 5, tree(torch.ones(5)))
+    output.detached = True
+    (given,) = [leaf for _, leaf in leaves(output.result())]
+    output.write(5, 10, tree(torch.zeros(5)))
+    assert given.tolist() == [1.0] * 10
 
 
 def test_collected_results_are_reduced_in_order_or_listed() -> None:

@@ -361,9 +361,12 @@ def test_an_interrupt_stops_handing_out_and_drains() -> None:
         return x
 
     with Dispatcher(interrupt, "cpu", sizes=1, cache=False) as dispatcher:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as stopped:
             dispatcher.run(torch.arange(100))
         assert done == [0, 1, 2, 3]
+        outcome = stopped.value.outcome  # type: ignore[attr-defined]
+        assert outcome.missing == [(4, 100)]
+        assert outcome.result[:4].tolist() == done
         assert dispatcher.run(torch.arange(3)).tolist() == [0, 1, 2]
 
 
@@ -398,6 +401,27 @@ def test_an_interrupt_of_the_caller_leaves_no_worker_behind() -> None:
         gate.set()
         dispatcher.progress = None
         assert dispatcher.run(torch.arange(3)).tolist() == [0, 1, 2]
+
+
+def test_a_single_call_too_has_its_teardown_and_checks_the_dimension() -> None:
+    ended: list[str] = []
+    with Dispatcher(lambda x: x, "cpu", sizes=0, teardown=lambda device: ended.append(device.name), cache=False) as d:
+        d.run(torch.arange(3))
+    assert ended == ["cpu"]
+    with Dispatcher(lambda x: x, "cpu", sizes=0, dim=1, cache=False) as other:
+        assert other.run(torch.ones(2, 3)).shape == (2, 3)
+        with pytest.raises(InputError, match="has no dimension 1"):
+            other.run(torch.arange(3))
+
+
+@pytest.mark.parametrize("devices", ["cpu", TWO])
+def test_a_closed_dispatcher_says_so(devices: Any) -> None:
+    dispatcher = Dispatcher(lambda x: x, devices, sizes=10, cache=False)
+    dispatcher.run(torch.arange(30))
+    dispatcher.close()
+    for call in (dispatcher.run, dispatcher.attempt, dispatcher.stream):
+        with pytest.raises(DovetailError, match="closed"):
+            call(torch.arange(3))
 
 
 # -- the last straggler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,10 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 def triple(x: torch.Tensor) -> torch.Tensor:
     return 3 * x
+
+
+def multiply(n: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: n * x
 
 
 def tuned(folder: Path, function: object = double) -> Known:
@@ -86,6 +91,8 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 def test_names_follow_the_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert function_name(double) != function_name(triple)
+    assert function_name(lambda x: 2 * x) != function_name(lambda x: 3 * x)
+    assert function_name(multiply(2)) == function_name(multiply(2)) != function_name(multiply(3))
     assert function_name(torch.nn.Linear(2, 3)) == function_name(torch.nn.Linear(2, 3))
     assert function_name(torch.nn.Linear(2, 3)) != function_name(torch.nn.Linear(3, 3))
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))

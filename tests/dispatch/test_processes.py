@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,22 @@ def deadly(x):
 
 def grows(x):
     return x.repeat(1, 1000)
+
+def told(batch):
+    return {"y": batch["x"] * batch["by"].factor}
+
+def typed(batch):
+    return type(batch["n"]).__name__
+
+def wordy(batch):
+    return {"y": batch["x"] + 1, "words": "w" * 1_000_000, "odd": (lambda: 1) if (batch["x"] == 7).any() else None}
+
+class By:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __eq__(self, other):
+        return True
 
 def graded(x):
     return x + float(torch.is_grad_enabled())
@@ -166,6 +183,48 @@ def test_all_processes_die_and_the_next_run_has_new_ones(functions: Any) -> None
         assert deadly.pool.workers[0].pid != before
 
 
+def test_a_new_process_is_initialised_too(functions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    monkeypatch.setenv("NOTES", str(notes))
+    x = torch.arange(12.0)
+    with dispatcher(functions.deadly, TWO[:1], init=functions.note) as deadly:
+        deadly.run(x)
+        first = deadly.pool.workers[0].pid
+        os.kill(first, signal.SIGKILL)
+        assert deadly.attempt(x).failures
+        deadly.run(x)
+        assert notes.read_text().split() == ["a", str(first), "a", str(deadly.pool.workers[0].pid)]
+
+
+def test_what_is_no_tensor_goes_as_it_is_now(functions: Any) -> None:
+    """Things that changed unseen or cannot be sent, messages too long for a pipe, functions with their variables."""
+    x = torch.arange(12.0)
+    with dispatcher(functions.told, TWO[:1], reduce=list) as told:
+        batch = {"x": x, "by": functions.By(2.0), "n": 1}
+        assert torch.equal(told.run(batch)[3]["y"], 2 * x[9:])
+        batch["by"].factor = 5.0
+        assert torch.equal(told.run(batch)[3]["y"], 5 * x[9:])
+        wide = {**batch, "x": x[:, None].expand(12, 100)}
+        assert "pickle" in str(told.attempt({**wide, "lock": threading.Lock()}).failures[0].error)
+        assert torch.equal(told.run(wide)[3]["y"], 5 * wide["x"][9:])
+        typed = Dispatcher(functions.typed, pool=told.pool, sizes=3, reduce=list, cache=False)
+        for n in (1, True, 1.0):
+            assert typed.run({"x": x, "n": n}) == [type(n).__name__] * 4
+
+        wordy = Dispatcher(functions.wordy, pool=told.pool, sizes=3, reduce=list, on_error="skip", cache=False)
+        outcome = wordy.attempt({"x": x, "words": "w" * 1_000_000})
+        assert outcome.missing == [(6, 9)]  # it cannot be sent back
+        assert [len(part["words"]) for part in wordy.run({"x": x[:6], "words": "w" * 1_000_000})] == [1_000_000] * 2
+
+        pytest.importorskip("cloudpickle")
+        factor = 2
+        local = Dispatcher(lambda x: x * factor, pool=told.pool, sizes=3, cache=False)
+        assert torch.equal(local.run(x), 2 * x)
+        factor = 3
+        assert torch.equal(local.run(x), 3 * x)
+
+
 def test_one_batch_over_processes_of_ones_own(functions: Any) -> None:
     context = multiprocessing.get_context("spawn")
     cursor, answers = SharedCursor(1000), context.Queue()
@@ -192,6 +251,8 @@ def test_parcels() -> None:
         found = receiver.receive(sender.send(tree))
         assert repr(found) == repr(tree)
     assert sender.send(torch.ones(5)) is None  # all as before but for the values
+    sender.repeat()
+    assert torch.equal(Receiver().receive(sender.send(torch.ones(5))), torch.ones(5))  # says everything again
     sender.close()
     assert torch.equal(found, torch.ones(1).expand(5))  # the receiver may still read
 

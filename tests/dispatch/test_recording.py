@@ -169,7 +169,7 @@ def test_every_kind_of_run_can_be_written(tmp_path: Path) -> None:
         assert check_journal(path).valid
 
 
-def test_an_interrupted_run_leaves_no_journal(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_a_journal_of_what_was_done(tmp_path: Path) -> None:
     path, reached = tmp_path / "run.jsonl", Event()
 
     def interrupt(told: Any) -> None:
@@ -180,10 +180,14 @@ def test_an_interrupted_run_leaves_no_journal(tmp_path: Path) -> None:
         reached.set()
         return batch
 
-    with Dispatcher(function, "cpu", sizes=1, cache=False, progress=interrupt, journal=path) as dispatcher:
-        with pytest.raises(KeyboardInterrupt):
-            dispatcher.run(torch.arange(3000))
-        assert not path.exists()
+    with (
+        Dispatcher(function, "cpu", sizes=1, cache=False, progress=interrupt, journal=path) as dispatcher,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        dispatcher.run(torch.arange(3000))
+    report = check_journal(path)
+    assert report.valid
+    assert "these items have no result" in report.notes[0]
 
 
 def test_check_and_report_read_it_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from dovetail.dispatch.batch import Pieces, Slices
     from dovetail.dispatch.derivatives import Derivatives
     from dovetail.dispatch.devices import Device
-    from dovetail.dispatch.dispatcher import Dispatcher, Outcome
+    from dovetail.dispatch.dispatcher import Dispatcher
     from dovetail.dispatch.mpi import SimpleMPIScheduler
+    from dovetail.dispatch.outcome import Outcome
     from dovetail.dispatch.pool import Pool
     from dovetail.dispatch.replicas import Replicas
     from dovetail.dispatch.schedulers import SharedScheduler, SimpleScheduler, StaticHybridScheduler
@@ -20,7 +21,7 @@ _WHERE = {
     "Derivatives": "derivatives",
     "Device": "devices",
     "Dispatcher": "dispatcher",
-    "Outcome": "dispatcher",
+    "Outcome": "outcome",
     "Piece": "stream",
     "Pieces": "batch",
     "Pool": "pool",

@@ -88,6 +88,14 @@ class _Leaf:
         self.batched = batched
 
 
+def _copy(leaf: Tensor, there: Tensor, name: str) -> None:
+    """Copy, but never with the silent change of shape or type that torch would make."""
+    if leaf.shape != there.shape or leaf.dtype != there.dtype:
+        found, expected = (f"{list(x.shape)} of {x.dtype}" for x in (leaf, there))
+        raise InputError(f"chunks differ in what they return: {name} is {found}, expected {expected}")
+    there.copy_(leaf, non_blocking=True)
+
+
 class Preallocated:
     """Results are copied straight to their place in outputs whose form the first result tells.
 
@@ -105,12 +113,15 @@ class Preallocated:
         self._leaves: list[_Leaf] | None = None
         self._single: Tensor | None = None
         self._collected: Collected | None = None
+        self.detached = False  # a device may still write here: what is given out must be copies
 
     def write(self, start: int, stop: int, result: Any) -> None:
         single = self._single
-        if single is not None and type(result) is Tensor and result.shape[self.dim] == stop - start:
-            single.narrow(self.dim, start, stop - start).copy_(result, non_blocking=True)
-            return
+        if single is not None and type(result) is Tensor:
+            place = single.narrow(self.dim, start, stop - start)
+            if place.shape == result.shape and place.dtype is result.dtype:
+                place.copy_(result, non_blocking=True)
+                return
         if self._leaves is None and self._collected is None:
             with self._lock:
                 if self._leaves is None and self._collected is None:
@@ -156,7 +167,7 @@ class Preallocated:
             leaf = found[place]
             if mine.batched and _is_batched(leaf, self.dim, stop - start):
                 if leaf is not mine.tensor:
-                    mine.tensor.narrow(self.dim, start, stop - start).copy_(leaf, non_blocking=True)
+                    _copy(leaf, mine.tensor.narrow(self.dim, start, stop - start), place)
                 continue
             if mine.batched and leaf.shape == mine.first.shape:  # its size was the first chunk's by chance
                 mine.tensor, mine.batched = mine.first.to(self.home or leaf.device), False
@@ -169,9 +180,4 @@ class Preallocated:
         if self._leaves is None:
             return None
         places = iter(self._leaves)
-        return mapped(lambda _: next(places).tensor, self._tree)
-
-    def detached(self) -> None:
-        """Give the outputs new memory: a device may still write into the old one."""
-        for leaf in self._leaves or []:
-            leaf.tensor = leaf.tensor.clone()
+        return mapped(lambda _: next(places).tensor.clone() if self.detached else next(places).tensor, self._tree)

@@ -272,3 +272,18 @@ class SourceCursor:
         self.ended = found < n or (self.source.total is not None and start + found >= self.source.total)
         self.at = start + found
         return start, self.at
+
+
+def tensor_form(tensor: Tensor, dim: int) -> Any:
+    """The form of a batch that is one tensor."""
+    shape = tensor.shape
+    return (tensor.dtype, shape[1:]) if dim == 0 else (tensor.dtype, shape[:dim], shape[dim + 1 :] if dim != -1 else ())
+
+
+def form_of(source: Source, dim: int) -> Any:
+    """What a batch looks like but for its number of items: curves hold for one form."""
+    if isinstance(source, TensorBatch):
+        return tensor_form(source.tensor, dim)
+    if isinstance(source, TreeBatch):
+        return tuple(tensor_form(leaf, dim) for _, leaf in leaves(source.tree) if isinstance(leaf, Tensor))
+    return type(source).__name__

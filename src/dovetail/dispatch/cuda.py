@@ -10,7 +10,8 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from threading import Lock
+from contextlib import ExitStack
+from threading import Event, Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,6 +91,7 @@ class CudaWorker:
         self._held: deque[_Slot] = deque()
         self._whole: dict[int, Tensor] = {}
         self._call: Callable[[Any], Any] = lambda work: work
+        self._begun: Event | None = None  # the job whose chunks come now, by its event
         self._zero: tuple[Any, float] | None = None
 
     def start(self) -> None:
@@ -103,6 +105,7 @@ class CudaWorker:
 
     def begin(self, job: Job) -> None:
         self._call = job.call_on(self.device, moved=True)
+        self._begun = job.ended
         with torch.cuda.device(self.where):
             # What goes whole to every chunk is sent once, and has arrived before any stream needs it.
             self._whole = {id(leaf): leaf.to(self.where) for leaf in job.whole_leaves()}
@@ -146,7 +149,9 @@ class CudaWorker:
         assert chunk is not None
         assert job is not None
         assert call is not None
-        with torch.cuda.device(self.where), torch.cuda.stream(slot.stream):
+        with ExitStack() as modes, torch.cuda.device(self.where), torch.cuda.stream(slot.stream):
+            if job.ended is not self._begun and job.modes is not None:  # the thread has those of another job by now
+                job.modes.enter(modes)
             result = call(slot.work)
             self._mark(slot, 2)
             if isinstance(job.output, Preallocated):

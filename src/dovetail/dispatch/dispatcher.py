@@ -5,63 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
 from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
-import torch
-from msgspec import Struct
 from torch import Tensor
 
-from dovetail.core import registry
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.dispatch import policies as _policies  # noqa: F401  (registers them)
 from dovetail.dispatch.assembly import Collected, Output, Preallocated
-from dovetail.dispatch.batch import Source, SourceCursor, TensorBatch, TreeBatch, as_source, handed_over, leaves
+from dovetail.dispatch.batch import (
+    Source,
+    SourceCursor,
+    TensorBatch,
+    TreeBatch,
+    as_source,
+    form_of,
+    handed_over,
+    tensor_form,
+)
 from dovetail.dispatch.cursor import Cursor, LocalCursor
 from dovetail.dispatch.devices import Device
-from dovetail.dispatch.errors import Failure, combined, is_out_of_memory
+from dovetail.dispatch.errors import Failure, is_out_of_memory
 from dovetail.dispatch.job import Calling, Hook, Job, Modes, home_of
 from dovetail.dispatch.known import Known, cache_folder
 from dovetail.dispatch.ledger import Chunk, Ledger
+from dovetail.dispatch.outcome import Outcome
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.policy import Policy
 from dovetail.dispatch.pool import Pool
 from dovetail.dispatch.progress import Told, follow
 from dovetail.dispatch.report import Report, report_of
-from dovetail.dispatch.setup import devices_with
+from dovetail.dispatch.setup import devices_with, placed_on, policy_of
 from dovetail.dispatch.stream import Piece, Streamed, pieces_of
 
 _SILENT: AbstractContextManager[None] = nullcontext()
 
 
-class Outcome(Struct, frozen=True):
-    """What became of a batch: the result, the ranges that it lacks and why, and the report of the run."""
-
-    result: Any
-    missing: list[tuple[int, int]]
-    failures: list[Failure]
-    reporting: Callable[[], Report]
-    output: Any = None
-
-    @property
-    def report(self) -> Report:
-        return self.reporting()
-
-    def unwrap(self) -> Any:
-        """The result; or the error, if something failed, with this outcome as its attribute `outcome`."""
-        if self.failures:
-            error = combined(self.failures)
-            error.outcome = self  # type: ignore[attr-defined]
-            raise error
-        return self.result
-
-
 class Dispatcher:
     """Calls a function on chunks of a batch, each on the device that is free, and puts the results together.
 
+    >>> import torch
     >>> with Dispatcher(lambda x: 2 * x, "cpu", sizes=3, cache=False) as double:
     ...     double.run(torch.arange(10)).tolist()
     [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
@@ -144,8 +129,8 @@ class Dispatcher:
         self.pool = pool
         self.devices = pool.devices if self._own_pool else devices_with(pool.devices, sizes, capacities, priorities)
         self._cuda = any(device.kind == "cuda" for device in self.devices)
-        self.policy = _policy(policy, options, self.devices)
-        self.function = _placed(function)
+        self.policy = policy_of(policy, options, self.devices)
+        self.function = placed_on(function)
         self.dim, self.mode, self.reduce = dim, mode, reduce
         self.preprocess, self.postprocess = preprocess, postprocess
         self.backup, self.on_error, self.retries, self.weight = backup, on_error, retries, weight
@@ -158,6 +143,7 @@ class Dispatcher:
         self.known = Known(function, self.devices, slots, folder, getattr(self.policy, "learns", True))
         self._latest: Callable[[], Report] | None = None
         self._executor: ThreadPoolExecutor | None = None
+        self._closed = False
         self._direct_up_to: float = -1
         self._direct_like: Any = None
         self._prepare_direct()
@@ -168,9 +154,10 @@ class Dispatcher:
         """The function's result for the whole batch, in order. Several arguments are cut alike."""
         if self._direct_up_to >= 0 and len(args) == 1 and not kwargs:
             batch = args[0]
-            if type(batch) is Tensor and batch.is_cpu and batch.ndim and batch.shape[self.dim] <= self._direct_up_to:
+            fits = type(batch) is Tensor and batch.is_cpu and -batch.ndim <= self.dim < batch.ndim
+            if fits and batch.shape[self.dim] <= self._direct_up_to:
                 like = self._direct_like
-                if like is None or like == _form(batch, self.dim):
+                if like is None or like == tensor_form(batch, self.dim):
                     return self._run_direct(batch)
         return self.attempt(*args, **kwargs).unwrap()
 
@@ -179,14 +166,19 @@ class Dispatcher:
     ) -> Outcome:
         """As `run`, but errors of the work are in the outcome, beside what succeeded.
 
-        `resume` does only what an earlier outcome of the same batch lacks.
+        `resume` does only what an earlier outcome of the same batch lacks; Ctrl-C carries one too, as its `outcome`.
         """
+        self._check_open()
         source, spread = self._source(args, kwargs)
         if source.total == 0 and resume is None:
             return self._empty(source, spread)
         output = self._output(source) if resume is None or resume.output is None else resume.output
         job, form = self._job(source, output, spread, cursor, resume)
-        self._carry_out(job)
+        try:
+            self._carry_out(job)
+        except KeyboardInterrupt as stop:
+            stop.outcome = self._outcome(job, form, whole=cursor is None)  # type: ignore[attr-defined]
+            raise
         return self._outcome(job, form, whole=cursor is None)
 
     def stream(
@@ -195,6 +187,7 @@ class Dispatcher:
         """Results chunk by chunk as they come, in the order of the batch or as they end; `ahead` chunks may wait."""
         if ordered and cursor is not None:
             raise InputError("a stream over a shared cursor has gaps; give ordered=False")
+        self._check_open()
         source, spread = self._source(args, kwargs)
         output = Streamed()
         job, form = self._job(source, output, spread, cursor, None)
@@ -224,10 +217,15 @@ class Dispatcher:
 
     def close(self) -> None:
         """End the workers, unless they belong to a shared pool."""
+        self._closed, self._direct_up_to = True, -1
         if self._executor is not None:
             self._executor.shutdown(wait=True)
         if self._own_pool:
             self.pool.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DovetailError("the dispatcher is closed")
 
     def __enter__(self) -> Dispatcher:
         return self
@@ -237,28 +235,28 @@ class Dispatcher:
 
     # -- the direct path: one chunk on one device where the batch is, with nothing around the call
 
+    def _may_be_direct(self) -> bool:
+        pool = self.pool
+        hooks = (self.preprocess, self.postprocess, self.reduce, pool.init, pool.teardown, self._written, self.progress)
+        alone = len(self.devices) == 1 and self.devices[0].kind == "cpu"
+        return alone and self._own_pool and self._backend == "thread" and not any(hooks)
+
     def _prepare_direct(self) -> None:
         device = self.devices[0]
-        hooked = self.preprocess or self.postprocess or self.reduce or self.pool.init or self._written or self.progress
-        if len(self.devices) > 1 or device.kind != "cpu" or hooked or not self._own_pool or self._backend != "thread":
-            return
-        if isinstance(self.policy, Fixed):
+        if isinstance(self.policy, Fixed) and self._may_be_direct():
             size = self.policy.size if device.size is None else device.size
             self._direct_up_to = size or inf
 
     def _learn_direct(self, form: Any, source: Source, job: Job) -> None:
         """A batch that one call of the best size can do needs no engine next time."""
         state = job.ledger.view.devices[0]
-        hooked = self.preprocess or self.postprocess or self.reduce or self.pool.init or self._written or self.progress
-        if len(self.devices) > 1 or self.devices[0].kind != "cpu" or hooked or not self._own_pool:
-            return
-        if self._backend != "thread":
-            return
         if isinstance(self.policy, Fixed) or not isinstance(source, TensorBatch) or state.curve is None:
             return
+        if not self._may_be_direct():
+            return
         if state.size is None and (state.settled or state.curve.best == state.curve.sizes[-1]):
-            self._direct_up_to = min(state.curve.tail if state.settled else state.best, state.limit)
             self._direct_like = form
+            self._direct_up_to = min(state.curve.tail if state.settled else state.best, state.limit)
 
     def _run_direct(self, batch: Any) -> Any:
         call = self.function(self.devices[0])
@@ -289,7 +287,7 @@ class Dispatcher:
     def _job(
         self, source: Source, output: Output, spread: bool, cursor: Cursor | None, resume: Outcome | None
     ) -> tuple[Job, Any]:
-        form = _form_of(source, self.dim)
+        form = form_of(source, self.dim)
         states = self.known.states(form)
         if cursor is None:
             if resume is not None:
@@ -324,14 +322,13 @@ class Dispatcher:
             if here and self.pool.run_here(job, told):
                 return
             job.modes = Modes()
-            self.pool.add(job)
             try:
+                self.pool.add(job)
                 while not job.ended.wait(0.1 if told else None):
                     if told is not None:
                         told()
             except BaseException:
-                job.ledger.stop()  # what is under way ends; nothing more begins
-                self.pool.wake()
+                self.pool.cancel(job)  # what is under way ends; nothing more begins
                 job.ended.wait()
                 raise
 
@@ -348,7 +345,7 @@ class Dispatcher:
         self._learn_direct(form, job.source, job)
         late = any(self.pool.workers[chunk.device].late for chunk in ledger.active)
         if late and isinstance(job.output, Preallocated):
-            job.output.detached()
+            job.output.detached = True
         failures = [
             Failure(names[chunk.device], chunk.start, chunk.stop, chunk.attempt, error)
             for chunk, error in ledger.failures
@@ -384,48 +381,3 @@ class _Direct:
         ledger = Ledger(cursor, self.dispatcher.policy, self.dispatcher.known.states(self.dispatcher._direct_like))
         ledger.rows.append((0, 0, self.items, self.begun, self.ended, 1, "done"))
         return report_of(ledger, [self.dispatcher.devices[0].name], self.begun, self.ended)
-
-
-def _policy(policy: str | Policy | None, options: Mapping[str, Any] | None, devices: Sequence[Device]) -> Policy:
-    if policy is None:
-        fixed = all(device.size is not None for device in devices)
-        policy = "fixed" if fixed else "finish_together"
-    if isinstance(policy, str):
-        made: Policy = registry.create("dispatch", policy, options)
-        return made
-    if options:
-        raise InputError("options are for a policy by name; this one is made already")
-    return policy
-
-
-def _placed(function: Any) -> Callable[[Device], Callable[..., Any]]:
-    """How to get the function on a device."""
-    if isinstance(function, torch.nn.Module):
-        from dovetail.dispatch.replicas import Replicas
-
-        function = Replicas(function)
-    if hasattr(function, "on"):
-        placed: Callable[[Device], Callable[..., Any]] = function.on
-        return placed
-    if not callable(function):
-        raise InputError(f"expected a function, a module or an object with on(device), found {type(function).__name__}")
-    return partial(_anywhere, function)
-
-
-def _anywhere(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
-    """A plain function is the same on every device. Unlike a lambda, this can be sent to another process."""
-    return function
-
-
-def _form(tensor: Tensor, dim: int) -> Any:
-    shape = tensor.shape
-    return (tensor.dtype, shape[1:]) if dim == 0 else (tensor.dtype, shape[:dim], shape[dim + 1 :] if dim != -1 else ())
-
-
-def _form_of(source: Source, dim: int) -> Any:
-    """What a batch looks like but for its number of items: curves hold for one form."""
-    if isinstance(source, TensorBatch):
-        return _form(source.tensor, dim)
-    if isinstance(source, TreeBatch):
-        return tuple(_form(leaf, dim) for _, leaf in leaves(source.tree) if isinstance(leaf, Tensor))
-    return type(source).__name__

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from math import inf
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dovetail.dispatch.assembly import Output
-from dovetail.dispatch.batch import Source, TreeBatch, leaves, mapped
+from dovetail.dispatch.batch import Slices, Source, TensorBatch, TreeBatch, leaves, mapped
 from dovetail.dispatch.devices import Device
 from dovetail.dispatch.ledger import Chunk, Ledger
 
 Span = tuple[int, str, int, float, float]  # device, what, first item, begin and end in seconds
 Hook = Callable[[Any, Device], Any]
+_AUTOCAST = ("cpu", "cuda")
 
 
 class Modes:
@@ -26,16 +27,15 @@ class Modes:
     def __init__(self) -> None:
         self.grad = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
-        self.autocast = [
-            (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-        ]
+        self.autocast = {kind: torch.get_autocast_dtype(kind) for kind in _AUTOCAST if torch.is_autocast_enabled(kind)}
 
     def enter(self, stack: ExitStack) -> None:
-        if self.inference:
-            stack.enter_context(torch.inference_mode())
+        if self.inference != torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(self.inference))
         stack.enter_context(torch.set_grad_enabled(self.grad))
-        for kind, dtype in self.autocast:
-            stack.enter_context(torch.autocast(kind, dtype=dtype))
+        for kind in _AUTOCAST:
+            if (dtype := self.autocast.get(kind)) is not None or torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
 
 
 class Calling:
@@ -92,11 +92,12 @@ class Job:
         output: Output,
         calling: Calling,
         devices: list[Device],
-        lock: Lock,
+        lock: AbstractContextManager[Any],
         weight: float = 1.0,
     ) -> None:
         self.source = source
         self.slice = source.slice
+        self.forgets = not isinstance(source, TensorBatch | TreeBatch | Slices)
         self.ledger = ledger
         self.output = output
         self.calling = calling

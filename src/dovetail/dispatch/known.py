@@ -8,6 +8,7 @@ import inspect
 import os
 from math import inf
 from pathlib import Path
+from types import CellType, CodeType
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from dovetail.dispatch.devices import Device
 from dovetail.dispatch.policy import DeviceState
 
 _VERSION = 2
+_PLAIN = (bool, int, float, str, bytes, tuple)
 
 
 class Tuned(Struct, frozen=True):
@@ -52,13 +54,28 @@ def function_name(function: Any) -> str:
     inner = inspect.unwrap(function) if callable(function) else function
     code = getattr(inner, "__code__", None)
     if code is not None:
-        mark = code.co_code + repr(code.co_names).encode()
+        held = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_filled(cell)]
+        mark = _mark(code) + repr([value for value in held if isinstance(value, _PLAIN)]).encode()
     else:
         inner = type(function)
         shapes = [tuple(p.shape) for p in function.parameters()] if hasattr(function, "parameters") else []
         mark = repr(shapes).encode()
     name = f"{inner.__module__}.{inner.__qualname__}"
     return f"{name}#{hashlib.sha256(mark).hexdigest()[:12]}"
+
+
+def _mark(code: CodeType) -> bytes:
+    """What a function does, with its constants and the functions inside it."""
+    parts = [code.co_code, repr(code.co_names).encode()]
+    parts += [_mark(each) if isinstance(each, CodeType) else repr(each).encode() for each in code.co_consts]
+    return b"|".join(parts)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that has no value yet
+        return False
 
 
 def hardware_name(device: Device) -> str:
@@ -90,9 +107,11 @@ class Known:
 
     def states(self, form: Any) -> list[DeviceState]:
         """Fresh states for a run over a batch of this form."""
-        if form not in self._states:
-            self._states[form] = [self._load(*each, form) for each in zip(self.devices, self.slots, strict=True)]
-        return [state.fork() for state in self._states[form]]
+        known = self._states.get(form)
+        if known is None:
+            known = [self._load(*each, form) for each in zip(self.devices, self.slots, strict=True)]
+            known = self._states.setdefault(form, known)
+        return [state.fork() for state in known]
 
     def latest(self) -> list[DeviceState]:
         """What is known for the form of batch that was met last."""
@@ -105,8 +124,9 @@ class Known:
         for device, before, after in zip(self.devices, self._states.get(form, states), states, strict=True):
             if self.folder is not None and after.size is None and _told(after) not in (None, _told(before)):
                 self._save(device, form, after)
-        self._states.pop(form, None)
-        self._states[form] = [state.fork() for state in states]
+        known = [state.fork() for state in states]
+        self._states.pop(form, None)  # the latest is the last one
+        self._states[form] = known
 
     def _path(self, device: Device, form: Any) -> Path:
         import torch

@@ -110,10 +110,10 @@ class Ledger:
     def take(self, device: int, now_s: float) -> Chunk | None:
         """The range that a free device should do now."""
         view, state = self.view, self.view.devices[device]
-        if self.stopped or not state.alive:
-            return None
         if self.wake_s <= now_s:
             self.wake_s = inf
+        if self.stopped or not state.alive:
+            return None
         left = self.cursor.remaining
         blocked = 0
         if self.returned:
@@ -294,7 +294,7 @@ class Ledger:
             attempt = chunk.attempt + (not lost)
             again = Chunk(chunk.start, chunk.stop, device, attempt, chunk.avoid | {device})
             again.error = error
-            if chunk.claimed or self.on_error == "fail" or attempt > self.retries + 1:
+            if (chunk.claimed and not lost) or self.on_error == "fail" or attempt > self.retries + 1:
                 self._give_up(chunk, error)
             else:
                 self.returned.insert(0, again)
@@ -347,9 +347,16 @@ class Ledger:
         text = f"{type(error).__name__}: {error}"
         self.rows.append((chunk.device, chunk.start, chunk.stop, chunk.begun_s, now_s, chunk.attempt, text))
 
-    def stop(self) -> None:
-        """Hand nothing more out; what is under way may end."""
+    def stop(self, error: BaseException | None = None) -> None:
+        """Hand nothing more out; what is under way may end. `error`: why, unless all is done."""
+        if error is not None and not self.finished:
+            self.failures.append((Chunk(self.done_items, self.done_items, 0), error))
         self.stopped = True
+
+    def oldest(self, chunk: Chunk) -> int:
+        """The item before which nothing will be asked for again, now that this chunk has ended."""
+        open_ = [*self.active, *self.returned, *(failed for failed, _ in self.failures)]
+        return min((each.start for each in open_), default=chunk.stop)
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The ranges between start and stop without a result.

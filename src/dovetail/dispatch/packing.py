@@ -14,6 +14,7 @@ from torch import Tensor
 from dovetail.dispatch.batch import leaves, mapped
 
 _ALIGN = 64  # bytes; enough for any element, and for vector instructions
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})  # what is equal if it says so, and stays as it is
 
 
 class Place(Struct, frozen=True):
@@ -72,21 +73,28 @@ class Sender:
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._memory: _Memory | None = None
-        self._layout: Any = None
+        self._told: Any = None  # the layout that the receiver has
+        self._new = False  # it does not know of this memory yet
 
     def send(self, tree: Any) -> Parcel | None:
         """What to tell the receiver; None if all is as the last time but for the values."""
         layout, size = layout_of(tree)
-        path = ""
         if size > len(self._buffer):
             self.close()
             self._memory = _Memory(size + size // 2)
-            path, self._buffer = self._memory.path, self._memory.bytes
+            self._buffer, self._new = self._memory.bytes, True
         pack(tree, layout, self._buffer)
-        if not path and layout == self._layout:
+        others = [type(leaf) for _, leaf in leaves(layout) if type(leaf) is not Place]
+        told = (layout, others) if _PLAIN.issuperset(others) else None
+        if told is not None and told == self._told and not self._new:
             return None
-        self._layout = layout
+        path = self._memory.path if self._new and self._memory is not None else ""
+        self._told, self._new = told, False
         return path, len(self._buffer), layout
+
+    def repeat(self) -> None:
+        """The last parcel did not arrive: the next one must say everything."""
+        self._told, self._new = None, self._memory is not None
 
     def close(self) -> None:
         """Let the bytes go; who received them may still read them."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from math import inf
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, RLock, Thread, current_thread, get_ident
 from time import perf_counter
 
 from dovetail.core.errors import DovetailError, PolicyError
+from dovetail.dispatch import turns
+from dovetail.dispatch.crew import Crew
 from dovetail.dispatch.devices import Device, resolve
 from dovetail.dispatch.errors import is_lost, is_out_of_memory
 from dovetail.dispatch.job import Job
 from dovetail.dispatch.ledger import Chunk
-from dovetail.dispatch.worker import Ended, Worker, backend
+from dovetail.dispatch.worker import Ended
 
-_SWITCH_S = 0.0005  # how long one thread may keep the interpreter from the launchers
+_KEPT = ExitStack()  # on the caller's own thread there are no modes to take over
 
 
 class Pool:
@@ -35,27 +37,29 @@ class Pool:
     ) -> None:
         # A device of another machine cannot be looked for on this one.
         self.devices = resolve(devices, exist=backend_name != "ray")
-        make = backend(backend_name)
-        self.workers: list[Worker] = [make(device, self.devices) for device in self.devices]
+        self.crew = Crew(self.devices, backend_name, init, teardown)
+        self.workers, self.lost, self._begun = self.crew.workers, self.crew.lost, self.crew.begun
         self.init, self.teardown = init, teardown
-        self.lock = Lock()
+        self.lock = RLock()  # a stream that nobody reads any more may be collected on a thread that holds it
         self.changed = Condition(self.lock)
         self.jobs: list[Job] = []
         self.waiting = 0
         self.closed = False
-        self.lost: list[BaseException | None] = [None] * len(self.devices)
         self.threads: list[Thread] = []
+        self._running = False  # all threads have started
+        self._pid = 0  # the process that they are in
         self._here = Lock()  # held by a caller that drives the workers itself
-        self._started_here = False
+        self._driver = 0  # the thread of that caller
+        self._started_here = [False] * len(self.devices)
         self.holding: list[list[Chunk]] = [[] for _ in self.devices]
-        self._interval_s = 0.0
         self._served = [0.0] * len(self.devices)  # when each worker's last chunk ended
 
     # -- jobs
 
     def add(self, job: Job) -> None:
         """Begin a job on the workers' threads."""
-        if not self.threads:
+        self.refuse_inside()
+        if not self._running:
             with self._here:  # a caller who drives the workers itself comes to its end first
                 self._start_threads()
         with self.lock:
@@ -65,39 +69,84 @@ class Pool:
             if self.jobs:  # a newcomer starts level with the one that had least
                 job.used_s = min(each.used_s / each.weight for each in self.jobs) * job.weight
             elif len(self.devices) > 1:
-                self._interval_s = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._interval_s, _SWITCH_S))
+                turns.more_often()
             self.jobs.append(job)
-            self._revive()
+            self.crew.revive()
             self._drop_lost(job)
             self.changed.notify_all()
 
+    def cancel(self, job: Job) -> None:
+        """Stop a job, whether or not it has begun. What is under way ends; nothing more begins."""
+        with self.lock:
+            job.ledger.stop()
+            if job.ledger.finished:
+                self._end(job)
+            self.changed.notify_all()
+
+    def refuse_inside(self) -> None:
+        """An error on a thread of this pool, which would wait for itself, and in a process that lacks its threads."""
+        if self._inside():
+            raise DovetailError("what runs on a pool cannot wait for the same pool: it needs a dispatcher of its own")
+        if self._pid and self._pid != os.getpid():
+            raise DovetailError("this process was forked, without the pool's threads: it needs a dispatcher of its own")
+
+    def _inside(self) -> bool:
+        return self._driver == get_ident() or current_thread() in self.threads
+
     def run_here(self, job: Job, told: Callable[[], None] | None = None) -> bool:
         """Do a job on the calling thread, one device after the other; False if the workers have threads already."""
+        self.refuse_inside()
         with self._here:
+            if self.closed:
+                raise DovetailError("the pool is closed")
             if self.threads:
                 return False
-            if not self._started_here:
-                self._started_here = True
-                for i in range(len(self.workers)):
-                    self._start(i)
-            job.begun_s = perf_counter()
-            self._revive()
-            self._drop_lost(job)
-            for worker in self.workers:
-                worker.begin(job)
+            self._driver = get_ident()
             try:
-                if len(self.workers) == 1:
-                    self._drive(0, job, told)
-                rounds = 0
-                while not job.ended.is_set():
-                    taken = [self._drive(i, job, told, once=True) for i in range(len(self.workers))]
-                    rounds = 0 if any(taken) else rounds + 1
-                    if rounds > 1 and not job.ended.is_set():
-                        self._unstick(job)
-            finally:
+                self._start_here()
+                job.begun_s = perf_counter()
+                self.crew.revive()
+                self._drop_lost(job)
+                self._drive_all(job, told)
+            except BaseException:
                 job.ledger.stop()
+                self._let_go()
+                raise
+            finally:
+                self._driver = 0
             return True
+
+    def _start_here(self) -> None:
+        for i, started in enumerate(self._started_here):
+            if not started:
+                self.crew.start(i)
+                self._started_here[i] = True
+
+    def _stop_here(self) -> None:
+        for i, started in enumerate(self._started_here):
+            if started:
+                self._started_here[i] = False
+                self.crew.stop(i)
+
+    def _let_go(self) -> None:
+        """After an interrupt: what workers still hold comes to its end, so that the next job finds them free."""
+        for i, worker in enumerate(self.workers):
+            with suppress(Exception):
+                while worker.collect():
+                    pass
+            self.holding[i].clear()
+
+    def _drive_all(self, job: Job, told: Callable[[], None] | None) -> None:
+        if len(self.workers) == 1:
+            self._drive(0, job, told)
+        rounds = 0
+        while not job.ended.is_set():
+            taken = [self._drive(i, job, told, once=True) for i in range(len(self.workers))]
+            rounds = 0 if any(taken) else rounds + 1
+            if rounds > 1 and not job.ended.is_set():
+                with self.lock:
+                    job.ledger.stop(PolicyError("work is left that no device takes"))
+                    self._end(job)
 
     def _drive(self, i: int, job: Job, told: Callable[[], None] | None, once: bool = False) -> bool:
         """Do chunks on one device until it takes none, or one only; False when it takes none at all."""
@@ -112,60 +161,52 @@ class Pool:
                 chunk = self._take(i, job, now)
             if chunk is None:
                 return bool(ended)
-            ended = self._carry_out(i, chunk, wait=True)
+            begun = self._begun[i] is job.ended
+            ended = self._carry_out(i, chunk, wait=True) if begun else self._switch(i, chunk, _KEPT)
             if told is not None:
                 told()
-
-    def _unstick(self, job: Job) -> None:
-        with self.lock:
-            if job.ledger.finished:
-                self._end(job)
-            else:
-                left = PolicyError("work is left that no device takes")
-                job.ledger.failures.append((Chunk(job.ledger.done_items, job.ledger.done_items, 0), left))
-                job.ledger.stop()
-                self._end(job)
-
-    def wake(self) -> None:
-        """Something outside changed: a reader made room, or a job was stopped."""
-        with self.lock:
-            for job in [job for job in self.jobs if job.ledger.finished]:
-                self._end(job)
-            self.changed.notify_all()
 
     # -- workers
 
     def _start_threads(self) -> None:
-        if self.threads:
+        if self._running or self.closed:
             return
         import torch
 
+        self._stop_here()
         torch.linalg.inv(torch.ones(1, 1))  # its lazy start is not safe in several threads at once
-        for i, device in enumerate(self.devices):
-            thread = Thread(target=self._serve, args=(i,), name=f"dovetail {device.name}", daemon=True)
-            self.threads.append(thread)
-            thread.start()
-
-    def _start(self, i: int) -> None:
-        try:
-            self.workers[i].start()
-            self._call_hook(self.init, i)
-        except Exception as error:
-            self.lost[i] = error
-
-    def _call_hook(self, hook: Callable[[Device], None] | None, i: int) -> None:
-        """Hooks run where the function runs, which may be another process."""
-        if hook is not None:
-            there = getattr(self.workers[i], "hook", None)
-            there(hook, self.devices[i]) if there is not None else hook(self.devices[i])
+        if not self.threads:
+            self._pid = os.getpid()
+            names = [f"dovetail {device.name}" for device in self.devices]
+            self.threads = [Thread(target=self._serve, args=(i,), name=n, daemon=True) for i, n in enumerate(names)]
+        for thread in self.threads:
+            if thread.ident is None:
+                thread.start()
+        self._running = True  # not before: an interrupt may have come between two of them
 
     def _serve(self, i: int) -> None:
-        worker = self.workers[i]
-        self._start(i)
+        """A worker's thread. It must not end before the pool does: its jobs would wait for ever."""
+        step = self.crew.start
+        while not self.closed:
+            try:
+                step(i)
+                step = self._work
+            except BaseException as error:
+                self._give_up(i, error)
+        self.crew.stop(i)
+
+    def _give_up(self, i: int, error: BaseException) -> None:
+        """Something went wrong that is no error of one chunk: the device is lost, and with it all that it holds."""
+        gone = self.crew.gone(i, error)
         with self.lock:
-            for job in self.jobs:
+            self._lose(i, gone)
+            self._settle(i, [(chunk, gone) for chunk in self.holding[i]], perf_counter())
+
+    def _work(self, i: int) -> None:
+        worker = self.workers[i]
+        with self.lock:
+            for job in self.jobs[:]:
                 self._drop_lost(job)
-        current: Job | None = None
         ended: list[Ended] = []
         held = 0
         with ExitStack() as modes:
@@ -173,29 +214,22 @@ class Pool:
                 chunk = self._next(i, held, ended)
                 if chunk is not None:
                     held += 1
-                    if chunk.job is current:
+                    if self._begun[i] is chunk.job.ended:
                         ended = self._carry_out(i, chunk, wait=held >= worker.slots)
                     else:
                         modes.close()
                         ended = self._switch(i, chunk, modes)
-                        # If it was the beginning that failed, the worker still has the function of another job.
-                        current = None if ended and ended[0][1] is not None else chunk.job
                 elif held:
                     ended = worker.collect()
                 else:
                     break
                 held -= len(ended)
-        if self.lost[i] is None:
-            self._call_hook(self.teardown, i)
-        worker.stop()
+                chunk = None  # while this waits for the next one, it keeps no batch alive
 
     def _switch(self, i: int, chunk: Chunk, modes: ExitStack) -> list[Ended]:
-        """The first chunk of a job on this worker: the thread takes the modes of the thread that began the job."""
-        job: Job = chunk.job
+        """The first chunk of a job on this worker."""
         try:
-            if job.modes is not None:
-                job.modes.enter(modes)
-            self.workers[i].begin(job)
+            self.crew.begin(i, chunk.job, modes)
         except Exception as error:
             return [(chunk, error)]
         return self._carry_out(i, chunk, wait=self.workers[i].slots == 1)
@@ -205,7 +239,6 @@ class Pool:
             self.workers[i].launch(chunk)
         except BaseException as error:
             if not isinstance(error, Exception) and not self.threads:
-                chunk.job.ledger.stop()
                 raise
             return [(chunk, error)]
         return self.workers[i].collect() if wait else []
@@ -219,11 +252,12 @@ class Pool:
             now = perf_counter()
             if ended:
                 self._settle(i, ended, now)
+                ended.clear()
             while True:
                 chunk = self._choose(i, now) if held < self.workers[i].slots and self.lost[i] is None else None
                 if chunk is not None or held or self.closed:
                     return chunk
-                wake = min((job.ledger.wake_s for job in self.jobs), default=inf)
+                wake = min((job.ledger.wake_s for job in self.jobs if job.room > 0 or job.ledger.returned), default=inf)
                 self.waiting += 1
                 self.changed.wait(None if wake == inf or self.lost[i] is not None else max(wake - now, 0.0002))
                 self.waiting -= 1
@@ -247,8 +281,7 @@ class Pool:
         try:
             chunk = ledger.take(i, now)
         except Exception as error:  # the source or the policy failed
-            ledger.failures.append((Chunk(ledger.done_items, ledger.done_items, i), error))
-            ledger.stop()
+            ledger.stop(error)
             chunk = None
         if self.waiting and ledger.wake_s < wake_s:
             self.changed.notify_all()
@@ -264,7 +297,9 @@ class Pool:
     def _tell_away(self, job: Job, now: float) -> None:
         """Let a job know which devices are busy with chunks of other jobs, and until when about."""
         for state, held in zip(job.ledger.view.devices, self.holding, strict=True):
-            state.away = bool(held) and held[0].job is not job
+            was_away, state.away = state.away, bool(held) and held[0].job is not job
+            if was_away and not state.away and not state.chunks:
+                state.busy_until_s = now
             if state.away:
                 last = held[-1]
                 due_s = last.due_s if now < last.due_s < inf else 2 * now - last.begun_s
@@ -288,6 +323,10 @@ class Pool:
                 if lost:
                     self._lose(i, error)
                 ledger.failed(chunk, now, error, lost=lost)
+            if not chunk.settled:
+                job.room += 1  # no reader will
+            elif job.forgets:
+                job.source.forget(ledger.oldest(chunk))
             if ledger.finished:
                 self._end(job)
         if self.waiting:
@@ -295,14 +334,8 @@ class Pool:
 
     def _lose(self, i: int, error: BaseException) -> None:
         self.lost[i] = error
-        for job in self.jobs:
+        for job in self.jobs[:]:
             self._drop_lost(job)
-
-    def _revive(self) -> None:
-        """A new run tries devices again that can come back, such as a process that died."""
-        for i, worker in enumerate(self.workers):
-            if self.lost[i] is not None and getattr(worker, "returns", False):
-                self.lost[i] = None
 
     def _drop_lost(self, job: Job) -> None:
         """Take devices that are gone out of a job."""
@@ -315,25 +348,33 @@ class Pool:
     def _end(self, job: Job) -> None:
         if job in self.jobs:
             self.jobs.remove(job)
-            if not self.jobs and self._interval_s:
-                sys.setswitchinterval(self._interval_s)
+            if not self.jobs and len(self.devices) > 1:
+                turns.as_usual()
         if not job.ended.is_set():
             job.ended_s = perf_counter()
             job.ended.set()
 
     def close(self) -> None:
-        """Stop the workers. What is under way ends first."""
+        """Stop the workers. What is under way ends first; what has not begun is not done, and its caller told."""
+        if self._inside():
+            raise DovetailError("what runs on a pool cannot close it")
+        if self._pid and self._pid != os.getpid():
+            return  # the threads are not of this process
         with self.lock:
             self.closed = True
-            for job in list(self.jobs):
-                job.ledger.stop()
+            for job in self.jobs[:]:
+                job.ledger.stop(DovetailError("the pool was closed"))
+                if job.ledger.finished:
+                    self._end(job)
             self.changed.notify_all()
         for thread in self.threads:
-            thread.join(timeout=30)
-        if self._started_here and not self.threads:
-            for i, worker in enumerate(self.workers):
-                self._call_hook(self.teardown, i)
-                worker.stop()
+            if thread.ident is not None:
+                thread.join(timeout=30)
+        with self._here:
+            self._stop_here()
+        wrong, self.crew.wrong = self.crew.wrong, []
+        if wrong:
+            raise wrong[0] if len(wrong) == 1 else ExceptionGroup("the pool was not closed well", wrong)
 
     def __enter__(self) -> Pool:
         return self

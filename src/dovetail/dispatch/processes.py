@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -27,13 +28,13 @@ from dovetail.dispatch.worker import Ended, Worker
 _SLOTS = 2
 _BEGIN, _END, _HOOK = 255, 254, 253  # said in place of a slot's number
 _GRACE_S = 5.0
+_MUCH = 4096  # bytes, that a pipe takes whether or not anybody reads
 
 
 class ProcessWorker:
     """The near end of a device's process, driven by one thread."""
 
     late = False
-    returns = True  # after a loss, the next run may try again
 
     def __init__(self, device: Device, threads: int = 0) -> None:
         self.device = device
@@ -41,18 +42,21 @@ class ProcessWorker:
         self._threads = threads
         self._process: Any = None
         self._held: dict[int, Chunk] = {}  # by slot, in the order of launching
+        self._heard: deque[tuple[int, Any] | None] = deque()  # answers that had to be read before their time
 
     def start(self) -> None:
+        self.stop()
         context = multiprocessing.get_context("spawn")
         self._near, far = context.Pipe()
-        self._process = context.Process(
+        process = context.Process(
             target=_serve, args=(far, self.device, self._threads), name=f"dovetail {self.device.name}", daemon=True
         )
-        self._process.start()
+        process.start()
         far.close()  # else the end of the process would go unseen
         self._orders = Orders(dumps)
         self._senders = [Sender() for _ in range(self.slots)]
         self._receivers = [Receiver() for _ in range(self.slots)]
+        self._process = process
         if self._answer() is None:  # once it is ready, no chunk is charged for its imports
             raise self._lost()
 
@@ -61,18 +65,28 @@ class ProcessWorker:
         """The process."""
         return int(self._process.pid)
 
+    def revived(self) -> bool:
+        """Start a new process if this one is gone; whether it was."""
+        if self._process is not None and self._process.is_alive():
+            return False
+        self.start()
+        return True
+
     def begin(self, job: Job) -> None:
-        if not self._process.is_alive():
-            self.stop()
-            self.start()
         order = self._orders.begin(job)
         if order is not None:
-            with suppress(OSError):  # a process that is gone is noticed when its chunks are collected
-                _say(self._near, _BEGIN, order)
+            self._tell(_BEGIN, order)
+
+    def _tell(self, number: int, value: Any) -> None:
+        message = _message(number, value)
+        if len(message) > _MUCH:  # if the process has much to say too, both would wait for the other to read
+            self._heard.extend([self._hear() for _ in range(len(self._held) - len(self._heard))])
+        with suppress(OSError):  # a process that is gone is noticed when its chunks are collected
+            self._near.send_bytes(message)
 
     def hook(self, function: Any, device: Device) -> None:
         """Call one of the user's hooks in the process."""
-        _say(self._near, _HOOK, dumps(function))
+        self._tell(_HOOK, dumps(function))
         told = self._answer()
         if told is None:
             raise self._lost()
@@ -81,10 +95,13 @@ class ProcessWorker:
 
     def launch(self, chunk: Chunk) -> None:
         slot = next(slot for slot in range(self.slots) if slot not in self._held)
-        parcel = self._senders[slot].send(chunk.job.slice(chunk.start, chunk.stop))
+        sender = self._senders[slot]
+        try:
+            self._tell(slot, sender.send(chunk.job.slice(chunk.start, chunk.stop)))
+        except BaseException:
+            sender.repeat()
+            raise
         self._held[slot] = chunk
-        with suppress(OSError):
-            _say(self._near, slot, parcel)
 
     def collect(self) -> list[Ended]:
         if not self._held:
@@ -109,10 +126,16 @@ class ProcessWorker:
 
     def _answer(self) -> tuple[int, Any] | None:
         """Wait for what the process says; None if it is gone without a word."""
+        return self._heard.popleft() if self._heard else self._hear()
+
+    def _hear(self) -> tuple[int, Any] | None:
         try:
-            return _hear(self._near)
+            return _heard(self._near)
         except (EOFError, OSError):
             return None
+        except Exception:  # something that only the process knows; it counts on us to have understood
+            self._process.kill()
+            raise
 
     def _lost(self) -> DeviceLostError:
         self._process.join(timeout=_GRACE_S)
@@ -123,29 +146,32 @@ class ProcessWorker:
         return DeviceLostError(f"{self.device.name}: its process {how}")
 
     def stop(self) -> None:
-        if self._process is None:
+        process, self._process = self._process, None
+        if process is None:
             return
         with suppress(OSError):
-            _say(self._near, _END)
-        self._process.join(timeout=_GRACE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+            self._near.send_bytes(_message(_END))
+        process.join(timeout=_GRACE_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
         self._near.close()
         for sender in self._senders:
             sender.close()
+        self._held.clear()
+        self._heard.clear()
 
 
 def _kept(leaf: Any) -> Any:
     return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
-def _say(connection: Connection, number: int, value: Any = None) -> None:
+def _message(number: int, value: Any = None) -> bytes:
     """A number of one byte (the slot, or one of our words), and what goes with it if there is anything."""
-    connection.send_bytes(bytes((number,)) if value is None else bytes((number,)) + pickle.dumps(value))
+    return bytes((number,)) if value is None else bytes((number,)) + pickle.dumps(value)
 
 
-def _hear(connection: Connection) -> tuple[int, Any]:
+def _heard(connection: Connection) -> tuple[int, Any]:
     told = connection.recv_bytes()
     return told[0], pickle.loads(told[1:]) if len(told) > 1 else None
 
@@ -157,25 +183,26 @@ def _serve(near: Connection, device: Device, threads: int) -> None:
     ends: dict[int, tuple[Receiver, Sender]] = {}
     wrong: BaseException | None = None
     with suppress(EOFError, OSError):  # the other end is gone: so is the reason to be here
-        _say(near, _BEGIN)
+        near.send_bytes(_message(_BEGIN))
         while True:
-            slot, told = _hear(near)
+            slot, told = _heard(near)
             if slot == _END:
                 break
             if slot == _BEGIN:
                 wrong = _error_of(remote.begin, told)
                 continue
             if slot == _HOOK:
-                _say(near, slot, _error_of(lambda told: pickle.loads(told)(device), told))
+                near.send_bytes(_message(slot, _error_of(lambda told: pickle.loads(told)(device), told)))
                 continue
             receiver, sender = ends.setdefault(slot, (Receiver(), Sender()))
             try:
                 if wrong is not None:
                     raise wrong
-                answer: Any = sender.send(remote.call(receiver.receive(told)))
+                answer = _message(slot, sender.send(remote.call(receiver.receive(told))))
             except BaseException as error:
-                answer = sendable(error)
-            _say(near, slot, answer)
+                sender.repeat()
+                answer = _message(slot, sendable(error))
+            near.send_bytes(answer)
 
 
 def _error_of(function: Callable[[bytes], None], argument: bytes) -> BaseException | None:

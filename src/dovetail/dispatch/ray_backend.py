@@ -78,7 +78,6 @@ class RayWorker:
     """The near end of a device's actor, driven by one thread."""
 
     late = False
-    returns = True  # after a loss, the next run may try again
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -111,9 +110,14 @@ class RayWorker:
             self.actor = None
             raise DeviceLostError(f"{self.device.name}: {str(error).splitlines()[0]}") from None
 
+    def revived(self) -> bool:
+        """Start a new actor if this one is gone; whether it was."""
+        if self.actor is not None:
+            return False
+        self.start()
+        return True
+
     def begin(self, job: Job) -> None:
-        if self.actor is None:
-            self.start()
         order = self._orders.begin(job)
         if order is not None:
             self.actor.begin.remote(order)

@@ -54,8 +54,10 @@ class Orders:
         place: Any = calling.place  # a method `on` of something, or a plain function bound to its place
         function = place.args[0] if hasattr(place, "args") else getattr(place, "__self__", place)
         told = modes.grad, modes.inference, modes.autocast
-        now = function, _state(function), calling.preprocess, calling.postprocess, calling.spread, told
-        if now[1] is not None and self._last == now:
+        hooks = calling.preprocess, calling.postprocess
+        states = [_state(each) for each in (function, *hooks)]
+        now = function, states, hooks, calling.spread, told
+        if None not in states and self._last == now:
             return None
         order = self._dumps((calling, modes))
         self._last = now
@@ -66,7 +68,10 @@ def _state(function: Any) -> Any:
     """Something that differs when a function's state does; None if there is no telling."""
     if isinstance(function, Replicas):
         return function.state()
-    return () if isinstance(function, FunctionType | BuiltinFunctionType) else None
+    if function is None or isinstance(function, BuiltinFunctionType):
+        return ()
+    # One that another process cannot import goes there with the variables around it, and they may change.
+    return () if isinstance(function, FunctionType) and "<" not in function.__qualname__ else None
 
 
 def dumps(value: Any) -> bytes:

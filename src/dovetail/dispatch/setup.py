@@ -1,14 +1,18 @@
-"""Sizes, capacities and priorities, given once for all devices or once for each."""
+"""From what was asked for to what runs: devices with their sizes, the policy, the function on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from dovetail.core import registry
 from dovetail.core.errors import InputError
+from dovetail.dispatch import policies as _policies  # noqa: F401  (registers them)
 from dovetail.dispatch.devices import Device, resolve
+from dovetail.dispatch.policy import Policy
 
 
 def devices_with(
@@ -43,3 +47,37 @@ def _spread(name: str, given: Any, count: int) -> list[Any]:
     if len(values) != count:
         raise InputError(f"expected 1 or {count} values for {name}, one for each device; found {len(values)}")
     return values
+
+
+def policy_of(policy: str | Policy | None, options: Mapping[str, Any] | None, devices: Sequence[Device]) -> Policy:
+    """The policy by its name or as it is; fixed sizes have theirs."""
+    if policy is None:
+        fixed = all(device.size is not None for device in devices)
+        policy = "fixed" if fixed else "finish_together"
+    if isinstance(policy, str):
+        made: Policy = registry.create("dispatch", policy, options)
+        return made
+    if options:
+        raise InputError("options are for a policy by name; this one is made already")
+    return policy
+
+
+def placed_on(function: Any) -> Callable[[Device], Callable[..., Any]]:
+    """How to get the function on a device."""
+    import torch
+
+    if isinstance(function, torch.nn.Module):
+        from dovetail.dispatch.replicas import Replicas
+
+        function = Replicas(function)
+    if hasattr(function, "on"):
+        placed: Callable[[Device], Callable[..., Any]] = function.on
+        return placed
+    if not callable(function):
+        raise InputError(f"expected a function, a module or an object with on(device), found {type(function).__name__}")
+    return partial(_anywhere, function)
+
+
+def _anywhere(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
+    """A plain function is the same on every device. Unlike a lambda, this can be sent to another process."""
+    return function

@@ -10,6 +10,8 @@ from dovetail.dispatch.batch import handed_over
 from dovetail.dispatch.job import Job
 from dovetail.dispatch.pool import Pool
 
+_POLL_S = 0.05  # after which a reader looks whether the end has come
+
 
 class Piece(NamedTuple):
     """The result of the items from start to stop."""
@@ -36,40 +38,48 @@ def pieces_of(
     pool: Pool, job: Job, output: Streamed, ordered: bool, raise_failures: Callable[[], object]
 ) -> Iterator[Piece]:
     """Run the job while its pieces are read; a reader who stops reading stops it."""
-    pool.add(job)
     cuda = any(device.kind == "cuda" for device in job.devices)
     held: dict[int, Piece] = {}
     at = 0
     try:
+        pool.add(job)
         while True:
-            piece = _next(job, output)
-            if piece is None:
+            over = job.ended.is_set()  # asked first: what was written before the end is then found
+            piece = _next(output, over)
+            if piece is not None:
+                held[piece.start] = piece
+            elif over:
                 break
-            held[piece.start if ordered else id(piece)] = piece
-            while held and (at in held or not ordered):
-                piece = held.pop(at) if ordered else held.popitem()[1]
+            while (start := _due(held, at, job) if ordered else next(iter(held), None)) is not None:
+                piece = held.pop(start)
                 at = piece.stop
                 _make_room(pool, job)
                 job.source.forget(at) if ordered else None
                 handed_over(piece.value) if cuda else None
                 yield piece
-        for start in sorted(held):  # what lies behind a range that failed
+                pool.refuse_inside()
+        for start in sorted(held):  # what lies behind a range that was not done
             yield held[start]
         raise_failures()
     finally:
-        job.ledger.stop()
-        pool.wake()
+        pool.cancel(job)
 
 
-def _next(job: Job, output: Streamed) -> Piece | None:
-    """The next piece, as soon as there is one; None when no more will come."""
-    while True:
-        over = job.ended.is_set()
-        try:
-            return output.queue.get_nowait() if over else output.queue.get(timeout=0.05)
-        except Empty:
-            if over:
-                return None
+def _next(output: Streamed, over: bool) -> Piece | None:
+    """The next piece; None when there is none for a while, or no more will come."""
+    try:
+        return output.queue.get_nowait() if over else output.queue.get(timeout=_POLL_S)
+    except Empty:
+        return None
+
+
+def _due(held: dict[int, Piece], at: int, job: Job) -> int | None:
+    """The piece that is next in order, behind ranges that failed for good; None if it is not there yet."""
+    if at not in held and job.ledger.failures:
+        gaps = {chunk.start: chunk.stop for chunk, _ in job.ledger.failures if len(chunk)}
+        while at in gaps:
+            at = gaps[at]
+    return at if at in held else None
 
 
 def _make_room(pool: Pool, job: Job) -> None:

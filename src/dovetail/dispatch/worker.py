@@ -24,7 +24,8 @@ Ended = tuple[Chunk, BaseException | None]
 class Worker(Protocol):
     """One device at work, driven by one thread.
 
-    `slots`: chunks it may hold at once. `late`: it may write into an output after the run has ended.
+    `slots`: chunks it may hold at once. `late`: it may write into an output after the run has ended. One that can be
+    lost and come back, such as a process, has `revived` too: it starts it anew if it is gone, and says whether it did.
     """
 
     slots: int
@@ -57,11 +58,13 @@ class HostWorker:
         self.threads = threads
         self._call: Callable[[Any], Any] = lambda work: work
         self._done: list[Ended] = []
+        self._before = 0
 
     def start(self) -> None:
         import torch
 
         if self.threads:
+            self._before = torch.get_num_threads()
             torch.set_num_threads(self.threads)
 
     def begin(self, job: Job) -> None:
@@ -80,7 +83,10 @@ class HostWorker:
         return done
 
     def stop(self) -> None:
-        pass
+        import torch
+
+        if self._before:  # it may have been the thread of the caller
+            torch.set_num_threads(self._before)
 
 
 def make(device: Device, devices: list[Device]) -> Worker:

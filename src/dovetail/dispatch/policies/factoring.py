@@ -24,10 +24,10 @@ class Factoring:
         if view.remaining == inf:
             return state.best
         # A round hands out half: with R left now, the round began when 2**k times as much was left.
-        start = float(view.total)
+        start = float(view.total if view.total < inf else view.remaining)
         while start > 2 * view.remaining:
             start /= 2
         rates = pull_rates(view)
-        share = ceil(min(start, view.total) / 2 * rates[device] / (sum(rates) or 1.0))
+        share = ceil(start / 2 * rates[device] / (sum(rates) or 1.0))
         most = state.best if state.curve or state.size else inf
         return int(max(1, min(max(share, self.smallest), most, state.limit)))

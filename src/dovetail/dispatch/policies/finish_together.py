@@ -136,6 +136,8 @@ def finish_s(view: View) -> float:
         share = min(max(below / (below - above), 0.1), 0.9)
         middle = low + share * (high - low) + side * 0.4 * close_s
         middle = min(max(middle, low + 0.1 * (high - low)), high - 0.1 * (high - low))
+        if not low < middle < high:  # as near as the clock can tell
+            break
         found = spare(middle)
         if found < 0:
             low, below, side = middle, found, 1.0
