@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -401,6 +403,24 @@ def test_an_interrupt_of_the_caller_leaves_no_worker_behind() -> None:
         gate.set()
         dispatcher.progress = None
         assert dispatcher.run(torch.arange(3)).tolist() == [0, 1, 2]
+
+
+def test_a_dispatcher_keeps_no_batch_alive() -> None:
+    with Dispatcher(lambda x: 2 * x, TWO, sizes=10, cache=False) as dispatcher:
+        batch = torch.arange(100)
+        dispatcher.run(batch)
+        watched = weakref.ref(batch)
+        del batch
+        gc.collect()
+        assert watched() is None
+        assert dispatcher.report.items == 100
+
+
+def test_a_generator_cannot_be_resumed() -> None:
+    with Dispatcher(lambda x: x, TWO, sizes=10, cache=False) as dispatcher:
+        first = dispatcher.attempt(torch.arange(30))
+        with pytest.raises(InputError, match="read from a generator"):
+            dispatcher.attempt(Pieces(torch.arange(10) for _ in range(3)), resume=first)
 
 
 def test_a_single_call_too_has_its_teardown_and_checks_the_dimension() -> None:

@@ -124,6 +124,20 @@ def test_sizes_are_measured_on_the_first_chunks() -> None:
     assert state.best == 4096
 
 
+def test_a_device_that_changes_is_noticed_while_sizes_are_still_measured() -> None:
+    """The batch is too small for the next size, so that the measurements never come to their end."""
+    state = DeviceState("cpu")
+    for _ in range(7):
+        assert state.sweep is not None
+        state.observed(state.sweep.size, 0.001)
+    assert state.curve is not None
+    largest = int(state.curve.sizes[-1])
+    for _ in range(8):
+        state.observed(largest, 0.003)
+    assert not state.settled
+    assert state.seconds(largest) == pytest.approx(0.003, rel=0.1)
+
+
 def test_a_sharp_optimum_is_found() -> None:
     sweep = Sweep()
     while not sweep.settled:

@@ -16,6 +16,7 @@ from dovetail.core.errors import DovetailError, InputError
 from dovetail.dispatch import policies as _policies  # noqa: F401  (registers them)
 from dovetail.dispatch.assembly import Collected, Output, Preallocated
 from dovetail.dispatch.batch import (
+    Slices,
     Source,
     SourceCursor,
     TensorBatch,
@@ -172,6 +173,8 @@ class Dispatcher:
         source, spread = self._source(args, kwargs)
         if source.total == 0 and resume is None:
             return self._empty(source, spread)
+        if resume is not None and not isinstance(source, TensorBatch | TreeBatch | Slices):
+            raise InputError("what was read from a generator is gone: only a batch of known size can be resumed")
         output = self._output(source) if resume is None or resume.output is None else resume.output
         job, form = self._job(source, output, spread, cursor, resume)
         try:
@@ -336,8 +339,8 @@ class Dispatcher:
         ledger = job.ledger
         self.known.learn(form, ledger.view.devices)
         names = [device.name for device in self.devices]
-        begun_s, ended_s = job.begun_s, job.ended_s or perf_counter()
-        self._latest = lambda: report_of(ledger, names, begun_s, ended_s, job.spans or ())
+        begun_s, ended_s, spans = job.begun_s, job.ended_s or perf_counter(), job.spans or ()
+        self._latest = lambda: report_of(ledger, names, begun_s, ended_s, spans)  # without the job, which has the batch
         if self.trace is not None:
             self._latest().write_trace(self.trace)
         if self.journal is not None:

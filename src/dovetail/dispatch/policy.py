@@ -88,7 +88,7 @@ class DeviceState:
     def observed(self, size: int, seconds: float) -> None:
         """A chunk took so long: averaged in, unless it is so far off that the device must have changed."""
         self.seen += 1
-        if self.sweep is not None and (self.probing or self.slots == 1):
+        if self.sweep is not None and (self.probing or self.slots == 1) and self.sweep.wants(size, seconds):
             self.probing = False
             self.sweep.add(size, seconds)
             self.curve = self.sweep.curve()

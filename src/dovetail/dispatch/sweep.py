@@ -58,6 +58,12 @@ class Sweep:
         else:
             self.size = size * _GROWTH
 
+    def wants(self, size: int, seconds: float) -> bool:
+        """Whether a chunk of this size that took so long tells something about sizes."""
+        if not self._warm or size == self.size or self.is_new(size):
+            return True
+        return seconds > _LONG_S and size in self.times
+
     def resume(self, points: list[tuple[float, float]], further: int) -> None:
         """Go on from what was measured before."""
         self.times = {int(size): seconds for size, seconds in points}
