@@ -162,7 +162,7 @@ class Pool:
             if chunk is None:
                 return bool(ended)
             begun = self._begun[i] is job.ended
-            ended = self._carry_out(i, chunk, wait=True) if begun else self._switch(i, chunk, _KEPT)
+            ended = self._carry_out(i, chunk, wait=True) if begun else self._switch(i, chunk, _KEPT, wait=True)
             if told is not None:
                 told()
 
@@ -218,7 +218,7 @@ class Pool:
                         ended = self._carry_out(i, chunk, wait=held >= worker.slots)
                     else:
                         modes.close()
-                        ended = self._switch(i, chunk, modes)
+                        ended = self._switch(i, chunk, modes, wait=worker.slots == 1)
                 elif held:
                     ended = worker.collect()
                 else:
@@ -226,13 +226,13 @@ class Pool:
                 held -= len(ended)
                 chunk = None  # while this waits for the next one, it keeps no batch alive
 
-    def _switch(self, i: int, chunk: Chunk, modes: ExitStack) -> list[Ended]:
+    def _switch(self, i: int, chunk: Chunk, modes: ExitStack, wait: bool) -> list[Ended]:
         """The first chunk of a job on this worker."""
         try:
             self.crew.begin(i, chunk.job, modes)
         except Exception as error:
             return [(chunk, error)]
-        return self._carry_out(i, chunk, wait=self.workers[i].slots == 1)
+        return self._carry_out(i, chunk, wait)
 
     def _carry_out(self, i: int, chunk: Chunk, wait: bool) -> list[Ended]:
         try:
