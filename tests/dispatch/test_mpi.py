@@ -90,7 +90,8 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_devices_need_not_exist_before_a_rank_asks() -> None:
-    SimpleMPIScheduler(devices=["cuda:5", "cuda:6"], sub_batch_sizes=[8])
+    made = SimpleMPIScheduler(devices=["cuda:5", "cuda:6"], sub_batch_sizes=[8])
+    assert made.sub_batch_sizes == [8]
 
 
 def test_an_error_of_another_rank_is_an_error_here() -> None:

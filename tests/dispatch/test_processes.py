@@ -258,4 +258,6 @@ def test_parcels() -> None:
 
 
 def test_worker_stops_before_it_started() -> None:
-    ProcessWorker(TWO[0]).stop()
+    worker = ProcessWorker(TWO[0])
+    worker.stop()
+    assert worker.collect() == []

@@ -443,6 +443,7 @@ def test_a_stream_that_nobody_reads_any_more_may_end_on_a_thread_that_has_the_lo
                 gc.collect()
 
         within(30, drop)
+        assert torch.equal(dispatcher.run(X), X)  # and the pool is free for others
 
 
 def test_the_end_is_found_however_late_the_clock_is() -> None:
