@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -616,3 +617,21 @@ def test_jobs_are_cancelled_whether_or_not_they_were_added() -> None:
         job: Job = dispatcher._job(source, dispatcher._output(source), spread, None, None)[0]
         pool.cancel(job)
         assert job.ended.is_set()
+
+
+LEFT = """
+import torch
+from dovetail.dispatch import Device, Dispatcher
+
+two = [Device(name, where="cpu") for name in "ab"]
+for _ in range(6):
+    dispatcher = Dispatcher(lambda x: torch.linalg.inv(torch.eye(6) + x[:, :, None]), two, sizes=2000, cache=False)
+    for piece in dispatcher.stream(torch.rand(100_000, 6)):
+        break
+"""
+
+
+def test_a_program_may_end_with_chunks_under_way() -> None:
+    """Several times, for it takes some luck that a thread is inside PyTorch just then."""
+    codes = [subprocess.run([sys.executable, "-c", LEFT], timeout=60, check=False).returncode for _ in range(4)]
+    assert codes == [0] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -177,6 +178,7 @@ class Pool:
         torch.linalg.inv(torch.ones(1, 1))  # its lazy start is not safe in several threads at once
         if not self.threads:
             self._pid = os.getpid()
+            atexit.register(self.close)  # a thread inside PyTorch while the interpreter ends aborts the process
             names = [f"dovetail {device.name}" for device in self.devices]
             self.threads = [Thread(target=self._serve, args=(i,), name=n, daemon=True) for i, n in enumerate(names)]
         for thread in self.threads:
@@ -360,6 +362,7 @@ class Pool:
             raise DovetailError("what runs on a pool cannot close it")
         if self._pid and self._pid != os.getpid():
             return  # the threads are not of this process
+        atexit.unregister(self.close)
         with self.lock:
             self.closed = True
             for job in self.jobs[:]:
