@@ -92,7 +92,7 @@ def replays(daemon: Daemon, path: Path) -> bool:
     daemon.ask_once("journal", path=str(path))
     reader = Reader(path)
     options = Options(**reader.header.options)
-    scheduler = make_scheduler(reader.header.facts["cores"], reader.header.build_shapes(), options)
+    scheduler = make_scheduler(reader.header.facts["cores"], reader.header.build_graphs(), options)
     return all(decided == recorded for _, _, decided, recorded in replay(scheduler, reader))
 
 

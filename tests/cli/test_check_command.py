@@ -11,10 +11,10 @@ import pytest
 
 from dovetail import cli
 from dovetail.core.events import Arrived, Complete, Event, Finished, Start
-from dovetail.core.journal import Header, Observer, ShapeRecord, Writer
+from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part
+from dovetail.core.work import Task
 from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.execution_log import ExecutionLog
 from dovetail.workflow.outputs import summary
@@ -39,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         policy="by hand",
         mode="offline",
         pool=Pool.parse("2", {}),
-        shapes=(ShapeRecord("one", (Part("a", "llm", 2),)),),
+        shapes=(TaskGraphRecord("one", (Task("a", "llm", 2),)),),
         facts={"models": {"llm": {"memory_gb": 8.0, "load_s": 10.0, "width": 2}}},
     )
     first: list[Event] = [Arrived("r1", "one", (4.0,)), Arrived("r2", "one", (5.0,))]
@@ -49,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (19.0, [Finished("r2", "a"), Complete("r2")]),
     ]
     metrics = Metrics(header.pool)
-    bounds = BoundsAccumulator(header.pool, header.build_shapes(), {"llm": 10.0})
+    bounds = BoundsAccumulator(header.pool, header.build_graphs(), {"llm": 10.0})
     with Writer(tmp_path / "run.jsonl", header) as journal, ExecutionLog(header, tmp_path / "log.json") as log:
         observers: tuple[Observer, ...] = (metrics, bounds, journal, log)
         for n, (t, events) in enumerate(steps, start=1):

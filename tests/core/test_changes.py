@@ -34,13 +34,13 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.explain import explain, sentences
 from dovetail.core.guard import Guard
 from dovetail.core.inbox import Inbox
-from dovetail.core.journal import Header, Reader, ShapeRecord, Writer
+from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 
 POOL = Pool.parse("4", {})
-SHAPES = {"m": Shape("m", [Part("p", "x", 2, 1, 3)], []), "fixed": Shape("fixed", [Part("p", "x", 2)], [])}
+SHAPES = {"m": TaskGraph("m", [Task("p", "x", 2, 1, 3)], []), "fixed": TaskGraph("fixed", [Task("p", "x", 2)], [])}
 
 
 def arrived(work: str, of: str = "m", size: float = 12.0) -> Arrived:
@@ -200,7 +200,7 @@ def test_noise_and_failures_follow_a_changed_part() -> None:
 
 def test_a_journal_keeps_changes_and_explains_them(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    header = Header(level="any", policy="script", pool=POOL, shapes=tuple(map(ShapeRecord.of, SHAPES.values())))
+    header = Header(level="any", policy="script", pool=POOL, shapes=tuple(map(TaskGraphRecord.of, SHAPES.values())))
     with Writer(path, header) as writer:
         steps, end_s = simulate(Script(SAID), POOL, SHAPES, [(0.0, arrived("a"))], SimExecutor(), [writer])
         writer.end(steps + 1, end_s, {})

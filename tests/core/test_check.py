@@ -24,11 +24,11 @@ from dovetail.core.events import (
     WakeAt,
     Woke,
 )
-from dovetail.core.faults import Faults
-from dovetail.core.journal import Ended, Header, Reader, ShapeRecord, Writer
+from dovetail.core.findings import Findings
+from dovetail.core.journal import Ended, Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Part
+from dovetail.core.work import Task
 
 Steps = list[tuple[float, list[Event]]]
 
@@ -37,10 +37,10 @@ HEADER = Header(
     policy="by hand",
     pool=Pool.parse("3", {}),
     shapes=(
-        ShapeRecord("pair", (Part("a", "x"), Part("b", "y", 2)), (("a", "b"),)),
-        ShapeRecord("one", (Part("c", "x"),)),
-        ShapeRecord("elastic", (Part("m", "x", 2, 1, 3),)),
-        ShapeRecord("stuck", (Part("d", "x"), Part("e", "x")), (), {"e": "waits for nothing that exists"}),
+        TaskGraphRecord("pair", (Task("a", "x"), Task("b", "y", 2)), (("a", "b"),)),
+        TaskGraphRecord("one", (Task("c", "x"),)),
+        TaskGraphRecord("elastic", (Task("m", "x", 2, 1, 3),)),
+        TaskGraphRecord("stuck", (Task("d", "x"), Task("e", "x")), (), {"e": "waits for nothing that exists"}),
     ),
 )
 
@@ -357,7 +357,7 @@ def test_every_figure_of_the_summary_is_recounted(key: str) -> None:
 
 
 def test_all_faults_are_counted_and_the_first_are_kept() -> None:
-    faults = Faults(limit=2)
+    faults = Findings(limit=2)
     check = Check(HEADER, faults)
     check.step(1, 0.0, [Finished(f"w{i}", "c") for i in range(5)] + [Complete("w0")])
     assert faults.counts == {"finish": 5, "arrival": 1}
@@ -381,7 +381,7 @@ def write(path: Path, steps: Steps, ended: bool = True) -> Path:
 
 
 def check_file(path: Path) -> dict[str, int]:
-    faults = Faults()
+    faults = Findings()
     check_journal(Reader(path), faults)
     return faults.counts
 
@@ -397,7 +397,7 @@ def test_a_run_that_did_not_end_is_a_fault(tmp_path: Path) -> None:
 def test_a_torn_file_is_a_fault(tmp_path: Path) -> None:
     path = write(tmp_path / "journal.jsonl", clean())
     path.write_bytes(path.read_bytes()[:-20])
-    faults = Faults()
+    faults = Findings()
     check_journal(Reader(path), faults)
     assert [fault.message for fault in faults.first] == ["the run did not end: its last line is torn"]
     with write(path, clean()).open("ab") as file:

@@ -29,9 +29,9 @@ from dovetail.core.events import (
     Woke,
 )
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Reader, ShapeRecord, Writer
+from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 
 Arrivals = list[tuple[float, Arrived]]
 
@@ -40,7 +40,7 @@ class Fifo:
     """First come, first served over parts: nobody overtakes the oldest. What failed is tried again for ever; with
     `batching`, the waiting parts of its kind run along with the oldest one."""
 
-    def __init__(self, pool: Pool, shapes: Mapping[str, Shape], batching: bool = False) -> None:
+    def __init__(self, pool: Pool, shapes: Mapping[str, TaskGraph], batching: bool = False) -> None:
         self._shapes = shapes
         self._batching = batching
         self._free = list(range(len(pool)))
@@ -64,7 +64,7 @@ class Fifo:
     def close(self, now: float) -> list[Instruction]:
         return [Reject(work, "a part can never run") for work in self._works if self._shape(work).never]
 
-    def _shape(self, work: str) -> Shape:
+    def _shape(self, work: str) -> TaskGraph:
         return self._shapes[self._works[work][0].of]
 
     def _arrived(self, event: Arrived, now: float) -> list[Instruction]:
@@ -134,13 +134,13 @@ class Recorded:
 
 
 POOL = Pool.parse("2", {})
-ONE = Shape("one", [Part("a", "x")], [])
+ONE = TaskGraph("one", [Task("a", "x")], [])
 SHAPES = {
     "one": ONE,
-    "chain": Shape("chain", [Part("a", "x"), Part("b", "x"), Part("c", "x")], [("a", "b"), ("b", "c")]),
-    "wide": Shape("wide", [Part("w", "y", 2)], []),
-    "stuck": Shape("stuck", [Part("a", "x"), Part("b", "x")], [], never={"b": "waits for nothing that exists"}),
-    "empty": Shape("empty", [], []),
+    "chain": TaskGraph("chain", [Task("a", "x"), Task("b", "x"), Task("c", "x")], [("a", "b"), ("b", "c")]),
+    "wide": TaskGraph("wide", [Task("w", "y", 2)], []),
+    "stuck": TaskGraph("stuck", [Task("a", "x"), Task("b", "x")], [], never={"b": "waits for nothing that exists"}),
+    "empty": TaskGraph("empty", [], []),
 }
 
 
@@ -153,7 +153,7 @@ def run(
     scheduler: Any = None,
     executor: Any = None,
     pool: Pool = POOL,
-    shapes: Mapping[str, Shape] = SHAPES,
+    shapes: Mapping[str, TaskGraph] = SHAPES,
 ) -> Recorded:
     seen = Recorded()
     simulate(scheduler or Fifo(pool, shapes), pool, shapes, arrivals, executor or SimExecutor(), [seen])
@@ -381,7 +381,7 @@ def test_one_queue_before_several_devices_runs_as_in_simpy(jobs: list[tuple[floa
 
 def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    header = Header(level="any", policy="fifo", pool=POOL, shapes=tuple(map(ShapeRecord.of, SHAPES.values())))
+    header = Header(level="any", policy="fifo", pool=POOL, shapes=tuple(map(TaskGraphRecord.of, SHAPES.values())))
     arrivals = [
         (0.0, Arrived("c", "chain", (1.0, 0.1, 0.7))),
         (0.1, Arrived("s", "stuck", (1.0, 1.0))),
@@ -394,7 +394,7 @@ def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path) -> None:
         steps, end_s = simulate(Fifo(POOL, SHAPES), POOL, SHAPES, arrivals, executor, [journal])
         journal.end(steps + 1, end_s, {})
     reader = Reader(path)
-    replayed = list(replay(Fifo(reader.header.pool, reader.header.build_shapes()), reader))
+    replayed = list(replay(Fifo(reader.header.pool, reader.header.build_graphs()), reader))
     assert [n for n, *_ in replayed] == list(range(1, steps + 1))
     assert any(isinstance(event, Failed) for _, _, event in reader)
     for _, _, decided, recorded in replayed:
@@ -448,17 +448,17 @@ class Careless(Fifo):
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> Shape:
+def shapes(draw: st.DrawFn) -> TaskGraph:
     n = draw(st.integers(0, 3).map(lambda i: 3 - i))
-    parts = [Part("abc"[i], draw(st.sampled_from("xy")), draw(st.integers(0, 2))) for i in range(n)]
+    parts = [Task("abc"[i], draw(st.sampled_from("xy")), draw(st.integers(0, 2))) for i in range(n)]
     edges = [("abc"[i], "abc"[j]) for i in range(n) for j in range(i + 1, n) if draw(st.booleans())]
-    return Shape(
+    return TaskGraph(
         f"shape {draw(st.integers(0, 999))}", parts, edges, {"a": "waits"} if n and draw(st.booleans()) else {}
     )
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[list[Shape], Arrivals]:
+def workloads(draw: st.DrawFn) -> tuple[list[TaskGraph], Arrivals]:
     given = draw(st.lists(shapes(), min_size=1, max_size=3, unique_by=lambda shape: shape.name))
     arrivals: Arrivals = []
     for i, at_s in enumerate(sorted(draw(st.lists(TIMES, min_size=1, max_size=6)))):
@@ -468,11 +468,11 @@ def workloads(draw: st.DrawFn) -> tuple[list[Shape], Arrivals]:
     return given, arrivals
 
 
-def faults(workload: tuple[list[Shape], Arrivals], batching: bool, failure_rate: float, changes: Any) -> set[str]:
+def faults(workload: tuple[list[TaskGraph], Arrivals], batching: bool, failure_rate: float, changes: Any) -> set[str]:
     """The rules that a run breaks by the checker's own books; and `refused` if it was stopped."""
     pool = Pool.parse("3", {})
     known = {shape.name: shape for shape in workload[0]}
-    header = Header(level="any", policy="careless", pool=pool, shapes=tuple(map(ShapeRecord.of, workload[0])))
+    header = Header(level="any", policy="careless", pool=pool, shapes=tuple(map(TaskGraphRecord.of, workload[0])))
     check = Check(header)
     scheduler = Careless(pool, known, batching)
     scheduler.changes = changes
@@ -490,7 +490,7 @@ FAILURE_RATES = st.sampled_from([0.0, 0.3])
 
 @given(workloads(), st.booleans(), FAILURE_RATES)
 def test_a_sound_policy_is_never_refused(
-    workload: tuple[list[Shape], Arrivals], batching: bool, failure_rate: float
+    workload: tuple[list[TaskGraph], Arrivals], batching: bool, failure_rate: float
 ) -> None:
     assert faults(workload, batching, failure_rate, {}) == set()
 
@@ -498,7 +498,7 @@ def test_a_sound_policy_is_never_refused(
 @settings(max_examples=300)
 @given(workloads(), st.booleans(), FAILURE_RATES, st.dictionaries(st.integers(1, 5), CHANGES, min_size=1, max_size=2))
 def test_whatever_a_policy_does_its_journal_is_valid(
-    workload: tuple[list[Shape], Arrivals], batching: bool, failure_rate: float, changes: dict[int, Change]
+    workload: tuple[list[TaskGraph], Arrivals], batching: bool, failure_rate: float, changes: dict[int, Change]
 ) -> None:
     found = faults(workload, batching, failure_rate, changes)
     assert found <= ({"refused", "running", "unclosed"} if "refused" in found else set())

@@ -11,18 +11,18 @@ import pytest
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.explain import Explanation, explain, sentences
-from dovetail.core.journal import Entry, Header, Reader, ShapeRecord, Writer
+from dovetail.core.journal import Entry, Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part
+from dovetail.core.work import Task
 
 HEADER = Header(
     level="any",
     policy="by hand",
     pool=Pool.parse("2", {}),
     shapes=(
-        ShapeRecord("pair", (Part("a", "x"), Part("b", "y", 2)), (("a", "b"),)),
-        ShapeRecord("one", (Part("c", "x"),)),
-        ShapeRecord("stuck", (Part("d", "x"), Part("e", "z", 9)), (), {"e": "needs 9 GPUs, the pool has 2"}),
+        TaskGraphRecord("pair", (Task("a", "x"), Task("b", "y", 2)), (("a", "b"),)),
+        TaskGraphRecord("one", (Task("c", "x"),)),
+        TaskGraphRecord("stuck", (Task("d", "x"), Task("e", "z", 9)), (), {"e": "needs 9 GPUs, the pool has 2"}),
     ),
 )
 STEPS: list[tuple[float, list[Any]]] = [
@@ -251,7 +251,7 @@ def test_an_unknown_name_is_bad_input(journal: Reader, work: str, part: str | No
 
 def test_a_header_whose_shapes_make_no_sense_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    broken = ShapeRecord("one", (Part("c", "x"),), (("c", "nobody"),))
+    broken = TaskGraphRecord("one", (Task("c", "x"),), (("c", "nobody"),))
     with Writer(path, Header(level="any", policy="x", pool=HEADER.pool, shapes=(broken,))) as writer:
         writer.step(1, 0.0, [Arrived("w", "one", (1.0,))])
     with pytest.raises(InputError, match=r"journal\.jsonl:1: not a usable header: one: 'nobody' is not a part"):

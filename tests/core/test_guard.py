@@ -14,16 +14,16 @@ from dovetail.core.engine import simulate
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import Arrived, Complete, Finished, Instruction, Reject, Start, Stimulus, WakeAt
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Reader, ShapeRecord, Writer
+from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 
 POOL = Pool.parse("4", {})
 SHAPES = {
-    "pair": Shape("pair", [Part("a", "x"), Part("b", "y", 2)], [("a", "b")]),
-    "one": Shape("one", [Part("c", "x")], []),
-    "other": Shape("other", [Part("d", "y")], []),
-    "stuck": Shape("stuck", [Part("e", "x")], [], never={"e": "needs 9 GPUs, the pool has 4"}),
+    "pair": TaskGraph("pair", [Task("a", "x"), Task("b", "y", 2)], [("a", "b")]),
+    "one": TaskGraph("one", [Task("c", "x")], []),
+    "other": TaskGraph("other", [Task("d", "y")], []),
+    "stuck": TaskGraph("stuck", [Task("e", "x")], [], never={"e": "needs 9 GPUs, the pool has 4"}),
 }
 ARRIVALS = [
     (0.0, Arrived("p", "pair", (4.0, 6.0))),
@@ -34,7 +34,7 @@ ARRIVALS = [
     (0.0, Arrived("bad", "one", fault="its times are missing")),
     (1.0, Arrived("o", "one", (9.0,))),
 ]
-HEADER = Header(level="any", policy="scripted", pool=POOL, shapes=tuple(map(ShapeRecord.of, SHAPES.values())))
+HEADER = Header(level="any", policy="scripted", pool=POOL, shapes=tuple(map(TaskGraphRecord.of, SHAPES.values())))
 
 Turn = list[Any]  # also what is not an instruction
 

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 import dovetail
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, WakeAt, Woke
-from dovetail.core.journal import VERSION, Ended, Entry, Header, Reader, ShapeRecord, Writer, is_journal
+from dovetail.core.journal import VERSION, Ended, Entry, Header, Reader, TaskGraphRecord, Writer, is_journal
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 
 HEADER = Header(
     level="any",
@@ -27,8 +27,8 @@ HEADER = Header(
     seed=7,
     pool=Pool.parse("a100:2,gpu:1", {"a100": DeviceType("a100", memory_mib=81920, speed=2.0)}),
     shapes=(
-        ShapeRecord("chäin", (Part("ä", "x"), Part("b", "y", 2)), (("ä", "b"),)),
-        ShapeRecord("stuck", (Part("c", "x"),), (), {"c": "waits for “nothing”"}),
+        TaskGraphRecord("chäin", (Task("ä", "x"), Task("b", "y", 2)), (("ä", "b"),)),
+        TaskGraphRecord("stuck", (Task("c", "x"),), (), {"c": "waits for “nothing”"}),
     ),
     facts={"models": {"x": {"memory_gb": 1.5}}},
 )
@@ -76,10 +76,12 @@ def test_the_first_line_tells_its_version_and_who_wrote_it(whole: bytes) -> None
 
 
 def test_shapes_are_read_back_as_they_were(path: Path, whole: bytes) -> None:
-    shape = Shape("s", [Part("a", "x"), Part("b", "x"), Part("c", "y", 4)], [("b", "c"), ("a", "c")], {"b": "waits"})
-    built = ShapeRecord.of(shape).build()
+    shape = TaskGraph(
+        "s", [Task("a", "x"), Task("b", "x"), Task("c", "y", 4)], [("b", "c"), ("a", "c")], {"b": "waits"}
+    )
+    built = TaskGraphRecord.of(shape).build()
     assert (built.parts, built.before, built.never, built.roots) == (shape.parts, shape.before, shape.never, (0,))
-    assert set(Reader(path).header.build_shapes()) == {"chäin", "stuck"}
+    assert set(Reader(path).header.build_graphs()) == {"chäin", "stuck"}
 
 
 def test_every_kind_of_event_is_read_back_as_it_was_written(path: Path, whole: bytes) -> None:

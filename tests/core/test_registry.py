@@ -140,7 +140,7 @@ LONGEST = '''\
 """The longest node first: a policy from elsewhere."""
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies import ListPolicy, Task, View
+from dovetail.workflow.policies import ListPolicy, ReadyNode, View
 
 
 @policy("longest", level="workflow")
@@ -151,7 +151,7 @@ class Longest(ListPolicy):
         super().__init__()
         self.factor = factor
 
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         return -task.size * self.factor
 '''
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.core.work import Part, Shape, ShapeError
+from dovetail.core.work import Task, TaskGraph, TaskGraphError
 
 Graph = tuple[int, list[tuple[int, int]], list[float]]
 
@@ -25,8 +25,8 @@ def graphs(draw: st.DrawFn) -> Graph:
     return n, edges, sizes
 
 
-def build(n: int, edges: list[tuple[int, int]]) -> Shape:
-    return Shape("random", [Part(f"p{i}", "kind") for i in range(n)], [(f"p{i}", f"p{j}") for i, j in edges])
+def build(n: int, edges: list[tuple[int, int]]) -> TaskGraph:
+    return TaskGraph("random", [Task(f"p{i}", "kind") for i in range(n)], [(f"p{i}", f"p{j}") for i, j in edges])
 
 
 def paths_from(i: int, edges: list[tuple[int, int]]) -> Iterator[list[int]]:
@@ -77,7 +77,7 @@ def test_a_cycle_is_refused_and_named_in_its_direction(graph: Graph, data: st.Da
     n, edges, _ = graph
     path = data.draw(st.sampled_from([path for k in range(n) for path in paths_from(k, edges)]))
     edges = [*edges, (path[-1], path[0])]
-    with pytest.raises(ShapeError, match=r"^random: cycle ") as caught:
+    with pytest.raises(TaskGraphError, match=r"^random: cycle ") as caught:
         build(n, edges)
     ring = [int(name[1:]) for name in str(caught.value).removeprefix("random: cycle ").split(" -> ")]
     assert ring[0] == ring[-1]
@@ -86,38 +86,38 @@ def test_a_cycle_is_refused_and_named_in_its_direction(graph: Graph, data: st.Da
 
 
 def test_a_part_that_waits_for_itself_is_a_cycle() -> None:
-    with pytest.raises(ShapeError, match=r"^w: cycle a -> a$"):
-        Shape("w", [Part("a", "x")], [("a", "a")])
+    with pytest.raises(TaskGraphError, match=r"^w: cycle a -> a$"):
+        TaskGraph("w", [Task("a", "x")], [("a", "a")])
 
 
 def test_a_long_cycle_is_found_as_well() -> None:
     n = 20_000
-    with pytest.raises(ShapeError, match="cycle p"):
+    with pytest.raises(TaskGraphError, match="cycle p"):
         build(n, [(i, (i + 1) % n) for i in range(n)])
 
 
 def test_two_parts_of_one_name_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"^w: two parts have the same name$"):
-        Shape("w", [Part("a", "x"), Part("a", "y")], [])
+    with pytest.raises(TaskGraphError, match=r"^w: two parts have the same name$"):
+        TaskGraph("w", [Task("a", "x"), Task("a", "y")], [])
 
 
 @pytest.mark.parametrize("edge", [("a", "nobody"), ("nobody", "a")])
 def test_an_edge_to_nowhere_is_refused(edge: tuple[str, str]) -> None:
-    with pytest.raises(ShapeError, match=r"^w: 'nobody' is not a part$"):
-        Shape("w", [Part("a", "x")], [edge])
+    with pytest.raises(TaskGraphError, match=r"^w: 'nobody' is not a part$"):
+        TaskGraph("w", [Task("a", "x")], [edge])
 
 
 def test_a_reason_for_a_part_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ShapeError, match=r"^w: 'nobody' is not a part$"):
-        Shape("w", [Part("a", "x")], [], never={"nobody": "waits for ever"})
+    with pytest.raises(TaskGraphError, match=r"^w: 'nobody' is not a part$"):
+        TaskGraph("w", [Task("a", "x")], [], never={"nobody": "waits for ever"})
 
 
 def test_a_part_that_can_never_be_ready_is_no_root() -> None:
-    shape = Shape("w", [Part("a", "x"), Part("b", "x")], [], never={"b": "waits for nothing that exists"})
+    shape = TaskGraph("w", [Task("a", "x"), Task("b", "x")], [], never={"b": "waits for nothing that exists"})
     assert shape.roots == (0,)
     assert shape.never == {1: "waits for nothing that exists"}
 
 
 def test_nothing_is_a_shape_too() -> None:
-    shape = Shape("empty", [], [])
+    shape = TaskGraph("empty", [], [])
     assert (shape.topological, shape.roots, shape.longest_path([])) == ((), (), 0.0)

@@ -298,7 +298,7 @@ def test_a_live_journal_replays_to_the_same_instructions(tmp_path: Path) -> None
     reader = Reader(tmp_path / "run.jsonl")
     header = reader.header
     wanted = Options(**header.options)
-    scheduler = make_scheduler(header.facts["cores"], header.build_shapes(), wanted)
+    scheduler = make_scheduler(header.facts["cores"], header.build_graphs(), wanted)
     compared = list(replay(scheduler, reader))
     assert compared[-1][0] == steps
     assert all(decided == recorded for _, _, decided, recorded in compared)

@@ -12,9 +12,9 @@ import pytest
 from dovetail.cli import main
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.journal import Header, ShapeRecord, Writer
+from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.pipeline.brute import random_pipeline
 from dovetail.pipeline.check import CODES, check_journal
 from dovetail.pipeline.plan import Constraints, Plan
@@ -51,13 +51,13 @@ def chain(path: Path, change: Callable[[Lines], None] = lambda lines: None) -> P
     """A small run by hand, changed before it is written: two stages and the link between them, three microbatches."""
     pool = Pool(tuple(Device(i, kind) for i, kind in enumerate(("s", "link", "s"))), {"s": DeviceType("s")})
     names = ["a", "a to b", "b"]
-    shape = Shape("microbatch", [Part(name, name) for name in names], [("a", "a to b"), ("a to b", "b")])
+    shape = TaskGraph("microbatch", [Task(name, name) for name in names], [("a", "a to b"), ("a to b", "b")])
     header = Header(
         level="pipeline",
         policy="exact",
         options={"buffers": 1},
         pool=Pool(pool.devices, {"s": DeviceType("s"), "link": DeviceType("link")}),
-        shapes=(ShapeRecord.of(shape),),
+        shapes=(TaskGraphRecord.of(shape),),
         facts={"model": "m", "devices": names, "lanes": {name: [i] for i, name in enumerate(names)}},
     )
     with Writer(path, header) as writer:
@@ -178,15 +178,15 @@ def live(path: Path, again: bool = True, number: int = 2, ended: str = "") -> Pa
     """A real run whose host b dies while it computes microbatch 2, which is sent again under another plan."""
     hosts = ["a", "a to b", "b", "c"]
     pool = Pool(tuple(Device(i, "cpu") for i in range(4)), {"cpu": DeviceType("cpu")})
-    first = Shape("plan 1", [Part(name, name) for name in hosts[:3]], [("a", "a to b"), ("a to b", "b")])
-    second = Shape("plan 2", [Part("c", "c")], [])
+    first = TaskGraph("plan 1", [Task(name, name) for name in hosts[:3]], [("a", "a to b"), ("a to b", "b")])
+    second = TaskGraph("plan 2", [Task("c", "c")], [])
     header = Header(
         level="pipeline",
         policy="exact",
         mode="live",
         options={"buffers": 1},
         pool=pool,
-        shapes=(ShapeRecord.of(first), ShapeRecord.of(second)),
+        shapes=(TaskGraphRecord.of(first), TaskGraphRecord.of(second)),
         facts={"model": "m", "devices": hosts, "ended": ended},
     )
     one, two, resent = "microbatch 1", "microbatch 2", f"microbatch {number} (plan 2)"

@@ -6,7 +6,7 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
-from dovetail.core.means import mean
+from dovetail.core.confidence import mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.sweep_page import difference, groups, sweep_page
 

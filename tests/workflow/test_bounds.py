@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.workflow import bounds as module
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator
 from dovetail.workflow.exact import Placed, every_schedule, solve
@@ -21,18 +21,18 @@ TYPES = {"gpu": DeviceType("gpu"), "slow": DeviceType("slow", speed=0.5), "fast"
 Works = list[tuple[float, Arrived]]
 
 
-def single(width: int, kind: str = "") -> Shape:
-    return Shape(f"w{width}", [Part("a", kind or f"m{width}", width)], [])
+def single(width: int, kind: str = "") -> TaskGraph:
+    return TaskGraph(f"w{width}", [Task("a", kind or f"m{width}", width)], [])
 
 
-def chain(name: str, *widths: int) -> Shape:
-    parts = [Part(f"n{i}", f"m{width}", width) for i, width in enumerate(widths)]
-    return Shape(name, parts, pairwise([part.name for part in parts]))
+def chain(name: str, *widths: int) -> TaskGraph:
+    parts = [Task(f"n{i}", f"m{width}", width) for i, width in enumerate(widths)]
+    return TaskGraph(name, parts, pairwise([part.name for part in parts]))
 
 
 def bound(
     pool: str,
-    shapes: Sequence[Shape],
+    shapes: Sequence[TaskGraph],
     works: Sequence[tuple[float, str, tuple[float, ...]]],
     setup_min: dict[str, float] | None = None,
     batch_gain: float = 1.0,
@@ -120,7 +120,7 @@ def test_head_body_tail_waits_for_late_arrivals() -> None:
 
 def test_setups_count_before_parts_with_a_tail() -> None:
     """Both models of the pool-wide parts are loaded before the last 6 s: (2 + 4) + (3 + 4) + 6."""
-    first, second = chain("c", 4, 1), Shape("d", [Part("a", "x", 4), Part("b", "m1")], [("a", "b")])
+    first, second = chain("c", 4, 1), TaskGraph("d", [Task("a", "x", 4), Task("b", "m1")], [("a", "b")])
     result = bound("4", [first, second], [(0.0, "c", (4.0, 6.0)), (0.0, "d", (4.0, 6.0))], {"m4": 2.0, "x": 3.0})
     assert result.head_body_tail_s == 19.0
 
@@ -162,7 +162,9 @@ def test_nothing_to_do() -> None:
 
 
 def test_of_works_that_cannot_complete_only_what_runs_counts_and_only_for_the_makespan() -> None:
-    ghost = Shape("ghost", [Part("a", "m1"), Part("b", "m1")], [], never={"b": "waits for a name that is not a node"})
+    ghost = TaskGraph(
+        "ghost", [Task("a", "m1"), Task("b", "m1")], [], never={"b": "waits for a name that is not a node"}
+    )
     shapes = {shape.name: shape for shape in (single(1), single(4), ghost)}
     accumulator = BoundsAccumulator(Pool.parse("2", {}), shapes, {"m4": 50.0})
     accumulator.add(0.0, Arrived("x", "w1", (3.0,)))
@@ -177,7 +179,9 @@ def test_of_works_that_cannot_complete_only_what_runs_counts_and_only_for_the_ma
 
 
 def test_a_rejected_work_that_ran_in_part_counts_unless_something_failed() -> None:
-    ghost = Shape("ghost", [Part("a", "m1"), Part("b", "m1")], [], never={"b": "waits for a name that is not a node"})
+    ghost = TaskGraph(
+        "ghost", [Task("a", "m1"), Task("b", "m1")], [], never={"b": "waits for a name that is not a node"}
+    )
     for failed, expected in (([], 100.0), ([Failed("stuck", "a", "out of memory")], 0.0)):
         accumulator = BoundsAccumulator(Pool.parse("2", {}), {"ghost": ghost}, {})
         accumulator.step(1, 0.0, [Arrived("stuck", "ghost", (100.0, 1000.0))])
@@ -199,7 +203,7 @@ def test_sizes_must_match_the_shape() -> None:
 # --- one work after another -----------------------------------------------------------------------
 
 
-def some_works(seed: int, count: int) -> tuple[dict[str, Shape], Works]:
+def some_works(seed: int, count: int) -> tuple[dict[str, TaskGraph], Works]:
     rng = random.Random(seed)
     shapes = {shape.name: shape for shape in (single(1), chain("c", 1, 2, 1), chain("d", 4, 3), chain("e", 1, 5))}
     works: Works = []
@@ -275,7 +279,7 @@ class Case:
         self.widths = {kind: draw(width) for kind in "xyz"}
         self.load_s = {kind: draw(price) for kind in self.widths}
         self.prices = {(old, new): draw(price) for old in self.widths for new in self.widths if old != new}
-        self.shapes: dict[str, Shape] = {}
+        self.shapes: dict[str, TaskGraph] = {}
         self.works: Works = []
         together = draw(st.booleans())
         left = parts
@@ -287,13 +291,13 @@ class Case:
             arrival_s = 1.0 if together else draw(st.integers(0, 8)) / 2
             self.works.append((arrival_s, Arrived(f"r{len(self.works)}", shape.name, sizes)))
 
-    def _shape(self, draw: st.DrawFn, most: int) -> Shape:
+    def _shape(self, draw: st.DrawFn, most: int) -> TaskGraph:
         kinds = draw(st.lists(st.sampled_from(sorted(self.widths)), min_size=1, max_size=most))
         names = [f"n{i}" for i in range(len(kinds))]
         pairs = [(names[i], names[j]) for j in range(len(names)) for i in range(j)]
         edges = [pair for pair in pairs if draw(st.booleans())]
-        parts = [Part(name, kind, self.widths[kind]) for name, kind in zip(names, kinds, strict=True)]
-        return Shape(f"s{len(self.shapes)}", parts, edges)
+        parts = [Task(name, kind, self.widths[kind]) for name, kind in zip(names, kinds, strict=True)]
+        return TaskGraph(f"s{len(self.shapes)}", parts, edges)
 
     def switch_s(self, old: str, new: str) -> float:
         return self.prices[old, new]
@@ -327,7 +331,7 @@ def test_no_schedule_is_below(case: Case) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(cases(["4", "8", "slow:2,fast:2"], parts=7))
 def test_the_optimum_is_not_below(case: Case) -> None:
-    inputs: tuple[Works, dict[str, Shape], Pool, dict[str, float], Callable[[str, str], float]]
+    inputs: tuple[Works, dict[str, TaskGraph], Pool, dict[str, float], Callable[[str, str], float]]
     inputs = (case.works, case.shapes, case.pool, case.load_s, case.switch_s)
     fast = solve(*inputs, ticks_per_s=4, time_limit_s=10)
     short = solve(*inputs, ticks_per_s=4, time_limit_s=10, objective="mean")

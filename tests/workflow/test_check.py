@@ -12,11 +12,11 @@ import pytest
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Event, Finished, Reject, Start
-from dovetail.core.faults import Report
-from dovetail.core.journal import Header, ShapeRecord, Writer
+from dovetail.core.findings import Report
+from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Part
+from dovetail.core.work import Task
 from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.check import CODES, check_journal
 from dovetail.workflow.check_log import check_log
@@ -63,8 +63,8 @@ HEADER = Header(
     mode="online",
     pool=Pool.parse("3", {}),
     shapes=(
-        ShapeRecord("chain", (Part("text", "llm"), Part("image", "sd")), (("text", "image"),)),
-        ShapeRecord("broad", (Part("big", "wide", 2), Part("save", "tool", 0)), (("big", "save"),)),
+        TaskGraphRecord("chain", (Task("text", "llm"), Task("image", "sd")), (("text", "image"),)),
+        TaskGraphRecord("broad", (Task("big", "wide", 2), Task("save", "tool", 0)), (("big", "save"),)),
     ),
     facts={"models": msgspec.to_builtins(MODELS), "requests": {"total": 4}},
 )
@@ -116,7 +116,7 @@ class Files:
         self.old = folder / "old.json"
         self.write_inputs(CONFIG, REQUESTS)
         metrics = Metrics(HEADER.pool)
-        bounds = BoundsAccumulator(HEADER.pool, HEADER.build_shapes(), least_setup(MODELS, Costs()))
+        bounds = BoundsAccumulator(HEADER.pool, HEADER.build_graphs(), least_setup(MODELS, Costs()))
         with Writer(self.journal, HEADER) as writer, ExecutionLog(HEADER, self.log) as log:
             for n, (t, events) in enumerate(STEPS, start=1):
                 for observer in (metrics, bounds, writer, log):
@@ -397,7 +397,7 @@ def small_journal(path: Path, starts: list[Start], types: dict[str, DeviceType],
         level="workflow",
         policy="by hand",
         pool=Pool.parse(gpus, types),
-        shapes=(ShapeRecord("one", (Part("a", "llm"),)),),
+        shapes=(TaskGraphRecord("one", (Task("a", "llm"),)),),
         facts={"models": {"llm": {"memory_gb": 8.0, "load_s": 10.0, "batch_curve": [1.0, 1.5]}}, **known},
     )
     with Writer(path, header) as writer:

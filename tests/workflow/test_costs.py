@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost, Residents, least_setup
-from dovetail.workflow.view import Run, Task, View, Window
+from dovetail.workflow.view import ReadyNode, Run, View, Window
 
 MODELS = {
     "llm7b": ModelCost(14.0, 30.0),
@@ -227,8 +227,8 @@ def test_a_measured_rate_goes_before_the_speed_of_the_gpu(window: Window, model:
     types = {"big": DeviceType("big"), "small": DeviceType("small", speed=0.5)}
     rates = [Rate("sd", "big", 2.0), Rate("sd", "small", 0.25), Rate("llm30b", "big", 2.5, 4)]
     view = View(Pool.parse("big:4,small:1", types), MODELS, Costs(), RateTable(rates))
-    shape = Shape("one", [Part("a", model, MODELS[model].width)], [])
-    task = Task(Run("r", shape, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
+    shape = TaskGraph("one", [Task("a", model, MODELS[model].width)], [])
+    task = ReadyNode(Run("r", shape, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
     assert view.run_s(task, window) == seconds
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.core.events import Arrived
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.workflow.exact import Placed, every_schedule, solve
 
 WIDTHS = {"a": 1, "b": 2, "c": 1}
@@ -26,10 +26,10 @@ def switch_s(old: str, new: str) -> float:
     return 1.0 + WIDTHS[old] + 2 * WIDTHS[new]
 
 
-def chain(name: str, kinds: str) -> Shape:
+def chain(name: str, kinds: str) -> TaskGraph:
     names = [f"n{i}" for i in range(len(kinds))]
-    parts = [Part(n, kind, WIDTHS[kind]) for n, kind in zip(names, kinds, strict=True)]
-    return Shape(name, parts, pairwise(names))
+    parts = [Task(n, kind, WIDTHS[kind]) for n, kind in zip(names, kinds, strict=True)]
+    return TaskGraph(name, parts, pairwise(names))
 
 
 SHAPES = {kinds: chain(kinds, kinds) for kinds in ("a", "b", "c", "ab", "ca")}

@@ -14,7 +14,7 @@ from dovetail.core.events import Arrived
 from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost
 from dovetail.workflow.exact import solve
 from dovetail.workflow.fuzz import random_case, read_case
@@ -84,7 +84,7 @@ def test_without_time_it_is_the_default_policy(tmp_path: Path) -> None:
 # --- by hand --------------------------------------------------------------------------------------
 
 MODELS = {"a": ModelCost(16.0, 10.0), "b": ModelCost(16.0, 10.0)}
-ALONE = {name: Shape(name, [Part("n", name)], []) for name in MODELS}
+ALONE = {name: TaskGraph(name, [Task("n", name)], []) for name in MODELS}
 
 
 def test_a_plan_names_every_node_its_window_and_where_it_came_from() -> None:
@@ -102,8 +102,8 @@ def test_local_search_may_hold_a_gpu_back_for_what_comes() -> None:
     """A short chain before a long one: the longest path must start first, which no arrival order tells."""
     models = {"m": ModelCost(0.0, 0.0)}
     shapes = {
-        "short": Shape("short", [Part("n", "m")], []),
-        "long": Shape("long", [Part(f"n{i}", "m") for i in range(4)], [(f"n{i}", f"n{i + 1}") for i in range(3)]),
+        "short": TaskGraph("short", [Task("n", "m")], []),
+        "long": TaskGraph("long", [Task(f"n{i}", "m") for i in range(4)], [(f"n{i}", f"n{i + 1}") for i in range(3)]),
     }
     view = View(Pool.parse("2", {}), models, Costs())
     runs = [Run(f"s{i}", shapes["short"], (5.0,), 0.0, None, 1.0) for i in range(4)]

@@ -13,14 +13,14 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Finished, Reject, Start
 from dovetail.core.rates import Rate, RateTable
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost
 from dovetail.workflow.fuzz import Case, random_case, read_case
 from dovetail.workflow.policies import ListPolicy, Place, Policy, View, Wait
 from dovetail.workflow.policies.dovetail import Dovetail
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulation import Problem, run
-from dovetail.workflow.view import Task, Window
+from dovetail.workflow.view import ReadyNode, Window
 
 OURS = ("baseline", "deadline", "dovetail", "heft", "hybrid", "offline", "online", "optimise", "srpt", "static")
 Rule = Callable[[View, Place | None], None]
@@ -37,10 +37,10 @@ class Watched(Policy):
     def begin(self, view: View) -> None:
         self.policy.begin(view)
 
-    def rank(self, task: Task, view: View) -> Any:
+    def rank(self, task: ReadyNode, view: View) -> Any:
         return self.policy.rank(task, view)
 
-    def refuse(self, task: Task, view: View) -> str | None:
+    def refuse(self, task: ReadyNode, view: View) -> str | None:
         return self.policy.refuse(task, view)
 
     def choose(self, view: View) -> Place | Wait | None:
@@ -67,7 +67,7 @@ def watch(folder: Path, name: str, rule: Rule, options: dict[str, Any] | None = 
     assert decisions > 500
 
 
-def ready(view: View) -> list[Task]:
+def ready(view: View) -> list[ReadyNode]:
     return [task for queue in view.queues.values() for task in queue.tasks()]
 
 
@@ -222,7 +222,7 @@ def test_online_the_least_cost_goes_first(tmp_path: Path) -> None:
         oldest = sorted(ready(view), key=lambda task: task.seq)
         mean = sum(view.executions) / len(view.pool)
 
-        def cost(task: Task, window: Window) -> float:
+        def cost(task: ReadyNode, window: Window) -> float:
             coming = [other for other in oldest if other is not task][:lookahead]
             future = 0.0
             for other in coming:
@@ -286,7 +286,7 @@ def test_srpt_the_request_with_the_least_left_goes_first_and_ages(tmp_path: Path
 
 
 def test_deadline_the_earliest_latest_start_goes_first(tmp_path: Path) -> None:
-    def latest_start(task: Task) -> float:
+    def latest_start(task: ReadyNode) -> float:
         due_s = task.run.due_s
         if due_s is None:
             due_s = task.run.arrived_s + 10.0 * task.run.shape.longest_path(task.run.sizes)
@@ -350,7 +350,7 @@ def test_admission_knows_the_fastest_measured_rate() -> None:
 
 
 class Oldest(ListPolicy):
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         return task.ready_s
 
 
@@ -360,7 +360,7 @@ def test_a_list_policy_weighs_rank_against_the_price_of_the_switch(tmp_path: Pat
         if choice is None:
             return
 
-        def key(task: Task) -> float:
+        def key(task: ReadyNode) -> float:
             prices = [view.setup_s(window, task.model) for window in free_windows(view, task.model, aligned=True)]
             return float(task.rank + hysteresis * min(prices) * task.width / len(view.pool))
 
@@ -386,12 +386,12 @@ MODELS = {
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("one", [Part("a", "llm")], []),
-        Shape("draw", [Part("a", "sd")], []),
-        Shape("two", [Part("a", "pair", 2)], []),
-        Shape("four", [Part("a", "quad", 4)], []),
-        Shape("new", [Part("a", "new")], []),
-        Shape("later", [Part("a", "tool", 0), Part("b", "llm")], [("a", "b")]),
+        TaskGraph("one", [Task("a", "llm")], []),
+        TaskGraph("draw", [Task("a", "sd")], []),
+        TaskGraph("two", [Task("a", "pair", 2)], []),
+        TaskGraph("four", [Task("a", "quad", 4)], []),
+        TaskGraph("new", [Task("a", "new")], []),
+        TaskGraph("later", [Task("a", "tool", 0), Task("b", "llm")], [("a", "b")]),
     )
 }
 OF = {"llm": "one", "sd": "draw", "pair": "two", "quad": "four"}

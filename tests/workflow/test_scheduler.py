@@ -18,12 +18,12 @@ from dovetail.core.errors import PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Instruction, Reject, Start, Stimulus, WakeAt, Woke
 from dovetail.core.journal import Reader
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost
 from dovetail.workflow.fuzz import options_of, policies_for, random_case, read_case, run_case
 from dovetail.workflow.policies import Place, Policy, View, Wait
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.view import Task
+from dovetail.workflow.view import ReadyNode
 
 MODELS = {
     "llm": ModelCost(8.0, 10.0, batch_curve=(1.0, 1.5, 1.8)),
@@ -35,14 +35,14 @@ MODELS = {
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("one", [Part("a", "llm")], []),
-        Shape("pair", [Part("a", "pair")], []),
-        Shape("chain", [Part("a", "llm"), Part("b", "sd")], [("a", "b")]),
-        Shape("diamond", [Part(n, "llm") for n in "abcd"], [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")]),
-        Shape("fork", [Part("a", "llm"), Part("b", "sd")], []),
-        Shape("wide", [Part("a", "wide", 2)], []),
-        Shape("tools", [Part("a", "tool", 0), Part("b", "llm"), Part("c", "tool", 0)], [("a", "b"), ("b", "c")]),
-        Shape("stuck", [Part("a", "llm"), Part("b", "sd")], [("a", "b")], {"b": "waits for 'x'"}),
+        TaskGraph("one", [Task("a", "llm")], []),
+        TaskGraph("pair", [Task("a", "pair")], []),
+        TaskGraph("chain", [Task("a", "llm"), Task("b", "sd")], [("a", "b")]),
+        TaskGraph("diamond", [Task(n, "llm") for n in "abcd"], [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")]),
+        TaskGraph("fork", [Task("a", "llm"), Task("b", "sd")], []),
+        TaskGraph("wide", [Task("a", "wide", 2)], []),
+        TaskGraph("tools", [Task("a", "tool", 0), Task("b", "llm"), Task("c", "tool", 0)], [("a", "b"), ("b", "c")]),
+        TaskGraph("stuck", [Task("a", "llm"), Task("b", "sd")], [("a", "b")], {"b": "waits for 'x'"}),
     )
 }
 SWITCH_S = (8 + 4) / 16 + 2
@@ -236,7 +236,7 @@ class Picky(Policy):
     def begin(self, view: View) -> None:
         self.begun.append(view.now)
 
-    def refuse(self, task: Task, view: View) -> str | None:
+    def refuse(self, task: ReadyNode, view: View) -> str | None:
         return f"no {self.model} today" if task.model == self.model else None
 
     def choose(self, view: View) -> Place | Wait | None:

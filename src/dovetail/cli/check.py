@@ -14,8 +14,8 @@ from dovetail.cli.common import Format, atomic_write, newest, print_json, print_
 from dovetail.core.check import CODES as CORE_CODES
 from dovetail.core.check import check_journal
 from dovetail.core.errors import InputError
-from dovetail.core.faults import Fault, Faults, Report
 from dovetail.core.files import refuse_overwrite
+from dovetail.core.findings import Finding, Findings, Report
 from dovetail.core.journal import is_journal, open_journal
 from dovetail.core.metrics import recount
 from dovetail.report.words import words_for
@@ -102,7 +102,7 @@ def examine(log: Path, config: Path | None = None, requests: Path | None = None)
     if reader.header.level in _LEVELS:
         found: Report = import_module(_LEVELS[reader.header.level]).check_journal(log)
         return found
-    faults = Faults()
+    faults = Findings()
     figures = check_journal(reader, faults, exact=False)
     notes = [f"the rules of the {reader.header.level} level are not known: only those of all levels were checked"]
     return Report.of(str(log), "journal", faults, notes, recount(figures))
@@ -146,7 +146,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.2f}" if seconds >= 1 or not seconds else f"{seconds:.3g}"
 
 
-def _first_of_each(report: Report) -> list[Fault]:
+def _first_of_each(report: Report) -> list[Finding]:
     """Some faults to show: of each code at least one."""
     per_code = max(_SHOWN // len(report.faults_by_code), 1)
     seen: dict[str, int] = {}

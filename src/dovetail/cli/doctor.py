@@ -43,7 +43,7 @@ class Backend(NamedTuple):
     install: str
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Probed(msgspec.Struct, frozen=True):
     """What `doctor` reports of one part."""
 
     name: str
@@ -79,7 +79,7 @@ def doctor(*, format: Format = "table") -> None:
     print_table(["part", "usable", "version", "why not", "to get it"], rows, title)
 
 
-def examine(backend: Backend) -> Finding:
+def examine(backend: Backend) -> Probed:
     """Probe one part; whatever goes wrong is the reason why it is not usable."""
     version: str | None = None
     why_not: str | None = None
@@ -89,7 +89,7 @@ def examine(backend: Backend) -> Finding:
         why_not = str(reason)
     except Exception as error:
         why_not = f"the check failed: {error!r}"
-    return Finding(backend.name, backend.used_for, why_not is None, version, why_not, backend.install)
+    return Probed(backend.name, backend.used_for, why_not is None, version, why_not, backend.install)
 
 
 def probe_package(distribution: str) -> str:

@@ -20,7 +20,7 @@ from dovetail.cluster.recording import Facts, facts_of, metrics_for, summary
 from dovetail.cluster.records import KEPT
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
-from dovetail.core.faults import Faults, Report
+from dovetail.core.findings import Findings, Report
 from dovetail.core.journal import Ended, Reader, open_journal
 
 CODES = {
@@ -66,7 +66,7 @@ class _Books(Struct):
 class Checker:
     """Follows a run."""
 
-    def __init__(self, facts: Facts, faults: Faults) -> None:
+    def __init__(self, facts: Facts, faults: Findings) -> None:
         self._facts = facts
         self._faults = faults
         self._brief = facts.mode == "summary"
@@ -252,7 +252,7 @@ def check_journal(path: Path) -> Report:
     """Check a journal. One that is a summary has no leases: of it only arrivals, ends and figures are checked."""
     reader = open_journal(path)
     facts = facts_of(reader.header)
-    faults = Faults()
+    faults = Findings()
     checker, metrics = Checker(facts, faults), metrics_for(facts)
     notes = []
     if facts.mode == "summary":

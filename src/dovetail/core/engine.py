@@ -36,7 +36,7 @@ from dovetail.core.guard import Guard
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Observer, Reader, Recorded
 from dovetail.core.resources import Pool
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 
 __all__ = ["Agenda", "Executor", "Guard", "LiveExecutor", "Scheduler", "TotalOrder", "replay", "serve", "simulate"]
 
@@ -126,7 +126,7 @@ class TotalOrder:
 def simulate(
     scheduler: Scheduler,
     pool: Pool,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, TaskGraph],
     arrivals: Iterable[tuple[float, Arrived | Asked]],
     executor: Executor,
     observers: Sequence[Observer] = (),
@@ -245,7 +245,7 @@ def _sides(events: Sequence[Recorded]) -> tuple[list[Stimulus], list[Instruction
 def serve(
     scheduler: Scheduler,
     pool: Pool,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, TaskGraph],
     inbox: Inbox,
     executor: LiveExecutor,
     clock: Callable[[], float],

@@ -23,7 +23,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.journal import Ended, Reader, Recorded
 from dovetail.core.resources import Pool
-from dovetail.core.work import Shape, ShapeError
+from dovetail.core.work import TaskGraph, TaskGraphError
 
 _SHOWN = 10
 _TURNS: dict[type, str] = {
@@ -95,8 +95,8 @@ class Explanation(Struct, kw_only=True):
 def explain(journal: Reader, work: str, part: str | None = None) -> list[Explanation]:
     """The story of one part, or of all parts of a work, in their order; of one rejected on arrival, one for all."""
     try:
-        shapes = journal.header.build_shapes()
-    except ShapeError as error:
+        shapes = journal.header.build_graphs()
+    except TaskGraphError as error:
         raise InputError(f"{journal.path}:1: not a usable header: {error}") from None
     witness = _Witness(journal.header.pool, shapes, work)
     for _, t, event in journal:
@@ -125,9 +125,9 @@ class _Witness:
     """Follows a run and keeps what has to do with one work. An instant is judged when it is over: what starts together
     overtakes nobody, and devices that were taken when a part became ready were not free for it."""
 
-    def __init__(self, pool: Pool, shapes: Mapping[str, Shape], work: str) -> None:
+    def __init__(self, pool: Pool, shapes: Mapping[str, TaskGraph], work: str) -> None:
         self.arrived: Arrived | None = None
-        self.shape: Shape | None = None
+        self.shape: TaskGraph | None = None
         self.others: list[str] = []  # some that arrived, in case that the name is wrong
         self._pool, self._shapes, self._work = pool, shapes, work
         self._now, self._ended = 0.0, False

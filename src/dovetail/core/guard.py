@@ -24,7 +24,7 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.resources import Ledger, Pool
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 
 
 class _Open:
@@ -32,7 +32,7 @@ class _Open:
 
     __slots__ = ("fault", "last", "left", "ready", "shape", "state", "waiting")
 
-    def __init__(self, shape: Shape, fault: str, now: float) -> None:
+    def __init__(self, shape: TaskGraph, fault: str, now: float) -> None:
         self.shape = shape
         self.fault = fault
         self.last = now  # the end of the part that ended last
@@ -43,13 +43,13 @@ class _Open:
 
 
 _IDLE, _RUNNING, _DONE = 0, 1, 2
-_NOTHING = Shape("", (), ())
+_NOTHING = TaskGraph("", (), ())
 
 
 class Guard:
     """Keeps its own books and refuses what the rules do not allow, whatever the scheduler believes."""
 
-    def __init__(self, pool: Pool, shapes: Mapping[str, Shape]) -> None:
+    def __init__(self, pool: Pool, shapes: Mapping[str, TaskGraph]) -> None:
         self._ledger = Ledger(pool)
         self._shapes = shapes
         self._open: dict[str, _Open] = {}

@@ -22,28 +22,28 @@ from dovetail.core.errors import InputError, PolicyError, cannot_write
 from dovetail.core.events import Event, Instruction, Rows, Stimulus
 from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 
 VERSION = 1
 _BUFFER = 1 << 20
 
 
-class ShapeRecord(Struct, frozen=True, omit_defaults=True):
+class TaskGraphRecord(Struct, frozen=True, omit_defaults=True):
     """A shape as the header keeps it."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[Task, ...]
     edges: tuple[tuple[str, str], ...] = ()
     never: dict[str, str] = {}
 
     @classmethod
-    def of(cls, shape: Shape) -> ShapeRecord:
+    def of(cls, shape: TaskGraph) -> TaskGraphRecord:
         names = [part.name for part in shape.parts]
         edges = tuple((names[i], names[j]) for i, targets in enumerate(shape.before) for j in targets)
         return cls(shape.name, shape.parts, edges, {names[i]: why for i, why in shape.never.items()})
 
-    def build(self) -> Shape:
-        return Shape(self.name, self.parts, self.edges, self.never)
+    def build(self) -> TaskGraph:
+        return TaskGraph(self.name, self.parts, self.edges, self.never)
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -57,10 +57,10 @@ class Header(Struct, frozen=True, kw_only=True):
     mode: str = ""
     seed: int = 0
     pool: Pool
-    shapes: tuple[ShapeRecord, ...] = ()
+    shapes: tuple[TaskGraphRecord, ...] = ()
     facts: dict[str, Any] = {}
 
-    def build_shapes(self) -> dict[str, Shape]:
+    def build_graphs(self) -> dict[str, TaskGraph]:
         return {record.name: record.build() for record in self.shapes}
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 
-class Part(Struct, frozen=True, omit_defaults=True):
+class Task(Struct, frozen=True, omit_defaults=True):
     """One schedulable part of a work: its kind (what must be resident to run it) and how many devices it spans.
 
     A malleable part has a range of widths, `least` to `most`, and may change within it while it runs. Without a range
     its width is fixed.
 
-    >>> [Part("a", "llm", 2).fits(n) for n in (1, 2)], [Part("a", "cnn", 4, 1, 8).fits(n) for n in (0, 1, 8, 9)]
+    >>> [Task("a", "llm", 2).fits(n) for n in (1, 2)], [Task("a", "cnn", 4, 1, 8).fits(n) for n in (0, 1, 8, 9)]
     ([False, True], [False, True, True, False])
     """
 
@@ -38,14 +38,14 @@ class Part(Struct, frozen=True, omit_defaults=True):
         return f"{self.width if self.least is None else self.least} to {self.width if self.most is None else self.most}"
 
 
-class ShapeError(ValueError):
+class TaskGraphError(ValueError):
     """The parts and their order do not form a directed acyclic graph."""
 
 
-class Shape:
+class TaskGraph:
     """The parts of one type of work and their order; shared by all works of that type.
 
-    >>> shape = Shape("chain", [Part("a", "llm"), Part("b", "sd", 2)], [("a", "b")])
+    >>> shape = TaskGraph("chain", [Task("a", "llm"), Task("b", "sd", 2)], [("a", "b")])
     >>> shape.after, shape.before, shape.topological
     (((), (0,)), ((1,), ()), (0, 1))
     >>> shape.longest_path([3.0, 4.0])
@@ -57,7 +57,7 @@ class Shape:
     def __init__(
         self,
         name: str,
-        parts: Iterable[Part],
+        parts: Iterable[Task],
         edges: Iterable[tuple[str, str]],
         never: Mapping[str, str] | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class Shape:
         self.widths = [part.width for part in self.parts]
         self.index = {part.name: i for i, part in enumerate(self.parts)}
         if len(self.index) != len(self.parts):
-            raise ShapeError(f"{name}: two parts have the same name")
+            raise TaskGraphError(f"{name}: two parts have the same name")
         after: list[list[int]] = [[] for _ in self.parts]
         before: list[list[int]] = [[] for _ in self.parts]
         for source, target in dict.fromkeys(edges):
@@ -83,7 +83,7 @@ class Shape:
 
     def _find(self, part: str) -> int:
         if part not in self.index:
-            raise ShapeError(f"{self.name}: {part!r} is not a part")
+            raise TaskGraphError(f"{self.name}: {part!r} is not a part")
         return self.index[part]
 
     def _sort(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class Shape:
                 if waiting[j] == 0:
                     order.append(j)
         if len(order) < len(self.parts):
-            raise ShapeError(f"{self.name}: cycle {' -> '.join(self._cycle(set(order)))}")
+            raise TaskGraphError(f"{self.name}: cycle {' -> '.join(self._cycle(set(order)))}")
         return tuple(order)
 
     def _cycle(self, sorted_parts: set[int]) -> list[str]:

@@ -12,8 +12,8 @@ from msgspec import Struct
 from dovetail.core import check as core
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete
-from dovetail.core.faults import Faults, Report, close
 from dovetail.core.files import explain
+from dovetail.core.findings import Findings, Report, close
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount
 from dovetail.dispatch.recording import SIMULATED, gaps
@@ -46,7 +46,7 @@ class Facts(Struct):
 class Rules:
     """Follows a run that the core's checker finds possible."""
 
-    def __init__(self, header: Header, facts: Facts, faults: Faults) -> None:
+    def __init__(self, header: Header, facts: Facts, faults: Findings) -> None:
         self._facts, self._faults = facts, faults
         self._exact = header.mode == SIMULATED and not facts.noise
         self._open: dict[str, tuple[int, int]] = {}
@@ -103,7 +103,7 @@ class Rules:
 
 def check_journal(path: Path) -> Report:
     """Check a journal of this level."""
-    reader, faults = Reader(path), Faults()
+    reader, faults = Reader(path), Findings()
     header = core.check_header(reader.header, path)
     try:
         facts = msgspec.convert(header.facts, Facts)

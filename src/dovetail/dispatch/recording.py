@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from dovetail.core.engine import Guard
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.journal import Header, ShapeRecord, Writer
+from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.dispatch.curves import Curve
 from dovetail.dispatch.ledger import Row
 from dovetail.dispatch.policy import Policy
@@ -30,7 +30,7 @@ PART = "call"
 _FIRST, _AGAIN, _COPY = "chunk", "retry", "copy"
 _LOST = "another device was first"
 _INSTANT_S = 1e-9  # the least that anything takes
-_SHAPES = {kind: Shape(kind, [Part(PART, kind)], []) for kind in (_FIRST, _AGAIN, _COPY)}
+_SHAPES = {kind: TaskGraph(kind, [Task(PART, kind)], []) for kind in (_FIRST, _AGAIN, _COPY)}
 Stamped = tuple[float, Any]
 
 
@@ -53,7 +53,7 @@ class Run(Struct, frozen=True, kw_only=True):
 def write(path: Path, run: Run) -> Figures:
     """Write the journal of a run, and give its figures; what the engine would not allow is an error."""
     header = _header(run)
-    shapes, metrics = header.build_shapes(), Metrics(header.pool)
+    shapes, metrics = header.build_graphs(), Metrics(header.pool)
     guard, steps = Guard(header.pool, shapes), list(_steps(run))
     for n, t, events in steps:
         for event in events:
@@ -147,7 +147,7 @@ def _header(run: Run) -> Header:
             tuple(Device(i, name) for i, name in enumerate(run.devices)),
             {name: DeviceType(name) for name in run.devices},
         ),
-        shapes=tuple(map(ShapeRecord.of, _SHAPES.values())),
+        shapes=tuple(map(TaskGraphRecord.of, _SHAPES.values())),
         facts=facts,
     )
 

@@ -23,7 +23,7 @@ from dovetail.core.events import (
     Resume,
     Start,
 )
-from dovetail.core.faults import TOLERANCE, Faults, Report, close, compare
+from dovetail.core.findings import TOLERANCE, Findings, Report, close, compare
 from dovetail.core.journal import Ended, Header, open_journal
 from dovetail.core.metrics import recount
 from dovetail.host.bounds import makespan_bound_s
@@ -48,7 +48,7 @@ LIVE = "live"  # a header's mode, where times were measured
 class Rules:
     """Follows a run. An instant is judged when it is over: only then has everything been decided."""
 
-    def __init__(self, header: Header, faults: Faults) -> None:
+    def __init__(self, header: Header, faults: Findings) -> None:
         self._faults = faults
         self._cores = len(header.pool)
         self._options = msgspec.convert(header.options, Options)
@@ -205,7 +205,7 @@ class Rules:
 def check_journal(path: Path) -> Report:
     """Check a journal of this level by all rules."""
     reader = open_journal(path)
-    faults = Faults()
+    faults = Findings()
     try:
         rules = Rules(reader.header, faults)
     except msgspec.ValidationError as error:

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
 from dovetail.core.files import atomic_write
-from dovetail.core.means import mean
 from dovetail.host.generate import request_lines
 from dovetail.host.inputs import Parameters, read_requests
 from dovetail.host.metrics import Programs, means_by_priority

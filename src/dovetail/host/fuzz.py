@@ -11,7 +11,7 @@ import msgspec
 from dovetail.core.check import Check
 from dovetail.core.events import Arrived, Asked
 from dovetail.core.executor import SimExecutor
-from dovetail.core.faults import Fault, Faults
+from dovetail.core.findings import Finding, Findings
 from dovetail.core.journal import Ended
 from dovetail.host.check import Rules
 from dovetail.host.options import Options
@@ -81,9 +81,9 @@ def random_options(dice: Random, plan: str, assign: str) -> Options:
     )
 
 
-def verify(workload: Workload, options: Options, executor: SimExecutor | None = None) -> tuple[Outcome, list[Fault]]:
+def verify(workload: Workload, options: Options, executor: SimExecutor | None = None) -> tuple[Outcome, list[Finding]]:
     """Run, and check by every rule while it runs."""
-    faults = Faults()
+    faults = Findings()
     first = header(workload.cores, workload.shapes, options)
     rules = Rules(first, faults)
     check = Check(first, faults, [rules])

@@ -20,7 +20,7 @@ from dovetail.core.events import (
     Start,
     Stimulus,
 )
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.host.cores import Cores
 from dovetail.host.curves import curve
 from dovetail.host.legacy_grants import Threads, always_attend, max_prop, strict
@@ -49,7 +49,7 @@ class _Container:
 class LegacyScheduler:
     """Plans fcfs and priority (without preemption), with strict, always_attend and max_prop."""
 
-    def __init__(self, cores: int, shapes: Mapping[str, Shape], options: Options) -> None:
+    def __init__(self, cores: int, shapes: Mapping[str, TaskGraph], options: Options) -> None:
         if options.plan not in ("fcfs", "priority") or options.assign not in ("strict", "always_attend", "max_prop"):
             raise InputError(
                 f"the legacy profile knows fcfs and priority with strict, always_attend and max_prop, "

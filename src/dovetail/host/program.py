@@ -10,16 +10,16 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import explain
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.host.curves import LINEAR, Curve, curve, learned
 
 PART = "run"  # a program is one part
 WAITING, RUNNING, PAUSED = "waiting", "running", "paused"
 
 
-def shape(kind: str, cores: int) -> Shape:
+def shape(kind: str, cores: int) -> TaskGraph:
     """The shape of a program: one part on any number of the machine's cores."""
-    return Shape(kind, [Part(PART, kind, 1, 1, cores)], [])
+    return TaskGraph(kind, [Task(PART, kind, 1, 1, cores)], [])
 
 
 class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

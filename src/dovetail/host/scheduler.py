@@ -23,7 +23,7 @@ from dovetail.core.events import (
     Stop,
     WakeAt,
 )
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.host.admission import Admission
 from dovetail.host.cores import Cores
 from dovetail.host.curves import RATE, curve
@@ -43,7 +43,7 @@ class HostScheduler:
     measured of a running one as "rate:CORES".
     """
 
-    def __init__(self, cores: int, shapes: Mapping[str, Shape], options: Options | None = None) -> None:
+    def __init__(self, cores: int, shapes: Mapping[str, TaskGraph], options: Options | None = None) -> None:
         self.options = options or Options()
         self._shapes = shapes
         self._plan = make(self.options.plan, Planning)

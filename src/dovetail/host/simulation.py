@@ -14,10 +14,10 @@ from dovetail.core.engine import Scheduler, simulate
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Observer, ShapeRecord, Writer
+from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.host.bounds import makespan_bound_s
 from dovetail.host.curves import curve
 from dovetail.host.inputs import Request
@@ -36,7 +36,7 @@ class Workload(Struct, frozen=True):
 
     cores: int
     arrivals: tuple[tuple[float, Arrived | Asked], ...]
-    shapes: dict[str, Shape]
+    shapes: dict[str, TaskGraph]
 
     @classmethod
     def of(
@@ -82,12 +82,12 @@ def machine(cores: int) -> Pool:
     return Pool(tuple(Device(i, _CORE) for i in range(cores)), {_CORE: DeviceType(_CORE)})
 
 
-def make_scheduler(cores: int, shapes: Mapping[str, Shape], options: Options) -> Scheduler:
+def make_scheduler(cores: int, shapes: Mapping[str, TaskGraph], options: Options) -> Scheduler:
     """The scheduler of a profile."""
     return (LegacyScheduler if options.profile == "legacy" else HostScheduler)(cores, shapes, options)
 
 
-def header(cores: int, shapes: Mapping[str, Shape], options: Options, mode: str = "", **facts: Any) -> Header:
+def header(cores: int, shapes: Mapping[str, TaskGraph], options: Options, mode: str = "", **facts: Any) -> Header:
     """A journal's first line; the mode is "live" where times are measured."""
     return Header(
         level="host",
@@ -95,7 +95,7 @@ def header(cores: int, shapes: Mapping[str, Shape], options: Options, mode: str 
         options=options.as_dict(),
         mode=mode,
         pool=machine(cores),
-        shapes=tuple(ShapeRecord.of(shape) for shape in shapes.values()),
+        shapes=tuple(TaskGraphRecord.of(shape) for shape in shapes.values()),
         facts={"cores": cores, **facts},
     )
 

@@ -18,8 +18,8 @@ from msgspec import Struct
 from dovetail.core import check as core
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
-from dovetail.core.faults import TOLERANCE, Faults, Report, close
 from dovetail.core.files import explain
+from dovetail.core.findings import TOLERANCE, Findings, Report, close
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount
 
@@ -58,11 +58,11 @@ class _Sent(Struct):
 class Rules:
     """Follows a run that the core's checker finds possible."""
 
-    def __init__(self, header: Header, facts: Facts, faults: Faults) -> None:
+    def __init__(self, header: Header, facts: Facts, faults: Findings) -> None:
         self._faults = faults
         self._live = header.mode == LIVE
         self._lanes = {} if self._live else facts.lanes
-        self._shapes = header.build_shapes()
+        self._shapes = header.build_graphs()
         self._types = [device.type for device in header.pool.devices]
         buffers = header.options.get("buffers")
         self._buffers = buffers if isinstance(buffers, int) and not self._live else None
@@ -184,7 +184,7 @@ class Rules:
 
 def check_journal(path: Path) -> Report:
     """Check a journal of this level."""
-    reader, faults = Reader(path), Faults()
+    reader, faults = Reader(path), Findings()
     header = core.check_header(reader.header, path)
     try:
         facts = msgspec.convert(header.facts, Facts)

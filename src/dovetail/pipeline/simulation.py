@@ -18,10 +18,10 @@ from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Instruction, Start, Stimulus
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Observer, ShapeRecord, Writer
+from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.pipeline.curves import curves_of
 from dovetail.pipeline.plan import Plan
 
@@ -79,9 +79,9 @@ class Route(Struct, frozen=True):
         return Pool(tuple(Device(i, kind) for i, kind in enumerate(kinds)), {kind: DeviceType(kind) for kind in kinds})
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TaskGraph:
         names = [place.name for place in self.places]
-        return Shape(_SHAPE, [Part(name, name) for name in names], list(pairwise(names)))
+        return TaskGraph(_SHAPE, [Task(name, name) for name in names], list(pairwise(names)))
 
     def predicted_s(self, microbatches: int) -> float:
         """The makespan by formula: the latency of one, and what the others add at most.
@@ -210,7 +210,7 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
         policy=plan.method,
         options=options,
         pool=route.pool,
-        shapes=(ShapeRecord.of(route.shape),),
+        shapes=(TaskGraphRecord.of(route.shape),),
         facts={
             "model": plan.model,
             "devices": route.devices,

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail import __version__
-from dovetail.core.means import Mean, mean
+from dovetail.core.confidence import Mean, mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import legend
 from dovetail.report.document import document

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost, least_setup
 
 Floats = NDArray[np.float64]
@@ -72,8 +72,8 @@ class BoundsAccumulator:
     that is too wide for this pool, does not count; of one with a part that never becomes ready, what runs all the same
     counts for the makespan. `void` tells why nothing can be said; then all bounds are 0.
 
-    >>> from dovetail.core.work import Part
-    >>> shapes = {"one": Shape("one", [Part("a", "llm")], [])}
+    >>> from dovetail.core.work import Task
+    >>> shapes = {"one": TaskGraph("one", [Task("a", "llm")], [])}
     >>> bounds = BoundsAccumulator(Pool.parse("2", {}), shapes, {"llm": 3.0})
     >>> for name in ("x", "y", "z"):
     ...     bounds.add(0.0, Arrived(name, "one", (10.0,)))
@@ -84,7 +84,7 @@ class BoundsAccumulator:
     def __init__(
         self,
         pool: Pool,
-        shapes: Mapping[str, Shape],
+        shapes: Mapping[str, TaskGraph],
         setup_min: Mapping[str, float],
         batch_gain: float = 1.0,
         void: str = "",
@@ -188,7 +188,7 @@ class BoundsAccumulator:
 
 def bounds_for(
     pool: Pool,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, TaskGraph],
     models: Mapping[str, ModelCost],
     costs: Costs,
     rates: RateTable,
@@ -217,7 +217,7 @@ class _Store:
 
     __slots__ = ("arrivals", "counts", "number", "partly", "parts", "runs", "setups", "shape", "sizes", "speeds")
 
-    def __init__(self, number: int, shape: Shape, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
+    def __init__(self, number: int, shape: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
         self.number = number
         self.shape = shape
         self.parts = len(shape.parts)

@@ -17,9 +17,9 @@ from dovetail.core import check as core
 from dovetail.core.check import Check
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
-from dovetail.core.faults import Faults, Report, close, compare
 from dovetail.core.files import explain
-from dovetail.core.journal import Ended, Header, Observer, Reader, ShapeRecord
+from dovetail.core.findings import Findings, Report, close, compare
+from dovetail.core.journal import Ended, Header, Observer, Reader, TaskGraphRecord
 from dovetail.core.metrics import Figures, recount
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.core.resources import DeviceType
@@ -84,10 +84,10 @@ class Facts(Struct):
 class Rules:
     """Recounts what each start must cost and take, from the header's facts and what ran before."""
 
-    def __init__(self, header: Header, facts: Facts, faults: Faults) -> None:
+    def __init__(self, header: Header, facts: Facts, faults: Findings) -> None:
         self._facts = facts
         self._faults = faults
-        self._shapes = header.build_shapes()
+        self._shapes = header.build_graphs()
         self._rates = facts.table
         self._types = [device.type for device in header.pool.devices]
         self._speeds, self._memories = header.pool.speeds, header.pool.memories
@@ -192,9 +192,9 @@ class Rules:
 class Lower:
     """Holds the figures of a run against its lower bounds, and keeps what the run claims of itself."""
 
-    def __init__(self, header: Header, facts: Facts, faults: Faults, free_setups: bool = False) -> None:
+    def __init__(self, header: Header, facts: Facts, faults: Findings, free_setups: bool = False) -> None:
         self._faults = faults
-        self._shapes = header.build_shapes()
+        self._shapes = header.build_graphs()
         self._bounds = bounds_for(header.pool, self._shapes, facts.models, facts.costs, facts.table, free_setups)
         self.void = self._bounds.void or ("" if facts.exact else "run times are not exact")
         self.claimed: dict[str, Any] | None = None
@@ -228,7 +228,7 @@ class Lower:
 class Files:
     """Holds a run against the files it is said to be of."""
 
-    def __init__(self, header: Header, facts: Facts, faults: Faults, config: Path, requests: Path | None) -> None:
+    def __init__(self, header: Header, facts: Facts, faults: Findings, config: Path, requests: Path | None) -> None:
         self._faults = faults
         self.notes: list[str] = []
         on_error: OnError = "skip" if facts.skipped else "reject"
@@ -238,7 +238,7 @@ class Files:
                 "the costs of the run are not those of the configuration: --cost or --compat changed them"
             )
         check_fit(system, header.pool, config, on_error, facts.compat, facts.table)
-        shapes = {name: ShapeRecord.of(shape) for name, shape in system.shapes().items()}
+        shapes = {name: TaskGraphRecord.of(shape) for name, shape in system.shapes().items()}
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
         for what, found, expected in (
             ("models", facts.models, system.model_costs),
@@ -254,7 +254,7 @@ class Files:
         self._pending: dict[str, tuple[float, Arrived]] = {}
 
     def _compare(self, what: str, found: Any, expected: Any) -> None:
-        if isinstance(found, ShapeRecord) and isinstance(expected, ShapeRecord):
+        if isinstance(found, TaskGraphRecord) and isinstance(expected, TaskGraphRecord):
             same = found.parts == expected.parts and found.never == expected.never
             if same and set(found.edges) == set(expected.edges):
                 return
@@ -304,7 +304,7 @@ def _brief(value: Any) -> str:
 def check_journal(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:
     """Check a journal of this level, and whether it is a run of these files."""
     need_config(config, requests)
-    reader, faults = Reader(path), Faults(limit)
+    reader, faults = Reader(path), Findings(limit)
     header = core.check_header(reader.header, path)
     run = Examined(path, header, faults)
     run.hold_to_rules(config, requests)
@@ -314,7 +314,7 @@ def check_journal(path: Path, config: Path | None = None, requests: Path | None 
     return run.report("journal", figures, bounds)
 
 
-def check_claims(claimed: Mapping[str, Any], expected: Mapping[str, Any], figures: Figures, faults: Faults) -> None:
+def check_claims(claimed: Mapping[str, Any], expected: Mapping[str, Any], figures: Figures, faults: Findings) -> None:
     """The keys of the summary that the core does not know, and those that may not be left out."""
     known = recount(figures)
     compare(claimed, {k: v for k, v in expected.items() if isinstance(v, int | float) and k not in known}, faults)
@@ -337,7 +337,7 @@ Steps = Iterable[tuple[int, float, list[Any]]]
 class Examined:
     """A run told in events, from whatever file: the core's invariants, its bounds, and what else follows it."""
 
-    def __init__(self, path: Path, header: Header, faults: Faults, free_setups: bool = False) -> None:
+    def __init__(self, path: Path, header: Header, faults: Findings, free_setups: bool = False) -> None:
         self.path = path
         self.header = header
         self.faults = faults

@@ -14,8 +14,8 @@ from msgspec import UNSET
 from dovetail.core import check as core
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Reject, Start
-from dovetail.core.faults import Faults, Report, close, compare
 from dovetail.core.files import explain, read_bytes
+from dovetail.core.findings import Findings, Report, close, compare
 from dovetail.core.journal import Header
 from dovetail.workflow.check import Examined, need_config
 from dovetail.workflow.check_old_log import OldLog
@@ -41,13 +41,13 @@ def check_log(path: Path, config: Path | None = None, requests: Path | None = No
             return f"requests[{-1 - n}]" if log.requests or requests is not None else ""
         return f"executions[{n}]" if n < executed else f"failures[{n - executed}]"
 
-    faults = Faults(limit, place)
+    faults = Findings(limit, place)
     if log.made_by:
         return _check_ours(path, log, faults, config, requests)
     return OldLog(path, log, faults, config, requests).check(limit, place)
 
 
-def _check_ours(path: Path, log: Log, faults: Faults, config: Path | None, requests: Path | None) -> Report:
+def _check_ours(path: Path, log: Log, faults: Findings, config: Path | None, requests: Path | None) -> Report:
     if log.pool is None:
         raise InputError(f"{path}: missing key `pool`")
     header = Header(
@@ -92,7 +92,7 @@ def _check_ours(path: Path, log: Log, faults: Faults, config: Path | None, reque
 
 
 def _our_requests(
-    rows: Sequence[RequestRow], faults: Faults
+    rows: Sequence[RequestRow], faults: Findings
 ) -> tuple[list[tuple[float, Arrived]], list[tuple[float, Complete | Reject]]]:
     arrivals: list[tuple[float, Arrived]] = []
     closings: list[tuple[float, Complete | Reject]] = []
@@ -113,7 +113,7 @@ def _our_requests(
     return arrivals, closings
 
 
-def _our_span(i: int, row: Row, faults: Faults) -> Span:
+def _our_span(i: int, row: Row, faults: Findings) -> Span:
     faults.at(i, row.start_time)
     who = f"{row.request_id}/{row.node_id}"
     needed = (

@@ -13,12 +13,12 @@ import msgspec
 from msgspec import UNSET
 
 from dovetail.core.events import Arrived, Complete, Reject, Start
-from dovetail.core.faults import Faults, Report, close, compare
-from dovetail.core.journal import Header, ShapeRecord
+from dovetail.core.findings import Findings, Report, close, compare
+from dovetail.core.journal import Header, TaskGraphRecord
 from dovetail.core.metrics import Figures
 from dovetail.core.rates import RateTable, Switch
 from dovetail.core.resources import Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.workflow.check import Examined, Rates, Rules
 from dovetail.workflow.costs import Costs, Residents
 from dovetail.workflow.inputs import DEFAULT_NODE_S, System, check_fit, read_system
@@ -33,7 +33,7 @@ class OldLog:
     must keep to one of them, with the first GPU of a window setting the price.
     """
 
-    def __init__(self, path: Path, log: Log, faults: Faults, config: Path | None, requests: Path | None) -> None:
+    def __init__(self, path: Path, log: Log, faults: Findings, config: Path | None, requests: Path | None) -> None:
         self._path, self._log, self._faults = path, log, faults
         self._mode: Mode = "online" if log.summary.get("mode") == "online" else "offline"
         self._notes: list[str] = []
@@ -86,11 +86,11 @@ class OldLog:
         facts: dict[str, Any] = {"costs": {"window": "primary"}, "compat": True}
         if self._system is not None:
             facts["models"] = msgspec.to_builtins(self._system.model_costs)
-        records = tuple(map(ShapeRecord.of, self._shapes.values()))
+        records = tuple(map(TaskGraphRecord.of, self._shapes.values()))
         header = Header(level="workflow", policy="", mode=self._mode, pool=self._pool, shapes=records, facts=facts)
         run = Examined(self._path, header, self._faults, free_setups=bool(self._log.gpu_assignments))
         run.notes += self._notes
-        tries = [Faults(limit, place), Faults(limit, place)]
+        tries = [Findings(limit, place), Findings(limit, place)]
         if self._system is not None:
             run.followers += self._both_rules(run, self._system, tries)
         spans = self._spans()
@@ -102,7 +102,7 @@ class OldLog:
         self._check_summary(figures, spans, baseline)
         return run.report("execution log of an older scheduler", figures, bounds)
 
-    def _both_rules(self, run: Examined, system: System, tries: Sequence[Faults]) -> list[Rules]:
+    def _both_rules(self, run: Examined, system: System, tries: Sequence[Findings]) -> list[Rules]:
         models = run.facts.models
         load_always = [
             Switch(new, models[old].memory_gb / run.facts.costs.pcie_gb_s + models[new].load_s, old)
@@ -237,10 +237,10 @@ def _run_s(row: Row) -> float:
     return number(row.estimated_time, row.end_time - row.start_time)
 
 
-def _guess_shapes(rows: Iterable[Row]) -> dict[str, Shape]:
+def _guess_shapes(rows: Iterable[Row]) -> dict[str, TaskGraph]:
     """Workflows as the executions show them: the nodes that occur, in no order, each on its first GPU."""
-    parts: dict[str, dict[str, Part]] = {}
+    parts: dict[str, dict[str, Task]] = {}
     for row in rows:
-        part = Part(row.node_id, row.model_name, 0 if row.gpu_id is None else 1)
+        part = Task(row.node_id, row.model_name, 0 if row.gpu_id is None else 1)
         parts.setdefault(row.workflow_id, {}).setdefault(row.node_id, part)
-    return {name: Shape(name, nodes.values(), ()) for name, nodes in parts.items()}
+    return {name: TaskGraph(name, nodes.values(), ()) for name, nodes in parts.items()}

@@ -16,7 +16,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.core.events import Arrived
 from dovetail.core.resources import Pool
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 
 
 class Placed(NamedTuple):
@@ -44,7 +44,7 @@ class Exact(Struct, frozen=True):
 
 def solve(
     works: Iterable[tuple[float, Arrived]],
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, TaskGraph],
     pool: Pool,
     load_s: Mapping[str, float],
     switch_s: Callable[[str, str], float],
@@ -61,8 +61,8 @@ def solve(
     the speed of the slowest. Works with a fault are left out. Some fifteen parts are solved to the end in seconds;
     with more, the best found comes back with its bound. One worker gives the same schedule every time.
 
-    >>> from dovetail.core.work import Part
-    >>> shapes = {"one": Shape("one", [Part("a", "llm")], [])}
+    >>> from dovetail.core.work import Task
+    >>> shapes = {"one": TaskGraph("one", [Task("a", "llm")], [])}
     >>> works = [(0.0, Arrived(name, "one", (10.0,))) for name in ("x", "y", "z")]
     >>> best = solve(works, shapes, Pool.parse("2", {}), {"llm": 3.0}, lambda old, new: 5.0)
     >>> best.value_s, best.optimal  # one GPU loads once and runs two of them
@@ -102,7 +102,7 @@ def solve(
 
 def every_schedule(
     works: Iterable[tuple[float, Arrived]],
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, TaskGraph],
     pool: Pool,
     load_s: Mapping[str, float],
     switch_s: Callable[[str, str], float],
@@ -156,7 +156,7 @@ class _Task(NamedTuple):
 
 
 def _tasks(
-    arrivals: Sequence[tuple[float, Arrived]], shapes: Mapping[str, Shape], pool: Pool, aligned: bool
+    arrivals: Sequence[tuple[float, Arrived]], shapes: Mapping[str, TaskGraph], pool: Pool, aligned: bool
 ) -> tuple[list[_Task], list[list[int]]]:
     """All parts of all works, and for each work where its parts are."""
     speeds = pool.speeds

@@ -13,7 +13,7 @@ from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document, explain
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Part, Shape, ShapeError
+from dovetail.core.work import Task, TaskGraph, TaskGraphError
 from dovetail.workflow.costs import MIB_PER_GB, Costs, ModelCost
 
 OnError = Literal["fail", "reject", "skip"]
@@ -91,17 +91,17 @@ class System(Struct, omit_defaults=True):
     def model_costs(self) -> dict[str, ModelCost]:
         return {name: model.cost for name, model in self.models.items()}
 
-    def shapes(self) -> dict[str, Shape]:
+    def shapes(self) -> dict[str, TaskGraph]:
         """The workflows that can run, as graphs of parts."""
         return {name: self._shape(name) for name in self.workflows if name not in self.faults}
 
-    def _shape(self, name: str) -> Shape:
+    def _shape(self, name: str) -> TaskGraph:
         workflow = self.workflows[name]
-        parts = [Part(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes]
+        parts = [Task(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes]
         names = {n.id for n in workflow.nodes}
         never = self.never.get(name, {})  # need no edges: they do not wait for one another
         edges = [(e.source, e.target) for e in workflow.edges if e.source in names and e.target in names - never.keys()]
-        return Shape(name, parts, edges, never)
+        return TaskGraph(name, parts, edges, never)
 
 
 class _File(Struct, forbid_unknown_fields=True):
@@ -247,7 +247,7 @@ def _fault(doc: Document, system: System, name: str, workflow: Workflow, compat:
             return doc.error((*keys, "edges", i, which), message)
     try:
         system._shape(name)
-    except ShapeError as error:
+    except TaskGraphError as error:
         why = str(error).removeprefix(f"{name}: ")
         if not compat:
             return doc.error((*keys, "edges"), why)
@@ -274,7 +274,7 @@ def make_pool(system: System, gpus: str | None, per_server: int = 8) -> Pool:
 
 
 def check_fit(system: System, pool: Pool, path: Path, on_error: OnError, compat: bool, rates: RateTable) -> None:
-    """Fault the workflows that cannot run on this pool: a node wider than it, a model larger than its GPUs."""
+    """Mark the workflows that cannot run on this pool: a node wider than it, a model larger than its GPUs."""
     for name, workflow in system.workflows.items():
         if name in system.faults:
             continue

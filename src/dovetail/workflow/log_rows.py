@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.faults import Faults
-from dovetail.core.journal import Ended, ShapeRecord
+from dovetail.core.findings import Findings
+from dovetail.core.journal import Ended, TaskGraphRecord
 from dovetail.core.resources import Pool
 from dovetail.workflow.check import Steps
 from dovetail.workflow.execution_log import RequestRow
@@ -56,7 +56,7 @@ class Log(Struct):
     costs: dict[str, Any] = {}
     compat: bool = False
     facts: dict[str, Any] = {}
-    shapes: tuple[ShapeRecord, ...] = ()
+    shapes: tuple[TaskGraphRecord, ...] = ()
     requests: list[RequestRow] = []
     failures: list[Row] = []
     rejected_requests: list[dict[str, str]] = []
@@ -118,7 +118,7 @@ def number(value: Maybe, default: float = 0.0) -> float:
     return value if isinstance(value, int | float) else default
 
 
-def end_of(row: Row, t: float, faults: Faults) -> float:
+def end_of(row: Row, t: float, faults: Findings) -> float:
     """When a row ends; one that ends before it begins is a fault and takes no time."""
     if row.end_time >= row.start_time and row.end_time >= t:
         return row.end_time
@@ -127,7 +127,7 @@ def end_of(row: Row, t: float, faults: Faults) -> float:
     return t
 
 
-def check_workflows(rows: Sequence[Row], of: Mapping[str, str], faults: Faults) -> None:
+def check_workflows(rows: Sequence[Row], of: Mapping[str, str], faults: Findings) -> None:
     for i, row in enumerate(rows):
         if row.workflow_id != of.get(row.request_id, row.workflow_id):
             faults.at(i, row.start_time)

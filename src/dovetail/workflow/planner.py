@@ -20,7 +20,7 @@ from dovetail.core.metrics import Metrics
 from dovetail.core.registry import create
 from dovetail.workflow.policy import ListPolicy, Policy
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.view import Run, Task, View, Window
+from dovetail.workflow.view import ReadyNode, Run, View, Window
 
 Objective = Literal["makespan", "mean"]
 Key = tuple[str, str]
@@ -42,14 +42,14 @@ class _Ranked(ListPolicy):
         super().__init__(hysteresis=hysteresis)
         self.ranks = ranks
 
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         return self.ranks[task.run.id, task.name]
 
 
 class _Tail(ListPolicy):
     """Longest remaining path first."""
 
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         return -task.tail_s
 
 

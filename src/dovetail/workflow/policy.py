@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dovetail.workflow.view import Task, View, Window
+from dovetail.workflow.view import ReadyNode, View, Window
 
 
 class Place(NamedTuple):
     """Start this node on these GPUs now, because."""
 
-    task: Task
+    task: ReadyNode
     window: Window
     why: str
 
@@ -29,7 +29,7 @@ class Policy:
     def begin(self, view: View) -> None:
         """Called once, before the first decision."""
 
-    def rank(self, task: Task, view: View) -> Any:
+    def rank(self, task: ReadyNode, view: View) -> Any:
         """The order within a model's queue: the smallest goes first. Asked once, when the node becomes ready."""
         return task.seq
 
@@ -37,7 +37,7 @@ class Policy:
         """The next node to start, or nothing. Asked again after each start, until it starts nothing."""
         raise NotImplementedError
 
-    def refuse(self, task: Task, view: View) -> str | None:
+    def refuse(self, task: ReadyNode, view: View) -> str | None:
         """Why a ready node's request should be rejected now, or None (admission control)."""
         return None
 

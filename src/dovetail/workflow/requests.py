@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Arrived
 from dovetail.core.files import Document, explain, is_json_lines, parse, read_bytes
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.workflow.inputs import DEFAULT_NODE_S, MOST, OnError, System
 
 Mode = Literal["offline", "online"]
@@ -361,7 +361,7 @@ class Requests:
     def _guess(self, model: str) -> tuple[float, str]:
         return (DEFAULT_NODE_S, "default") if self._compat else self._system.models[model].estimate_s()
 
-    def _sizes(self, row: Row) -> tuple[Shape, tuple[float, ...]]:
+    def _sizes(self, row: Row) -> tuple[TaskGraph, tuple[float, ...]]:
         """Durations that the request gives, and the model's estimate for those it does not."""
         shape = self._shapes.get(row.workflow_id)
         if shape is None:
@@ -382,7 +382,7 @@ class Requests:
                 raise _Fault(f"node_execution_times.{part.name}", found)
         return shape, sizes
 
-    def _check_names(self, row: Row, shape: Shape) -> None:
+    def _check_names(self, row: Row, shape: TaskGraph) -> None:
         """A time for a name that is not a node, while a node has no time, is a slip."""
         times = row.node_execution_times
         unknown = [name for name in times if name not in shape.index]
@@ -391,7 +391,7 @@ class Requests:
             hint = did_you_mean(unknown[0], lacking)
             raise _Fault(f"node_execution_times.{unknown[0]}", f"not a node of workflow {shape.name!r}{hint}")
 
-    def _count(self, row: Row, shape: Shape, sizes: Sequence[float]) -> None:
+    def _count(self, row: Row, shape: TaskGraph, sizes: Sequence[float]) -> None:
         times, given = row.node_execution_times, 0
         for part, size, (_, rule) in zip(shape.parts, sizes, self._hints[shape.name], strict=True):
             self.forecast[part.kind] += size * part.width

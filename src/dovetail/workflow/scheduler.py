@@ -18,21 +18,21 @@ from dovetail.core.events import (
     Stimulus,
     WakeAt,
 )
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import Run, Task, View, Window
+from dovetail.workflow.view import ReadyNode, Run, View, Window
 
 
 class WorkflowScheduler:
     """`retries` is how often a failed node is tried again before its request is rejected."""
 
-    def __init__(self, view: View, shapes: Mapping[str, Shape], policy: Policy, retries: int = 0) -> None:
+    def __init__(self, view: View, shapes: Mapping[str, TaskGraph], policy: Policy, retries: int = 0) -> None:
         self.view = view
         self._shapes = shapes
         self._policy = policy
         self._retries = retries
         self._runs = view.runs
-        self._running: dict[tuple[str, str], tuple[Task, Window]] = {}
+        self._running: dict[tuple[str, str], tuple[ReadyNode, Window]] = {}
         self._batches: dict[int, int] = {}
         self._batch_of: dict[tuple[str, str], int] = {}
         self._seq = count()
@@ -85,7 +85,7 @@ class WorkflowScheduler:
             demand[part.kind] += size * part.width
         for i in shape.roots:
             if run.open:  # the policy may have refused it for the root before
-                self._ready(Task(run, i, now, next(self._seq)), now, out)
+                self._ready(ReadyNode(run, i, now, next(self._seq)), now, out)
 
     def _finished(self, event: Finished, now: float, out: list[Instruction]) -> None:
         task, window = self._running.pop((event.work, event.part))
@@ -104,7 +104,7 @@ class WorkflowScheduler:
         for j in run.shape.before[task.index]:
             waiting[j] -= 1
             if not waiting[j] and j not in never and run.open:
-                self._ready(Task(run, j, now, next(self._seq)), now, out)
+                self._ready(ReadyNode(run, j, now, next(self._seq)), now, out)
 
     def _failed(self, event: Failed, now: float, out: list[Instruction]) -> None:
         task, window = self._running.pop((event.work, event.part))
@@ -114,7 +114,7 @@ class WorkflowScheduler:
         task.run.started ^= 1 << task.index
         self.view.demand[task.model] += task.gpu_s
         if task.attempt <= self._retries:
-            self._ready(Task(task.run, task.index, now, next(self._seq), task.attempt + 1), now, out)
+            self._ready(ReadyNode(task.run, task.index, now, next(self._seq), task.attempt + 1), now, out)
             return
         self._reject(task.run, f"node {event.part!r} failed {task.attempt} times: {event.why}", out)
 
@@ -128,7 +128,7 @@ class WorkflowScheduler:
         if window:
             self.view.release(window)
 
-    def _ready(self, task: Task, now: float, out: list[Instruction]) -> None:
+    def _ready(self, task: ReadyNode, now: float, out: list[Instruction]) -> None:
         view = self.view
         if self._refuses and (why := self._policy.refuse(task, view)) is not None:
             self._reject(task.run, why, out)
@@ -213,7 +213,7 @@ class WorkflowScheduler:
         if window:
             view.occupy(window, task.model, now + setup_s + run_s)
 
-    def _batch(self, task: Task) -> Sequence[Task]:
+    def _batch(self, task: ReadyNode) -> Sequence[ReadyNode]:
         """The node and those that may ride along: the next of its model, as many as the curve allows."""
         most = len(self.view.models[task.model].batch_curve)
         queue = self.view.queues.get(task.model)

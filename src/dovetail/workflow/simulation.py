@@ -16,11 +16,11 @@ from dovetail.core import registry
 from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Observer, ShapeRecord
+from dovetail.core.journal import Header, Observer, TaskGraphRecord
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
 from dovetail.workflow.compat import HeapOrder
 from dovetail.workflow.costs import Costs, ModelCost
@@ -41,7 +41,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     mode: Mode
     compat: bool
     pool: Pool
-    shapes: dict[str, Shape]
+    shapes: dict[str, TaskGraph]
     models: dict[str, ModelCost]
     costs: Costs
     rates: RateTable
@@ -108,7 +108,7 @@ class Problem(Struct, frozen=True, kw_only=True):
             mode=self.mode,
             seed=seed,
             pool=self.pool,
-            shapes=tuple(ShapeRecord.of(shape) for shape in self.shapes.values()),
+            shapes=tuple(TaskGraphRecord.of(shape) for shape in self.shapes.values()),
             facts=msgspec.to_builtins({key: value for key, value in (known | facts).items() if value}),
         )
 

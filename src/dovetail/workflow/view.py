@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost, Residents
 
 Window = tuple[int, ...]
@@ -35,7 +35,7 @@ class Run:
     )
 
     def __init__(
-        self, id: str, shape: Shape, sizes: Sequence[float], arrived_s: float, due_s: float | None, weight: float
+        self, id: str, shape: TaskGraph, sizes: Sequence[float], arrived_s: float, due_s: float | None, weight: float
     ) -> None:
         self.id = id
         self.shape = shape
@@ -44,7 +44,7 @@ class Run:
         self.due_s = due_s  # on the clock, not after arrival
         self.weight = weight
         self.open = True  # until it is completed or rejected
-        self.queued: Task | None = None  # a node that waits for GPUs; its `sibling` is another, or has started
+        self.queued: ReadyNode | None = None  # a node that waits for GPUs; its `sibling` is another, or has started
         self.started = 0  # bit i: node i runs or has run
         self.left = len(shape.parts)
         self.waiting = shape.waits.copy()
@@ -57,7 +57,7 @@ class Run:
         self.queued = None
 
 
-class Task:
+class ReadyNode:
     """A node that is ready to run."""
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Task:
         self.attempt = attempt
         self.rank: Any = seq
         self.gone = False
-        self.sibling: Task | None = None
+        self.sibling: ReadyNode | None = None
 
     @property
     def tail_s(self) -> float:
@@ -111,29 +111,29 @@ class Queue:
         self.width = width
         self.count = 0
         self.gpu_s = 0.0
-        self._heap: list[tuple[Any, int, Task]] = []
+        self._heap: list[tuple[Any, int, ReadyNode]] = []
 
-    def push(self, task: Task) -> None:
+    def push(self, task: ReadyNode) -> None:
         heapq.heappush(self._heap, (task.rank, task.seq, task))
         self.count += 1
         self.gpu_s += task.gpu_s
 
     @property
-    def head(self) -> Task:
+    def head(self) -> ReadyNode:
         heap = self._heap
         while heap[0][2].gone:
             heapq.heappop(heap)
         return heap[0][2]
 
-    def remove(self, task: Task) -> None:
+    def remove(self, task: ReadyNode) -> None:
         task.gone = True
         self.count -= 1
         self.gpu_s -= task.gpu_s
 
-    def first(self, count: int) -> list[Task]:
+    def first(self, count: int) -> list[ReadyNode]:
         """The first few, in order."""
         heap = self._heap
-        found: list[tuple[Any, int, Task]] = []
+        found: list[tuple[Any, int, ReadyNode]] = []
         while heap and len(found) < count:
             entry = heapq.heappop(heap)
             if not entry[2].gone:
@@ -142,7 +142,7 @@ class Queue:
             heapq.heappush(heap, entry)
         return [task for _, _, task in found]
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[ReadyNode]:
         """All of them, in order. Costs time: a policy for large queues looks at heads only."""
         return [task for _, _, task in sorted(self._heap) if not task.gone]
 
@@ -225,7 +225,7 @@ class View:
         """Seconds until the model is resident on a window; 0 where it is warm."""
         return self.residents.setup(window, model)
 
-    def run_s(self, task: Task, window: Window) -> float:
+    def run_s(self, task: ReadyNode, window: Window) -> float:
         """Seconds that the node takes on a window: the slowest of its GPUs sets the pace."""
         return task.size if self._even or not window else task.size / self.speed(task.model, window)
 
@@ -257,7 +257,7 @@ class View:
         self.free_count += len(window)
         self._windows.clear()
 
-    def enqueue(self, task: Task) -> None:
+    def enqueue(self, task: ReadyNode) -> None:
         queue = self.queues.get(task.model)
         if queue is None:
             queue = self.queues[task.model] = Queue(task.model, task.width)
@@ -265,7 +265,7 @@ class View:
         queue.push(task)
         task.sibling, task.run.queued = task.run.queued, task
 
-    def dequeue(self, task: Task) -> None:
+    def dequeue(self, task: ReadyNode) -> None:
         queue = self.queues[task.model]
         queue.remove(task)
         if task.run.queued is task:

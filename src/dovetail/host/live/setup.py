@@ -17,7 +17,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.journal import Header, Recorded, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.store import Store
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 from dovetail.host.metrics import Programs
 from dovetail.host.options import Options
 from dovetail.host.program import shape
@@ -54,7 +54,7 @@ class Setup(Struct, frozen=True):
     def policies(self) -> Options:
         return msgspec.convert(self.options, Options)
 
-    def shapes(self) -> dict[str, Shape]:
+    def shapes(self) -> dict[str, TaskGraph]:
         return {KIND: shape(KIND, self.cores)}
 
     def scheduler(self) -> Scheduler:

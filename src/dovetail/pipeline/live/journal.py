@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from dovetail.core.engine import Guard
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.journal import Header, Observer, ShapeRecord, Writer
+from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Part, Shape
+from dovetail.core.work import Task, TaskGraph
 from dovetail.pipeline.live.jobs import RunOptions, hosts_at
 from dovetail.pipeline.live.recorder import DATA_HOST, LayoutRecord, Recorder
 from dovetail.pipeline.plan import Plan
@@ -185,9 +185,9 @@ def _rank(event: Any) -> int:
     return kinds.index(type(event))
 
 
-def _shape(generation: int, spots: list[Spot]) -> Shape:
+def _shape(generation: int, spots: list[Spot]) -> TaskGraph:
     names = [spot.name for spot in spots]
-    return Shape(shape_name(generation), [Part(name, name) for name in names], pairwise(names))
+    return TaskGraph(shape_name(generation), [Task(name, name) for name in names], pairwise(names))
 
 
 def record(
@@ -206,7 +206,7 @@ def record(
         options={"buffers": options.buffers},
         mode="live",
         pool=history.pool,
-        shapes=tuple(map(ShapeRecord.of, history.shapes.values())),
+        shapes=tuple(map(TaskGraphRecord.of, history.shapes.values())),
         facts={"devices": history.devices, **facts},
     )
     with Writer(path, header) as writer:

@@ -9,9 +9,9 @@ import importlib
 import pkgutil
 
 from dovetail.workflow.policy import ListPolicy, Place, Policy, Wait
-from dovetail.workflow.view import Queue, Task, View
+from dovetail.workflow.view import Queue, ReadyNode, View
 
-__all__ = ["ListPolicy", "Place", "Policy", "Queue", "Task", "View", "Wait"]
+__all__ = ["ListPolicy", "Place", "Policy", "Queue", "ReadyNode", "View", "Wait"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

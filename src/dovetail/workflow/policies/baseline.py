@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.core.registry import policy
 from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import Task, View
+from dovetail.workflow.view import ReadyNode, View
 
 
 @policy("baseline", level="workflow")
@@ -15,7 +15,7 @@ class Baseline(Policy):
     """
 
     def choose(self, view: View) -> Place | Wait | None:
-        first: Task | None = None
+        first: ReadyNode | None = None
         for queue in view.queues.values():
             if queue.width > view.free_count:
                 continue

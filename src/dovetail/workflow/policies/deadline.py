@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.core.registry import policy
 from dovetail.workflow.policy import ListPolicy
-from dovetail.workflow.view import Task, View
+from dovetail.workflow.view import ReadyNode, View
 
 
 @policy("deadline", level="workflow")
@@ -20,14 +20,14 @@ class Deadline(ListPolicy):
         self.slack = slack
         self.admit = admit
 
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         run = task.run
         due_s = run.due_s
         if due_s is None:
             due_s = run.arrived_s + self.slack * run.shape.longest_path(run.sizes)
         return due_s - task.tail_s
 
-    def refuse(self, task: Task, view: View) -> str | None:
+    def refuse(self, task: ReadyNode, view: View) -> str | None:
         due_s = task.run.due_s
         if not self.admit or due_s is None or view.now + task.tail_s / view.fastest <= due_s:
             return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.core.registry import policy
 from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import Queue, Task, View, Window
+from dovetail.workflow.view import Queue, ReadyNode, View, Window
 
 _MEMORY_S = 100.0  # a GPU idle for much longer than this is a good place to load another model
 
@@ -28,9 +28,9 @@ class Dovetail(Policy):
         self.patience = patience
         self.look_ahead = look_ahead
         self.starvation = starvation
-        self._reserved: tuple[Task, Window] | None = None
+        self._reserved: tuple[ReadyNode, Window] | None = None
 
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         return task.ready_s + 1e-3 * task.run.gpu_s_left  # among those ready together, the one with the least left
 
     def choose(self, view: View) -> Place | Wait | None:
@@ -95,7 +95,7 @@ class Dovetail(Policy):
                     wasted += back_s * view.models[other].width
         return wasted, regret, window, setup_s
 
-    def _reservation(self, view: View) -> tuple[Task, Window] | None:
+    def _reservation(self, view: View) -> tuple[ReadyNode, Window] | None:
         """The wide node that has waited too long and the GPUs kept for it, from then on until it starts."""
         if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].run.open):
             self._reserved = None
@@ -108,7 +108,7 @@ class Dovetail(Policy):
                 self._reserved = (task, min(windows, key=lambda w: (view.free_at(w), w)))
         return self._reserved
 
-    def _is_starved(self, task: Task, view: View) -> bool:
+    def _is_starved(self, task: ReadyNode, view: View) -> bool:
         waited_s = view.now - task.ready_s
         if waited_s <= self.starvation * task.size:
             return False
@@ -116,7 +116,7 @@ class Dovetail(Policy):
         return waited_s > self.starvation * (backlog_s + task.size)
 
     @staticmethod
-    def _may_backfill(task: Task, window: Window, kept: Window, free_s: float, view: View) -> bool:
+    def _may_backfill(task: ReadyNode, window: Window, kept: Window, free_s: float, view: View) -> bool:
         ends_s = view.now + view.setup_s(window, task.model) + view.run_s(task, window)
         return ends_s <= free_s or not set(kept).intersection(window)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.core.registry import policy
 from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import Task, View
+from dovetail.workflow.view import ReadyNode, View
 
 
 @policy("heft", level="workflow")
@@ -14,7 +14,7 @@ class Heft(Policy):
     If that window is still busy, the node waits for it, and others may use only what it does not need.
     """
 
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         return -task.tail_s
 
     def choose(self, view: View) -> Place | Wait | None:

@@ -6,7 +6,7 @@ from heapq import nsmallest
 
 from dovetail.core.registry import policy
 from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import Task, View, Window
+from dovetail.workflow.view import ReadyNode, View, Window
 
 
 @policy("online", level="workflow")
@@ -53,14 +53,14 @@ class Online(Policy):
         (_, _, window), task = best
         return Place(task, window, "least cost")
 
-    def _cost(self, task: Task, window: Window, mean: float, view: View) -> float:
+    def _cost(self, task: ReadyNode, window: Window, mean: float, view: View) -> float:
         waited = view.now - task.ready_s
         switch = view.setup_s(window, task.model)
         balance = sum([view.executions[gpu] - mean for gpu in window]) / len(window)
         return -self.alpha * waited + self.beta * switch + self.delta * balance
 
     @staticmethod
-    def _future(task: Task, coming: list[Task], view: View) -> float:
+    def _future(task: ReadyNode, coming: list[ReadyNode], view: View) -> float:
         same = sum(t.model == task.model for t in coming)
         other = sum([view.residents.reload_s(task.model, t.model) for t in coming if t.model != task.model])
         return 0.1 * (other - same * view.models[task.model].load_s)

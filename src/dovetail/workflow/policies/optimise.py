@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.core.registry import policy
 from dovetail.workflow.planner import Key, Objective, Plan, optimise
 from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import Run, Task, View, Window
+from dovetail.workflow.view import ReadyNode, Run, View, Window
 
 
 @policy("optimise", level="workflow")
@@ -36,10 +36,10 @@ class Optimise(Policy):
         self._runs: dict[str, Run] = {}
         self._window: dict[Key, Window] = {}  # of every planned node
         self._next: list[list[Key]] = []  # planned nodes of each GPU, the next one last
-        self._ready: dict[Key, Task] = {}
-        self._unplanned: dict[Key, Task] = {}
+        self._ready: dict[Key, ReadyNode] = {}
+        self._unplanned: dict[Key, ReadyNode] = {}
 
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         key = (task.run.id, task.name)
         if self.plan is None or key in self._window:
             self._ready[key] = task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.core.registry import policy
 from dovetail.workflow.policy import ListPolicy
-from dovetail.workflow.view import Task, View
+from dovetail.workflow.view import ReadyNode, View
 
 
 @policy("srpt", level="workflow")
@@ -18,5 +18,5 @@ class Srpt(ListPolicy):
         super().__init__(hysteresis=hysteresis)
         self.ageing = ageing
 
-    def rank(self, task: Task, view: View) -> float:
+    def rank(self, task: ReadyNode, view: View) -> float:
         return task.run.gpu_s_left / task.run.weight + self.ageing * task.ready_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.core.events import Start
-from dovetail.core.faults import Faults
+from dovetail.core.findings import Findings
 
 
 class Holder:
@@ -31,7 +31,7 @@ class _Batch:
 class Holders:
     """What is taken stands in the books even where it is a fault: what is given up later must be found there."""
 
-    def __init__(self, devices: int, faults: Faults) -> None:
+    def __init__(self, devices: int, faults: Findings) -> None:
         self._faults = faults
         self._holders: list[list[Holder]] = [[] for _ in range(devices)]
         self._batches: dict[int, _Batch] = {}

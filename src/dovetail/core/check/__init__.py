@@ -12,6 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from dovetail.core.check.devices import Holder, Holders
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Arrived,
@@ -27,11 +28,10 @@ from dovetail.core.events import (
     Stop,
     WakeAt,
 )
-from dovetail.core.faults import Faults, close, compare
-from dovetail.core.holders import Holder, Holders
+from dovetail.core.findings import Findings, close, compare
 from dovetail.core.journal import Ended, Header, Observer, Reader
 from dovetail.core.metrics import Figures, Metrics, recount
-from dovetail.core.work import Shape
+from dovetail.core.work import TaskGraph
 
 CODES = {
     "time": "an instant before the one written ahead of it, or not a time",
@@ -66,7 +66,7 @@ class _Work:
 
     __slots__ = ("arrived", "last", "left", "ready", "shape", "state", "waiting")
 
-    def __init__(self, arrived: Arrived, shape: Shape, t: float) -> None:
+    def __init__(self, arrived: Arrived, shape: TaskGraph, t: float) -> None:
         self.arrived = arrived
         self.shape = shape
         self.waiting = [len(after) for after in shape.after]
@@ -91,7 +91,7 @@ class _Run(Holder):
 
 
 _IDLE, _RUNNING, _DONE = 0, 1, 2
-_NOTHING = Shape("", (), ())
+_NOTHING = TaskGraph("", (), ())
 
 
 class Check:
@@ -101,10 +101,10 @@ class Check:
     """
 
     def __init__(
-        self, header: Header, faults: Faults | None = None, followers: Sequence[Observer] = (), exact: bool = True
+        self, header: Header, faults: Findings | None = None, followers: Sequence[Observer] = (), exact: bool = True
     ) -> None:
-        self.faults = faults if faults is not None else Faults()
-        self._shapes = header.build_shapes()
+        self.faults = faults if faults is not None else Findings()
+        self._shapes = header.build_graphs()
         self._metrics = Metrics(header.pool)
         self._followers = (self._metrics, *followers)
         self._exact = exact
@@ -356,7 +356,7 @@ def _some(names: Sequence[str]) -> str:
 def check_header(header: Header, path: Path) -> Header:
     """The same header, if a run can be followed with it."""
     try:
-        header.build_shapes()
+        header.build_graphs()
         if [device.id for device in header.pool.devices] != list(range(len(header.pool))):
             raise ValueError("devices are not numbered from 0")
         _ = header.pool.speeds
@@ -365,7 +365,7 @@ def check_header(header: Header, path: Path) -> Header:
     return header
 
 
-def read_steps(reader: Reader, faults: Faults) -> Iterator[tuple[int, float, list[Any]]]:
+def read_steps(reader: Reader, faults: Findings) -> Iterator[tuple[int, float, list[Any]]]:
     """The steps of a journal, with a fault where they are not numbered upwards or a step has two times."""
     last = 0
     for n, group in groupby(reader, key=lambda entry: entry.n):
@@ -383,7 +383,7 @@ def read_steps(reader: Reader, faults: Faults) -> Iterator[tuple[int, float, lis
 
 def check_journal(
     reader: Reader,
-    faults: Faults,
+    faults: Findings,
     followers: Sequence[Observer] = (),
     exact: bool = True,
     notes: list[str] | None = None,

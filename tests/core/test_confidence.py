@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from dovetail.core.means import Mean, _t95, mean
+from dovetail.core.confidence import Mean, _t95, mean
 
 
 def test_means_have_intervals() -> None:

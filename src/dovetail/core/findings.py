@@ -15,7 +15,7 @@ def close(found: float, expected: float) -> bool:
     return abs(found - expected) <= TOLERANCE * max(1.0, abs(expected))
 
 
-class Fault(Struct, frozen=True):
+class Finding(Struct, frozen=True):
     """One thing that is wrong: which rule (see `CODES`), where, and what was found instead of what."""
 
     code: str
@@ -27,20 +27,20 @@ def _step(n: int, t: float) -> str:
     return f"step {n} at {t:.6g} s"
 
 
-class Faults:
+class Findings:
     """All faults are counted, the first few of each code are kept.
 
-    >>> faults = Faults(limit=1)
+    >>> faults = Findings(limit=1)
     >>> faults.at(7, 2.5)
     >>> for gpu in (0, 1):
     ...     faults.add("overlap", "req_1/a", f"device {gpu} is held")
     >>> faults.counts, faults.first
-    ({'overlap': 2}, [Fault(code='overlap', where='step 7 at 2.5 s: req_1/a', message='device 0 is held')])
+    ({'overlap': 2}, [Finding(code='overlap', where='step 7 at 2.5 s: req_1/a', message='device 0 is held')])
     """
 
     def __init__(self, limit: int = 20, place: Callable[[int, float], str] = _step) -> None:
         self.counts: dict[str, int] = {}
-        self.first: list[Fault] = []
+        self.first: list[Finding] = []
         self._limit = limit
         self._place = place
         self._at: tuple[int, float] | None = None
@@ -57,9 +57,9 @@ class Faults:
         count = self.counts[code] = self.counts.get(code, 0) + 1
         if count <= self._limit:
             place = self._place(*self._at) if self._at else ""
-            self.first.append(Fault(code, ": ".join(filter(None, (place, who))), message))
+            self.first.append(Finding(code, ": ".join(filter(None, (place, who))), message))
 
-    def take(self, other: Faults) -> None:
+    def take(self, other: Findings) -> None:
         """Count what another collector found as well."""
         for code, count in other.counts.items():
             self.counts[code] = self.counts.get(code, 0) + count
@@ -73,16 +73,16 @@ class Report(Struct, frozen=True):
     kind: str
     valid: bool
     faults_by_code: dict[str, int]
-    faults: list[Fault]
+    faults: list[Finding]
     notes: list[str]
     counted: dict[str, float]
 
     @classmethod
-    def of(cls, log: str, kind: str, faults: Faults, notes: Sequence[str], counted: Mapping[str, float]) -> Report:
+    def of(cls, log: str, kind: str, faults: Findings, notes: Sequence[str], counted: Mapping[str, float]) -> Report:
         return cls(log, kind, not faults.counts, faults.counts, faults.first, list(notes), dict(counted))
 
 
-def compare(claimed: Mapping[str, Any], counted: Mapping[str, float], faults: Faults, code: str = "summary") -> None:
+def compare(claimed: Mapping[str, Any], counted: Mapping[str, float], faults: Findings, code: str = "summary") -> None:
     """A fault for each claimed figure that differs from what was counted; what was not counted is not compared."""
     for key, expected in counted.items():
         if key not in claimed:
