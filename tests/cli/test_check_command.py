@@ -14,7 +14,7 @@ from dovetail.core.events import Arrived, Complete, Event, Finished, Start
 from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task
+from dovetail.core.tasks import Task
 from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.execution_log import ExecutionLog
 from dovetail.workflow.outputs import summary
@@ -39,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         policy="by hand",
         mode="offline",
         pool=Pool.parse("2", {}),
-        shapes=(TaskGraphRecord("one", (Task("a", "llm", 2),)),),
+        graphs=(TaskGraphRecord("one", (Task("a", "llm", 2),)),),
         facts={"models": {"llm": {"memory_gb": 8.0, "load_s": 10.0, "width": 2}}},
     )
     first: list[Event] = [Arrived("r1", "one", (4.0,)), Arrived("r2", "one", (5.0,))]
@@ -66,7 +66,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def break_journal() -> None:
     """The second node takes GPU 1 while the first one holds it, and its end is claimed to be earlier."""
     lines = [json.loads(line) for line in Path("run.jsonl").read_text().splitlines()]
-    second = next(line for line in lines if line.get("k") == "started" and line["work"] == "r2")
+    second = next(line for line in lines if line.get("k") == "started" and line["job"] == "r2")
     lines.remove(second)
     lines.insert(4, second | {"n": 1, "t": 0.0})
     lines[-1]["summary"]["makespan_s"] = 18.0

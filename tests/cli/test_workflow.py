@@ -194,7 +194,7 @@ def test_rejected_requests_are_journaled_counted_and_give_exit_code_3(command: C
     assert "Requests: 8 completed, 2 rejected" in out
     assert "1 rejected: workflow_id: unknown workflow 'tlk'; did you mean 'talk'?" in out
     rejected = [entry.event for entry in Reader(folder / "dovetail_journal.jsonl") if isinstance(entry.event, Reject)]
-    assert [event.work for event in rejected] == ["x", "r1#10"]
+    assert [event.job for event in rejected] == ["x", "r1#10"]
     log = json.loads((folder / "dovetail_execution_log.json").read_text())
     assert [row["request_id"] for row in log["rejected_requests"]] == ["x", "r1#10"]
     report = check_journal(folder / "dovetail_journal.jsonl", folder / INPUTS[0], folder / INPUTS[1])
@@ -632,7 +632,7 @@ def test_explain_tells_of_a_node_or_of_all(command: Command) -> None:
     assert code == 0
     assert "r1/draw" in out
     stories = json.loads(command("explain", "r1", "--format", "json")[1])
-    assert [story["part"] for story in stories] == ["write", "draw"]
+    assert [story["task"] for story in stories] == ["write", "draw"]
 
 
 @pytest.mark.parametrize(

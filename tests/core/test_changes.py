@@ -1,4 +1,4 @@
-"""Work that changes while it runs: the guard's books, ends that a change overtakes, the figures, and the live loop."""
+"""Job that changes while it runs: the guard's books, ends that a change overtakes, the figures, and the live loop."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 
 POOL = Pool.parse("4", {})
-SHAPES = {"m": TaskGraph("m", [Task("p", "x", 2, 1, 3)], []), "fixed": TaskGraph("fixed", [Task("p", "x", 2)], [])}
+GRAPHS = {"m": TaskGraph("m", [Task("p", "x", 2, 1, 3)], []), "fixed": TaskGraph("fixed", [Task("p", "x", 2)], [])}
 
 
-def arrived(work: str, of: str = "m", size: float = 12.0) -> Arrived:
-    return Arrived(work, of, (size,))
+def arrived(job: str, of: str = "m", size: float = 12.0) -> Arrived:
+    return Arrived(job, of, (size,))
 
 
-def start(work: str, devices: tuple[int, ...], run_s: float = 12.0, ready_s: float = 0.0) -> Start:
-    return Start(work, "p", "x", devices, ready_s, run_s, "free")
+def start(job: str, devices: tuple[int, ...], run_s: float = 12.0, ready_s: float = 0.0) -> Start:
+    return Start(job, "p", "x", devices, ready_s, run_s, "free")
 
 
 # --- the guard -------------------------------------------------------------------------------------
 
 
-def guard_with(*works: str) -> Guard:
-    guard = Guard(POOL, SHAPES)
-    for i, work in enumerate(works):
-        guard.see(arrived(work), 0.0)
-        guard.allow(start(work, (2 * i, 2 * i + 1)), 0.0)
+def guard_with(*jobs: str) -> Guard:
+    guard = Guard(POOL, GRAPHS)
+    for i, job in enumerate(jobs):
+        guard.see(arrived(job), 0.0)
+        guard.allow(start(job, (2 * i, 2 * i + 1)), 0.0)
     return guard
 
 
@@ -123,7 +123,7 @@ def test_a_stopped_part_holds_its_devices_until_it_ends() -> None:
 
 
 def test_a_fixed_part_keeps_its_width() -> None:
-    guard = Guard(POOL, SHAPES)
+    guard = Guard(POOL, GRAPHS)
     guard.see(arrived("f", "fixed"), 0.0)
     guard.allow(start("f", (0, 1)), 0.0)
     with pytest.raises(PolicyError, match="needs 2 devices, found 3"):
@@ -143,8 +143,8 @@ class Script:
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
         self.seen.append((now, list(stimuli)))
-        ends = [Complete(s.work) for s in stimuli if isinstance(s, Finished)]
-        fails = [Reject(s.work, s.why) for s in stimuli if isinstance(s, Failed)]
+        ends = [Complete(s.job) for s in stimuli if isinstance(s, Finished)]
+        fails = [Reject(s.job, s.why) for s in stimuli if isinstance(s, Failed)]
         return [*ends, *fails, *(self._said.get(now, []) if not isinstance(stimuli[0], Finished | Failed) else [])]
 
     def close(self, now: float) -> list[Instruction]:
@@ -162,31 +162,31 @@ SAID: dict[float, list[Instruction]] = {
 def test_an_end_that_a_change_overtakes_is_dropped() -> None:
     script = Script(SAID)
     metrics = Metrics(POOL)
-    _, end_s = simulate(script, POOL, SHAPES, [(0.0, arrived("a"))], SimExecutor(), [metrics])
+    _, end_s = simulate(script, POOL, GRAPHS, [(0.0, arrived("a"))], SimExecutor(), [metrics])
     assert end_s == 17.0
     assert [now for now, _ in script.seen] == [0.0, 2.0, 3.0, 9.0, 17.0]  # none at 7.0 and 12.0
     figures = metrics.figures()
     assert (figures.pauses, figures.resizes, figures.paused_s) == (1, 1, 6.0)
     assert figures.service_s.mean == 11.0
-    assert figures.part_wait_s.mean == 6.0
+    assert figures.task_wait_s.mean == 6.0
     assert figures.device_s == 2 + 2 * 1 + 8
     assert [device.busy_s for device in figures.devices] == [3.0, 1.0, 8.0, 0.0]
 
 
 def test_a_stop_ends_a_part_at_once() -> None:
     script = Script({0.0: [start("a", (0,)), WakeAt(5.0)], 5.0: [Stop("a", "p", "cancelled")]})
-    simulate(script, POOL, SHAPES, [(0.0, arrived("a"))], SimExecutor())
+    simulate(script, POOL, GRAPHS, [(0.0, arrived("a"))], SimExecutor())
     assert script.seen[-1] == (5.0, [Failed("a", "p", "cancelled")])
 
 
 def test_what_is_asked_for_comes_after_arrivals_of_its_instant() -> None:
     script = Script({0.0: [start("a", (0,), 1.0)]})
-    simulate(script, POOL, SHAPES, [(0.0, arrived("a")), (0.0, Asked("a", "priority", 2))], SimExecutor())
+    simulate(script, POOL, GRAPHS, [(0.0, arrived("a")), (0.0, Asked("a", "priority", 2))], SimExecutor())
     assert script.seen[0][1] == [arrived("a"), Asked("a", "priority", 2)]
 
 
 def test_noise_and_failures_follow_a_changed_part() -> None:
-    """Luck depends on the part, so a longer rest takes longer in proportion, and what fails still fails."""
+    """Luck depends on the task, so a longer rest takes longer in proportion, and what fails still fails."""
     noisy = SimExecutor(seed=3, noise=0.5)
     first, _ = noisy.start(start("a", (0,), 10.0), 0.0)
     changed = noisy.change(Resize("a", "p", (0, 1), 5.0, "?"), 0.0)
@@ -200,9 +200,9 @@ def test_noise_and_failures_follow_a_changed_part() -> None:
 
 def test_a_journal_keeps_changes_and_explains_them(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    header = Header(level="any", policy="script", pool=POOL, shapes=tuple(map(TaskGraphRecord.of, SHAPES.values())))
+    header = Header(level="any", policy="script", pool=POOL, graphs=tuple(map(TaskGraphRecord.of, GRAPHS.values())))
     with Writer(path, header) as writer:
-        steps, end_s = simulate(Script(SAID), POOL, SHAPES, [(0.0, arrived("a"))], SimExecutor(), [writer])
+        steps, end_s = simulate(Script(SAID), POOL, GRAPHS, [(0.0, arrived("a"))], SimExecutor(), [writer])
         writer.end(steps + 1, end_s, {})
     assert all(decided == recorded for _, _, decided, recorded in replay(Script(SAID), Reader(path)))
     text = "\n".join(sentences(explain(Reader(path), "a")[0]))
@@ -268,7 +268,7 @@ class Live:
         for stimulus in stimuli:
             match stimulus:
                 case Arrived():
-                    out += [start(stimulus.work, (0, 1), 0.0, now), WakeAt(now + 3)]
+                    out += [start(stimulus.job, (0, 1), 0.0, now), WakeAt(now + 3)]
                 case Woke():
                     out.append(Pause("a", "p", "long enough"))
                 case Asked(what="cancel"):
@@ -285,7 +285,7 @@ def serve_once(
     inbox: Inbox, hands: Hands, at: float = -1.0, history: Sequence[tuple[int, float, list[object]]] = ()
 ) -> Keeper:
     keeper = Keeper(hands)
-    serve(Live(), POOL, SHAPES, inbox, hands, Ticks(at), [keeper], history)  # type: ignore[arg-type]
+    serve(Live(), POOL, GRAPHS, inbox, hands, Ticks(at), [keeper], history)  # type: ignore[arg-type]
     return keeper
 
 
@@ -336,7 +336,7 @@ def test_a_clock_that_goes_back_does_not_take_the_run_with_it() -> None:
     hands = Hands(inbox, {"Start": [Asked("a", "cancel")], "Stop": [Failed("a", "p", "?")]})
     inbox.put(arrived("a"))
     keeper = Keeper(hands)
-    serve(Live(), POOL, SHAPES, inbox, hands, lambda: next(ticks), [keeper])
+    serve(Live(), POOL, GRAPHS, inbox, hands, lambda: next(ticks), [keeper])
     assert [t for _, t, _ in keeper.steps][:2] == [5.0, 5.0]
 
 
@@ -348,7 +348,7 @@ def test_time_goes_on_when_the_clock_is_set_back() -> None:
     inbox.put(arrived("a"))
     inbox.close()
     keeper = Keeper(hands)
-    serve(Live(), POOL, SHAPES, inbox, hands, lambda: next(ticks), [keeper])
+    serve(Live(), POOL, GRAPHS, inbox, hands, lambda: next(ticks), [keeper])
     assert [(t, Woke() in events) for _, t, events in keeper.steps] == [(100.0, False), (104.0, True)]
 
 

@@ -28,7 +28,7 @@ from dovetail.core.findings import Findings
 from dovetail.core.journal import Ended, Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Task
+from dovetail.core.tasks import Task
 
 Steps = list[tuple[float, list[Event]]]
 
@@ -36,7 +36,7 @@ HEADER = Header(
     level="any",
     policy="by hand",
     pool=Pool.parse("3", {}),
-    shapes=(
+    graphs=(
         TaskGraphRecord("pair", (Task("a", "x"), Task("b", "y", 2)), (("a", "b"),)),
         TaskGraphRecord("one", (Task("c", "x"),)),
         TaskGraphRecord("elastic", (Task("m", "x", 2, 1, 3),)),
@@ -46,7 +46,7 @@ HEADER = Header(
 
 
 def clean() -> Steps:
-    """Two works share device 0, one of them then takes devices 1 and 2; one is faulty, one gets stuck."""
+    """Two jobs share device 0, one of them then takes devices 1 and 2; one is faulty, one gets stuck."""
     return [
         (0.0, [Arrived("p", "pair", (4.0, 6.0)), Start("p", "a", "x", (0,), 0.0, 4.0, "free", 1.0)]),
         (1.0, [Arrived("o", "one", (2.0,)), Arrived("bad", "pair", fault="no times"), Reject("bad", "no times")]),
@@ -136,14 +136,14 @@ PLANTED: list[tuple[str, str, Callable[[Steps], None]]] = [
     ("number", "a negative setup", edit(0, 1, Start("p", "a", "x", (0,), 0.0, 4.0, "", -1.0))),
     ("number", "a run without end", edit(0, 1, Start("p", "a", "x", (0,), 0.0, float("inf"), "", 1.0))),
     ("number", "a negative size", edit(1, 0, Arrived("o", "one", (-2.0,)))),
-    ("shape", "an unknown shape", edit(1, 0, Arrived("o", "two", (2.0,)))),
-    ("shape", "a size too many", edit(1, 0, Arrived("o", "one", (2.0, 1.0)))),
+    ("graph", "an unknown graph", edit(1, 0, Arrived("o", "two", (2.0,)))),
+    ("graph", "a size too many", edit(1, 0, Arrived("o", "one", (2.0, 1.0)))),
     ("arrival", "arrived twice", insert(2, Arrived("o", "one", (2.0,)))),
     ("arrival", "arrived again when done", insert(7, Arrived("o", "one", (2.0,)), Reject("o", "again"))),
     ("arrival", "started before it arrived", edit(1, 0, None)),
     ("arrival", "completed without arriving", insert(7, Complete("ghost"))),
     ("arrival", "rejected without arriving", insert(7, Reject("ghost", "unknown"))),
-    ("part", "a part that is none", edit(5, 1, Start("o", "zzz", "x", (0,), 1.0, 2.0, ""))),
+    ("task", "a task that is none", edit(5, 1, Start("o", "zzz", "x", (0,), 1.0, 2.0, ""))),
     ("order", "before its predecessor ended", new_step(4, 3.5, Start("p", "b", "y", (1, 2), 3.5, 6.0, ""))),
     ("order", "one that can never be ready", insert(3, Start("s", "e", "x", (1,), 2.0, 1.0, ""))),
     ("twice", "run again after it finished", insert(6, Start("p", "a", "x", (0,), 7.0, 4.0, ""))),
@@ -169,8 +169,8 @@ PLANTED: list[tuple[str, str, Callable[[Steps], None]]] = [
         together(edit(6, 0, Failed("o", "c", "?")), retime(6, 8)),
     ),
     ("complete", "called complete too late", together(edit(6, 1, None), insert(7, Complete("o")))),
-    ("missing", "a part never ran", together(edit(7, 0, None), edit(5, 2, None))),
-    ("missing", "a faulty work completed", edit(1, 2, Complete("bad"))),
+    ("missing", "a task never ran", together(edit(7, 0, None), edit(5, 2, None))),
+    ("missing", "a faulty job completed", edit(1, 2, Complete("bad"))),
     ("closed", "completed twice", insert(6, Complete("o"))),
     ("closed", "rejected after completion", insert(6, Reject("o", "late"))),
     ("closed", "started after rejection", insert(2, Start("bad", "a", "x", (2,), 1.0, 1.0, ""))),
@@ -178,7 +178,7 @@ PLANTED: list[tuple[str, str, Callable[[Steps], None]]] = [
     ("running", "never finished", edit(7, 0, None)),
     ("unclosed", "neither completed nor rejected", edit(7, 1, None)),
     ("end", "goes on after its end", lambda s: s.insert(7, (11.5, [Ended(SUMMARY)]))),
-    ("summary", "counts one work more", new_step(9, 11.5, Arrived("q", "one", (1.0,)), Reject("q", "no"))),
+    ("summary", "counts one job more", new_step(9, 11.5, Arrived("q", "one", (1.0,)), Reject("q", "no"))),
 ]
 
 
@@ -198,7 +198,7 @@ def test_every_code_has_a_planted_fault() -> None:
 
 
 def changing() -> Steps:
-    """A part grows, is paused, goes on with fewer devices, and ends when its last change said."""
+    """A task grows, is paused, goes on with fewer devices, and ends when its last change said."""
     return [
         (0.0, [Arrived("e", "elastic", (12.0,)), Start("e", "m", "x", (0,), 0.0, 12.0, "free")]),
         (2.0, [Resize("e", "m", (0, 1), 5.0, "more are free")]),
@@ -329,9 +329,9 @@ def test_with_noise_only_the_setup_has_a_fixed_length() -> None:
 
 
 def test_an_overlap_is_found_under_a_longer_one() -> None:
-    """A third part that meets the first, after the second, which met it as well, has ended."""
+    """A third task that meets the first, after the second, which met it as well, has ended."""
     steps: Steps = [
-        (0.0, [Arrived(work, "one", (1.0,)) for work in "uvw"] + [Start("u", "c", "x", (0,), 0.0, 9.0, "")]),
+        (0.0, [Arrived(job, "one", (1.0,)) for job in "uvw"] + [Start("u", "c", "x", (0,), 0.0, 9.0, "")]),
         (1.0, [Start("v", "c", "x", (0,), 0.0, 1.0, "")]),
         (2.0, [Finished("v", "c"), Complete("v")]),
         (3.0, [Start("w", "c", "x", (0,), 0.0, 1.0, "")]),

@@ -31,21 +31,21 @@ from dovetail.core.events import (
 from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 
 Arrivals = list[tuple[float, Arrived]]
 
 
 class Fifo:
-    """First come, first served over parts: nobody overtakes the oldest. What failed is tried again for ever; with
-    `batching`, the waiting parts of its kind run along with the oldest one."""
+    """First come, first served over tasks: nobody overtakes the oldest. What failed is tried again for ever; with
+    `batching`, the waiting tasks of its kind run along with the oldest one."""
 
-    def __init__(self, pool: Pool, shapes: Mapping[str, TaskGraph], batching: bool = False) -> None:
-        self._shapes = shapes
+    def __init__(self, pool: Pool, graphs: Mapping[str, TaskGraph], batching: bool = False) -> None:
+        self._graphs = graphs
         self._batching = batching
         self._free = list(range(len(pool)))
-        self._queue: list[tuple[str, int, float]] = []  # work, part, since when it is ready
-        self._works: dict[str, tuple[Arrived, list[int], set[int]]] = {}  # what each part waits for, what is left
+        self._queue: list[tuple[str, int, float]] = []  # job, task, since when it is ready
+        self._jobs: dict[str, tuple[Arrived, list[int], set[int]]] = {}  # what each task waits for, what is left
         self._on: dict[tuple[str, str], tuple[int, ...]] = {}
         self._batch = 0
 
@@ -58,62 +58,62 @@ class Fifo:
                 orders += self._finished(event, now)
             elif isinstance(event, Failed):
                 self._release(event)
-                self._queue.append((event.work, self._shape(event.work).index[event.part], now))
+                self._queue.append((event.job, self._graph(event.job).index[event.task], now))
         return orders + self._start()
 
     def close(self, now: float) -> list[Instruction]:
-        return [Reject(work, "a part can never run") for work in self._works if self._shape(work).never]
+        return [Reject(job, "a task can never run") for job in self._jobs if self._graph(job).never]
 
-    def _shape(self, work: str) -> TaskGraph:
-        return self._shapes[self._works[work][0].of]
+    def _graph(self, job: str) -> TaskGraph:
+        return self._graphs[self._jobs[job][0].of]
 
     def _arrived(self, event: Arrived, now: float) -> list[Instruction]:
         if event.fault:
-            return [Reject(event.work, event.fault)]
-        shape = self._shapes[event.of]
-        if not shape.parts:
-            return [Complete(event.work)]
-        self._works[event.work] = (event, [len(after) for after in shape.after], set(range(len(shape.parts))))
-        self._queue += [(event.work, i, now) for i in shape.roots]
+            return [Reject(event.job, event.fault)]
+        graph = self._graphs[event.of]
+        if not graph.tasks:
+            return [Complete(event.job)]
+        self._jobs[event.job] = (event, [len(after) for after in graph.after], set(range(len(graph.tasks))))
+        self._queue += [(event.job, i, now) for i in graph.roots]
         return []
 
     def _finished(self, event: Finished, now: float) -> list[Instruction]:
         self._release(event)
-        shape, (_, waiting, left) = self._shape(event.work), self._works[event.work]
-        i = shape.index[event.part]
+        graph, (_, waiting, left) = self._graph(event.job), self._jobs[event.job]
+        i = graph.index[event.task]
         left.discard(i)
-        for j in shape.before[i]:
+        for j in graph.before[i]:
             waiting[j] -= 1
-            if not waiting[j] and j not in shape.never:
-                self._queue.append((event.work, j, now))
+            if not waiting[j] and j not in graph.never:
+                self._queue.append((event.job, j, now))
         if left:
             return []
-        del self._works[event.work]
-        return [Complete(event.work)]
+        del self._jobs[event.job]
+        return [Complete(event.job)]
 
     def _release(self, event: Finished | Failed) -> None:
-        devices = self._on.pop((event.work, event.part))
-        if devices not in self._on.values():  # a batch holds its devices until its last part has ended
+        devices = self._on.pop((event.job, event.task))
+        if devices not in self._on.values():  # a batch holds its devices until its last task has ended
             self._free += devices
 
     def _start(self) -> list[Instruction]:
         orders: list[Instruction] = []
         while self._queue:
-            work, i, _ = self._queue[0]
-            part = self._shape(work).parts[i]
-            if part.width > len(self._free):
+            job, i, _ = self._queue[0]
+            task = self._graph(job).tasks[i]
+            if task.width > len(self._free):
                 break
-            same = [entry for entry in self._queue if self._shape(entry[0]).parts[entry[1]] == part]
-            chosen = same if self._batching and part.width else same[:1]
-            devices = tuple(self._free[: part.width])
-            del self._free[: part.width]
+            same = [entry for entry in self._queue if self._graph(entry[0]).tasks[entry[1]] == task]
+            chosen = same if self._batching and task.width else same[:1]
+            devices = tuple(self._free[: task.width])
+            del self._free[: task.width]
             self._batch += len(chosen) > 1
-            run_s = max(self._works[work][0].sizes[i] for work, i, _ in chosen)
-            for work, i, ready_s in chosen:
-                self._queue.remove((work, i, ready_s))
-                self._on[work, part.name] = devices
+            run_s = max(self._jobs[job][0].sizes[i] for job, i, _ in chosen)
+            for job, i, ready_s in chosen:
+                self._queue.remove((job, i, ready_s))
+                self._on[job, task.name] = devices
                 batch = self._batch if len(chosen) > 1 else 0
-                orders.append(Start(work, part.name, part.kind, devices, ready_s, run_s, "oldest", batch=batch))
+                orders.append(Start(job, task.name, task.kind, devices, ready_s, run_s, "oldest", batch=batch))
         return orders
 
 
@@ -129,13 +129,13 @@ class Recorded:
         self.steps.append(list(events))
         self.events += [(t, event) for event in events]
 
-    def times(self, kind: type, attribute: str = "work") -> list[tuple[float, str]]:
+    def times(self, kind: type, attribute: str = "job") -> list[tuple[float, str]]:
         return [(t, getattr(event, attribute)) for t, event in self.events if isinstance(event, kind)]
 
 
 POOL = Pool.parse("2", {})
 ONE = TaskGraph("one", [Task("a", "x")], [])
-SHAPES = {
+GRAPHS = {
     "one": ONE,
     "chain": TaskGraph("chain", [Task("a", "x"), Task("b", "x"), Task("c", "x")], [("a", "b"), ("b", "c")]),
     "wide": TaskGraph("wide", [Task("w", "y", 2)], []),
@@ -153,10 +153,10 @@ def run(
     scheduler: Any = None,
     executor: Any = None,
     pool: Pool = POOL,
-    shapes: Mapping[str, TaskGraph] = SHAPES,
+    graphs: Mapping[str, TaskGraph] = GRAPHS,
 ) -> Recorded:
     seen = Recorded()
-    simulate(scheduler or Fifo(pool, shapes), pool, shapes, arrivals, executor or SimExecutor(), [seen])
+    simulate(scheduler or Fifo(pool, graphs), pool, graphs, arrivals, executor or SimExecutor(), [seen])
     return seen
 
 
@@ -164,18 +164,18 @@ def run(
 
 
 class FailsFirst(SimExecutor):
-    """The first attempt at some works fails when it should have finished."""
+    """The first attempt at some jobs fails when it should have finished."""
 
-    def __init__(self, *works: str) -> None:
+    def __init__(self, *jobs: str) -> None:
         super().__init__()
-        self._works = set(works)
+        self._jobs = set(jobs)
 
     def start(self, order: Start, now: float) -> tuple[float, Stimulus]:
         at_s, finished = super().start(order, now)
-        if order.work not in self._works:
+        if order.job not in self._jobs:
             return at_s, finished
-        self._works.remove(order.work)
-        return at_s, Failed(order.work, order.part, "broken")
+        self._jobs.remove(order.job)
+        return at_s, Failed(order.job, order.task, "broken")
 
 
 def test_at_one_instant_completions_come_before_failures_before_wakes_before_arrivals() -> None:
@@ -185,7 +185,7 @@ def test_at_one_instant_completions_come_before_failures_before_wakes_before_arr
 
     pool = Pool.parse("4", {})
     arrivals = [(0.0, one(name, 2.0)) for name in ("f", "b", "a")] + [(2.0, one("d")), (2.0, one("c"))]
-    seen = run(arrivals, Wakeful(pool, SHAPES), FailsFirst("f"), pool)
+    seen = run(arrivals, Wakeful(pool, GRAPHS), FailsFirst("f"), pool)
     stimuli = [event for event in seen.steps[1] if isinstance(event, Stimulus)]
     assert stimuli == [
         Finished("b", "a"),
@@ -209,7 +209,7 @@ def test_setup_comes_before_the_run() -> None:
         def _start(self) -> list[Instruction]:
             return [replace(order, setup_s=0.25) for order in super()._start()]
 
-    assert run([(1.0, one("w", 2.0))], WithSetup(POOL, SHAPES)).times(Complete) == [(3.25, "w")]
+    assert run([(1.0, one("w", 2.0))], WithSetup(POOL, GRAPHS)).times(Complete) == [(3.25, "w")]
 
 
 def test_time_may_begin_before_zero() -> None:
@@ -217,11 +217,11 @@ def test_time_may_begin_before_zero() -> None:
 
 
 def test_nothing_to_do_takes_no_step() -> None:
-    assert simulate(Fifo(POOL, SHAPES), POOL, SHAPES, [], SimExecutor()) == (0, 0.0)
+    assert simulate(Fifo(POOL, GRAPHS), POOL, GRAPHS, [], SimExecutor()) == (0, 0.0)
 
 
 def test_the_number_of_steps_and_the_last_instant_are_told() -> None:
-    assert simulate(Fifo(POOL, SHAPES), POOL, SHAPES, [(1.0, one("w", 2.0))], SimExecutor()) == (2, 3.0)
+    assert simulate(Fifo(POOL, GRAPHS), POOL, GRAPHS, [(1.0, one("w", 2.0))], SimExecutor()) == (2, 3.0)
 
 
 def test_arrivals_are_drawn_when_they_are_due() -> None:
@@ -237,13 +237,13 @@ def test_arrivals_are_drawn_when_they_are_due() -> None:
             assert len(drawn) <= int(t) + 2
             super().step(n, t, events)
 
-    simulate(Fifo(POOL, SHAPES), POOL, SHAPES, arrivals(), SimExecutor(), [Watching()])
+    simulate(Fifo(POOL, GRAPHS), POOL, GRAPHS, arrivals(), SimExecutor(), [Watching()])
     assert len(drawn) == 4
 
 
 def test_what_failed_is_ready_again_at_once_and_its_device_is_free() -> None:
     seen = run([(0.0, one("f", 2.0)), (0.0, one("g", 3.0)), (1.0, one("h", 3.0))], executor=FailsFirst("f"))
-    starts = [(t, e.work, e.devices, e.ready_s) for t, e in seen.events if isinstance(e, Start)]
+    starts = [(t, e.job, e.devices, e.ready_s) for t, e in seen.events if isinstance(e, Start)]
     assert starts == [(0.0, "f", (0,), 0.0), (0.0, "g", (1,), 0.0), (2.0, "h", (0,), 1.0), (3.0, "f", (1,), 2.0)]
     assert seen.times(Complete) == [(3.0, "g"), (5.0, "h"), (5.0, "f")]
 
@@ -256,9 +256,9 @@ def test_what_failed_is_ready_again_at_once_and_its_device_is_free() -> None:
     [
         ([(1.0, one("a")), (0.5, one("b"))], r"not in order of time: b at 0\.5 s, after 1\.0 s"),
         ([(0.0, one("a")), (0.0, one("a"))], "arrival of a refused: it arrived before"),
-        ([(0.0, Arrived("a", "nothing", (1.0,)))], "there is no shape 'nothing'"),
-        ([(0.0, Arrived("a", "one"))], "found 0 sizes, expected one for each of the 1 parts"),
-        ([(0.0, Arrived("a", "one", (1.0, 2.0)))], "found 2 sizes, expected one for each of the 1 parts"),
+        ([(0.0, Arrived("a", "nothing", (1.0,)))], "there is no graph 'nothing'"),
+        ([(0.0, Arrived("a", "one"))], "found 0 sizes, expected one for each of the 1 tasks"),
+        ([(0.0, Arrived("a", "one", (1.0, 2.0)))], "found 2 sizes, expected one for each of the 1 tasks"),
         ([(0.0, one("a", -1.0))], r"found sizes \[-1\.0\], expected seconds"),
         ([(0.0, one("a", nan))], "expected seconds"),
         ([(0.0, one("a", inf))], "expected seconds"),
@@ -295,7 +295,7 @@ class Idle:
 
 
 def test_a_policy_that_stops_deciding_is_told_so() -> None:
-    with pytest.raises(PolicyError, match=r"\[4.00s\] the policy stopped deciding with 2 works unfinished, first a"):
+    with pytest.raises(PolicyError, match=r"\[4.00s\] the policy stopped deciding with 2 jobs unfinished, first a"):
         run([(3.0, one("a")), (4.0, one("b"))], Idle())
 
 
@@ -305,7 +305,7 @@ def test_a_policy_that_only_ever_asks_to_be_woken_is_told_so() -> None:
             return [WakeAt(now + 1.0)]
 
     with pytest.raises(PolicyError, match="woken 100000 times in a row to start nothing"):
-        simulate(Dreamer(), POOL, SHAPES, [(0.0, one("a"))], SimExecutor())
+        simulate(Dreamer(), POOL, GRAPHS, [(0.0, one("a"))], SimExecutor())
 
 
 def test_a_policy_may_be_woken_as_often_as_it_likes_while_something_runs() -> None:
@@ -313,13 +313,13 @@ def test_a_policy_may_be_woken_as_often_as_it_likes_while_something_runs() -> No
         def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
             return [*super().handle(stimuli, now), *([WakeAt(now + 1.0)] if now < 100_010.0 else [])]
 
-    steps, _ = simulate(Wakeful(POOL, SHAPES), POOL, SHAPES, [(0.0, one("long", 100_020.0))], SimExecutor())
+    steps, _ = simulate(Wakeful(POOL, GRAPHS), POOL, GRAPHS, [(0.0, one("long", 100_020.0))], SimExecutor())
     assert steps == 1 + 100_010 + 1
 
 
 def test_what_can_never_be_completed_is_rejected_in_a_last_step_of_its_own() -> None:
     seen = run([(1.0, Arrived("s", "stuck", (2.0, 2.0))), (1.0, one("w"))])
-    assert seen.steps[-1] == [Reject("s", "a part can never run")]
+    assert seen.steps[-1] == [Reject("s", "a task can never run")]
     assert seen.times(Reject) == [(3.0, "s")]
 
 
@@ -375,13 +375,13 @@ def test_one_queue_before_several_devices_runs_as_in_simpy(jobs: list[tuple[floa
     jobs.sort(key=lambda job: job[0])
     pool = Pool.parse(str(devices), {})
     seen = run([(at_s, one(str(i), size)) for i, (at_s, size) in enumerate(jobs)], pool=pool)
-    ends = {int(work): t for t, work in seen.times(Complete)}
+    ends = {int(job): t for t, job in seen.times(Complete)}
     assert [ends[i] for i in range(len(jobs))] == in_simpy(jobs, devices)
 
 
 def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    header = Header(level="any", policy="fifo", pool=POOL, shapes=tuple(map(TaskGraphRecord.of, SHAPES.values())))
+    header = Header(level="any", policy="fifo", pool=POOL, graphs=tuple(map(TaskGraphRecord.of, GRAPHS.values())))
     arrivals = [
         (0.0, Arrived("c", "chain", (1.0, 0.1, 0.7))),
         (0.1, Arrived("s", "stuck", (1.0, 1.0))),
@@ -391,7 +391,7 @@ def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path) -> None:
     ]
     with Writer(path, header) as journal:
         executor = SimExecutor(seed=3, noise=0.5, failure_rate=0.3)
-        steps, end_s = simulate(Fifo(POOL, SHAPES), POOL, SHAPES, arrivals, executor, [journal])
+        steps, end_s = simulate(Fifo(POOL, GRAPHS), POOL, GRAPHS, arrivals, executor, [journal])
         journal.end(steps + 1, end_s, {})
     reader = Reader(path)
     replayed = list(replay(Fifo(reader.header.pool, reader.header.build_graphs()), reader))
@@ -426,8 +426,8 @@ CHANGES = st.one_of(
     st.builds(lambda setup_s: _but(setup_s=setup_s), st.sampled_from([0.0, 0.5, -1.0, nan, inf])),
     st.builds(lambda ready_s: _but(ready_s=ready_s), st.sampled_from([0.0, 1.0, 2.0, nan])),
     st.builds(lambda kind: _but(kind=kind), st.sampled_from("xyz")),
-    st.builds(lambda work: _but(work=work), st.sampled_from(["w0", "w1", "w9"])),
-    st.builds(lambda part: _but(part=part), st.sampled_from("abz")),
+    st.builds(lambda job: _but(job=job), st.sampled_from(["w0", "w1", "w9"])),
+    st.builds(lambda task: _but(task=task), st.sampled_from("abz")),
     st.builds(lambda batch: _but(batch=batch), st.integers(0, 3)),
     st.builds(lambda replaces: _but(replaces=replaces, setup_s=0.5), st.sampled_from(["x", "y"])),
 )
@@ -448,31 +448,31 @@ class Careless(Fifo):
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> TaskGraph:
+def graphs(draw: st.DrawFn) -> TaskGraph:
     n = draw(st.integers(0, 3).map(lambda i: 3 - i))
-    parts = [Task("abc"[i], draw(st.sampled_from("xy")), draw(st.integers(0, 2))) for i in range(n)]
+    tasks = [Task("abc"[i], draw(st.sampled_from("xy")), draw(st.integers(0, 2))) for i in range(n)]
     edges = [("abc"[i], "abc"[j]) for i in range(n) for j in range(i + 1, n) if draw(st.booleans())]
     return TaskGraph(
-        f"shape {draw(st.integers(0, 999))}", parts, edges, {"a": "waits"} if n and draw(st.booleans()) else {}
+        f"graph {draw(st.integers(0, 999))}", tasks, edges, {"a": "waits"} if n and draw(st.booleans()) else {}
     )
 
 
 @st.composite
 def workloads(draw: st.DrawFn) -> tuple[list[TaskGraph], Arrivals]:
-    given = draw(st.lists(shapes(), min_size=1, max_size=3, unique_by=lambda shape: shape.name))
+    given = draw(st.lists(graphs(), min_size=1, max_size=3, unique_by=lambda graph: graph.name))
     arrivals: Arrivals = []
     for i, at_s in enumerate(sorted(draw(st.lists(TIMES, min_size=1, max_size=6)))):
-        shape = draw(st.sampled_from(given))
-        sizes = draw(st.lists(TIMES, min_size=len(shape.parts), max_size=len(shape.parts)))
-        arrivals.append((at_s, Arrived(f"w{i}", shape.name, tuple(sizes))))
+        graph = draw(st.sampled_from(given))
+        sizes = draw(st.lists(TIMES, min_size=len(graph.tasks), max_size=len(graph.tasks)))
+        arrivals.append((at_s, Arrived(f"w{i}", graph.name, tuple(sizes))))
     return given, arrivals
 
 
 def faults(workload: tuple[list[TaskGraph], Arrivals], batching: bool, failure_rate: float, changes: Any) -> set[str]:
     """The rules that a run breaks by the checker's own books; and `refused` if it was stopped."""
     pool = Pool.parse("3", {})
-    known = {shape.name: shape for shape in workload[0]}
-    header = Header(level="any", policy="careless", pool=pool, shapes=tuple(map(TaskGraphRecord.of, workload[0])))
+    known = {graph.name: graph for graph in workload[0]}
+    header = Header(level="any", policy="careless", pool=pool, graphs=tuple(map(TaskGraphRecord.of, workload[0])))
     check = Check(header)
     scheduler = Careless(pool, known, batching)
     scheduler.changes = changes

@@ -1,4 +1,4 @@
-"""The simulated executor: luck that depends on the seed and the names alone, durations that vary, parts that fail."""
+"""The simulated executor: luck that depends on the seed and the names alone, durations that vary, tasks that fail."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dovetail.core.executor import SimExecutor, _between, chance
 MANY = 20_000
 
 
-def start(work: str, part: str = "a", run_s: float = 1.0, setup_s: float = 0.0, batch: int = 0) -> Start:
-    return Start(work, part, "x", (0,), 0.0, run_s, "test", setup_s, None, batch)
+def start(job: str, task: str = "a", run_s: float = 1.0, setup_s: float = 0.0, batch: int = 0) -> Start:
+    return Start(job, task, "x", (0,), 0.0, run_s, "test", setup_s, None, batch)
 
 
-def run_s(executor: SimExecutor, work: str, part: str = "a") -> float:
-    return executor.start(start(work, part), 0.0)[0]
+def run_s(executor: SimExecutor, job: str, task: str = "a") -> float:
+    return executor.start(start(job, task), 0.0)[0]
 
 
 # --- luck -------------------------------------------------------------------------------------------
@@ -49,10 +49,10 @@ def test_luck_depends_on_the_seed_and_on_every_name() -> None:
         (lambda i: chance(1, f"req_{i}", "a"), lambda i: chance(1, f"req_{i}", "b")),
         (lambda i: chance(1, f"req_{i}", "a"), lambda i: chance(1, f"req_{i + 1}", "a")),
     ],
-    ids=["attempts", "seeds", "parts", "requests"],
+    ids=["attempts", "seeds", "tasks", "requests"],
 )
 def test_one_luck_tells_nothing_about_another(one, other) -> None:  # type: ignore[no-untyped-def]
-    """Of the parts with bad luck, one in five has bad luck again, and no more or fewer."""
+    """Of the tasks with bad luck, one in five has bad luck again, and no more or fewer."""
     unlucky = [i for i in range(MANY) if one(i) < 0.2]
     again = sum(other(i) < 0.2 for i in unlucky)
     spread = sqrt(len(unlucky) * 0.2 * 0.8)
@@ -83,7 +83,7 @@ def test_noise_is_on_the_run_and_not_on_the_setup() -> None:
 
 
 def test_policies_meet_the_same_luck_in_whatever_order_they_start() -> None:
-    names = [(f"req_{i}", part) for i in range(20) for part in "ab"]
+    names = [(f"req_{i}", task) for i in range(20) for task in "ab"]
     there = SimExecutor(seed=3, noise=0.3, failure_rate=0.2)
     back = SimExecutor(seed=3, noise=0.3, failure_rate=0.2)
     forwards = {name: there.start(start(*name), 0.0) for name in names}
@@ -94,7 +94,7 @@ def test_policies_meet_the_same_luck_in_whatever_order_they_start() -> None:
 
 def test_the_parts_of_a_batch_take_equally_long() -> None:
     executor = SimExecutor(noise=0.5)
-    ends = {executor.start(start(work, batch=7), 0.0)[0] for work in "abcdef"}
+    ends = {executor.start(start(job, batch=7), 0.0)[0] for job in "abcdef"}
     assert len(ends) == 1
     assert ends != {executor.start(start("a", batch=8), 0.0)[0]}
 

@@ -1,4 +1,4 @@
-"""Explanations: why a part waited, who went first, and what became of it, from the journal alone."""
+"""Explanations: why a task waited, who went first, and what became of it, from the journal alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, St
 from dovetail.core.explain import Explanation, explain, sentences
 from dovetail.core.journal import Entry, Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task
+from dovetail.core.tasks import Task
 
 HEADER = Header(
     level="any",
     policy="by hand",
     pool=Pool.parse("2", {}),
-    shapes=(
+    graphs=(
         TaskGraphRecord("pair", (Task("a", "x"), Task("b", "y", 2)), (("a", "b"),)),
         TaskGraphRecord("one", (Task("c", "x"),)),
         TaskGraphRecord("stuck", (Task("d", "x"), Task("e", "z", 9)), (), {"e": "needs 9 GPUs, the pool has 2"}),
@@ -70,14 +70,14 @@ def journal(tmp_path: Path) -> Reader:
     return Reader(path)
 
 
-def story(journal: Reader, work: str, part: str) -> Explanation:
-    (only,) = explain(journal, work, part)
+def story(journal: Reader, job: str, task: str) -> Explanation:
+    (only,) = explain(journal, job, task)
     return only
 
 
 def test_a_part_that_started_at_once(journal: Reader) -> None:
     assert sentences(story(journal, "p", "a")) == [
-        "p/a needs x on 1 device; its work arrived at 0.00 s.",
+        "p/a needs x on 1 device; its job arrived at 0.00 s.",
         "It became ready at 0.00 s on arrival.",
         "It started at once.",
         "It started at 0.00 s on [0]: free.",
@@ -89,14 +89,14 @@ def test_a_part_that_started_at_once(journal: Reader) -> None:
 def test_a_part_that_waited_knows_who_held_the_devices_and_who_went_first(journal: Reader) -> None:
     found = story(journal, "p", "b")
     assert (found.ready_s, found.started_s, found.waited_s, found.free_when_ready) == (5.0, 7.0, 2.0, (0,))
-    assert [(other.work, other.started_s) for other in found.holders] == [("r", 4.0)]
-    assert [(other.work, other.started_s) for other in found.overtakers] == [("s", 6.0)]
+    assert [(other.job, other.started_s) for other in found.holders] == [("r", 4.0)]
+    assert [(other.job, other.started_s) for other in found.overtakers] == [("s", 6.0)]
     assert sentences(found) == [
-        "p/b needs y on 2 devices; its work arrived at 0.00 s.",
+        "p/b needs y on 2 devices; its job arrived at 0.00 s.",
         "It became ready at 5.00 s when a had finished.",
         "It waited 2.00 s.",
         "Only 1 device was free when it became ready; held were [1] by r/c (x).",
-        "1 part became ready later and started earlier, first s/c (x, warm).",
+        "1 task became ready later and started earlier, first s/c (x, warm).",
         "It started at 7.00 s on [0, 1]: both free.",
         "Making y resident in the place of x took 0.50 s.",
         "It finished at 13.50 s.",
@@ -134,14 +134,14 @@ def test_many_overtakers_are_counted_and_some_are_named(tmp_path: Path) -> None:
         writer.step(32, 31.0, [Start("w", "c", "x", (1,), 0.0, 1.0, "at last")])
     found = story(Reader(path), "w", "c")
     assert (found.overtaken_by, len(found.overtakers)) == (30, 10)
-    assert any(line.startswith("30 parts became ready later") for line in sentences(found))
+    assert any(line.startswith("30 tasks became ready later") for line in sentences(found))
 
 
 def test_the_last_attempt_is_told_and_what_became_of_it(journal: Reader) -> None:
     found = story(journal, "s", "c")
     assert (found.attempts, found.ready_s, found.started_s, found.status) == (2, 7.0, 13.5, "failed: out of memory")
     lines = sentences(found)
-    assert lines[1] == "Its work was rejected: failed twice."
+    assert lines[1] == "Its job was rejected: failed twice."
     assert lines[-2:] == ["That was attempt 2.", "It failed: out of memory."]
 
 
@@ -149,8 +149,8 @@ def test_a_part_that_can_never_be_ready_says_why(journal: Reader) -> None:
     found = story(journal, "t", "e")
     assert (found.status, found.ready_s) == ("rejected", None)
     assert sentences(found) == [
-        "t/e needs z on 9 devices; its work arrived at 7.00 s.",
-        "Its work was rejected: node 'e' needs 9 GPUs.",
+        "t/e needs z on 9 devices; its job arrived at 7.00 s.",
+        "Its job was rejected: node 'e' needs 9 GPUs.",
         "It never became ready: it needs 9 GPUs, the pool has 2.",
     ]
 
@@ -173,7 +173,7 @@ def test_a_part_that_is_ready_and_has_not_started(tmp_path: Path) -> None:
     lines = [
         "It became ready at 2.00 s on arrival.",
         "2 devices were free then, but the policy preferred others.",
-        "1 part became ready later and started earlier, first v/c (x, younger).",
+        "1 task became ready later and started earlier, first v/c (x, younger).",
     ]
     found = sentences(story(Reader(path), "w", "c"))[1:]
     assert found == [*lines, "The journal breaks off at 3.00 s, before it started."]
@@ -185,7 +185,7 @@ def test_a_part_that_is_ready_and_has_not_started(tmp_path: Path) -> None:
 def test_free_devices_that_are_no_neighbours_are_named(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     pool = Pool.parse("3", {})
-    with Writer(path, Header(level="any", policy="x", pool=pool, shapes=HEADER.shapes)) as writer:
+    with Writer(path, Header(level="any", policy="x", pool=pool, graphs=HEADER.graphs)) as writer:
         writer.step(1, 0.0, [Arrived("q", "one", (9.0,)), Start("q", "c", "x", (1,), 0.0, 9.0, "free")])
         writer.step(2, 1.0, [Arrived("p", "pair", (1.0, 1.0)), Start("p", "a", "x", (0,), 1.0, 1.0, "free")])
         writer.step(3, 2.0, [Finished("p", "a")])
@@ -208,9 +208,9 @@ def test_a_journal_is_read_once_however_many_parts_waited(journal: Reader, monke
     assert passes == [journal]
 
 
-@pytest.mark.parametrize("part", [None, "c"])
-def test_a_work_rejected_on_arrival_is_told(journal: Reader, part: str | None) -> None:
-    (found,) = explain(journal, "bad", part)
+@pytest.mark.parametrize("task", [None, "c"])
+def test_a_work_rejected_on_arrival_is_told(journal: Reader, task: str | None) -> None:
+    (found,) = explain(journal, "bad", task)
     assert (found.status, found.rejected_why) == ("rejected", "unknown workflow")
     assert sentences(found) == ["bad arrived at 2.00 s and was rejected on arrival: unknown workflow."]
 
@@ -221,7 +221,7 @@ def test_a_work_of_a_known_shape_may_be_rejected_on_arrival(tmp_path: Path) -> N
         writer.step(1, 0.0, [Arrived("w", "pair", fault="no times"), Reject("w", "no times")])
     (found,) = explain(Reader(path), "w", "a")
     assert sentences(found) == ["w arrived at 0.00 s and was rejected on arrival: no times."]
-    with pytest.raises(InputError, match="has no part 'z'"):
+    with pytest.raises(InputError, match="has no task 'z'"):
         explain(Reader(path), "w", "z")
 
 
@@ -233,26 +233,26 @@ def test_a_part_that_needs_no_device(tmp_path: Path) -> None:
 
 
 def test_all_parts_of_a_work_come_in_the_order_of_its_shape(journal: Reader) -> None:
-    assert [found.part for found in explain(journal, "p")] == ["a", "b"]
+    assert [found.task for found in explain(journal, "p")] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("work", "part", "message"),
+    ("job", "task", "message"),
     [
-        ("pp", None, r"journal\.jsonl: no work called 'pp' arrived; did you mean 'p'\?"),
-        ("nobody", None, r"no work called 'nobody' arrived; known: bad, p, q, r, s, t"),
-        ("p", "z", "'p' has no part 'z'; known: a, b"),
+        ("pp", None, r"journal\.jsonl: no job called 'pp' arrived; did you mean 'p'\?"),
+        ("nobody", None, r"no job called 'nobody' arrived; known: bad, p, q, r, s, t"),
+        ("p", "z", "'p' has no task 'z'; known: a, b"),
     ],
 )
-def test_an_unknown_name_is_bad_input(journal: Reader, work: str, part: str | None, message: str) -> None:
+def test_an_unknown_name_is_bad_input(journal: Reader, job: str, task: str | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        explain(journal, work, part)
+        explain(journal, job, task)
 
 
 def test_a_header_whose_shapes_make_no_sense_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     broken = TaskGraphRecord("one", (Task("c", "x"),), (("c", "nobody"),))
-    with Writer(path, Header(level="any", policy="x", pool=HEADER.pool, shapes=(broken,))) as writer:
+    with Writer(path, Header(level="any", policy="x", pool=HEADER.pool, graphs=(broken,))) as writer:
         writer.step(1, 0.0, [Arrived("w", "one", (1.0,))])
-    with pytest.raises(InputError, match=r"journal\.jsonl:1: not a usable header: one: 'nobody' is not a part"):
+    with pytest.raises(InputError, match=r"journal\.jsonl:1: not a usable header: one: 'nobody' is not a task"):
         explain(Reader(path), "w")

@@ -16,10 +16,10 @@ from dovetail.core.events import Arrived, Complete, Finished, Instruction, Rejec
 from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 
 POOL = Pool.parse("4", {})
-SHAPES = {
+GRAPHS = {
     "pair": TaskGraph("pair", [Task("a", "x"), Task("b", "y", 2)], [("a", "b")]),
     "one": TaskGraph("one", [Task("c", "x")], []),
     "other": TaskGraph("other", [Task("d", "y")], []),
@@ -34,7 +34,7 @@ ARRIVALS = [
     (0.0, Arrived("bad", "one", fault="its times are missing")),
     (1.0, Arrived("o", "one", (9.0,))),
 ]
-HEADER = Header(level="any", policy="scripted", pool=POOL, shapes=tuple(map(TaskGraphRecord.of, SHAPES.values())))
+HEADER = Header(level="any", policy="scripted", pool=POOL, graphs=tuple(map(TaskGraphRecord.of, GRAPHS.values())))
 
 Turn = list[Any]  # also what is not an instruction
 
@@ -69,7 +69,7 @@ def run(path: Path, turns: Sequence[Turn], closing: Turn | None = None) -> Carri
     executor = Carried()
     try:
         with Writer(path, HEADER) as journal:
-            simulate(Scripted(turns, closing or []), POOL, SHAPES, ARRIVALS, executor, [journal])
+            simulate(Scripted(turns, closing or []), POOL, GRAPHS, ARRIVALS, executor, [journal])
     except PolicyError as error:
         error.add_note(f"{len(executor.starts)} carried out")
         raise
@@ -77,8 +77,8 @@ def run(path: Path, turns: Sequence[Turn], closing: Turn | None = None) -> Carri
 
 
 def start(
-    work: str,
-    part: str,
+    job: str,
+    task: str,
     *devices: int,
     kind: str = "x",
     ready_s: float = 0.0,
@@ -87,7 +87,7 @@ def start(
     replaces: str | None = None,
     batch: int = 0,
 ) -> Start:
-    return Start(work, part, kind, devices, ready_s, run_s, "by hand", setup_s, replaces, batch)
+    return Start(job, task, kind, devices, ready_s, run_s, "by hand", setup_s, replaces, batch)
 
 
 A, M = start("p", "a", 0, run_s=4.0), start("m", "c", 1)
@@ -110,16 +110,16 @@ WRONG: dict[str, tuple[list[Turn], str]] = {
     "while its predecessor runs": ([[A], [LONG, start("p", "b", 1, 2, kind="y")]], "it must wait for a"),
     "while it runs": ([[A], [LONG, start("p", "a", 1)]], "it was started before"),
     "after it finished": ([[M], [], [start("m", "c", 1)]], "it was started before"),
-    "a part that can never run": ([[M, start("s", "e", 3)]], "can never run: it needs 9 GPUs, the pool has 4"),
+    "a task that can never run": ([[M, start("s", "e", 3)]], "can never run: it needs 9 GPUs, the pool has 4"),
     "another kind": ([[A, start("m", "c", 1, kind="y")]], "needs x on 1 devices, found y on 1"),
     "too many devices": ([[A, start("m", "c", 1, 2)]], "needs x on 1 devices, found x on 2"),
     "too few devices": ([[A], [], [start("p", "b", 1, kind="y", ready_s=4.0)]], "needs y on 2 devices, found y on 1"),
     "no device": ([[A, start("m", "c")]], "needs x on 1 devices, found x on 0"),
-    "a work that has not arrived": ([[M, LONG]], "o/c .* the work has not arrived or is closed"),
-    "a work that is completed": ([[M], [], [Complete("m"), start("m", "c", 1)]], "not arrived or is closed"),
-    "a work that is rejected": ([[Reject("m", "too long"), start("m", "c", 1)]], "not arrived or is closed"),
-    "a work that cannot run": ([[M, start("bad", "c", 2)]], "the work cannot run: its times are missing"),
-    "a part that does not exist": ([[M, start("n", "z", 2)]], "one has no such part"),
+    "a job that has not arrived": ([[M, LONG]], "o/c .* the job has not arrived or is closed"),
+    "a job that is completed": ([[M], [], [Complete("m"), start("m", "c", 1)]], "not arrived or is closed"),
+    "a job that is rejected": ([[Reject("m", "too long"), start("m", "c", 1)]], "not arrived or is closed"),
+    "a job that cannot run": ([[M, start("bad", "c", 2)]], "the job cannot run: its times are missing"),
+    "a task that does not exist": ([[M, start("n", "z", 2)]], "one has no such task"),
     "ready earlier than it was": ([[M], [start("o", "c", 3)]], r"ready since 1\.0 s, found 0\.0 s"),
     "ready later than it was": ([[M], [start("n", "c", 2, ready_s=1.0)]], r"ready since 0\.0 s, found 1\.0 s"),
     "a negative run": ([[A, start("m", "c", 1, run_s=-1.0)]], r"a run of -1\.0 s"),
@@ -142,8 +142,8 @@ WRONG: dict[str, tuple[list[Turn], str]] = {
     "a batch on a held device": ([[A, start("m", "c", 0, batch=7)]], "device 0 is held by p/a"),
     "complete before it ran": ([[A, Complete("p")]], "p was called complete, but it lacks a, b"),
     "complete while it runs": ([[M], [Complete("m")]], "m was called complete, but it lacks c"),
-    "complete although a part is left": ([[A], [], [Complete("p")]], "p was called complete, but it lacks b"),
-    "complete too late": ([[M, A], [], [], [Complete("m")]], r"its last part ended at 2\.0 s"),
+    "complete although a task is left": ([[A], [], [Complete("p")]], "p was called complete, but it lacks b"),
+    "complete too late": ([[M, A], [], [], [Complete("m")]], r"its last task ended at 2\.0 s"),
     "complete although it cannot run": ([[M, Complete("bad")]], "it cannot run: its times are missing"),
     "complete what is unknown": ([[M, Complete("nobody")]], "nobody was called complete, but it has not arrived"),
     "complete twice": ([[M], [], [Complete("m"), Complete("m")]], "m was called complete, but it .* is closed"),
@@ -179,7 +179,7 @@ def test_what_breaks_a_rule_is_refused_and_leaves_no_trace(name: str, tmp_path: 
         ([WakeAt(99.0)], "only rejections may close a run, not WakeAt"),
         ([start("p", "a", 0)], "only rejections may close a run, not Start"),
         ([Reject("nobody", "stuck")], "rejected nobody"),
-        ([Reject("s", "stuck")], "stopped deciding with 3 works unfinished, first p; nothing runs"),
+        ([Reject("s", "stuck")], "stopped deciding with 3 jobs unfinished, first p; nothing runs"),
     ],
 )
 def test_a_run_closes_with_rejections_of_all_that_is_left(closing: Turn, message: str, tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_a_run_closes_with_rejections_of_all_that_is_left(closing: Turn, message
     with pytest.raises(PolicyError, match=message):
         run(path, [[Reject("bad", "faulty"), Reject("y", "not wanted")], [Reject("o", "not wanted")]], closing)
     written = [event for _, _, event in Reader(path) if isinstance(event, Reject)]
-    assert [event.work for event in written[:3]] == ["bad", "y", "o"]
-    assert [event.work for event in written[3:]] == (["s"] if "unfinished" in message else [])
+    assert [event.job for event in written[:3]] == ["bad", "y", "o"]
+    assert [event.job for event in written[3:]] == (["s"] if "unfinished" in message else [])
 
 
 def test_a_batch_holds_its_devices_until_its_last_part_has_ended(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_batch_holds_its_devices_until_its_last_part_has_ended(tmp_path: Path)
     late = start("o", "c", 1, ready_s=1.0)
     rest = [Reject(name, "not wanted") for name in ("p", "y", "s", "bad")]
     run(path, [[TOGETHER, companion, *rest], [], [Complete("m"), Complete("n"), late], [Complete("o")]])
-    assert [(t, e.work) for _, t, e in Reader(path) if isinstance(e, Start | Complete)] == [
+    assert [(t, e.job) for _, t, e in Reader(path) if isinstance(e, Start | Complete)] == [
         (0.0, "m"),
         (0.0, "n"),
         (2.5, "m"),

@@ -17,7 +17,7 @@ from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, WakeAt, Woke
 from dovetail.core.journal import VERSION, Ended, Entry, Header, Reader, TaskGraphRecord, Writer, is_journal
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 
 HEADER = Header(
     level="any",
@@ -26,7 +26,7 @@ HEADER = Header(
     mode="online",
     seed=7,
     pool=Pool.parse("a100:2,gpu:1", {"a100": DeviceType("a100", memory_mib=81920, speed=2.0)}),
-    shapes=(
+    graphs=(
         TaskGraphRecord("chäin", (Task("ä", "x"), Task("b", "y", 2)), (("ä", "b"),)),
         TaskGraphRecord("stuck", (Task("c", "x"),), (), {"c": "waits for “nothing”"}),
     ),
@@ -76,11 +76,11 @@ def test_the_first_line_tells_its_version_and_who_wrote_it(whole: bytes) -> None
 
 
 def test_shapes_are_read_back_as_they_were(path: Path, whole: bytes) -> None:
-    shape = TaskGraph(
+    graph = TaskGraph(
         "s", [Task("a", "x"), Task("b", "x"), Task("c", "y", 4)], [("b", "c"), ("a", "c")], {"b": "waits"}
     )
-    built = TaskGraphRecord.of(shape).build()
-    assert (built.parts, built.before, built.never, built.roots) == (shape.parts, shape.before, shape.never, (0,))
+    built = TaskGraphRecord.of(graph).build()
+    assert (built.tasks, built.before, built.never, built.roots) == (graph.tasks, graph.before, graph.never, (0,))
     assert set(Reader(path).header.build_graphs()) == {"chäin", "stuck"}
 
 
@@ -143,7 +143,7 @@ def test_what_was_flushed_can_be_read_while_the_run_goes_on(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "answer"),
     [
-        (b'{"journal":1,"made_by":"x"}\n', True),
+        (b'{"journal":2,"made_by":"x"}\n', True),
         (b'\n {"journal":1}', True),
         (b"", False),
         (b'{"requests":[]}', False),
@@ -160,7 +160,7 @@ def test_a_written_journal_is_a_journal(path: Path, whole: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [b"", b"not JSON\n", b"[1]\n", b'{"level":"any"}\n', b'{"journal":1}\n', b'{"journal":1,"level":"\xff"}\n']
+    "first", [b"", b"not JSON\n", b"[1]\n", b'{"level":"any"}\n', b'{"journal":2}\n', b'{"journal":1,"level":"\xff"}\n']
 )
 def test_a_file_without_a_header_is_refused(path: Path, first: bytes) -> None:
     path.write_bytes(first)
@@ -169,7 +169,7 @@ def test_a_file_without_a_header_is_refused(path: Path, first: bytes) -> None:
 
 
 def test_a_header_that_does_not_tell_its_version_is_refused(path: Path, whole: bytes) -> None:
-    path.write_bytes(whole.replace(b'"journal":1,', b""))
+    path.write_bytes(whole.replace(b'"journal":%d,' % VERSION, b""))
     with pytest.raises(InputError, match="not a Dovetail journal"):
         Reader(path)
 
@@ -298,7 +298,7 @@ def test_a_resumed_run_that_is_interrupted_again_leaves_what_it_found(path: Path
 
 
 def test_a_long_journal_is_resumed_too(path: Path) -> None:
-    steps = [(float(i), [Woke(), WakeAt(i + 1.0), Reject(f"work {i}", "too long " * 20)]) for i in range(9000)]
+    steps = [(float(i), [Woke(), WakeAt(i + 1.0), Reject(f"job {i}", "too long " * 20)]) for i in range(9000)]
     whole = write(path, steps=steps)
     assert len(whole) > 2 << 20
     for cut in (1 << 20, len(whole) - 1):
@@ -336,3 +336,9 @@ def test_a_journal_can_go_to_no_file_at_all() -> None:
     with Writer(Path(os.devnull), HEADER) as journal:
         journal.step(1, 0.0, [Woke()])
     assert Path(os.devnull).is_char_device()
+
+
+def test_a_journal_of_an_older_version_is_refused_by_its_version(path: Path, whole: bytes) -> None:
+    path.write_bytes(whole.replace(b'"journal":%d,' % VERSION, b'"journal":1,'))
+    with pytest.raises(InputError, match=rf":1: journal version 1, of an older Dovetail; expected {VERSION}$"):
+        Reader(path)

@@ -66,18 +66,18 @@ def test_works_are_counted_by_how_they_ended() -> None:
 
 def test_parts_are_counted_when_they_finish_and_failures_apart() -> None:
     found = figures(RUN)
-    assert (found.parts, found.failures) == (5, 1)
+    assert (found.tasks, found.failures) == (5, 1)
     assert found.kinds == {"x": 2, "y": 1, "z": 2}
 
 
 def test_times_of_works_and_parts() -> None:
     found = figures(RUN)
     assert found.makespan_s == 11.5
-    response, wait = found.response_s, found.part_wait_s
+    response, wait = found.response_s, found.task_wait_s
     assert (response.mean, response.median, response.min, response.max) == (6.375, 5.25, 3.5, 11.5)
     assert response.p99 == pytest.approx(7 + 0.97 * 4.5)
     assert (wait.mean, wait.median, wait.min, wait.max) == (4 / 6, 0.0, 0.0, 4.0)
-    assert found.part_response_s.mean == pytest.approx((5 + 6.5 + 2 + 3.5 + 3.5) / 5)
+    assert found.task_response_s.mean == pytest.approx((5 + 6.5 + 2 + 3.5 + 3.5) / 5)
 
 
 def test_a_change_is_paid_once_per_window_and_once_per_batch() -> None:
@@ -110,13 +110,13 @@ def test_the_figures_of_a_recorded_run_are_those_of_the_run(tmp_path: Path) -> N
 def test_a_device_is_busy_until_the_last_part_of_a_batch_has_ended() -> None:
     steps: Steps = [
         (0.0, [Arrived("m", "one", (4.0,)), Arrived("n", "one", (4.0,))]),
-        (1.0, [Start(work, "c", "x", (0,), 0.0, 4.0, "together", 1.0, None, 1) for work in "mn"]),
+        (1.0, [Start(job, "c", "x", (0,), 0.0, 4.0, "together", 1.0, None, 1) for job in "mn"]),
         (4.0, [Failed("m", "c", "broken")]),
         (6.0, [Finished("n", "c"), Complete("n"), Reject("m", "broken")]),
     ]
     found = figures(steps)
     assert found.devices[0] == DeviceFigures(id=0, executions=1, busy_s=5.0, setup_s=1.0, utilisation=5 / 6)
-    assert (found.failures, found.parts, found.loads) == (1, 1, 1)
+    assert (found.failures, found.tasks, found.loads) == (1, 1, 1)
 
 
 def test_what_failed_during_its_setup_was_not_set_up_for_longer() -> None:
@@ -151,7 +151,7 @@ def test_what_takes_no_time_is_counted_all_the_same() -> None:
         (0.0, [Finished("m", "c"), Complete("m")]),
     ]
     found = figures(steps)
-    assert (found.parts, found.completed) == (1, 1)
+    assert (found.tasks, found.completed) == (1, 1)
     assert found.devices[0] == DeviceFigures(id=0, executions=1, busy_s=0.0, setup_s=0.0, utilisation=0.0)
 
 
@@ -161,7 +161,7 @@ def test_a_part_that_needs_no_device_is_counted_and_makes_none_busy() -> None:
         (2.0, [Finished("m", "c"), Complete("m")]),
     ]
     found = figures(steps)
-    assert (found.parts, found.utilisation) == (1, 0.0)
+    assert (found.tasks, found.utilisation) == (1, 0.0)
 
 
 def test_percentiles_interpolate_between_neighbours() -> None:

@@ -44,9 +44,9 @@ def arrival(lines: Lines, number: int) -> dict[str, Any]:
 
 def without(lines: Lines, number: int) -> Lines:
     """A journal without one chunk, whose summary has been put right."""
-    work = arrival(lines, number)["work"]
+    work = arrival(lines, number)["job"]
     lines[-1]["summary"] = {}
-    return [line for line in lines if line.get("work") != work]
+    return [line for line in lines if line.get("job") != work]
 
 
 def move(lines: Lines, number: int, by: int) -> None:

@@ -101,7 +101,7 @@ def test_failed_and_lost_copies_are_told_as_such(tmp_path: Path) -> None:
     assert (figures.completed, figures.rejected, figures.failures) == (2, 2, 2)
     assert figures.makespan_s == 10.0  # what is late when the run is over is not waited for
     assert [event.why for event in events(path, Failed)] == ["ValueError: no", "another device was first"]
-    assert {event.work for event in events(path, Reject)} == {"items 0 to 5 on a", "items 5 to 9 on a"}
+    assert {event.job for event in events(path, Reject)} == {"items 0 to 5 on a", "items 5 to 9 on a"}
     assert [event.of for event in events(path, Arrived)] == ["chunk", "retry", "chunk", "copy"]
     assert events(path, Start)[-1].why == "the one that has it is late"
     assert check_journal(path).valid

@@ -82,15 +82,15 @@ class Teller:
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                self._tell(t, "arrive", event.work)
+                self._tell(t, "arrive", event.job)
             elif isinstance(event, Finished | Pause):
-                self._has.pop(int(event.work[1:]))
-                self._tell(t, "finish" if isinstance(event, Finished) else "pause", event.work)
+                self._has.pop(int(event.job[1:]))
+                self._tell(t, "finish" if isinstance(event, Finished) else "pause", event.job)
             elif isinstance(event, Start | Resume | Resize):
-                before = self._has.get(int(event.work[1:]), 0)
-                self._has[int(event.work[1:])] = len(event.devices)
+                before = self._has.get(int(event.job[1:]), 0)
+                self._has[int(event.job[1:])] = len(event.devices)
                 what = {Start: "start", Resume: "unpause"}.get(type(event), "grow")
-                self._tell(t, "shrink" if len(event.devices) < before else what, event.work)
+                self._tell(t, "shrink" if len(event.devices) < before else what, event.job)
 
     def _tell(self, t: float, what: str, work: str) -> None:
         job = int(work[1:])

@@ -38,7 +38,7 @@ def found(path: Path, lines: Lines) -> set[str]:
 
 
 def first(lines: Lines, kind: str, work: str) -> dict[str, Any]:
-    return next(line for line in lines if line.get("k") == kind and line.get("work") == work)
+    return next(line for line in lines if line.get("k") == kind and line.get("job") == work)
 
 
 def too_few(lines: Lines) -> None:
@@ -73,9 +73,9 @@ def too_long(lines: Lines) -> None:
 
 def one_try_too_many(lines: Lines) -> None:
     """It fails in the middle of its last step, and is started again."""
-    at = next(i for i, line in enumerate(lines) if line.get("k") == "finished" and line["work"] == "a")
+    at = next(i for i, line in enumerate(lines) if line.get("k") == "finished" and line["job"] == "a")
     when = {key: lines[at][key] for key in ("n", "t")}
-    failed = when | {"k": "failed", "work": "a", "part": "run", "why": "exit code 1"}
+    failed = when | {"k": "failed", "job": "a", "task": "run", "why": "exit code 1"}
     lines[at:at] = [failed, first(lines, "started", "a") | when]
 
 
@@ -168,7 +168,7 @@ def test_nobody_may_wait_for_an_idle_machine(tmp_path: Path, assign: str) -> Non
     arrivals = ((0.0, Arrived("a", "p", (80.0,), facts={"cores": 4})),)
     record(Workload(8, arrivals, {"p": shape("p", 8)}), Options(assign=assign), path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    never = lines[1] | {"k": "rejected", "work": "a", "why": "nothing lets it start"}
+    never = lines[1] | {"k": "rejected", "job": "a", "why": "nothing lets it start"}
     assert "idle" in found(path, [*lines[:2], never | {"n": 2, "t": 1.0}])
 
 

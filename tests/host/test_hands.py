@@ -163,7 +163,7 @@ def test_one_that_is_stopped_before_it_starts_never_does(bench: Bench) -> None:
         return bool(ends)
 
     until(some_end)
-    assert [(type(end), end.work) for end in ends] == [(Failed, "c")]
+    assert [(type(end), end.job) for end in ends] == [(Failed, "c")]
 
 
 def test_what_cannot_start_fails_with_its_reason(bench: Bench) -> None:

@@ -82,7 +82,7 @@ def arrive(name: str, cores: int, priority: int = 0) -> Arrived:
 
 def started(orders: object) -> list[tuple[str, int]]:
     assert isinstance(orders, list)
-    return [(order.work, len(order.devices)) for order in orders if isinstance(order, Start)]
+    return [(order.job, len(order.devices)) for order in orders if isinstance(order, Start)]
 
 
 def test_pending_requests_go_before_new_ones_whatever_their_priority() -> None:

@@ -48,11 +48,11 @@ def told(orders: list[Instruction]) -> list[str]:
     for order in orders:
         match order:
             case Start() | Resume() | Resize():
-                found.append(f"{type(order).__name__.lower()} {order.work} {len(order.devices)}")
+                found.append(f"{type(order).__name__.lower()} {order.job} {len(order.devices)}")
             case WakeAt():
                 found.append(f"wake {order.at_s:g}")
             case _:
-                found.append(f"{type(order).__name__.lower()} {order.work}")
+                found.append(f"{type(order).__name__.lower()} {order.job}")
     return found
 
 
@@ -89,12 +89,12 @@ def test_every_wait_shrink_and_pause_has_its_reason() -> None:
 def test_only_the_front_of_a_long_queue_is_told_whom_it_waits_for() -> None:
     host = scheduler()
     names = [f"p{i}" for i in range(14)]
-    told_at_first = {order.work: order.why for order in host.handle([arrive(name, 8) for name in names], 0.0)[1:]}  # type: ignore[union-attr]
+    told_at_first = {order.job: order.why for order in host.handle([arrive(name, 8) for name in names], 0.0)[1:]}  # type: ignore[union-attr]
     assert told_at_first["p1"] == "needs 8 cores, 0 free"
     assert told_at_first["p10"] == "behind p1, which needs 8 cores, 0 free"
     assert told_at_first["p11"] == told_at_first["p13"] == "more than 10 others wait before it"
     orders = host.handle([Finished("p0", "run")], 1.0)
-    assert {order.work: order.why for order in orders if isinstance(order, Defer)} == {
+    assert {order.job: order.why for order in orders if isinstance(order, Defer)} == {
         "p2": "needs 8 cores, 0 free",
         **{f"p{i}": "behind p2, which needs 8 cores, 0 free" for i in range(3, 12)},
     }

@@ -14,7 +14,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.pipeline.brute import random_pipeline
 from dovetail.pipeline.check import CODES, check_journal
 from dovetail.pipeline.plan import Constraints, Plan
@@ -57,7 +57,7 @@ def chain(path: Path, change: Callable[[Lines], None] = lambda lines: None) -> P
         policy="exact",
         options={"buffers": 1},
         pool=Pool(pool.devices, {"s": DeviceType("s"), "link": DeviceType("link")}),
-        shapes=(TaskGraphRecord.of(shape),),
+        graphs=(TaskGraphRecord.of(shape),),
         facts={"model": "m", "devices": names, "lanes": {name: [i] for i, name in enumerate(names)}},
     )
     with Writer(path, header) as writer:
@@ -84,37 +84,37 @@ def find(lines: Lines, kind: str, number: int, part: str | None = None) -> dict[
     return next(
         line
         for line in lines
-        if line.get("k") == kind and line["work"] == f"microbatch {number}" and part in (None, line.get("part"))
+        if line.get("k") == kind and line["job"] == f"microbatch {number}" and part in (None, line.get("task"))
     )
 
 
 def overtake(lines: Lines) -> None:
     """The second and the third change places on stage a, and nowhere else."""
     for line in lines:
-        if line.get("part") == "a" and line["work"] in ("microbatch 2", "microbatch 3"):
-            line["work"] = "microbatch 5" if line["work"] == "microbatch 2" else "microbatch 2"
+        if line.get("task") == "a" and line["job"] in ("microbatch 2", "microbatch 3"):
+            line["job"] = "microbatch 5" if line["job"] == "microbatch 2" else "microbatch 2"
     for line in lines:
-        if line.get("work") == "microbatch 5":
-            line["work"] = "microbatch 3"
+        if line.get("job") == "microbatch 5":
+            line["job"] = "microbatch 3"
 
 
 def rename(lines: Lines) -> None:
     for line in lines:
-        if line.get("work") == "microbatch 3":
-            line["work"] = "batch 3"
+        if line.get("job") == "microbatch 3":
+            line["job"] = "batch 3"
 
 
 def double(lines: Lines) -> None:
     for line in lines:
-        if line.get("work") == "microbatch 3":
-            line["work"] = "microbatch 2 (plan 2)"
+        if line.get("job") == "microbatch 3":
+            line["job"] = "microbatch 2 (plan 2)"
 
 
 def late_out(lines: Lines) -> None:
     for line in lines:
         swapped = {"microbatch 2": "microbatch 3", "microbatch 3": "microbatch 2"}
-        if line.get("work") in swapped:
-            line["work"] = swapped[line["work"]]
+        if line.get("job") in swapped:
+            line["job"] = swapped[line["job"]]
 
 
 def reject(lines: Lines) -> None:
@@ -186,7 +186,7 @@ def live(path: Path, again: bool = True, number: int = 2, ended: str = "") -> Pa
         mode="live",
         options={"buffers": 1},
         pool=pool,
-        shapes=(TaskGraphRecord.of(first), TaskGraphRecord.of(second)),
+        graphs=(TaskGraphRecord.of(first), TaskGraphRecord.of(second)),
         facts={"model": "m", "devices": hosts, "ended": ended},
     )
     one, two, resent = "microbatch 1", "microbatch 2", f"microbatch {number} (plan 2)"

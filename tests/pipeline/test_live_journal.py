@@ -119,14 +119,14 @@ def test_interrupted_microbatches_come_again(tmp_path: Path) -> None:
     record(world.recorder, RunOptions(), tmp_path / "run.jsonl", {})
     reader = Reader(tmp_path / "run.jsonl")
     assert reader.header.mode == "live"
-    assert [shape.name for shape in reader.header.shapes] == ["microbatch", "microbatch (plan 2)"]
+    assert [shape.name for shape in reader.header.graphs] == ["microbatch", "microbatch (plan 2)"]
     events = [entry.event for entry in reader]
-    assert [event.work for event in events if isinstance(event, Complete)] == [
+    assert [event.job for event in events if isinstance(event, Complete)] == [
         "microbatch 1",
         "microbatch 2 (plan 2)",
         "microbatch 3 (plan 2)",
     ]
-    assert {(event.work, event.why) for event in events if isinstance(event, Reject)} == {
+    assert {(event.job, event.why) for event in events if isinstance(event, Reject)} == {
         ("microbatch 2", "h0: killed"),
         ("microbatch 3", "h0: killed"),
     }

@@ -118,9 +118,9 @@ def test_replicas_take_turns_and_order_is_kept(tmp_path: Path) -> None:
     finished: list[str] = []
     for _, _, event in Reader(journal):
         if isinstance(event, Start):
-            starts.setdefault(event.part, []).append((event.work, event.devices[0]))
+            starts.setdefault(event.task, []).append((event.job, event.devices[0]))
         elif isinstance(event, Complete):
-            finished.append(event.work)
+            finished.append(event.job)
     expected = [f"microbatch {n}" for n in range(1, 10)]
     assert finished == expected
     assert list(starts) == [place.name for place in route.places]

@@ -28,7 +28,7 @@ def test_no_rule_is_broken(plan: str, assign: str, seed: int, luck: float) -> No
     workload, options = random_workload(dice), random_options(dice, plan, assign)
     outcome, faults = verify(workload, options, SimExecutor(seed, failure_rate=luck))
     assert not faults, (faults, describe(workload, options))
-    arrived = [event.work for _, event in workload.arrivals if isinstance(event, Arrived)]
+    arrived = [event.job for _, event in workload.arrivals if isinstance(event, Arrived)]
     assert [row.program for row in outcome.rows] == arrived
     assert {row.status for row in outcome.rows} <= FINAL
 
@@ -67,9 +67,9 @@ class Watch:
     def step(self, n: int, t: float, events: list[object]) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                self._order[event.work] = len(self._order)
-                self._waiting[event.work] = (t, event.facts["priority"])
-        started = [event.work for event in events if isinstance(event, Start | Resume)]
+                self._order[event.job] = len(self._order)
+                self._waiting[event.job] = (t, event.facts["priority"])
+        started = [event.job for event in events if isinstance(event, Start | Resume)]
         for work in started:
             self._waiting.pop(work, None)
         for name, (since, priority) in self._waiting.items():

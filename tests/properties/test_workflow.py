@@ -61,8 +61,8 @@ def test_the_cases_make_everything_happen(tmp_path: Path) -> None:
         for _, t, event in Reader(tmp_path / "journal.jsonl"):
             counted[type(event).__name__] += 1
             if isinstance(event, Start):
-                counted["again"] += (event.work, event.part) in began
-                began[event.work, event.part] = t
+                counted["again"] += (event.job, event.task) in began
+                began[event.job, event.task] = t
                 counted["batch"] += event.batch > 0
                 counted["switch"] += event.replaces is not None
                 counted["wide"] += len(event.devices) > 1
@@ -89,19 +89,19 @@ def test_no_policy_makes_or_loses_work(tmp_path: Path, policy: str) -> None:
         for _, _, event in Reader(tmp_path / "journal.jsonl"):
             kind = type(event).__name__
             if kind == "Arrived":
-                open_works[event.work] = event.of  # type: ignore[union-attr]
+                open_works[event.job] = event.of  # type: ignore[union-attr]
             elif isinstance(event, Start):
-                started[event.work, event.part] += 1
+                started[event.job, event.task] += 1
             elif isinstance(event, Finished | Failed):
-                ended[event.work, event.part] += 1
+                ended[event.job, event.task] += 1
                 if isinstance(event, Finished):
-                    assert (event.work, event.part) not in finished
-                    finished.add((event.work, event.part))
+                    assert (event.job, event.task) not in finished
+                    finished.add((event.job, event.task))
             elif kind in ("Complete", "Reject"):
-                of = open_works.pop(event.work)  # type: ignore[union-attr]
+                of = open_works.pop(event.job)  # type: ignore[union-attr]
                 if kind == "Complete":
-                    names = [part.name for part in problem.shapes[of].parts]
-                    assert all((event.work, name) in finished for name in names)  # type: ignore[union-attr]
+                    names = [part.name for part in problem.shapes[of].tasks]
+                    assert all((event.job, name) in finished for name in names)  # type: ignore[union-attr]
         assert open_works == {}
         assert started == ended
 
@@ -118,10 +118,10 @@ def test_a_batch_begins_and_ends_together_on_one_window(tmp_path: Path, policy: 
         ended: dict[int, set[float]] = {}
         for _, t, event in Reader(tmp_path / "journal.jsonl"):
             if isinstance(event, Start) and event.batch:
-                members.setdefault(event.batch, {})[event.work, event.part] = (t, event.devices)
-                batch_of[event.work, event.part] = event.batch
-            elif isinstance(event, Finished) and (event.work, event.part) in batch_of:
-                ended.setdefault(batch_of[event.work, event.part], set()).add(t)
+                members.setdefault(event.batch, {})[event.job, event.task] = (t, event.devices)
+                batch_of[event.job, event.task] = event.batch
+            elif isinstance(event, Finished) and (event.job, event.task) in batch_of:
+                ended.setdefault(batch_of[event.job, event.task], set()).add(t)
         batches += len(members)
         assert all(len(batch) > 1 and len(set(batch.values())) == 1 for batch in members.values())
         assert ended.keys() == members.keys()

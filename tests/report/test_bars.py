@@ -14,7 +14,7 @@ from dovetail.report.timeline import Timeline
 
 def bar(device: int, start: float, length: float, setup: float = 0.0, **more: Any) -> Bar:
     run = length - setup
-    names = {"work": "w", "part": "p", "kind": "llm", "why": "", **more}
+    names = {"job": "w", "task": "p", "kind": "llm", "why": "", **more}
     return Bar((device,), start, setup, run, start + length, wait_s=0.0, longest_s=run, **names)
 
 
@@ -44,20 +44,20 @@ def test_many_bars_are_merged_and_no_second_is_lost() -> None:
 
 def test_a_long_bar_is_never_merged() -> None:
     shelf = Shelf(limit=50)
-    shelf.put(bar(0, 0.0, 5_000.0, work="long"))
+    shelf.put(bar(0, 0.0, 5_000.0, job="long"))
     for i in range(1_000):
         shelf.put(bar(1, i * 5.0, 5.0))
-    long = [b for b in shelf.take() if b.work == "long"]
+    long = [b for b in shelf.take() if b.job == "long"]
     assert [(b.merged, b.end_s) for b in long] == [(1, 5_000.0)]
 
 
 def test_a_merged_bar_is_named_after_its_longest_and_remembers_a_failure() -> None:
     shelf = Shelf(limit=2)
-    shelf.put(bar(0, 0.0, 1.0, work="short", state=FAILED))
-    shelf.put(bar(0, 1.0, 2.0, work="longest"))
-    shelf.put(bar(0, 3.0, 1.0, work="last"))
+    shelf.put(bar(0, 0.0, 1.0, job="short", state=FAILED))
+    shelf.put(bar(0, 1.0, 2.0, job="longest"))
+    shelf.put(bar(0, 3.0, 1.0, job="last"))
     (one,) = shelf.take()
-    assert (one.work, one.merged, one.parts, one.state) == ("longest", 3, 3, FAILED)
+    assert (one.job, one.merged, one.tasks, one.state) == ("longest", 3, 3, FAILED)
 
 
 def test_more_devices_than_bars_allowed_is_slow_for_nobody() -> None:

@@ -20,7 +20,7 @@ Write = Callable[..., Path]
 
 def test_bars_say_what_ran_where_and_when(write: Write) -> None:
     story = collect(write())
-    rows = [(b.work, b.part, b.devices, b.start_s, b.setup_end_s, b.end_s, b.wait_s, b.state) for b in story.bars]
+    rows = [(b.job, b.task, b.devices, b.start_s, b.setup_end_s, b.end_s, b.wait_s, b.state) for b in story.bars]
     assert rows == [
         ("a", "x", (0,), 0.0, 2.0, 6.0, 0.0, DONE),
         ("b", "x", (1, 2), 1.0, 2.0, 4.0, 0.0, FAILED),
@@ -38,8 +38,8 @@ def test_figures_and_claims_come_from_the_journal(write: Write) -> None:
     assert sorted(story.responses_s) == [8.0, 9.0]
     assert story.claim("bound_makespan_s") == 6.0
     assert story.claim("bound_p99_s") is None  # not a number
-    assert [(i.work, i.what, i.why) for i in story.rejected] == [("c", "nope", "no such <workflow>")]
-    assert [(i.work, i.what, i.why) for i in story.failed] == [("b", "x", "out of memory")]
+    assert [(i.job, i.what, i.why) for i in story.rejected] == [("c", "nope", "no such <workflow>")]
+    assert [(i.job, i.what, i.why) for i in story.failed] == [("b", "x", "out of memory")]
 
 
 def test_curves_hold_the_same_seconds_as_the_bars(write: Write) -> None:
@@ -60,14 +60,14 @@ def test_curves_hold_the_same_seconds_as_the_bars(write: Write) -> None:
 def test_kinds_add_up(write: Write) -> None:
     story = collect(write())
     kinds = {k.kind: k for k in story.kinds}
-    assert (kinds["llm"].parts, kinds["llm"].run_device_s, kinds["llm"].setup_device_s) == (1, 4.0, 2.0)
-    assert (kinds["sd"].parts, kinds["sd"].failures, kinds["sd"].setups, kinds["sd"].wait_s) == (3, 1, 2, 3.0)
+    assert (kinds["llm"].tasks, kinds["llm"].run_device_s, kinds["llm"].setup_device_s) == (1, 4.0, 2.0)
+    assert (kinds["sd"].tasks, kinds["sd"].failures, kinds["sd"].setups, kinds["sd"].wait_s) == (3, 1, 2, 3.0)
     assert [(t.type, t.arrived, t.completed) for t in story.types] == [("chain", 1, 1), ("nope", 1, 0), ("wide", 1, 1)]
 
 
 def test_a_window_limits_the_bars_and_not_the_figures(write: Write) -> None:
     story = collect(write(), from_s=6.5, to_s=8.0)
-    assert [(b.work, b.part) for b in story.bars] == [("b", "x"), ("a", "y")]
+    assert [(b.job, b.task) for b in story.bars] == [("b", "x"), ("a", "y")]
     assert story.figures.makespan_s == 9.0
     assert story.strip.from_s == 6.5
     assert story.strip.bin_s * len(story.strip.means[RUN]) == pytest.approx(1.5)
@@ -86,7 +86,7 @@ def test_an_interrupted_run_is_told_as_far_as_it_goes(write: Write) -> None:
     path.write_bytes(whole[: whole.index(b'"k":"finished"')])
     story = collect(path)
     assert (story.ended, story.torn, story.unfinished, story.end_s) == (False, True, 2, 4.0)
-    assert [(b.work, b.end_s, b.state) for b in story.bars] == [("a", 4.0, OPEN), ("b", 4.0, FAILED)]
+    assert [(b.job, b.end_s, b.state) for b in story.bars] == [("a", 4.0, OPEN), ("b", 4.0, FAILED)]
     assert story.left_out[0].startswith("This run did not end")
 
 
@@ -98,8 +98,8 @@ def test_a_batch_is_one_bar_but_its_parts_wait_each(write: Write) -> None:
         (4.0, [Finished("a", "p"), Finished("b", "p"), Complete("a"), Complete("b")]),
     ]
     story = collect(write(steps=steps))
-    assert [(b.work, b.parts, b.start_s, b.end_s) for b in story.bars] == [("a", 2, 1.0, 4.0)]
-    assert [(k.parts, k.starts, k.run_device_s, k.wait_s) for k in story.kinds] == [(2, 2, 2.0, 2.0)]
+    assert [(b.job, b.tasks, b.start_s, b.end_s) for b in story.bars] == [("a", 2, 1.0, 4.0)]
+    assert [(k.tasks, k.starts, k.run_device_s, k.wait_s) for k in story.kinds] == [(2, 2, 2.0, 2.0)]
     assert max(story.strip.means[QUEUE]) == pytest.approx(2.0)
 
 
@@ -149,8 +149,8 @@ def test_a_part_that_needs_no_device_is_counted_and_not_drawn(write: Write) -> N
     story = collect(path)
     assert [(bar.kind, bar.start_s, bar.end_s) for bar in story.bars] == [("llm", 4.0, 9.0)]
     assert story.bars_seen == 1
-    assert [(kind.kind, kind.parts, kind.run_device_s) for kind in story.kinds] == [("llm", 1, 3.0), ("cpu", 1, 0.0)]
-    assert story.figures.parts == 2
+    assert [(kind.kind, kind.tasks, kind.run_device_s) for kind in story.kinds] == [("llm", 1, 3.0), ("cpu", 1, 0.0)]
+    assert story.figures.tasks == 2
     assert "cpu" in page([story])
     trace = BytesIO()
     assert perfetto.write(path, trace) == 2

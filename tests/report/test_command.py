@@ -29,12 +29,12 @@ def test_the_page_lies_beside_the_journal(write: Write, capsys: pytest.CaptureFi
 
 
 def test_everything_at_once_as_json(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journals = [write("a", policy="fifo"), write("b", policy="least work/$")]
+    journals = [write("a", policy="fifo"), write("b", policy="least job/$")]
     out = tmp_path / "deep" / "er" / "pages.html"
     assert report(*journals, out=out, svg=True, perfetto=True, format="json") == 0
     told = json.loads(capsys.readouterr().out)
-    names = ["pages.html", "pages.svg", "pages.fifo.svg", "pages.least_work_.svg"]
-    names += ["pages.fifo.trace.json", "pages.least_work_.trace.json"]
+    names = ["pages.html", "pages.svg", "pages.fifo.svg", "pages.least_job_.svg"]
+    names += ["pages.fifo.trace.json", "pages.least_job_.trace.json"]
     assert [Path(w["path"]).name for w in told["written"]] == names
     assert sorted(p.name for p in out.parent.iterdir()) == sorted(names)
     assert [run["bound_makespan_s"] for run in told["runs"]] == [6.0, 6.0]

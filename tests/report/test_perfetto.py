@@ -45,8 +45,8 @@ def test_slices_say_why(write: Write) -> None:
     again = next(e for e in events if e["args"].get("why") == "tried again")
     assert again["name"] == "sd: b/x"
     assert again["args"] == {
-        "work": "b",
-        "part": "x",
+        "job": "b",
+        "task": "x",
         "kind": "sd",
         "why": "tried again",
         "wait_s": 2.0,
@@ -63,7 +63,7 @@ def test_tracks_are_named_after_hosts_and_devices(write: Write) -> None:
 
 
 def test_the_counter_follows_the_queue(write: Write) -> None:
-    counter = [(e["ts"], e["args"]["parts"]) for e in trace(write()) if e["ph"] == "C"]
+    counter = [(e["ts"], e["args"]["tasks"]) for e in trace(write()) if e["ph"] == "C"]
     assert counter == [(0.0, 0), (4e6, 1), (7e6, 0)]  # at 6 s one leaves the queue and another enters it
 
 

@@ -26,7 +26,7 @@ Step = tuple[float, Sequence[Any]]
 Write = Callable[..., Path]
 SUMMARY = {"rho_mean": 0.75, "utilization_by_type": {"fast": 0.5, "slow": 0.25}, "leases": 4}
 
-# Two works share device 0 from 10 to 50 s, device 2 fails under the third at 30 s.
+# Two jobs share device 0 from 10 to 50 s, device 2 fails under the third at 30 s.
 STEPS: list[Step] = [
     (
         10.0,
@@ -90,7 +90,7 @@ def _without_leases() -> list[Step]:
 
 def test_leases_become_bars(write: Write) -> None:
     story = collect(write())
-    rows = [(b.work, b.part, b.kind, b.devices, b.start_s, b.setup_s, b.end_s, b.wait_s, b.state) for b in story.bars]
+    rows = [(b.job, b.task, b.kind, b.devices, b.start_s, b.setup_s, b.end_s, b.wait_s, b.state) for b in story.bars]
     assert rows == [
         ("job 0", "lease 1", "A", (0,), 10.0, 5.0, 50.0, 10.0, DONE),
         ("job 1", "lease 1", "B", (0,), 10.0, 5.0, 50.0, 6.0, DONE),
@@ -99,7 +99,7 @@ def test_leases_become_bars(write: Write) -> None:
     ]
     assert [(b.place, b.sharing) for b in story.bars] == [(0, 2), (1, 2), (0, 1), (0, 1)]
     assert story.bars[0].why == "its turn; it shares with job 1"
-    assert [(i.work, i.why) for i in story.failed] == [("job 2", "accelerator 2 failed")]
+    assert [(i.job, i.why) for i in story.failed] == [("job 2", "accelerator 2 failed")]
 
 
 def test_figures_count_shared_devices_once_and_time_from_the_arrival(write: Write) -> None:
@@ -204,9 +204,9 @@ def test_the_trace_has_every_lease_and_counts_active_jobs(write: Write) -> None:
 
 def test_another_level_needs_only_the_columns(write: Write) -> None:
     story: Story = collect(write(level="ours", kinds=["A", "B"], why=[]))
-    assert [bar.work for bar in story.bars] == ["work 0", "work 1", "work 2", "work 2"]
+    assert [bar.job for bar in story.bars] == ["job 0", "job 1", "job 2", "job 2"]
     assert [bar.kind for bar in story.bars] == ["A", "B", "B", "B"]
-    assert "Works over time" in page([story])
+    assert "Jobs over time" in page([story])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow import bounds as module
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator
 from dovetail.workflow.exact import Placed, every_schedule, solve
@@ -211,7 +211,7 @@ def some_works(seed: int, count: int) -> tuple[dict[str, TaskGraph], Works]:
     for i in range(count):
         now += rng.choice([0.0, 0.0, rng.expovariate(0.2)])
         shape = rng.choice(list(shapes.values()))
-        works.append((now, Arrived(f"r{i}", shape.name, tuple(rng.uniform(0.1, 30.0) for _ in shape.parts))))
+        works.append((now, Arrived(f"r{i}", shape.name, tuple(rng.uniform(0.1, 30.0) for _ in shape.tasks))))
     return shapes, works
 
 
@@ -244,9 +244,9 @@ def test_a_run_counts_what_it_completed() -> None:
         observer.step(n, arrival_s, [work, Arrived(f"bad{n}", "unknown", (), fault="no such workflow")])
     for n, (arrival_s, work) in enumerate(works):
         if n and n % 3 == 0:
-            observer.step(100 + n, 1000.0, [Reject(work.work, "failed too often"), Reject(f"bad{n}", "fault")])
+            observer.step(100 + n, 1000.0, [Reject(work.job, "failed too often"), Reject(f"bad{n}", "fault")])
         elif n % 7 != 6:
-            observer.step(100 + n, 1000.0, [Finished(work.work, "n0"), Complete(work.work)])
+            observer.step(100 + n, 1000.0, [Finished(work.job, "n0"), Complete(work.job)])
             expected.add(arrival_s, work)
     assert observer.result() == expected.result()
 
@@ -258,7 +258,7 @@ def figures_of(schedule: Sequence[Placed], works: Works) -> list[float]:
     ends: dict[str, float] = {}
     for placed in schedule:
         ends[placed.work] = max(placed.end_s, ends.get(placed.work, 0.0))
-    responses = [ends[work.work] - arrival_s for arrival_s, work in works]
+    responses = [ends[work.job] - arrival_s for arrival_s, work in works]
     return [max(ends.values()), *map(float, (np.mean(responses), *np.percentile(responses, [50, 99])))]
 
 
@@ -286,8 +286,8 @@ class Case:
         while left:
             shape = self._shape(draw, min(left, 3))
             self.shapes[shape.name] = shape
-            left -= len(shape.parts)
-            sizes = tuple(draw(st.integers(0, 10)) / 2 for _ in shape.parts)
+            left -= len(shape.tasks)
+            sizes = tuple(draw(st.integers(0, 10)) / 2 for _ in shape.tasks)
             arrival_s = 1.0 if together else draw(st.integers(0, 8)) / 2
             self.works.append((arrival_s, Arrived(f"r{len(self.works)}", shape.name, sizes)))
 
@@ -350,7 +350,7 @@ def test_long_list_schedules_are_not_below(seed: int, pool: str) -> None:
     gpus = Pool.parse(pool, TYPES)
     if seed % 2:
         works = [(0.0, work) for _, work in works]
-    works_of = {work.work: (arrival_s, shapes[work.of], work.sizes) for arrival_s, work in works}
+    works_of = {work.job: (arrival_s, shapes[work.of], work.sizes) for arrival_s, work in works}
     free = [0.0] * len(gpus)
     schedule: list[Placed] = []
     for name in sorted(works_of, key=lambda name: (works_of[name][0], sum(works_of[name][2]))):
@@ -359,11 +359,11 @@ def test_long_list_schedules_are_not_below(seed: int, pool: str) -> None:
         for i in shape.topological:
             ready_s = max([arrival_s, *(ends[j] for j in shape.after[i])])
             options = []
-            for window in gpus.windows(shape.parts[i].width, aligned=False):
+            for window in gpus.windows(shape.tasks[i].width, aligned=False):
                 start_s = max([ready_s, *(free[gpu] for gpu in window)])
                 options.append((start_s + sizes[i] / min(gpus.speeds[gpu] for gpu in window), start_s, window))
             ends[i], start_s, window = min(options)
-            schedule.append(Placed(name, shape.parts[i].name, window, start_s, start_s, ends[i]))
+            schedule.append(Placed(name, shape.tasks[i].name, window, start_s, start_s, ends[i]))
             for gpu in window:
                 free[gpu] = ends[i]
     accumulator = BoundsAccumulator(gpus, shapes, {})

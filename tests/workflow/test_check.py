@@ -16,7 +16,7 @@ from dovetail.core.findings import Report
 from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Task
+from dovetail.core.tasks import Task
 from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.check import CODES, check_journal
 from dovetail.workflow.check_log import check_log
@@ -62,7 +62,7 @@ HEADER = Header(
     policy="by hand",
     mode="online",
     pool=Pool.parse("3", {}),
-    shapes=(
+    graphs=(
         TaskGraphRecord("chain", (Task("text", "llm"), Task("image", "sd")), (("text", "image"),)),
         TaskGraphRecord("broad", (Task("big", "wide", 2), Task("save", "tool", 0)), (("big", "save"),)),
     ),
@@ -196,7 +196,7 @@ def test_a_clean_run_passes_in_every_format(files: Files) -> None:
 
 def find(lines: list[Row], kind: str, work: str, part: str | None = None) -> Row:
     """The first event of a kind about a work or a part."""
-    return next(x for x in lines if x.get("k") == kind and x["work"] == work and part in (None, x.get("part")))
+    return next(x for x in lines if x.get("k") == kind and x["job"] == work and part in (None, x.get("task")))
 
 
 def change(kind: str, work: str, part: str | None = None, /, **values: Any) -> Plant:
@@ -268,10 +268,10 @@ def fail_and_retry(lines: list[Row]) -> None:
 JOURNAL: list[tuple[str, str, Plant]] = [
     ("time", "goes back", change("finished", "r2", "save", t=20.0)),
     ("number", "a negative setup", change("started", "r1", "text", setup_s=-10.0)),
-    ("shape", "an unknown workflow", change("arrived", "r3", of="nothing")),
+    ("graph", "an unknown workflow", change("arrived", "r3", of="nothing")),
     ("arrival", "arrives twice", double("arrived", "r3")),
-    ("arrival", "starts before it arrives", change("started", "r1", "text", work="r3", part="text")),
-    ("part", "an unknown node", change("started", "r2", "save", part="load")),
+    ("arrival", "starts before it arrives", change("started", "r1", "text", job="r3", task="text")),
+    ("task", "an unknown node", change("started", "r2", "save", task="load")),
     ("order", "without its predecessor", together(drop("started", "r1", "text"), drop("finished", "r1", "text"))),
     ("twice", "runs twice", together(double("started", "r3", "text"), double("finished", "r3", "text"))),
     ("ready", "ready when it was not", change("started", "r1", "image", ready_s=13.0)),
@@ -289,7 +289,7 @@ JOURNAL: list[tuple[str, str, Plant]] = [
             change("arrived", "r3", t=0.0, n=1),
             lambda x: x.insert(2, x.pop(x.index(find(x, "arrived", "r3")))),
             change("started", "r1", "text", batch=1),
-            lambda x: x.insert(5, find(x, "started", "r1", "text") | {"work": "r3"}),
+            lambda x: x.insert(5, find(x, "started", "r1", "text") | {"job": "r3"}),
         ),
     ),
     ("finish", "ends twice", double("finished", "r2", "save")),
@@ -326,10 +326,10 @@ JOURNAL: list[tuple[str, str, Plant]] = [
     ("requests", "a size that is not the file's", change("arrived", "r1", sizes=[4.0, 6.5])),
     ("requests", "another arrival", change("arrived", "r3", t=0.5)),
     ("requests", "another workflow", change("arrived", "r1", of="broad")),
-    ("requests", "a request that is not in the file", change("arrived", "r4", work="r5")),
+    ("requests", "a request that is not in the file", change("arrived", "r4", job="r5")),
     ("requests", "a request is missing", together(drop("arrived", "r4"), drop("rejected", "r4"))),
     ("config", "other memory", lambda x: x[0]["facts"]["models"]["llm"].update(memory_gb=9)),
-    ("config", "another edge", lambda x: x[0]["shapes"][0].update(edges=[])),
+    ("config", "another edge", lambda x: x[0]["graphs"][0].update(edges=[])),
     ("config", "another GPU type", lambda x: x[0]["pool"]["types"]["gpu"].update(name="a100", speed=2.0)),
 ]
 
@@ -397,14 +397,14 @@ def small_journal(path: Path, starts: list[Start], types: dict[str, DeviceType],
         level="workflow",
         policy="by hand",
         pool=Pool.parse(gpus, types),
-        shapes=(TaskGraphRecord("one", (Task("a", "llm"),)),),
+        graphs=(TaskGraphRecord("one", (Task("a", "llm"),)),),
         facts={"models": {"llm": {"memory_gb": 8.0, "load_s": 10.0, "batch_curve": [1.0, 1.5]}}, **known},
     )
     with Writer(path, header) as writer:
         writer.step(1, 0.0, [Arrived("u", "one", (6.0,)), Arrived("v", "one", (3.0,)), *starts])
         ends = sorted(starts, key=lambda start: start.setup_s + start.run_s)
         for n, start in enumerate(ends, start=2):
-            writer.step(n, start.setup_s + start.run_s, [Finished(start.work, "a"), Complete(start.work)])
+            writer.step(n, start.setup_s + start.run_s, [Finished(start.job, "a"), Complete(start.job)])
         writer.end(9, 99.0, {})
     return check_journal(path)
 
@@ -499,12 +499,12 @@ def again(work: str, node: str, **values: Any) -> Plant:
 
 LOG: list[tuple[str, str, Plant]] = [
     ("number", "a negative switch", row("r1", "text", switch_time=-10.0)),
-    ("shape", "an unknown workflow", request("r3", workflow_id="nothing")),
-    ("shape", "no sizes", request("r3", sizes=[])),
+    ("graph", "an unknown workflow", request("r3", workflow_id="nothing")),
+    ("graph", "no sizes", request("r3", sizes=[])),
     ("arrival", "starts before it arrives", request("r1", arrival_time=5.0)),
     ("arrival", "a request without a row", lambda log: log["requests"].pop()),
     ("arrival", "a request with two rows", lambda log: log["requests"].append(log["requests"][0])),
-    ("part", "an unknown node", row("r2", "save", node_id="load")),
+    ("task", "an unknown node", row("r2", "save", node_id="load")),
     ("order", "before its predecessor ended", row("r2", "save", start_time=24.0, end_time=25.0, switch_start=24.0)),
     ("twice", "a doubled node", again("r3", "text")),
     ("closed", "a doubled node, later", again("r2", "save", start_time=40, end_time=41, switch_start=40)),
@@ -617,7 +617,7 @@ def squeeze(log: Row) -> None:
 
 OLD: list[tuple[str, str, Plant]] = [
     ("arrival", "starts before it arrives", row("r3", "text", start_time=0.5, end_time=3.5)),
-    ("part", "an unknown node", row("r2", "save", node_id="load")),
+    ("task", "an unknown node", row("r2", "save", node_id="load")),
     ("order", "before its predecessor ended", row("r2", "save", start_time=24.0, end_time=25.0)),
     ("twice", "a doubled node", again("r3", "text")),
     ("kind", "another model", row("r3", "text", model_name="sd")),
@@ -729,5 +729,5 @@ def test_an_older_log_of_an_unknown_workflow(files: Files) -> None:
         for x in log["executions"]:
             x["workflow_id"] = "nothing"
 
-    assert "shape" in files.check_old(rename, requests=False).faults_by_code
+    assert "graph" in files.check_old(rename, requests=False).faults_by_code
     assert "row" in files.check_old(requests=True).faults_by_code

@@ -48,9 +48,9 @@ def test_ties_fall_as_the_older_heap_let_them_fall() -> None:
         assert batch is not None
         [event] = batch[1]
         assert isinstance(event, Arrived)
-        found.append(int(event.work))
+        found.append(int(event.job))
         if started < 4:
-            agenda.push(30.0 + started, Finished(event.work, "n"))
+            agenda.push(30.0 + started, Finished(event.job, "n"))
     assert found[:14] == [0, 2, 6, 14, 30, 62, 126, 254, 499, 253, 125, 252, 251, 498]
     assert sorted(found) == list(range(500))
 
@@ -162,7 +162,7 @@ class Starts:
         for event in events:
             if isinstance(event, Start):
                 start_s = t + event.setup_s
-                self.runs.append((event.work, event.part, event.devices, start_s, start_s + event.run_s))
+                self.runs.append((event.job, event.task, event.devices, start_s, start_s + event.run_s))
 
 
 def workload(seed: int) -> tuple[dict[str, Any], list[dict[str, Any]], int]:

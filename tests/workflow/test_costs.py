@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost, Residents, least_setup
 from dovetail.workflow.view import ReadyNode, Run, View, Window
 

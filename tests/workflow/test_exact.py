@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.core.events import Arrived
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.exact import Placed, every_schedule, solve
 
 WIDTHS = {"a": 1, "b": 2, "c": 1}
@@ -53,22 +53,22 @@ def makespan_s(schedule: list[Placed]) -> float:
 
 
 def mean_s(schedule: list[Placed], works: Works) -> float:
-    done = {work.work: max(placed.end_s for placed in schedule if placed.work == work.work) for _, work in works}
-    return sum(done[work.work] - arrival_s for arrival_s, work in works) / len(works)
+    done = {work.job: max(placed.end_s for placed in schedule if placed.work == work.job) for _, work in works}
+    return sum(done[work.job] - arrival_s for arrival_s, work in works) / len(works)
 
 
 def assert_valid(schedule: list[Placed], works: Works, pool: Pool, aligned: bool) -> None:
     """Each part once, after its arrival and predecessors, alone on its window, set up for what the window held."""
     at = {(placed.work, placed.part): placed for placed in schedule}
-    assert len(at) == len(schedule) == sum(len(SHAPES[work.of].parts) for _, work in works)
+    assert len(at) == len(schedule) == sum(len(SHAPES[work.of].tasks) for _, work in works)
     kinds = {}
     for arrival_s, work in works:
         shape = SHAPES[work.of]
-        for i, part in enumerate(shape.parts):
-            placed = at[work.work, part.name]
-            kinds[work.work, part.name] = part.kind
+        for i, part in enumerate(shape.tasks):
+            placed = at[work.job, part.name]
+            kinds[work.job, part.name] = part.kind
             assert placed.gpus in pool.windows(part.width, aligned)
-            ready_s = max([arrival_s, *(at[work.work, shape.parts[j].name].end_s for j in shape.after[i])])
+            ready_s = max([arrival_s, *(at[work.job, shape.tasks[j].name].end_s for j in shape.after[i])])
             assert placed.setup_start_s >= ready_s - 1e-9
             run_s = work.sizes[i] / min(pool.speeds[gpu] for gpu in placed.gpus)
             assert placed.end_s - placed.start_s == pytest.approx(run_s)

@@ -140,7 +140,7 @@ def test_what_is_written_is_read_as_it_was(format: Format, system: System, tmp_p
     else:
         data = json.loads(file.read_text()) if format == "json" else yaml.safe_load(file.read_text())
         assert data == {"metadata": {"seed": 1}, "requests": rows}
-    assert [work.work for _, work in Requests(file, system, "online").arrivals()] == [r["request_id"] for r in rows]
+    assert [work.job for _, work in Requests(file, system, "online").arrivals()] == [r["request_id"] for r in rows]
 
 
 @pytest.mark.parametrize(("format", "empty"), [("json", {"requests": []}), ("yaml", {"requests": []}), ("jsonl", None)])

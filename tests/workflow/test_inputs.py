@@ -56,7 +56,7 @@ def test_content_decides_not_the_suffix(tmp_path: Path, name: str, as_json: bool
     path = tmp_path / name
     path.write_text(json.dumps(yaml.safe_load(SYSTEM)) if as_json else SYSTEM)
     shape = read_system(path).shapes()["story"]
-    assert [(part.name, part.kind, part.width) for part in shape.parts] == [("write", "llm", 1), ("draw", "sd", 2)]
+    assert [(part.name, part.kind, part.width) for part in shape.tasks] == [("write", "llm", 1), ("draw", "sd", 2)]
     assert shape.after == ((), (0,))
 
 
@@ -130,7 +130,7 @@ def test_edges_may_be_absent_and_a_doubled_edge_counts_once(tmp_path: Path) -> N
 
 def test_a_model_may_need_no_gpu(tmp_path: Path) -> None:
     shape = read(tmp_path, changed("gpus_required: 2", "gpus_required: 0")).shapes()["story"]
-    assert [part.width for part in shape.parts] == [1, 0]
+    assert [part.width for part in shape.tasks] == [1, 0]
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def test_compat_ignores_what_the_older_scheduler_ignored(tmp_path: Path, change:
 )
 def test_compat_lets_a_node_wait_for_ever(tmp_path: Path, change: tuple[str, str], never: dict[str, str]) -> None:
     shape = read(tmp_path, changed(*change), compat=True).shapes()["story"]
-    assert {shape.parts[i].name: why for i, why in shape.never.items()} == never
+    assert {shape.tasks[i].name: why for i, why in shape.never.items()} == never
     assert all(i not in shape.never for i in shape.roots)
 
 

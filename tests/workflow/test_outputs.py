@@ -14,7 +14,7 @@ from dovetail.core.events import Arrived, Complete, Event, Failed, Finished, Rej
 from dovetail.core.journal import Header, Observer, TaskGraphRecord
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task
+from dovetail.core.tasks import Task
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.execution_log import ExecutionLog, log_summary
 from dovetail.workflow.outputs import Rejections, TextLog, gap, metrics_block, summary, switch_overhead
@@ -24,7 +24,7 @@ HEADER = Header(
     policy="by hand",
     mode="online",
     pool=Pool.parse("2", {}),
-    shapes=(TaskGraphRecord("w", (Task("wide", "big", 2), Task("tool", "none", 0)), (("wide", "tool"),)),),
+    graphs=(TaskGraphRecord("w", (Task("wide", "big", 2), Task("tool", "none", 0)), (("wide", "tool"),)),),
     facts={"models": {"big": {"memory_gb": 8, "load_s": 3, "width": 2}}, "costs": {"overlap": 0.5}, "retries": 1},
 )
 STEPS: list[tuple[float, list[Event]]] = [

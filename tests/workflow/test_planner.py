@@ -14,7 +14,7 @@ from dovetail.core.events import Arrived
 from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost
 from dovetail.workflow.exact import solve
 from dovetail.workflow.fuzz import random_case, read_case
@@ -126,7 +126,7 @@ def test_it_is_never_below_the_optimum_and_often_at_it(
         case = case._replace(gpus=str(pool), rows=case.rows[:3])
         problem = read_case(case, tmp_path)
         works = [(at_s, work) for at_s, work in problem.requests.arrivals() if not work.fault]
-        parts = [part for _, work in works for part in problem.shapes[work.of].parts]
+        parts = [part for _, work in works for part in problem.shapes[work.of].tasks]
         if not 3 <= len(parts) <= 7 or any(not part.width for part in parts):
             continue
         view = problem.new_view()

@@ -13,7 +13,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Finished, Reject, Start
 from dovetail.core.rates import Rate, RateTable
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost
 from dovetail.workflow.fuzz import Case, random_case, read_case
 from dovetail.workflow.policies import ListPolicy, Place, Policy, View, Wait
@@ -310,9 +310,9 @@ class Fates:
     def step(self, n: int, t: float, events: Any) -> None:
         for event in events:
             if isinstance(event, Arrived) and event.due_s is not None:
-                self.due[event.work] = t + event.due_s
+                self.due[event.job] = t + event.due_s
             elif isinstance(event, Reject) and "deadline" in event.why:
-                self.rejected[event.work] = t
+                self.rejected[event.job] = t
 
 
 def test_with_admission_only_a_hopeless_request_is_rejected_and_at_once(tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_static_never_switches_when_every_model_has_its_own_gpus() -> None:
     while starts := [order for order in orders if isinstance(order, Start)]:
         switches += sum(start.replaces is not None for start in starts)
         done += len(starts)
-        orders = scheduler.handle([Finished(start.work, start.part) for start in starts], 100.0 * done)
+        orders = scheduler.handle([Finished(start.job, start.task) for start in starts], 100.0 * done)
     assert (switches, done) == (0, 27)
 
 
@@ -453,7 +453,7 @@ def test_static_shared_gpus_change_their_model_only_for_who_waited_longer_than_t
     price = (8 + 4) / 16 + 2  # times 4: 11 s
 
     def next_after(t: float, *stimuli: Any) -> list[str]:
-        return [order.work for order in scheduler.handle(stimuli, t) if isinstance(order, Start)]
+        return [order.job for order in scheduler.handle(stimuli, t) if isinstance(order, Start)]
 
     assert next_after(0.0, Arrived("llm0", "one", (5.0,)), Arrived("sd0", "draw", (5.0,))) == ["sd0"]  # loads faster
     assert next_after(10.0, Finished("sd0", "a"), Arrived("sd1", "draw", (5.0,))) == ["sd1"]  # llm0 waited only 10 s
@@ -472,7 +472,7 @@ def start_of(policy: str | Policy, gpus: int = 2, types: dict[str, DeviceType] |
 
 
 def names(orders: list[Any]) -> list[tuple[str, Window]]:
-    return [(order.work, order.devices) for order in orders if isinstance(order, Start)]
+    return [(order.job, order.devices) for order in orders if isinstance(order, Start)]
 
 
 def test_dovetail_the_oldest_goes_first_where_no_switch_is_needed() -> None:
@@ -526,9 +526,9 @@ def saturate(policy: str | Policy, until_s: float) -> float | None:
     def follow(orders: list[Any], now: float) -> float | None:
         for order in orders:
             if isinstance(order, Start):
-                if order.work == "wide":
+                if order.job == "wide":
                     return now
-                ends.append((now + order.setup_s + order.run_s, order.work))
+                ends.append((now + order.setup_s + order.run_s, order.job))
         return None
 
     follow(handle([Arrived(f"n{i}", "one", (10.0 + 5 * i,)) for i in range(2)], 0.0), 0.0)
@@ -588,7 +588,7 @@ def test_a_model_never_lands_on_a_gpu_too_small_for_it(name: str) -> None:
                 assert start.devices == (3,)
             assert start.run_s == (5.0 if start.devices == (3,) else 10.0), "a slow GPU takes longer"
         done += len(starts)
-        orders = scheduler.handle([Finished(start.work, start.part) for start in starts], 100.0 * done)
+        orders = scheduler.handle([Finished(start.job, start.task) for start in starts], 100.0 * done)
     assert done == 12
 
 

@@ -128,7 +128,7 @@ def test_online_the_earliest_is_at_zero_wherever_it_stands(read: Reader) -> None
 def test_requests_of_one_instant_come_in_the_order_of_the_file(read: Reader) -> None:
     items = [{**rows()[0], "request_id": f"r{i}"} for i in (3, 1, 2)]
     for text, name in ((json.dumps({"requests": items}), "r.json"), (lines(items), "r.jsonl")):
-        assert [work.work for _, work in read(text, name, mode="online").arrivals()] == ["r3", "r1", "r2"]
+        assert [work.job for _, work in read(text, name, mode="online").arrivals()] == ["r3", "r1", "r2"]
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_faulty_request_can_be_rejected_with_its_reason(read: Reader, fault: s
     found = read(changed(change), on_error="reject", mode=mode)
     good, faulty = sorted((work for _, work in found.arrivals()), key=lambda work: bool(work.fault))
     assert good == A
-    assert faulty.work == ("b" if "request 'b'" in message else "a#2" if "'a' is used" in message else "request#2")
+    assert faulty.job == ("b" if "request 'b'" in message else "a#2" if "'a' is used" in message else "request#2")
     assert faulty.fault.split(": ")[-1] == message.split(": ")[-1]
     assert (found.total, len(found), found.skipped_count) == (2, 2, 0)
     assert found.forecast == {"llm": 2.0, "sd": 6.0}, "a rejected request is no work"
@@ -422,13 +422,13 @@ def test_an_id_is_taken_even_by_a_faulty_request(read: Reader) -> None:
     text = changed(("request_id: b", "request_id: a"), ("draw: 3", "draw: 0"))
     assert len(read.refused(text).split("\n")) == 2
     found = read(text, on_error="reject")
-    assert [(work.work, bool(work.fault)) for _, work in found.arrivals()] == [("a", True), ("a#2", True)]
+    assert [(work.job, bool(work.fault)) for _, work in found.arrivals()] == [("a", True), ("a#2", True)]
 
 
 def test_a_faulty_request_does_not_set_the_clock(read: Reader) -> None:
     text = changed(("draw: 3", "draw: 0"), ('"2024-01-01T10:00:00"', "5"))
     found = read(text, on_error="reject", mode="online")
-    assert [(at_s, work.work, bool(work.fault)) for at_s, work in found.arrivals()] == [
+    assert [(at_s, work.job, bool(work.fault)) for at_s, work in found.arrivals()] == [
         (0.0, "a", True),
         (0.0, "b", False),
     ]
@@ -436,7 +436,7 @@ def test_a_faulty_request_does_not_set_the_clock(read: Reader) -> None:
 
 def test_a_rejected_request_arrives_at_its_time_if_that_can_be_read(read: Reader) -> None:
     found = read(changed(("draw: 5", "draw: 0")), on_error="reject", mode="online")
-    assert [(at_s, work.work) for at_s, work in found.arrivals()] == [(0.0, "a"), (30.0, "b")]
+    assert [(at_s, work.job) for at_s, work in found.arrivals()] == [(0.0, "a"), (30.0, "b")]
 
 
 def test_stand_in_names_do_not_break_a_run(tmp_path: Path, system: System) -> None:

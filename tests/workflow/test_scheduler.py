@@ -18,7 +18,7 @@ from dovetail.core.errors import PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Instruction, Reject, Start, Stimulus, WakeAt, Woke
 from dovetail.core.journal import Reader
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost
 from dovetail.workflow.fuzz import options_of, policies_for, random_case, read_case, run_case
 from dovetail.workflow.policies import Place, Policy, View, Wait
@@ -75,7 +75,7 @@ class Bench:
 
 
 def started(orders: Sequence[Instruction]) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(order.work, order.part, order.devices) for order in orders if isinstance(order, Start)]
+    return [(order.job, order.task, order.devices) for order in orders if isinstance(order, Start)]
 
 
 # --- one request ----------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Youngest(Policy):
 def test_a_batch_is_never_larger_than_the_curve_whoever_is_chosen() -> None:
     bench = Bench(policy=Youngest(), costs=Costs(batching=True))
     works = [Arrived(f"r{i}", "pair", (4.0,)) for i in range(4)]
-    assert [(order.work, order.run_s) for order in bench(0.0, *works) if isinstance(order, Start)] == [
+    assert [(order.job, order.run_s) for order in bench(0.0, *works) if isinstance(order, Start)] == [
         ("r3", 6.0),
         ("r0", 6.0),
     ]

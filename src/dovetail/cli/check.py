@@ -118,7 +118,7 @@ def _show(report: Report) -> None:
     what = f"{report.kind} {report.log}"
     figures = (
         f"{counted['completed']} of {counted['arrived']} completed, {counted['rejected']} rejected, "
-        f"{counted['parts']} {words_for(_level(report)).parts} run, makespan {_seconds(counted['makespan_s'])} s"
+        f"{counted['tasks']} {words_for(_level(report)).tasks} run, makespan {_seconds(counted['makespan_s'])} s"
     )
     if counted.get("bound_makespan_s"):
         figures += f" (no less than {_seconds(counted['bound_makespan_s'])} s is possible)"

@@ -22,7 +22,7 @@ def gantt(journal: Path, /, *, out: Path | None = None) -> None:
         The picture; by default beside the journal, under its name.
     """
     from dovetail.core.journal import open_journal
-    from dovetail.report.works import lives, picture
+    from dovetail.report.jobs import lives, picture
 
     out = journal.with_suffix(".svg") if out is None else out
     refuse_overwrite([out], [journal])

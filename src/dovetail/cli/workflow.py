@@ -161,7 +161,7 @@ def _optimum(problem: Problem, time_limit_s: float) -> Any:
     known = Costs(problem.costs.pcie_gb_s, problem.costs.overhead_s)
     if problem.costs != known or problem.rates:
         raise InputError("--exact knows only the default rules of price: no cost extension and no rate table")
-    nodes = sum(len(problem.shapes[work.of].parts) for _, work in problem.requests.arrivals() if not work.fault)
+    nodes = sum(len(problem.shapes[work.of].tasks) for _, work in problem.requests.arrivals() if not work.fault)
     if nodes > _EXACT_NODES:
         raise InputError(f"--exact is for {_EXACT_NODES} nodes at most, these requests have {nodes}")
     view, windows = problem.new_view(), problem.pool.windows

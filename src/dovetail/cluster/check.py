@@ -273,7 +273,7 @@ def check_journal(path: Path) -> Report:
         faults.add("bound", "average JCT", f"found {found['avg_jct_s']} s, at least {needed} s are needed")
     if reader.torn:
         notes.append("the last line is torn")
-    counted = found | {"arrived": metrics.arrived, "parts": found["leases"], "bound_makespan_s": facts.bound_makespan_s}
+    counted = found | {"arrived": metrics.arrived, "tasks": found["leases"], "bound_makespan_s": facts.bound_makespan_s}
     return Report.of(str(path), "journal", faults, notes, counted)
 
 

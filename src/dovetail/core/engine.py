@@ -1,7 +1,7 @@
 """The one loop: stimulus -> scheduler -> instructions -> executor -> journal.
 
 `simulate` runs it on virtual time, `serve` on wall-clock time. The engine enforces, the policy chooses: an instruction
-that over-commits a device, breaks an order or starts a part twice is refused before it is carried out or written.
+that over-commits a device, breaks an order or starts a task twice is refused before it is carried out or written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dovetail.core.guard import Guard
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Observer, Reader, Recorded
 from dovetail.core.resources import Pool
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 
 __all__ = ["Agenda", "Executor", "Guard", "LiveExecutor", "Scheduler", "TotalOrder", "replay", "serve", "simulate"]
 
@@ -59,7 +59,7 @@ class Executor(Protocol):
     def start(self, order: Start, now: float) -> tuple[float, Stimulus]: ...
 
     def change(self, order: Change, now: float) -> tuple[float, Stimulus] | None:
-        """The end that takes the place of the one given before; None while there is none, as for a paused part."""
+        """The end that takes the place of the one given before; None while there is none, as for a paused task."""
         ...
 
 
@@ -116,7 +116,7 @@ class TotalOrder:
             batch.append(heapq.heappop(heap)[3])
         while coming is not None and coming[0] <= now:
             if coming[0] < now:
-                raise InputError(f"arrivals are not in order of time: {coming[1].work} at {coming[0]} s, after {now} s")
+                raise InputError(f"arrivals are not in order of time: {coming[1].job} at {coming[0]} s, after {now} s")
             batch.append(coming[1])
             coming = next(self._arrivals, None)
         self._next = coming
@@ -126,7 +126,7 @@ class TotalOrder:
 def simulate(
     scheduler: Scheduler,
     pool: Pool,
-    shapes: Mapping[str, TaskGraph],
+    graphs: Mapping[str, TaskGraph],
     arrivals: Iterable[tuple[float, Arrived | Asked]],
     executor: Executor,
     observers: Sequence[Observer] = (),
@@ -137,7 +137,7 @@ def simulate(
     A step is carried out and written only if all of its instructions are allowed.
     """
     agenda = agenda if agenda is not None else TotalOrder(arrivals)
-    guard = Guard(pool, shapes)
+    guard = Guard(pool, graphs)
     ends = _Ends(agenda, executor)
     n, now, idle = 0, -sys.float_info.max, 0
     while (batch := agenda.pop()) is not None:
@@ -150,7 +150,7 @@ def simulate(
         for stimulus in stimuli:
             guard.see(stimulus, now)
             if type(stimulus) is Finished or type(stimulus) is Failed:
-                ends.coming.pop((stimulus.work, stimulus.part), None)
+                ends.coming.pop((stimulus.job, stimulus.task), None)
         orders = scheduler.handle(stimuli, now)
         for order in orders:
             guard.allow(order, now)
@@ -174,18 +174,18 @@ class _Ends:
     """The ends that are to come. One that a change has overtaken stays on the agenda, and is dropped when it comes."""
 
     def __init__(self, agenda: Agenda, executor: Executor) -> None:
-        self.stale: dict[int, Stimulus] = {}  # by identity: the same part may end twice, once of them for real
+        self.stale: dict[int, Stimulus] = {}  # by identity: the same task may end twice, once of them for real
         self._agenda = agenda
         self._executor = executor
         self.coming: dict[tuple[str, str], Stimulus] = {}
 
     def start(self, order: Start, now: float) -> tuple[float, Stimulus]:
         at_s, end = self._executor.start(order, now)
-        self.coming[order.work, order.part] = end
+        self.coming[order.job, order.task] = end
         return at_s, end
 
     def change(self, order: Change, now: float) -> None:
-        key = (order.work, order.part)
+        key = (order.job, order.task)
         old = self.coming.pop(key, None)
         if old is not None:
             self.stale[id(old)] = old
@@ -216,9 +216,9 @@ def _close(scheduler: Scheduler, guard: Guard, observers: Sequence[Observer], n:
         n += 1
         for observer in observers:
             observer.step(n, now, closing)
-    if left := guard.open_works:
+    if left := guard.open_jobs:
         raise PolicyError(
-            f"[{now:.2f}s] the policy stopped deciding with {len(left)} works unfinished, first {left[0]}; "
+            f"[{now:.2f}s] the policy stopped deciding with {len(left)} jobs unfinished, first {left[0]}; "
             "nothing runs and nothing will arrive"
         )
     return n, now
@@ -245,7 +245,7 @@ def _sides(events: Sequence[Recorded]) -> tuple[list[Stimulus], list[Instruction
 def serve(
     scheduler: Scheduler,
     pool: Pool,
-    shapes: Mapping[str, TaskGraph],
+    graphs: Mapping[str, TaskGraph],
     inbox: Inbox,
     executor: LiveExecutor,
     clock: Callable[[], float],
@@ -259,7 +259,7 @@ def serve(
     the run goes on behind them. `clock` must go on too (seconds since the service first began); if it is set back, time
     goes on here from where it was.
     """
-    guard, wakes = Guard(pool, shapes), _Wakes()
+    guard, wakes = Guard(pool, graphs), _Wakes()
     n, now = 0, -inf
     for n, now, events in history:
         _again(scheduler, guard, wakes, n, now, events)

@@ -18,14 +18,14 @@ class Event(Struct, frozen=True, gc=False, tag_field="k", omit_defaults=True):
 
 
 class Arrived(Event, frozen=True, gc=False, tag="arrived"):
-    """A work has arrived. `sizes` are seconds per part on a device of speed 1, in the order of the shape's parts;
+    """A job has arrived. `sizes` are seconds per task on a device of speed 1, in the order of the graph's tasks;
     `due_s` is how long after its arrival it should be complete.
 
     `fault` tells why an input is unusable: it arrives all the same, is rejected, and so is never silently missing.
-    `facts` holds what only the level understands, of works that no header can describe ahead.
+    `facts` holds what only the level understands, of jobs that no header can describe ahead.
     """
 
-    work: str
+    job: str
     of: str
     sizes: tuple[float, ...] = ()
     due_s: float | None = None
@@ -35,13 +35,13 @@ class Arrived(Event, frozen=True, gc=False, tag="arrived"):
 
 
 class Finished(Event, frozen=True, gc=False, tag="finished"):
-    work: str
-    part: str
+    job: str
+    task: str
 
 
 class Failed(Event, frozen=True, gc=False, tag="failed"):
-    work: str
-    part: str
+    job: str
+    task: str
     why: str
 
 
@@ -50,19 +50,19 @@ class Woke(Event, frozen=True, gc=False, tag="woke"):
 
 
 class Asked(Event, frozen=True, gc=False, tag="asked"):
-    """Somebody asks for something about a work: to pause or resume it, to resize it to `value`, and so on. What can be
+    """Somebody asks for something about a job: to pause or resume it, to resize it to `value`, and so on. What can be
     asked for, and whether it is granted, is the level's business."""
 
-    work: str
+    job: str
     what: str
     value: float | None = None
 
 
 class Settled(Event, frozen=True, gc=False, tag="settled"):
-    """An executor's word that a change has taken effect: the part now really has these devices (none: it is paused)."""
+    """An executor's word that a change has taken effect: the task now really has these devices (none: it is paused)."""
 
-    work: str
-    part: str
+    job: str
+    task: str
     devices: tuple[int, ...] = ()
 
 
@@ -78,13 +78,13 @@ class Rows(Event, frozen=True, gc=False, tag="rows"):
 
 
 class Start(Event, frozen=True, gc=False, tag="started"):
-    """Run a part on these devices now: first `setup_s` to make `kind` resident, then an expected `run_s`.
+    """Run a task on these devices now: first `setup_s` to make `kind` resident, then an expected `run_s`.
 
-    `replaces` is what the first device that needs a change held before; `batch` is shared by parts that run as one.
+    `replaces` is what the first device that needs a change held before; `batch` is shared by tasks that run as one.
     """
 
-    work: str
-    part: str
+    job: str
+    task: str
     kind: str
     devices: tuple[int, ...]
     ready_s: float
@@ -96,60 +96,60 @@ class Start(Event, frozen=True, gc=False, tag="started"):
 
 
 class Pause(Event, frozen=True, gc=False, tag="paused"):
-    """Halt a running part and take its devices away; it keeps what it has done."""
+    """Halt a running task and take its devices away; it keeps what it has done."""
 
-    work: str
-    part: str
+    job: str
+    task: str
     why: str
 
 
 class Resume(Event, frozen=True, gc=False, tag="resumed"):
-    """Let a paused part go on, on these devices, for an expected `run_s` more."""
+    """Let a paused task go on, on these devices, for an expected `run_s` more."""
 
-    work: str
-    part: str
+    job: str
+    task: str
     devices: tuple[int, ...]
     run_s: float
     why: str
 
 
 class Resize(Event, frozen=True, gc=False, tag="resized"):
-    """Let a running part go on with other devices, for an expected `run_s` more."""
+    """Let a running task go on with other devices, for an expected `run_s` more."""
 
-    work: str
-    part: str
+    job: str
+    task: str
     devices: tuple[int, ...]
     run_s: float
     why: str
 
 
 class Stop(Event, frozen=True, gc=False, tag="stopped"):
-    """End a running or paused part for good. It holds its devices until its end is reported, as `Failed` or
+    """End a running or paused task for good. It holds its devices until its end is reported, as `Failed` or
     `Finished`: whichever was first."""
 
-    work: str
-    part: str
+    job: str
+    task: str
     why: str
 
 
 class Defer(Event, frozen=True, gc=False, tag="deferred"):
-    """A part goes on waiting, and why. It changes nothing but what can be read; given when the reason changes."""
+    """A task goes on waiting, and why. It changes nothing but what can be read; given when the reason changes."""
 
-    work: str
-    part: str
+    job: str
+    task: str
     why: str
 
 
 class Complete(Event, frozen=True, gc=False, tag="completed"):
-    """All parts of a work have finished."""
+    """All tasks of a job have finished."""
 
-    work: str
+    job: str
 
 
 class Reject(Event, frozen=True, gc=False, tag="rejected"):
-    """A work will not be completed, and why."""
+    """A job will not be completed, and why."""
 
-    work: str
+    job: str
     why: str
 
 

@@ -1,4 +1,4 @@
-"""The simulated executor: how long a started part really takes, and whether it fails. Seeded, without state."""
+"""The simulated executor: how long a started task really takes, and whether it fails. Seeded, without state."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class SimExecutor:
 
     def start(self, order: Start, now: float) -> tuple[float, Stimulus]:
         if self._plain:
-            return now + order.setup_s + order.run_s, Finished(order.work, order.part)
-        key = (order.work, order.part)
+            return now + order.setup_s + order.run_s, Finished(order.job, order.task)
+        key = (order.job, order.task)
         self._attempts[key] = self._attempts.get(key, 0) + 1
         names = ("batch", order.batch) if order.batch else key
         return self._end(key, now + order.setup_s, order.run_s, names)
 
     def change(self, order: Change, now: float) -> tuple[float, Stimulus] | None:
-        key = (order.work, order.part)
+        key = (order.job, order.task)
         if isinstance(order, Stop):
             return now, Failed(*key, order.why)
         if isinstance(order, Pause):

@@ -1,4 +1,4 @@
-"""Why a piece of work waited, or why it went where it went: read from the journal, told in sentences."""
+"""Why a job waited, or why it went where it went: read from the journal, told in sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.journal import Ended, Reader, Recorded
 from dovetail.core.resources import Pool
-from dovetail.core.work import TaskGraph, TaskGraphError
+from dovetail.core.tasks import TaskGraph, TaskGraphError
 
 _SHOWN = 10
 _TURNS: dict[type, str] = {
@@ -36,10 +36,10 @@ _TURNS: dict[type, str] = {
 
 
 class Other(Struct, frozen=True):
-    """Another part that had to do with the wait."""
+    """Another task that had to do with the wait."""
 
-    work: str
-    part: str
+    job: str
+    task: str
     kind: str
     devices: tuple[int, ...]
     started_s: float
@@ -47,7 +47,7 @@ class Other(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """Something that was decided about a part beside its start: that it waits, pauses, goes on, changes or stops."""
+    """Something that was decided about a task beside its start: that it waits, pauses, goes on, changes or stops."""
 
     t_s: float
     what: str
@@ -56,16 +56,16 @@ class Turn(Struct, frozen=True):
 
 
 class Explanation(Struct, kw_only=True):
-    """What happened to one part of a work, or, without a part, to a work that was rejected on arrival.
+    """What happened to one task of a job, or, without a task, to a job that was rejected on arrival.
 
     `holders` ran when it became ready, `overtakers` became ready later and started earlier; `fragmented` says that
     enough devices were free then, but not side by side. `never_why` tells why it could never become ready, `cut_s`
     where an interrupted journal leaves it unfinished. `turns` are the reasons it was given to wait, and the changes it
-    met while it ran; `widths` tells how many devices a malleable part can have.
+    met while it ran; `widths` tells how many devices a malleable task can have.
     """
 
-    work: str
-    part: str
+    job: str
+    task: str
     kind: str
     width: int
     status: str
@@ -92,26 +92,26 @@ class Explanation(Struct, kw_only=True):
     widths: str = ""
 
 
-def explain(journal: Reader, work: str, part: str | None = None) -> list[Explanation]:
-    """The story of one part, or of all parts of a work, in their order; of one rejected on arrival, one for all."""
+def explain(journal: Reader, job: str, task: str | None = None) -> list[Explanation]:
+    """The story of one task, or of all tasks of a job, in their order; of one rejected on arrival, one for all."""
     try:
-        shapes = journal.header.build_graphs()
+        graphs = journal.header.build_graphs()
     except TaskGraphError as error:
         raise InputError(f"{journal.path}:1: not a usable header: {error}") from None
-    witness = _Witness(journal.header.pool, shapes, work)
+    witness = _Witness(journal.header.pool, graphs, job)
     for _, t, event in journal:
         if witness.see(t, event):
             break
     if witness.arrived is None:
-        raise InputError(f"{journal.path}: no work called {work!r} arrived{did_you_mean(work, witness.others)}")
-    shape = witness.shape
-    if part is not None and shape is not None and part not in shape.index:
-        raise InputError(f"{work!r} has no part {part!r}{did_you_mean(part, shape.index)}")
-    return [story for story in witness.tell() if part is None or story.part in (part, "")]
+        raise InputError(f"{journal.path}: no job called {job!r} arrived{did_you_mean(job, witness.others)}")
+    graph = witness.graph
+    if task is not None and graph is not None and task not in graph.index:
+        raise InputError(f"{job!r} has no task {task!r}{did_you_mean(task, graph.index)}")
+    return [story for story in witness.tell() if task is None or story.task in (task, "")]
 
 
 class _Wait:
-    """What goes on while a part of the work waits."""
+    """What goes on while a task of the job waits."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -122,14 +122,14 @@ class _Wait:
 
 
 class _Witness:
-    """Follows a run and keeps what has to do with one work. An instant is judged when it is over: what starts together
-    overtakes nobody, and devices that were taken when a part became ready were not free for it."""
+    """Follows a run and keeps what has to do with one job. An instant is judged when it is over: what starts together
+    overtakes nobody, and devices that were taken when a task became ready were not free for it."""
 
-    def __init__(self, pool: Pool, shapes: Mapping[str, TaskGraph], work: str) -> None:
+    def __init__(self, pool: Pool, graphs: Mapping[str, TaskGraph], job: str) -> None:
         self.arrived: Arrived | None = None
-        self.shape: TaskGraph | None = None
+        self.graph: TaskGraph | None = None
         self.others: list[str] = []  # some that arrived, in case that the name is wrong
-        self._pool, self._shapes, self._work = pool, shapes, work
+        self._pool, self._graphs, self._job = pool, graphs, job
         self._now, self._ended = 0.0, False
         self._arrived_s, self._rejected = 0.0, ""
         self._stories: list[Explanation] = []
@@ -139,41 +139,41 @@ class _Witness:
         self._began: list[tuple[float, Other]] = []  # at this instant: when ready, and what
 
     def see(self, t: float, event: Recorded) -> bool:
-        """Whether nothing more can happen to the work."""
+        """Whether nothing more can happen to the job."""
         if t > self._now:
             self._settle()
             self._now = t
         if isinstance(event, Start):
-            other = Other(event.work, event.part, event.kind, event.devices, t, event.why)
-            self._running[event.work, event.part] = other
-            if event.work == self._work:
+            other = Other(event.job, event.task, event.kind, event.devices, t, event.why)
+            self._running[event.job, event.task] = other
+            if event.job == self._job:
                 self._start(t, event)
             if self._waits:
                 self._began.append((event.ready_s, other))
         elif isinstance(event, Finished | Failed):
-            self._running.pop((event.work, event.part), None)
-            if event.work == self._work:
+            self._running.pop((event.job, event.task), None)
+            if event.job == self._job:
                 self._end(t, event)
         elif isinstance(event, Arrived):
-            if event.work == self._work:
+            if event.job == self._job:
                 self._arrive(t, event)
             elif len(self.others) < 1000:
-                self.others.append(event.work)
-        elif isinstance(event, Reject) and event.work == self._work:
+                self.others.append(event.job)
+        elif isinstance(event, Reject) and event.job == self._job:
             self._rejected = event.why
             self._give_up()
         elif isinstance(event, Pause | Resume | Resize | Stop | Defer):
             self._turn(t, event)
         elif isinstance(event, Ended):
             self._ended = True
-        return isinstance(event, Complete) and event.work == self._work
+        return isinstance(event, Complete) and event.job == self._job
 
     def _turn(self, t: float, event: Pause | Resume | Resize | Stop | Defer) -> None:
         devices = event.devices if isinstance(event, Resume | Resize) else ()
-        running = self._running.get((event.work, event.part))
+        running = self._running.get((event.job, event.task))
         if running is not None and isinstance(event, Pause | Resume | Resize):
-            self._running[event.work, event.part] = replace(running, devices=devices)
-        story = self._story(event.part) if event.work == self._work else None
+            self._running[event.job, event.task] = replace(running, devices=devices)
+        story = self._story(event.task) if event.job == self._job else None
         if story is None:
             return
         story.turns.append(Turn(t, _TURNS[type(event)], event.why, devices))
@@ -182,33 +182,33 @@ class _Witness:
 
     def _arrive(self, t: float, event: Arrived) -> None:
         self.arrived, self._arrived_s = event, t
-        shape = self.shape = self._shapes.get(event.of)
-        if shape is None or event.fault:
+        graph = self.graph = self._graphs.get(event.of)
+        if graph is None or event.fault:
             return
-        for i, own in enumerate(shape.parts):
+        for i, own in enumerate(graph.tasks):
             story = Explanation(
-                work=event.work,
-                part=own.name,
+                job=event.job,
+                task=own.name,
                 kind=own.kind,
                 width=own.width,
                 widths="" if own.needs == str(own.width) else own.needs,
                 status="waiting",
                 arrived_s=t,
-                after=[shape.parts[j].name for j in shape.after[i]],
-                never_why=shape.never.get(i, ""),
+                after=[graph.tasks[j].name for j in graph.after[i]],
+                never_why=graph.never.get(i, ""),
             )
             self._stories.append(story)
-        self._left = [len(after) for after in shape.after]
-        for i in shape.roots:
-            self._waits[shape.parts[i].name] = _Wait(t)
+        self._left = [len(after) for after in graph.after]
+        for i in graph.roots:
+            self._waits[graph.tasks[i].name] = _Wait(t)
 
-    def _story(self, part: str) -> Explanation | None:
-        index = None if self.shape is None else self.shape.index.get(part)
+    def _story(self, task: str) -> Explanation | None:
+        index = None if self.graph is None else self.graph.index.get(task)
         return None if index is None or not self._stories else self._stories[index]
 
     def _start(self, t: float, event: Start) -> None:
         """The last attempt counts."""
-        story, wait = self._story(event.part), self._waits.pop(event.part, None)
+        story, wait = self._story(event.task), self._waits.pop(event.task, None)
         if story is None:
             return
         story.status, story.started_s, story.attempts = "running", t, story.attempts + 1
@@ -218,18 +218,18 @@ class _Witness:
         story.ready_s, story.waited_s = event.ready_s, t - event.ready_s
 
     def _end(self, t: float, event: Finished | Failed) -> None:
-        story, shape = self._story(event.part), self.shape
-        if story is None or shape is None:
+        story, graph = self._story(event.task), self.graph
+        if story is None or graph is None:
             return
         if isinstance(event, Failed):
             story.status = f"failed: {event.why}"
-            self._waits[event.part] = _Wait(t)
+            self._waits[event.task] = _Wait(t)
             return
         story.status, story.finished_s = "finished", t
-        for j in shape.before[shape.index[event.part]]:
+        for j in graph.before[graph.index[event.task]]:
             self._left[j] -= 1
-            if not self._left[j] and j not in shape.never:
-                self._waits[shape.parts[j].name] = _Wait(t)
+            if not self._left[j] and j not in graph.never:
+                self._waits[graph.tasks[j].name] = _Wait(t)
 
     def _settle(self) -> None:
         """This instant is over."""
@@ -254,8 +254,8 @@ class _Witness:
 
     def _give_up(self) -> None:
         """What waits will not start any more."""
-        for part, wait in self._waits.items():
-            story = self._story(part)
+        for task, wait in self._waits.items():
+            story = self._story(task)
             if story is not None and story.started_s is None:
                 self._waited(story, wait)
         self._waits.clear()
@@ -266,7 +266,7 @@ class _Witness:
         assert self.arrived is not None
         if not self._stories:
             story = Explanation(
-                work=self._work, part="", kind="", width=0, status="rejected", arrived_s=self._arrived_s, after=[]
+                job=self._job, task="", kind="", width=0, status="rejected", arrived_s=self._arrived_s, after=[]
             )
             story.rejected_why = self._rejected or self.arrived.fault
             return [story]
@@ -281,17 +281,17 @@ class _Witness:
 
 def sentences(story: Explanation) -> list[str]:
     """The story in words."""
-    if not story.part:
+    if not story.task:
         why = f": {story.rejected_why}" if story.rejected_why else ""
-        return [f"{story.work} arrived at {story.arrived_s:.2f} s and was rejected on arrival{why}."]
+        return [f"{story.job} arrived at {story.arrived_s:.2f} s and was rejected on arrival{why}."]
     cut = "" if story.cut_s is None else f"The journal breaks off at {story.cut_s:.2f} s, before it "
     lines = [
-        f"{story.work}/{story.part} needs {story.kind} on "
+        f"{story.job}/{story.task} needs {story.kind} on "
         f"{f'{story.widths} devices' if story.widths else _many(story.width, 'device')}; "
-        f"its work arrived at {story.arrived_s:.2f} s."
+        f"its job arrived at {story.arrived_s:.2f} s."
     ]
     if story.rejected_why:
-        lines.append(f"Its work was rejected: {story.rejected_why}.")
+        lines.append(f"Its job was rejected: {story.rejected_why}.")
     if story.ready_s is None:
         waits = f"must wait for {', '.join(story.after)}"
         if cut and not story.never_why:
@@ -328,7 +328,7 @@ def _wait(story: Explanation) -> list[str]:
     """Why it could not start at once, as far as the devices and the others tell."""
     lines, free = [], story.free_when_ready
     if free is not None and len(free) < story.width:
-        held = ", ".join(f"{list(o.devices)} by {o.work}/{o.part} ({o.kind})" for o in story.holders[:_SHOWN])
+        held = ", ".join(f"{list(o.devices)} by {o.job}/{o.task} ({o.kind})" for o in story.holders[:_SHOWN])
         lines.append(f"Only {_free(len(free))} when it became ready" + (f"; held were {held}." if held else "."))
     elif free is not None and story.fragmented:
         named = ", ".join(map(str, free[:_SHOWN])) + (", ..." if len(free) > _SHOWN else "")
@@ -336,8 +336,8 @@ def _wait(story: Explanation) -> list[str]:
     elif free is not None and not any(turn.what == _TURNS[Defer] for turn in story.turns):  # which say it better
         lines.append(f"{_free(len(free))} then, but the policy preferred others.")
     if story.overtaken_by:
-        first = ", ".join(f"{o.work}/{o.part} ({o.kind}, {o.why})" for o in story.overtakers[:3])
-        lines.append(f"{_many(story.overtaken_by, 'part')} became ready later and started earlier, first {first}.")
+        first = ", ".join(f"{o.job}/{o.task} ({o.kind}, {o.why})" for o in story.overtakers[:3])
+        lines.append(f"{_many(story.overtaken_by, 'task')} became ready later and started earlier, first {first}.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The guard: keeps its own books of works, devices and order, and refuses what the rules do not allow."""
+"""The guard: keeps its own books of jobs, devices and order, and refuses what the rules do not allow."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.resources import Ledger, Pool
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 
 
 class _Open:
-    """What the guard knows of a work that has arrived and is not closed."""
+    """What the guard knows of a job that has arrived and is not closed."""
 
-    __slots__ = ("fault", "last", "left", "ready", "shape", "state", "waiting")
+    __slots__ = ("fault", "graph", "last", "left", "ready", "state", "waiting")
 
-    def __init__(self, shape: TaskGraph, fault: str, now: float) -> None:
-        self.shape = shape
+    def __init__(self, graph: TaskGraph, fault: str, now: float) -> None:
+        self.graph = graph
         self.fault = fault
-        self.last = now  # the end of the part that ended last
-        self.ready = [now] * len(shape.parts)
-        self.waiting = shape.waits.copy()
-        self.state = bytearray(len(shape.parts))
-        self.left = len(shape.parts)
+        self.last = now  # the end of the task that ended last
+        self.ready = [now] * len(graph.tasks)
+        self.waiting = graph.waits.copy()
+        self.state = bytearray(len(graph.tasks))
+        self.left = len(graph.tasks)
 
 
 _IDLE, _RUNNING, _DONE = 0, 1, 2
@@ -49,19 +49,19 @@ _NOTHING = TaskGraph("", (), ())
 class Guard:
     """Keeps its own books and refuses what the rules do not allow, whatever the scheduler believes."""
 
-    def __init__(self, pool: Pool, shapes: Mapping[str, TaskGraph]) -> None:
+    def __init__(self, pool: Pool, graphs: Mapping[str, TaskGraph]) -> None:
         self._ledger = Ledger(pool)
-        self._shapes = shapes
+        self._graphs = graphs
         self._open: dict[str, _Open] = {}
         self._held: dict[tuple[str, str], tuple[int, ...]] = {}
         self._paused: dict[tuple[str, str], None] = {}
         self._stopping: set[tuple[str, str]] = set()
-        self._batches: dict[int, tuple[Start, float, int]] = {}  # the first part, its time, how many run
+        self._batches: dict[int, tuple[Start, float, int]] = {}  # the first task, its time, how many run
         self._in_batch: dict[tuple[str, str], int] = {}
         self._ended_batches: set[int] = set()
 
     @property
-    def open_works(self) -> list[str]:
+    def open_jobs(self) -> list[str]:
         return list(self._open)
 
     @property
@@ -76,11 +76,11 @@ class Guard:
     def see(self, stimulus: Stimulus, now: float) -> None:
         """Follow what happened."""
         if type(stimulus) is Finished or type(stimulus) is Failed:
-            self._release((stimulus.work, stimulus.part))
-            opened = self._open.get(stimulus.work)
-            if opened is None:  # its work was rejected while it ran
+            self._release((stimulus.job, stimulus.task))
+            opened = self._open.get(stimulus.job)
+            if opened is None:  # its job was rejected while it ran
                 return
-            i = opened.shape.index[stimulus.part]
+            i = opened.graph.index[stimulus.task]
             if type(stimulus) is Failed:
                 opened.state[i] = _IDLE
                 opened.ready[i] = now
@@ -88,28 +88,28 @@ class Guard:
             opened.state[i] = _DONE
             opened.left -= 1
             opened.last = now
-            for j in opened.shape.before[i]:
+            for j in opened.graph.before[i]:
                 opened.waiting[j] -= 1
                 opened.ready[j] = now
         elif type(stimulus) is Arrived:
             self._arrive(stimulus, now)
 
-    def _arrive(self, work: Arrived, now: float) -> None:
-        shape = self._shapes.get(work.of, _NOTHING)
+    def _arrive(self, job: Arrived, now: float) -> None:
+        graph = self._graphs.get(job.of, _NOTHING)
         problem = ""
-        if work.work in self._open:
+        if job.job in self._open:
             problem = "it arrived before"
-        elif work.fault:
+        elif job.fault:
             pass  # all that can be done is to reject it
-        elif shape is _NOTHING:
-            problem = f"there is no shape {work.of!r}"
-        elif len(work.sizes) != len(shape.parts):
-            problem = f"found {len(work.sizes)} sizes, expected one for each of the {len(shape.parts)} parts"
-        elif not all(0 <= size < inf for size in work.sizes):
-            problem = f"found sizes {list(work.sizes)}, expected seconds"
+        elif graph is _NOTHING:
+            problem = f"there is no graph {job.of!r}"
+        elif len(job.sizes) != len(graph.tasks):
+            problem = f"found {len(job.sizes)} sizes, expected one for each of the {len(graph.tasks)} tasks"
+        elif not all(0 <= size < inf for size in job.sizes):
+            problem = f"found sizes {list(job.sizes)}, expected seconds"
         if problem:
-            raise InputError(f"[{now:.2f}s] arrival of {work.work} refused: {problem}")
-        self._open[work.work] = _Open(shape, work.fault, now)
+            raise InputError(f"[{now:.2f}s] arrival of {job.job} refused: {problem}")
+        self._open[job.job] = _Open(graph, job.fault, now)
 
     def _release(self, key: tuple[str, str]) -> None:
         devices = self._held.pop(key, None)
@@ -134,14 +134,14 @@ class Guard:
         if type(order) is Start:
             problem = self._problem(order, now)
             if problem is not None:
-                where = f"[{now:.2f}s] start of {order.work}/{order.part} on {list(order.devices)} refused: "
+                where = f"[{now:.2f}s] start of {order.job}/{order.task} on {list(order.devices)} refused: "
                 raise PolicyError(where + problem)
             self._take(order, now)
         elif type(order) is Complete:
-            problem = self._incomplete(order.work, now)
+            problem = self._incomplete(order.job, now)
             if problem is not None:
-                raise PolicyError(f"[{now:.2f}s] {order.work} was called complete, but {problem}")
-            del self._open[order.work]
+                raise PolicyError(f"[{now:.2f}s] {order.job} was called complete, but {problem}")
+            del self._open[order.job]
         elif type(order) is WakeAt:
             if not now < order.at_s < inf:
                 raise PolicyError(f"[{now:.2f}s] asked to be woken at {order.at_s} s, which is not in the future")
@@ -151,23 +151,23 @@ class Guard:
             problem = self._change(order)
             if problem is not None:
                 what = type(order).__name__.lower()
-                raise PolicyError(f"[{now:.2f}s] {what} of {order.work}/{order.part} refused: {problem}")
+                raise PolicyError(f"[{now:.2f}s] {what} of {order.job}/{order.task} refused: {problem}")
         else:
             raise PolicyError(f"[{now:.2f}s] {order!r} is not an instruction")
 
     def _put_off(self, order: Reject | Defer, now: float) -> None:
         """For now, or for good."""
         what = "rejected" if type(order) is Reject else "deferred"
-        if order.work not in self._open:
-            raise PolicyError(f"[{now:.2f}s] {what} {order.work}, which has not arrived or is closed")
+        if order.job not in self._open:
+            raise PolicyError(f"[{now:.2f}s] {what} {order.job}, which has not arrived or is closed")
         if not order.why:
-            raise PolicyError(f"[{now:.2f}s] {what} {order.work} without a reason")
+            raise PolicyError(f"[{now:.2f}s] {what} {order.job} without a reason")
         if type(order) is Reject:
-            del self._open[order.work]
+            del self._open[order.job]
 
     def _change(self, order: Change) -> str | None:
         """Take note of a change of something that was started, or say why it is not allowed."""
-        key = (order.work, order.part)
+        key = (order.job, order.task)
         held = self._held.get(key)
         paused = key in self._paused
         if held is None and not paused:
@@ -181,9 +181,9 @@ class Guard:
             return None
         if key in self._in_batch:
             return "it runs in a batch"
-        opened = self._open.get(order.work)
+        opened = self._open.get(order.job)
         if opened is None:
-            return "its work is closed"
+            return "its job is closed"
         if type(order) is Pause:
             if held is None:
                 return "it is paused"
@@ -196,10 +196,10 @@ class Guard:
         return None
 
     def _move(self, key: tuple[str, str], order: Resume | Resize, opened: _Open) -> str | None:
-        """Give a part other devices, or say why it cannot have them."""
-        part = opened.shape.parts[opened.shape.index[order.part]]
-        if not part.fits(len(order.devices)):
-            return f"it needs {part.needs} devices, found {len(order.devices)}"
+        """Give a task other devices, or say why it cannot have them."""
+        task = opened.graph.tasks[opened.graph.index[order.task]]
+        if not task.fits(len(order.devices)):
+            return f"it needs {task.needs} devices, found {len(order.devices)}"
         if not 0 <= order.run_s < inf:
             return f"expected seconds, found a run of {order.run_s} s"
         old = self._held.get(key, ())
@@ -211,39 +211,39 @@ class Guard:
             self._paused.pop(key, None)
         return problem
 
-    def _incomplete(self, work: str, now: float) -> str | None:
-        """Why a work is not complete, or None."""
-        opened = self._open.get(work)
+    def _incomplete(self, job: str, now: float) -> str | None:
+        """Why a job is not complete, or None."""
+        opened = self._open.get(job)
         if opened is None:
             return "it has not arrived or is closed"
         if opened.fault:
             return f"it cannot run: {opened.fault}"
         if opened.left:
-            lacking = [part.name for part, s in zip(opened.shape.parts, opened.state, strict=True) if s != _DONE]
+            lacking = [task.name for task, s in zip(opened.graph.tasks, opened.state, strict=True) if s != _DONE]
             return f"it lacks {', '.join(lacking)}"
-        return f"its last part ended at {opened.last} s" if opened.last != now else None
+        return f"its last task ended at {opened.last} s" if opened.last != now else None
 
     def _problem(self, order: Start, now: float) -> str | None:
         """Why a start is not allowed, or None."""
-        opened = self._open.get(order.work)
+        opened = self._open.get(order.job)
         if opened is None:
-            return "the work has not arrived or is closed"
+            return "the job has not arrived or is closed"
         if opened.fault:
-            return f"the work cannot run: {opened.fault}"
-        shape = opened.shape
-        i = shape.index.get(order.part)
+            return f"the job cannot run: {opened.fault}"
+        graph = opened.graph
+        i = graph.index.get(order.task)
         if i is None:
-            return f"{shape.name} has no such part"
-        part = shape.parts[i]
+            return f"{graph.name} has no such task"
+        task = graph.tasks[i]
         if opened.state[i] != _IDLE:
             return "it was started before"
         if opened.waiting[i]:
-            missing = [shape.parts[j].name for j in shape.after[i] if opened.state[j] != _DONE]
+            missing = [graph.tasks[j].name for j in graph.after[i] if opened.state[j] != _DONE]
             return f"it must wait for {', '.join(missing)}"
-        if i in shape.never:
-            return f"it can never run: it {shape.never[i]}"
-        if part.kind != order.kind or (part.width != len(order.devices) and not part.fits(len(order.devices))):
-            return f"it needs {part.kind} on {part.needs} devices, found {order.kind} on {len(order.devices)}"
+        if i in graph.never:
+            return f"it can never run: it {graph.never[i]}"
+        if task.kind != order.kind or (task.width != len(order.devices) and not task.fits(len(order.devices))):
+            return f"it needs {task.kind} on {task.needs} devices, found {order.kind} on {len(order.devices)}"
         if order.ready_s != opened.ready[i]:
             return f"it has been ready since {opened.ready[i]} s, found {order.ready_s} s"
         if not (0 <= order.setup_s < inf and 0 <= order.run_s < inf):
@@ -253,7 +253,7 @@ class Guard:
         return self._batch_problem(order, now)
 
     def _batch_problem(self, order: Start, now: float) -> str | None:
-        """The parts of a batch run as one: they start together, on the same devices, as the same, for as long."""
+        """The tasks of a batch run as one: they start together, on the same devices, as the same, for as long."""
         if order.batch in self._ended_batches:
             return f"batch {order.batch} ended before"
         if order.batch not in self._batches:
@@ -272,9 +272,9 @@ class Guard:
         return None
 
     def _take(self, order: Start, now: float) -> None:
-        key = (order.work, order.part)
-        opened = self._open[order.work]
-        opened.state[opened.shape.index[order.part]] = _RUNNING
+        key = (order.job, order.task)
+        opened = self._open[order.job]
+        opened.state[opened.graph.index[order.task]] = _RUNNING
         self._held[key] = order.devices
         if order.batch:
             first, began, members = self._batches.get(order.batch, (order, now, 0))

@@ -22,28 +22,28 @@ from dovetail.core.errors import InputError, PolicyError, cannot_write
 from dovetail.core.events import Event, Instruction, Rows, Stimulus
 from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 
-VERSION = 1
+VERSION = 2
 _BUFFER = 1 << 20
 
 
 class TaskGraphRecord(Struct, frozen=True, omit_defaults=True):
-    """A shape as the header keeps it."""
+    """A graph as the header keeps it."""
 
     name: str
-    parts: tuple[Task, ...]
+    tasks: tuple[Task, ...]
     edges: tuple[tuple[str, str], ...] = ()
     never: dict[str, str] = {}
 
     @classmethod
-    def of(cls, shape: TaskGraph) -> TaskGraphRecord:
-        names = [part.name for part in shape.parts]
-        edges = tuple((names[i], names[j]) for i, targets in enumerate(shape.before) for j in targets)
-        return cls(shape.name, shape.parts, edges, {names[i]: why for i, why in shape.never.items()})
+    def of(cls, graph: TaskGraph) -> TaskGraphRecord:
+        names = [task.name for task in graph.tasks]
+        edges = tuple((names[i], names[j]) for i, targets in enumerate(graph.before) for j in targets)
+        return cls(graph.name, graph.tasks, edges, {names[i]: why for i, why in graph.never.items()})
 
     def build(self) -> TaskGraph:
-        return TaskGraph(self.name, self.parts, self.edges, self.never)
+        return TaskGraph(self.name, self.tasks, self.edges, self.never)
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -57,11 +57,11 @@ class Header(Struct, frozen=True, kw_only=True):
     mode: str = ""
     seed: int = 0
     pool: Pool
-    shapes: tuple[TaskGraphRecord, ...] = ()
+    graphs: tuple[TaskGraphRecord, ...] = ()
     facts: dict[str, Any] = {}
 
     def build_graphs(self) -> dict[str, TaskGraph]:
-        return {record.name: record.build() for record in self.shapes}
+        return {record.name: record.build() for record in self.graphs}
 
 
 class Ended(Event, frozen=True, tag="ended"):
@@ -243,6 +243,8 @@ class Reader:
             version = _version(first).journal
             if version > VERSION:
                 raise InputError(f"{path}:1: journal version {version}; this Dovetail reads up to {VERSION}")
+            if version < VERSION:
+                raise InputError(f"{path}:1: journal version {version}, of an older Dovetail; expected {VERSION}")
             self.header = _header(first)
         except _UNREADABLE as error:
             raise InputError(f"{path}:1: not a Dovetail journal: {error}") from None

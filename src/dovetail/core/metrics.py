@@ -42,14 +42,14 @@ class DeviceFigures(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """`part_wait_s` is the time that parts were ready or paused, `service_s` the time that they ran; `device_s` counts
+    """`task_wait_s` is the time that tasks were ready or paused, `service_s` the time that they ran; `device_s` counts
     every second of every device that was held."""
 
     arrived: int
     completed: int
     rejected: int
     late: int
-    parts: int
+    tasks: int
     failures: int
     makespan_s: float
     switches: int
@@ -57,8 +57,8 @@ class Figures(Struct, frozen=True):
     loads: int
     load_time_s: float
     response_s: Spread
-    part_wait_s: Spread
-    part_response_s: Spread
+    task_wait_s: Spread
+    task_response_s: Spread
     devices: list[DeviceFigures]
     kinds: dict[str, int]
     service_s: Spread
@@ -77,7 +77,7 @@ class Figures(Struct, frozen=True):
 
 def recount(figures: Figures) -> dict[str, float]:
     """The figures under the names that a summary gives them."""
-    names = ("arrived", "completed", "rejected", "late", "parts", "failures", "makespan_s", "switches", "switch_time_s")
+    names = ("arrived", "completed", "rejected", "late", "tasks", "failures", "makespan_s", "switches", "switch_time_s")
     response = figures.response_s
     return {
         **{name: getattr(figures, name) for name in (*names, "loads", "load_time_s", "utilisation")},
@@ -86,13 +86,13 @@ def recount(figures: Figures) -> dict[str, float]:
         "p99_request_s": response.p99,
         "min_request_s": response.min,
         "max_request_s": response.max,
-        "avg_wait_s": figures.part_wait_s.mean,
-        "p99_wait_s": figures.part_wait_s.p99,
+        "avg_wait_s": figures.task_wait_s.mean,
+        "p99_wait_s": figures.task_wait_s.p99,
     }
 
 
 class _Running:
-    """A part that was started: its devices since its last change (none: it is paused), and what went before."""
+    """A task that was started: its devices since its last change (none: it is paused), and what went before."""
 
     __slots__ = ("began", "devices", "service_s", "since", "start", "wait")
 
@@ -102,17 +102,17 @@ class _Running:
 
 
 class Metrics:
-    """Follows a run step by step. Keeps some bytes per work and part, and nothing of what is done with."""
+    """Follows a run step by step. Keeps some bytes per job and task, and nothing of what is done with."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._arrived: dict[str, tuple[float, float | None]] = {}
         self._running: dict[tuple[str, str], _Running] = {}
-        self._batches: dict[int, int] = {}  # how many parts of each batch run
+        self._batches: dict[int, int] = {}  # how many tasks of each batch run
         self._counts = {"arrived": 0, "completed": 0, "rejected": 0, "late": 0, "failures": 0}
         self._switches, self._switch_s, self._loads, self._load_s = 0, 0.0, 0, 0.0
         self._makespan = 0.0
-        self._response, self._wait, self._part_response, self._service = (array("d") for _ in range(4))
+        self._response, self._wait, self._task_response, self._service = (array("d") for _ in range(4))
         self._pauses, self._resizes, self._paused_s = 0, 0, 0.0
         self._busy = [0.0] * len(pool)
         self._setup = [0.0] * len(pool)
@@ -128,9 +128,9 @@ class Metrics:
                 self._finish(t, event, True)
             elif kind is Arrived:
                 self._counts["arrived"] += 1
-                self._arrived[event.work] = (t, event.due_s)
+                self._arrived[event.job] = (t, event.due_s)
             elif kind is Complete:
-                arrived, due = self._arrived.pop(event.work)
+                arrived, due = self._arrived.pop(event.job)
                 self._counts["completed"] += 1
                 self._makespan = max(self._makespan, t)
                 self._counts["late"] += due is not None and t - arrived > due
@@ -140,12 +140,12 @@ class Metrics:
                 self._finish(t, event, False)
             elif kind is Reject:
                 self._counts["rejected"] += 1
-                self._arrived.pop(event.work, None)
+                self._arrived.pop(event.job, None)
             elif kind is Pause or kind is Resume or kind is Resize:
                 self._change(t, event)
 
     def _start(self, t: float, start: Start) -> None:
-        self._running[start.work, start.part] = _Running(t, start, len(self._wait))
+        self._running[start.job, start.task] = _Running(t, start, len(self._wait))
         self._wait.append(t - start.ready_s)
         if start.batch:
             before = self._batches.get(start.batch, 0)
@@ -160,14 +160,14 @@ class Metrics:
             self._load_s += start.setup_s
 
     def _change(self, t: float, event: Pause | Resume | Resize) -> None:
-        run = self._running[event.work, event.part]
+        run = self._running[event.job, event.task]
         self._pass(t, run)
         run.devices = () if isinstance(event, Pause) else event.devices
         self._pauses += isinstance(event, Pause)
         self._resizes += isinstance(event, Resize)
 
     def _pass(self, t: float, run: _Running) -> None:
-        """Time passes for a part since its last change: its devices were busy, or it waited."""
+        """Time passes for a task since its last change: its devices were busy, or it waited."""
         past_s, run.since = t - run.since, t
         if run.devices or not run.start.devices:
             run.service_s += past_s
@@ -178,12 +178,12 @@ class Metrics:
             self._busy[device] += past_s
 
     def _finish(self, t: float, event: Finished | Failed, good: bool) -> None:
-        run = self._running.pop((event.work, event.part))
+        run = self._running.pop((event.job, event.task))
         start = run.start
         self._makespan = max(self._makespan, t)
         if good:
             self._kinds[start.kind] = self._kinds.get(start.kind, 0) + 1
-            self._part_response.append(t - start.ready_s)
+            self._task_response.append(t - start.ready_s)
         counts = not start.batch or self._leave(start.batch)  # the devices of a batch are busy once
         if counts:
             self._pass(t, run)
@@ -197,7 +197,7 @@ class Metrics:
                 self._setup[gpu] += setup_s
 
     def _leave(self, batch: int) -> bool:
-        """Whether the batch's last part has ended; until then its devices are busy."""
+        """Whether the batch's last task has ended; until then its devices are busy."""
         left = self._batches.pop(batch) - 1
         if left:
             self._batches[batch] = left
@@ -211,15 +211,15 @@ class Metrics:
         ]
         return Figures(
             **self._counts,
-            parts=sum(self._kinds.values()),
+            tasks=sum(self._kinds.values()),
             makespan_s=span,
             switches=self._switches,
             switch_time_s=self._switch_s,
             loads=self._loads,
             load_time_s=self._load_s,
             response_s=Spread.of(self._response),
-            part_wait_s=Spread.of(self._wait),
-            part_response_s=Spread.of(self._part_response),
+            task_wait_s=Spread.of(self._wait),
+            task_response_s=Spread.of(self._task_response),
             devices=devices,
             kinds=dict(sorted(self._kinds.items())),
             service_s=Spread.of(self._service),

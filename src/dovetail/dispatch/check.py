@@ -56,20 +56,20 @@ class Rules:
         for event in events:
             if isinstance(event, Arrived):
                 self._arrived(event)
-            elif isinstance(event, Complete) and event.work in self._open:
-                self._done.append((*self._open.pop(event.work), event.work))
+            elif isinstance(event, Complete) and event.job in self._open:
+                self._done.append((*self._open.pop(event.job), event.job))
 
     def _arrived(self, event: Arrived) -> None:
         try:
             found = msgspec.convert(event.facts, _Range)
         except msgspec.ValidationError as error:
-            self._faults.add("range", event.work, f"expected start and stop: {error}")
+            self._faults.add("range", event.job, f"expected start and stop: {error}")
             return
         if 0 <= found.start < found.stop <= self._facts.items:
-            self._open[event.work] = (found.start, found.stop)
+            self._open[event.job] = (found.start, found.stop)
         else:
             expected = f"expected a range within 0 to {self._facts.items}"
-            self._faults.add("range", event.work, f"found {found.start} to {found.stop}, {expected}")
+            self._faults.add("range", event.job, f"found {found.start} to {found.stop}, {expected}")
 
     def finish(self, makespan_s: float) -> None:
         """What only the end can tell."""

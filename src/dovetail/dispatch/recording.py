@@ -19,7 +19,7 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, St
 from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.dispatch.curves import Curve
 from dovetail.dispatch.ledger import Row
 from dovetail.dispatch.policy import Policy
@@ -147,7 +147,7 @@ def _header(run: Run) -> Header:
             tuple(Device(i, name) for i, name in enumerate(run.devices)),
             {name: DeviceType(name) for name in run.devices},
         ),
-        shapes=tuple(map(TaskGraphRecord.of, _SHAPES.values())),
+        graphs=tuple(map(TaskGraphRecord.of, _SHAPES.values())),
         facts=facts,
     )
 

@@ -70,21 +70,21 @@ class Rules:
         self.programs.step(n, t, events)
         for event in events:
             if isinstance(event, Arrived) and event.sizes:
-                self._arrivals[event.work] = (t, event)
+                self._arrivals[event.job] = (t, event)
             self._see(event, t)
 
     def _see(self, event: Any, t: float) -> None:
-        known = self._known.get(getattr(event, "work", ""))
+        known = self._known.get(getattr(event, "job", ""))
         match event:
             case Arrived(fault=""):
                 try:
-                    self._known[event.work] = Known(Ask.of(event.work, event.facts), next(self._places), t)
+                    self._known[event.job] = Known(Ask.of(event.job, event.facts), next(self._places), t)
                 except InputError as error:
-                    self._faults.add("cores", event.work, str(error))
+                    self._faults.add("cores", event.job, str(error))
             case Complete() | Reject():
-                self._known.pop(event.work, None)
+                self._known.pop(event.job, None)
                 if isinstance(event, Complete):
-                    self._done.add(event.work)
+                    self._done.add(event.job)
             case Ended():
                 self._claimed = event.summary
             case _ if known is not None:
@@ -92,23 +92,23 @@ class Rules:
                 if isinstance(event, Start | Resume | Resize):
                     self._started(event, known)
                 elif isinstance(event, Pause | Finished | Failed):
-                    self._ran(event.work, known)
+                    self._ran(event.job, known)
 
     def _started(self, event: Start | Resume | Resize, known: Known) -> None:
         least, _, most = known.bounds(self._options, self._cores)
         if self._legacy:
             return
         if not least <= known.has <= most:
-            self._faults.add("cores", event.work, f"found {known.has} cores, expected {least} to {most}")
+            self._faults.add("cores", event.job, f"found {known.has} cores, expected {least} to {most}")
         lacks = [other for other in known.ask.after if other not in self._done]
         if known.held or lacks:
             why = "its user paused it" if known.held else f"it waits for {lacks[0]}"
-            self._faults.add("held", event.work, f"{type(event).__name__.lower()}, but {why}")
+            self._faults.add("held", event.job, f"{type(event).__name__.lower()}, but {why}")
         if not isinstance(event, Resize):
             self._overtakes(event, known)
         if known.failures > known.ask.retries:
             self._faults.add(
-                "tries", event.work, f"started after {known.failures} failures, expected {known.ask.retries} retries"
+                "tries", event.job, f"started after {known.failures} failures, expected {known.ask.retries} retries"
             )
 
     def _overtakes(self, event: Start | Resume, known: Known) -> None:
@@ -120,7 +120,7 @@ class Rules:
         for work, other in self._known.items():
             theirs = other.turn(options, now)
             if other.is_of_age(options, now) and theirs is not None and theirs < mine and self._may_start(other):
-                self._faults.add("overtaken", event.work, f"starts before {work}, which waits since {other.queued_s} s")
+                self._faults.add("overtaken", event.job, f"starts before {work}, which waits since {other.queued_s} s")
 
     def _ran(self, work: str, known: Known) -> None:
         limit_s = known.ask.limit_s

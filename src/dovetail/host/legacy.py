@@ -20,7 +20,7 @@ from dovetail.core.events import (
     Start,
     Stimulus,
 )
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.host.cores import Cores
 from dovetail.host.curves import curve
 from dovetail.host.legacy_grants import Threads, always_attend, max_prop, strict
@@ -79,7 +79,7 @@ class LegacyScheduler:
             if isinstance(stimulus, Arrived):
                 self._arrived(stimulus, now)
             elif isinstance(stimulus, Asked) and stimulus.what == "resize" and stimulus.value is not None:
-                self._update(stimulus.work, int(stimulus.value), now)
+                self._update(stimulus.job, int(stimulus.value), now)
         if ended and self._free:
             self._grow(now)
         factor = self._factor()
@@ -101,24 +101,24 @@ class LegacyScheduler:
 
     def _arrived(self, event: Arrived, now: float) -> None:
         if event.fault:
-            self._out.append(Reject(event.work, event.fault))
+            self._out.append(Reject(event.job, event.fault))
             return
-        ask = Ask.of(event.work, event.facts)
-        kind = self._shapes[event.of].parts[0].kind
+        ask = Ask.of(event.job, event.facts)
+        kind = self._shapes[event.of].tasks[0].kind
         self._count += 1
-        program = Program(event.work, kind, self._count, ask, event.sizes[0], curve(ask.curve), now)
-        self._all[event.work] = container = _Container(program)
+        program = Program(event.job, kind, self._count, ask, event.sizes[0], curve(ask.curve), now)
+        self._all[event.job] = container = _Container(program)
         self._new.append(container)
 
     def _ended(self, end: Finished | Failed, now: float) -> None:
-        container = self._running.pop(end.work)
+        container = self._running.pop(end.job)
         program = container.program
         self._cores.give_back(program.cores)
         program.cores = ()
         self._pending = [c for c in self._pending if c is not container]
         if isinstance(end, Finished):
-            del self._all[end.work]
-            self._out.append(Complete(end.work))
+            del self._all[end.job]
+            self._out.append(Complete(end.job))
             return
         program.left, program.state, program.ready_s = program.size, WAITING, now  # from scratch
         container.has, container.grown = (0, 0), False

@@ -86,15 +86,15 @@ class Programs:
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
-            if not isinstance(event, Arrived) and getattr(event, "work", None) not in self.rows:
+            if not isinstance(event, Arrived) and getattr(event, "job", None) not in self.rows:
                 continue  # nothing of a program, or of none that is known
             match event:
                 case Arrived():
                     asked, priority = event.facts.get("cores", 0), event.facts.get("priority", 0)
-                    row = Row(program=event.work, image=event.of, asked=asked, priority=priority, arrived_s=t)
-                    self.rows[event.work] = row
+                    row = Row(program=event.job, image=event.of, asked=asked, priority=priority, arrived_s=t)
+                    self.rows[event.job] = row
                 case Asked(what="resize"):
-                    self.updates.append((t, event.work))
+                    self.updates.append((t, event.job))
                 case Start():
                     self._started(t, event)
                 case Resume() | Resize() | Pause():
@@ -102,37 +102,37 @@ class Programs:
                 case Finished() | Failed():
                     self._ended(t, event)
                 case Complete():
-                    self._closed(t, event.work, "completed", "")
+                    self._closed(t, event.job, "completed", "")
                 case Reject():
-                    self._closed(t, event.work, "rejected", event.why)
+                    self._closed(t, event.job, "rejected", event.why)
                 case Defer():
-                    self.rows[event.work].why = event.why
+                    self.rows[event.job].why = event.why
 
     def _started(self, t: float, start: Start) -> None:
-        row = self.rows[start.work]
+        row = self.rows[start.job]
         if row.started_s is None:
             row.started_s, row.first_run_s, row.first_cores = t, t - row.arrived_s, len(start.devices)
         row.status, row.why = "running", start.why
         row.waiting_s += t - start.ready_s
-        self._has[start.work] = (t, start.devices)
+        self._has[start.job] = (t, start.devices)
 
     def _changed(self, t: float, event: Pause | Resume | Resize) -> None:
-        self._pass(t, event.work)
-        row = self.rows[event.work]
+        self._pass(t, event.job)
+        row = self.rows[event.job]
         row.status, row.why = ("paused" if isinstance(event, Pause) else "running"), event.why
         row.pauses += isinstance(event, Pause)
         row.resizes += isinstance(event, Resize)
-        self._has[event.work] = (t, () if isinstance(event, Pause) else event.devices)
+        self._has[event.job] = (t, () if isinstance(event, Pause) else event.devices)
 
     def _ended(self, t: float, event: Finished | Failed) -> None:
-        self._pass(t, event.work)
-        self._has.pop(event.work, None)
-        row = self.rows[event.work]
+        self._pass(t, event.job)
+        self._has.pop(event.job, None)
+        row = self.rows[event.job]
         row.ended_s = t
         if isinstance(event, Failed):
             row.failures += 1
             row.status, row.why = "failed", event.why
-            self.failures.append((t, event.work))
+            self.failures.append((t, event.job))
 
     def _pass(self, t: float, work: str) -> None:
         """Time passes for a program since its last change."""

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import explain
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.host.curves import LINEAR, Curve, curve, learned
 
 PART = "run"  # a program is one part

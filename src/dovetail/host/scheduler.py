@@ -23,7 +23,7 @@ from dovetail.core.events import (
     Stop,
     WakeAt,
 )
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.host.admission import Admission
 from dovetail.host.cores import Cores
 from dovetail.host.curves import RATE, curve
@@ -64,7 +64,7 @@ class HostScheduler:
         self._out = []
         for stimulus in stimuli:
             if type(stimulus) is Finished:
-                self._finished(stimulus.work)
+                self._finished(stimulus.job)
             elif type(stimulus) is Failed:
                 self._failed(stimulus, now)
             elif type(stimulus) is Arrived:
@@ -91,15 +91,15 @@ class HostScheduler:
         problem, ask = event.fault, None
         if not problem:
             try:
-                ask = Ask.of(event.work, event.facts)
+                ask = Ask.of(event.job, event.facts)
                 speed_up = curve(ask.curve)
             except InputError as error:
                 problem = str(error)
         if ask is None or problem:
-            self._reject(event.work, problem)
+            self._reject(event.job, problem)
             return
-        kind = self._shapes[event.of].parts[0].kind
-        program = Program(event.work, kind, next(self._seq), ask, event.sizes[0], speed_up, now)
+        kind = self._shapes[event.of].tasks[0].kind
+        program = Program(event.job, kind, next(self._seq), ask, event.sizes[0], speed_up, now)
         self._bound(program, ask.cores)
         strange = [other for other in ask.after if other not in self.programs and other not in self._done]
         if strange:
@@ -110,9 +110,9 @@ class HostScheduler:
         elif self.options.memory_mib is not None and ask.memory_mib > self.options.memory_mib:
             problem = f"needs {ask.memory_mib} MiB, the machine has {self.options.memory_mib} MiB"
         if problem:
-            self._reject(event.work, problem)
+            self._reject(event.job, problem)
             return
-        self.programs[event.work] = program
+        self.programs[event.job] = program
         self._enqueue(program, now)
 
     def _bound(self, program: Program, asked: int) -> None:
@@ -138,15 +138,15 @@ class HostScheduler:
             self._out.append(Complete(work))
 
     def _failed(self, event: Failed, now: float) -> None:
-        program = self._leave(event.work)
+        program = self._leave(event.job)
         if program is None:
             return
         program.attempts += program.stopping != _REQUEUE
         again = program.stopping == _REQUEUE or (not program.stopping and program.attempts <= program.ask.retries)
         if not again:
-            del self.programs[event.work]
+            del self.programs[event.job]
             tries = f" {program.attempts} times" if program.ask.retries else ""
-            self._reject(event.work, program.stopping or f"failed{tries}: {event.why}")
+            self._reject(event.job, program.stopping or f"failed{tries}: {event.why}")
             return
         program.left, program.service_s, program.stopping, program.had = program.size, 0.0, "", ()
         program.state, program.ready_s = WAITING, now
@@ -164,7 +164,7 @@ class HostScheduler:
         return program
 
     def _asked(self, event: Asked, now: float) -> None:
-        program = self.programs.get(event.work)
+        program = self.programs.get(event.job)
         if program is None:
             return
         match event.what, event.value:

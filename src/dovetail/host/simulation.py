@@ -17,7 +17,7 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.host.bounds import makespan_bound_s
 from dovetail.host.curves import curve
 from dovetail.host.inputs import Request
@@ -95,7 +95,7 @@ def header(cores: int, shapes: Mapping[str, TaskGraph], options: Options, mode: 
         options=options.as_dict(),
         mode=mode,
         pool=machine(cores),
-        shapes=tuple(TaskGraphRecord.of(shape) for shape in shapes.values()),
+        graphs=tuple(TaskGraphRecord.of(shape) for shape in shapes.values()),
         facts={"cores": cores, **facts},
     )
 
@@ -117,7 +117,7 @@ def run(
         [programs, *observers],
     )
     done = {name for name, row in programs.rows.items() if row.status == "completed"}
-    completed = [(t, event) for t, event in workload.arrivals if isinstance(event, Arrived) and event.work in done]
+    completed = [(t, event) for t, event in workload.arrivals if isinstance(event, Arrived) and event.job in done]
     bound_s = makespan_bound_s(completed, workload.cores)
     return Outcome(programs.totals(), bound_s, list(programs.rows.values()), steps, end_s)
 

@@ -89,38 +89,38 @@ class Rules:
             elif kind is Complete:
                 self._completed(event)
             elif kind is Reject:
-                sent = self._open.pop(event.work, None)
+                sent = self._open.pop(event.job, None)
                 if sent is not None:
                     self._rejected.add(sent.number)
         if self._buffers is not None:
             self._check_buffers(self._buffers)
 
     def _arrived(self, event: Arrived) -> None:
-        found = _NAME.fullmatch(event.work)
+        found = _NAME.fullmatch(event.job)
         if found is None:
-            self._faults.add("microbatch", event.work, "expected `microbatch` and a number")
+            self._faults.add("microbatch", event.job, "expected `microbatch` and a number")
         elif event.of in self._shapes:
             number = int(found.group(1))
             self._sent.add(number)
             self._rejected.discard(number)
             self._sizes = event.sizes
-            self._open[event.work] = _Sent(number, event.of, event.sizes)
+            self._open[event.job] = _Sent(number, event.of, event.sizes)
 
     def _started(self, start: Start) -> None:
-        sent = self._open.get(start.work)
-        i = None if sent is None else self._shapes[sent.of].index.get(start.part)
+        sent = self._open.get(start.job)
+        i = None if sent is None else self._shapes[sent.of].index.get(start.task)
         if sent is None or i is None:
             return  # the core has said so
-        who = f"{start.work}/{start.part}"
+        who = f"{start.job}/{start.task}"
         # Real replicas of a stage begin when they can; each of them keeps the order.
-        key = (sent.of, start.part, start.devices[0] if self._live and start.devices else -1)
+        key = (sent.of, start.task, start.devices[0] if self._live and start.devices else -1)
         before = self._last.get(key, 0)
         if sent.number <= before:
             self._faults.add("fifo", who, f"started after microbatch {before}")
         self._last[key] = max(sent.number, before)
         if i:
             self._waiting[sent.of, i] = self._waiting.get((sent.of, i), 0) - 1
-        lanes = self._lanes.get(start.part)
+        lanes = self._lanes.get(start.task)
         if lanes and start.devices != (lanes[(sent.number - 1) % len(lanes)],):
             expected = lanes[(sent.number - 1) % len(lanes)]
             self._faults.add("turn", who, f"found device {list(start.devices)}, expected {expected}")
@@ -128,14 +128,14 @@ class Rules:
             self._faults.add("seconds", who, f"found {start.run_s} s, expected {sent.sizes[i]} s")
 
     def _finished(self, event: Finished) -> None:
-        sent = self._open.get(event.work)
-        i = None if sent is None else self._shapes[sent.of].index.get(event.part)
+        sent = self._open.get(event.job)
+        i = None if sent is None else self._shapes[sent.of].index.get(event.task)
         if sent is not None and i is not None:
             self._waiting[sent.of, i + 1] = self._waiting.get((sent.of, i + 1), 0) + 1
 
     def _check_buffers(self, buffers: int) -> None:
         for (of, i), waiting in self._waiting.items():
-            parts = self._shapes[of].parts
+            parts = self._shapes[of].tasks
             if i >= len(parts) or waiting <= buffers:
                 continue
             owner = parts[i] if self._is_stage(parts[i].name) else parts[i - 1]  # buffers belong to stages
@@ -148,13 +148,13 @@ class Rules:
         return any(0 <= device < len(self._types) and self._types[device] != "link" for device in lanes)
 
     def _completed(self, event: Complete) -> None:
-        sent = self._open.pop(event.work, None)
+        sent = self._open.pop(event.job, None)
         if sent is None:
             return
         if sent.number in self._delivered:
-            self._faults.add("delivery", event.work, "came out before")
+            self._faults.add("delivery", event.job, "came out before")
         elif sent.number < self._latest:
-            self._faults.add("delivery", event.work, f"came out after microbatch {self._latest}")
+            self._faults.add("delivery", event.job, f"came out after microbatch {self._latest}")
         self._delivered.add(sent.number)
         self._latest = max(self._latest, sent.number)
 
@@ -167,7 +167,7 @@ class Rules:
         if self._live or not self._sizes or len(self._shapes) != 1:
             return None
         (shape,) = self._shapes.values()
-        rounds = [ceil(len(self._sent) / max(1, len(self._lanes.get(part.name, ())))) for part in shape.parts]
+        rounds = [ceil(len(self._sent) / max(1, len(self._lanes.get(part.name, ())))) for part in shape.tasks]
         latency_s = sum(self._sizes)
         return max(latency_s + (n - 1) * size for n, size in zip(rounds, self._sizes, strict=False))
 

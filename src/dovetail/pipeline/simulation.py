@@ -21,7 +21,7 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.pipeline.curves import curves_of
 from dovetail.pipeline.plan import Plan
 
@@ -130,7 +130,7 @@ class PipelineScheduler:
         out: list[Instruction] = []
         for stimulus in stimuli:
             if isinstance(stimulus, Arrived):
-                self._waiting[0].append((stimulus.work, now))
+                self._waiting[0].append((stimulus.job, now))
             elif isinstance(stimulus, Finished):
                 out += self._end(stimulus, now)
         for i in reversed(range(len(self._waiting))):  # who takes from a buffer goes before who fills it
@@ -145,15 +145,15 @@ class PipelineScheduler:
         return out
 
     def _end(self, finished: Finished, now: float) -> list[Instruction]:
-        i = self._index[finished.part]
+        i = self._index[finished.task]
         lanes = self._lanes[i]
         number = self._began[i] - sum(
             self._busy[device] for device in lanes
         )  # all take equally long, so the oldest ends
         self._busy[lanes[number % len(lanes)]] = False
         if i + 1 == len(self._waiting):
-            return [Complete(finished.work)]
-        self._waiting[i + 1].append((finished.work, now))
+            return [Complete(finished.job)]
+        self._waiting[i + 1].append((finished.job, now))
         return []
 
     def _free(self, i: int) -> int | None:
@@ -210,7 +210,7 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
         policy=plan.method,
         options=options,
         pool=route.pool,
-        shapes=(TaskGraphRecord.of(route.shape),),
+        graphs=(TaskGraphRecord.of(route.shape),),
         facts={
             "model": plan.model,
             "devices": route.devices,

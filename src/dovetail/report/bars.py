@@ -17,8 +17,8 @@ DONE, FAILED, OPEN = 0, 1, 2
 class Bar(Struct, gc=False):
     """One stretch of time on some devices: set up until `start_s + setup_s`, then running until `end_s`.
 
-    `parts` counts the parts of a batch. Of works that share devices each has its bar: number `place` of `sharing`.
-    A bar that `Shelf` merged stands for `merged` bars; what it names then (work, part, kind, reason) is the longest of
+    `tasks` counts the tasks of a batch. Of jobs that share devices each has its bar: number `place` of `sharing`.
+    A bar that `Shelf` merged stands for `merged` bars; what it names then (job, task, kind, reason) is the longest of
     them, and `setup_s` and `run_s` are sums.
     """
 
@@ -27,13 +27,13 @@ class Bar(Struct, gc=False):
     setup_s: float
     run_s: float
     end_s: float
-    work: str
-    part: str
+    job: str
+    task: str
     kind: str
     why: str
     wait_s: float
     replaces: str | None = None
-    parts: int = 1
+    tasks: int = 1
     state: int = DONE
     merged: int = 1
     longest_s: float = 0.0
@@ -48,11 +48,11 @@ class Bar(Struct, gc=False):
 class Bars:
     """Follows a run and gives each bar when it ends. Keeps only what is running.
 
-    A part that needs no device is followed all the same: its bar has no devices, so there is nothing to draw.
+    A task that needs no device is followed all the same: its bar has no devices, so there is nothing to draw.
     """
 
     def __init__(self, pool: Pool, where: str, apart: bool = False) -> None:
-        """With `apart`, parts of a batch are works that share devices, each with a bar of its own."""
+        """With `apart`, tasks of a batch are jobs that share devices, each with a bar of its own."""
         self._apart = apart
         self._sharing: dict[int, list[Bar]] = {}
         self._devices = len(pool)
@@ -83,12 +83,12 @@ class Bars:
             yield _close(bar, max(t, bar.start_s), OPEN)
 
     def _start(self, t: float, start: Start) -> None:
-        key = (start.work, start.part)
+        key = (start.job, start.task)
         if key in self._running:
-            raise InputError(f"{self._where}: {start.work}/{start.part} started again at {t} s while it was running")
+            raise InputError(f"{self._where}: {start.job}/{start.task} started again at {t} s while it was running")
         if not all(0 <= d < self._devices for d in start.devices):
             raise InputError(
-                f"{self._where}: {start.work}/{start.part} started at {t} s on devices {list(start.devices)}; "
+                f"{self._where}: {start.job}/{start.task} started at {t} s on devices {list(start.devices)}; "
                 f"the pool has 0 to {self._devices - 1}"
             )
         if self._apart:
@@ -102,7 +102,7 @@ class Bars:
             members = known[1] + 1 if known else 1
             self._batches[start.batch] = (bar, members)
             self._batch_of[key] = start.batch
-            bar.parts = members
+            bar.tasks = members
 
     def _share(self, key: tuple[str, str], batch: int) -> None:
         if not batch:
@@ -114,11 +114,11 @@ class Bars:
             bar.sharing = len(together)
 
     def _end(self, t: float, event: Finished | Failed) -> Bar | None:
-        """The bar that ends, unless other parts of its batch still run."""
-        key = (event.work, event.part)
+        """The bar that ends, unless other tasks of its batch still run."""
+        key = (event.job, event.task)
         bar = self._running.pop(key, None)
         if bar is None:
-            raise InputError(f"{self._where}: {event.work}/{event.part} ended at {t} s but had not started")
+            raise InputError(f"{self._where}: {event.job}/{event.task} ended at {t} s but had not started")
         state = FAILED if isinstance(event, Failed) else bar.state
         batch = self._batch_of.pop(key, 0)
         if batch:
@@ -131,16 +131,16 @@ class Bars:
         return _close(bar, t, state)
 
     def _change(self, t: float, event: Pause | Resume | Resize) -> Bar | None:
-        """The bar that ends where a part goes on with other devices, or with none: it stands for no part of its own."""
-        key = (event.work, event.part)
+        """The bar that ends where a task goes on with other devices, or with none: it stands for no task of its own."""
+        key = (event.job, event.task)
         bar = self._running.get(key)
         devices = () if isinstance(event, Pause) else event.devices
         if bar is None or not all(0 <= d < self._devices for d in devices):
-            raise InputError(f"{self._where}: {event.work}/{event.part} changed at {t} s to devices {list(devices)}")
-        self._running[key] = Bar(devices, t, 0.0, 0.0, t, bar.work, bar.part, bar.kind, event.why, 0.0)
+            raise InputError(f"{self._where}: {event.job}/{event.task} changed at {t} s to devices {list(devices)}")
+        self._running[key] = Bar(devices, t, 0.0, 0.0, t, bar.job, bar.task, bar.kind, event.why, 0.0)
         if not bar.devices or t <= bar.start_s:
             return None
-        bar.parts = 0
+        bar.tasks = 0
         return _close(bar, t, DONE)
 
 
@@ -151,8 +151,8 @@ def _open(t: float, start: Start) -> Bar:
         start.setup_s,
         0.0,
         t,
-        start.work,
-        start.part,
+        start.job,
+        start.task,
         start.kind,
         start.why,
         max(t - start.ready_s, 0.0),
@@ -214,7 +214,7 @@ class Shelf:
         while len(self._bars) > self.limit // 2 and self.resolution_s <= span:
             self.resolution_s = 2 * self.resolution_s or max(span / self.limit, 1e-9)
             self._merge()
-        if len(self._bars) > self.limit // 2:  # more device windows than bars allowed: one bar each, and no more work
+        if len(self._bars) > self.limit // 2:  # more device windows than bars allowed: one bar each, and no more job
             self.limit *= 2
 
     def _merge(self) -> None:
@@ -234,13 +234,13 @@ class Shelf:
 def _absorb(into: Bar, bar: Bar) -> None:
     if bar.longest_s > into.longest_s:
         into.longest_s, into.wait_s, into.replaces = bar.longest_s, bar.wait_s, bar.replaces
-        into.work, into.part, into.kind, into.why = bar.work, bar.part, bar.kind, bar.why
+        into.job, into.task, into.kind, into.why = bar.job, bar.task, bar.kind, bar.why
     into.end_s = max(into.end_s, bar.end_s)
     if (into.place, into.sharing) != (bar.place, bar.sharing):
         into.setup_s, into.run_s = into.setup_s / into.sharing, into.run_s / into.sharing
         into.place, into.sharing = 0, 1
     into.setup_s += bar.setup_s * into.sharing / bar.sharing
     into.run_s += bar.run_s * into.sharing / bar.sharing
-    into.parts += bar.parts
+    into.tasks += bar.tasks
     into.merged += bar.merged
     into.state = max(into.state, bar.state)

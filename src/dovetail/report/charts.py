@@ -81,7 +81,7 @@ def _steps(values: NDArray[np.float64], x: Callable[[float], float], y: Callable
 
 
 def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: str = "response") -> str:
-    """The share of works completed within a time, one line per run."""
+    """The share of jobs completed within a time, one line per run."""
     top = max((max(values, default=0.0) for values in runs), default=0.0) * 1.02 or 1.0
     unit = unit_for(top)
     width, left, right, above, floor = 1100.0, 46.0, 14.0, 30.0, 230.0

@@ -30,9 +30,9 @@ def _rows(claim: Claim, stories: Sequence[Story]) -> list[list[str]]:
     found = [story.summary.get(claim.key) for story in stories]
     keys = list(dict.fromkeys(key for value in found if isinstance(value, dict) for key in value))
     if keys:
-        parts = [[value.get(key) if isinstance(value, dict) else None for value in found] for key in keys]
+        rows = [[value.get(key) if isinstance(value, dict) else None for value in found] for key in keys]
         return [
-            [f"{claim.name}, {key}", *(_text(v, claim.unit) for v in row)] for key, row in zip(keys, parts, strict=True)
+            [f"{claim.name}, {key}", *(_text(v, claim.unit) for v in row)] for key, row in zip(keys, rows, strict=True)
         ]
     values = [story.claim(claim.key) for story in stories]
     if all(value is None for value in values) or not any(story.summary for story in stories):

@@ -29,11 +29,11 @@ RUN, SETUP, QUEUE, ACTIVE, RUNNING, BY_TYPE = 0, 1, 2, 3, 4, 5  # from the last 
 
 
 class KindFigures(Struct):
-    """What one kind of part (a model) took. Times on devices count each device of a window."""
+    """What one kind of task (a model) took. Times on devices count each device of a window."""
 
     kind: str
     starts: int = 0
-    parts: int = 0
+    tasks: int = 0
     failures: int = 0
     run_device_s: float = 0.0
     setup_device_s: float = 0.0
@@ -43,7 +43,7 @@ class KindFigures(Struct):
 
 
 class TypeFigures(Struct, frozen=True):
-    """The response times of one type of work (a workflow)."""
+    """The response times of one type of job (a workflow)."""
 
     type: str
     arrived: int
@@ -52,10 +52,10 @@ class TypeFigures(Struct, frozen=True):
 
 
 class Incident(Struct, frozen=True):
-    """A work that was rejected, or a part that failed, and why."""
+    """A job that was rejected, or a task that failed, and why."""
 
     t_s: float
-    work: str
+    job: str
     what: str
     why: str
 
@@ -109,16 +109,16 @@ class Story(Struct):
             notes.append(
                 f"This run did not end: its journal breaks off at {self.end_s:,.6g} s"
                 + (" in the middle of a record" if self.torn else "")
-                + f", with {self.unfinished:,} {words.works} unfinished."
+                + f", with {self.unfinished:,} {words.jobs} unfinished."
                 + ("" if self.by_round else " What was still waiting then is not in the queue curve.")
             )
         if self.window:
             notes.append(
-                f"Only {words.works} {self.window[0]:,} to {self.window[1] - 1:,} are measured: {words.response} times "
+                f"Only {words.jobs} {self.window[0]:,} to {self.window[1] - 1:,} are measured: {words.response} times "
                 "are theirs, and the run ends with the last of them."
             )
         if not self.scheduled:
-            notes.append(f"The journal is a summary: it holds no {words.parts}, so there is no schedule to draw.")
+            notes.append(f"The journal is a summary: it holds no {words.tasks}, so there is no schedule to draw.")
         if self.windowed:
             notes.append(
                 f"The pictures over time show {self.from_s:,.6g} s to {self.to_s:,.6g} s; "
@@ -155,7 +155,7 @@ def collect(
 
 
 class _Collector:
-    """Follows the recorded run; keeps some bytes per work, the bars of the shelf, and what is still open."""
+    """Follows the recorded run; keeps some bytes per job, the bars of the shelf, and what is still open."""
 
     def __init__(self, reader: Reader, from_s: float, to_s: float | None, max_bars: int) -> None:
         self._reader = reader
@@ -184,28 +184,28 @@ class _Collector:
             if isinstance(event, Start):
                 self._start(t, event)
             elif isinstance(event, Arrived):
-                self._open[event.work] = (t, event.of)
+                self._open[event.job] = (t, event.of)
                 self._arrived[event.of] = self._arrived.get(event.of, 0) + 1
             elif isinstance(event, Complete):
-                arrived, type_ = self._close(event.work, t)
-                if self._rounds is None or event.work not in self._rounds.unmeasured:
+                arrived, type_ = self._close(event.job, t)
+                if self._rounds is None or event.job not in self._rounds.unmeasured:
                     self._responses.setdefault(type_, array("d")).append(t - arrived)
             elif isinstance(event, Reject):
-                _, type_ = self._close(event.work, t)
+                _, type_ = self._close(event.job, t)
                 if len(self._rejected) < MAX_LISTED:
-                    self._rejected.append(Incident(t, event.work, type_, event.why))
+                    self._rejected.append(Incident(t, event.job, type_, event.why))
             elif isinstance(event, Failed):
                 if len(self._failed) < MAX_LISTED:
-                    self._failed.append(Incident(t, event.work, event.part, event.why))
+                    self._failed.append(Incident(t, event.job, event.task, event.why))
             elif isinstance(event, Ended):
                 self._ended = event
         self._metrics.step(n, t, events)
 
-    def _close(self, work: str, t: float) -> tuple[float, str]:
+    def _close(self, job: str, t: float) -> tuple[float, str]:
         try:
-            arrived_s, type_ = self._open.pop(work)
+            arrived_s, type_ = self._open.pop(job)
         except KeyError:
-            raise InputError(f"{self._reader.path}: {work} was closed at {t} s but is not open") from None
+            raise InputError(f"{self._reader.path}: {job} was closed at {t} s but is not open") from None
         self._line.add(ACTIVE, arrived_s, t)
         return arrived_s, type_
 
@@ -216,7 +216,7 @@ class _Collector:
         return kind
 
     def _start(self, t: float, start: Start) -> None:
-        """Waits are counted per part, also where several start as one."""
+        """Waits are counted per task, also where several start as one."""
         kind = self._kind(start.kind)
         wait_s = max(t - start.ready_s, 0.0)
         kind.starts += 1
@@ -227,7 +227,7 @@ class _Collector:
     def _put(self, bar: Bar) -> None:
         width = len(bar.devices) / bar.sharing
         kind = self._kind(bar.kind)
-        kind.parts += bar.parts
+        kind.tasks += bar.tasks
         kind.failures += bar.state != DONE
         kind.run_device_s += bar.run_s * width
         kind.setup_device_s += bar.setup_s * width
@@ -288,7 +288,7 @@ class _Collector:
         )
 
     def _over_time(self, strip: Strip) -> list[Chart]:
-        """How many works there were, and how much of each type of device was used."""
+        """How many jobs there were, and how much of each type of device was used."""
         words, means = words_for(self._reader.header.level), strip.means
         unit = unit_for(strip.bin_s * len(means[RUN]))
         middles = [(strip.from_s + (i + 0.5) * strip.bin_s) / unit.seconds for i in range(len(means[RUN]))]
@@ -301,10 +301,10 @@ class _Collector:
         lines = [line("active", ACTIVE)]
         used = [line(name, row, 100 / counts[name]) for name, row in self._types.items()]
         if not self._shelf.seen:
-            return [Chart(f"Active {words.works} over time", f"time, {unit.name}", words.works, lines)]
+            return [Chart(f"Active {words.jobs} over time", f"time, {unit.name}", words.jobs, lines)]
         lines += [line("running", RUNNING), line("waiting", QUEUE)]
         return [
-            Chart(f"{words.works.capitalize()} over time", f"time, {unit.name}", words.works, lines),
+            Chart(f"{words.jobs.capitalize()} over time", f"time, {unit.name}", words.jobs, lines),
             Chart(f"{words.devices.capitalize()} in use, by type", f"time, {unit.name}", "in use, %", used),
         ]
 

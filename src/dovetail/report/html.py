@@ -44,7 +44,7 @@ def page(stories: Sequence[Story], title: str | None = None) -> str:
     body += [_run(story, names[i] if several else None, i, colours) for i, story in enumerate(stories)]
     body.append(
         f"<footer>Made by dovetail {__version__} from {'journals' if several else 'a journal'} and nothing else. "
-        f"{look.words_of(stories[0]).response.capitalize()} time: from arrival to the end of the last part. "
+        f"{look.words_of(stories[0]).response.capitalize()} time: from arrival to the end of the last task. "
         "Percentiles interpolate between neighbours.</footer>"
     )
     script = (
@@ -107,7 +107,7 @@ def _figures(story: Story) -> str:
         more.append(f"{figures.failures:,} failures")
     if story.unfinished:
         more.append(f"{story.unfinished:,} unfinished")
-    cards.append(_card(f"{words.works.capitalize()} completed", f"{figures.completed:,}", ", ".join(more)))
+    cards.append(_card(f"{words.jobs.capitalize()} completed", f"{figures.completed:,}", ", ".join(more)))
     return f'<div class="figures">{"".join(cards)}</div>'
 
 
@@ -119,17 +119,17 @@ def _use(story: Story) -> list[str]:
         busiest = max(figures.devices, key=lambda device: device.busy_s, default=None)
         told = f"{look.device_names(story)[busiest.id]}: {look.percent(busiest.utilisation)}, most" if busiest else ""
         pace = look.number(figures.completed / figures.makespan_s) if figures.makespan_s else "0"
-        return [_card("Utilisation", used, told), _card("Throughput", f"{pace} /s", f"{words.works} per second")]
+        return [_card("Utilisation", used, told), _card("Throughput", f"{pace} /s", f"{words.jobs} per second")]
     setup_s = sum(device.setup_s for device in figures.devices)
     busy_s = sum(device.busy_s for device in figures.devices)
-    part = setup_s / busy_s * figures.utilisation if busy_s else 0.0
-    share = f"{look.percent(figures.utilisation - part)} running, {look.percent(part)} {words.setups}"
+    share_s = setup_s / busy_s * figures.utilisation if busy_s else 0.0
+    share = f"{look.percent(figures.utilisation - share_s)} running, {look.percent(share_s)} {words.setups}"
     loads = f"{look.seconds(figures.switch_time_s)} spent; {figures.loads:,} first loads"
     if story.by_round:
         begun = sum(kind.starts for kind in story.kinds)
         paid = sum(kind.setups for kind in story.kinds)
         told = f"{paid:,} of them with a start or {words.setup}"
-        return [_card("Utilisation", used, share), _card(words.parts.capitalize(), f"{begun:,}", told)]
+        return [_card("Utilisation", used, share), _card(words.tasks.capitalize(), f"{begun:,}", told)]
     return [_card("Utilisation", used, share), _card(words.setups.capitalize(), f"{figures.switches:,}", loads)]
 
 
@@ -241,9 +241,9 @@ def _schedule(story: Story, colours: dict[str, str]) -> str:
         '<div class="tools"><button type="button" data-do="+" aria-label="zoom in">+</button>'
         '<button type="button" data-do="-" aria-label="zoom out">&minus;</button>'
         '<button type="button" data-do="0">Whole run</button>'
-        f'<input type="search" placeholder="Find a {words.work}" aria-label="Find a {words.work} by name">'
+        f'<input type="search" placeholder="Find a {words.job}" aria-label="Find a {words.job} by name">'
         '<span class="status hint" role="status"></span>'
-        f'<span class="hint push">wheel: zoom · drag: move · shift-drag: zoom in · click: follow a {words.work}</span>'
+        f'<span class="hint push">wheel: zoom · drag: move · shift-drag: zoom in · click: follow a {words.job}</span>'
         f'</div><div class="gantt"><canvas tabindex="0" role="img" aria-label="{escape(label)}"></canvas></div>'
         f'<ul class="keys" aria-label="Colours">{keys}</ul></section>'
     )
@@ -257,17 +257,17 @@ def _responses(story: Story) -> str:
     words, spread = look.words_of(story), story.figures.response_s
     title = f"{words.response.capitalize()} times"
     if not story.responses_s:
-        return f'<section class="card"><h2>{title}</h2><p class="lead">No {words.work} was completed.</p></section>'
+        return f'<section class="card"><h2>{title}</h2><p class="lead">No {words.job} was completed.</p></section>'
     marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
     marks += [charts.Mark(name, bound_s, "bound") for name, bound_s in look.bounds_of_responses(story)]
     what = (
-        f"{title} of {len(story.responses_s):,} {words.works}: mean {look.seconds(spread.mean)}, "
+        f"{title} of {len(story.responses_s):,} {words.jobs}: mean {look.seconds(spread.mean)}, "
         f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."
     )
     chart = charts.distribution(story.responses_s, marks, what, f"{words.response} time")
     return (
         f'<section class="card"><h2>{title}</h2><p class="lead">{escape(what)} '
-        f"Bars count {words.works}; the line is the share completed within that time.</p>"
+        f"Bars count {words.jobs}; the line is the share completed within that time.</p>"
         f'<div class="scroll">{chart}</div></section>'
     )
 
@@ -285,14 +285,14 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
             ),
             look.seconds(kind.run_device_s),
             *([look.seconds(kind.setup_device_s), f"{kind.setups:,}"] if words.setup else []),
-            f"{kind.parts:,}",
+            f"{kind.tasks:,}",
             look.seconds(kind.wait_s / kind.starts),
             look.seconds(kind.longest_wait_s),
         ]
         for kind in story.kinds
     ]
     setups = [words.setup, words.setups] if words.setup else []
-    heads = ["running", *setups, words.parts, "mean wait", "longest wait"]
+    heads = ["running", *setups, words.tasks, "mean wait", "longest wait"]
     columns = [Column(words.kind, style="name"), Column("", style="bar")]
     columns += [Column(name, number=True) for name in heads]
     counted = ", each of a group counted," if words.setup else ""
@@ -315,7 +315,7 @@ def _types(story: Story) -> str:
     columns = [Column(words.type, style="name")]
     columns += [Column(name, number=True) for name in ("arrived", "completed", "mean", "P50", "P99", "longest")]
     return (
-        f'<section class="card"><h2>{words.works.capitalize()} by {words.type}</h2>'
+        f'<section class="card"><h2>{words.jobs.capitalize()} by {words.type}</h2>'
         f'<p class="lead">{words.response.capitalize()} times, from arrival to completion.</p>'
         f'<div class="scroll">{table(columns, rows)}</div></section>'
     )
@@ -324,11 +324,11 @@ def _types(story: Story) -> str:
 def _incidents(story: Story) -> str:
     words, out = look.words_of(story), ""
     for title, what, listed, total in (
-        (f"Rejected {words.works}", words.type, story.rejected, story.figures.rejected),
-        (f"Failed {words.parts}", words.part, story.failed, story.figures.failures),
+        (f"Rejected {words.jobs}", words.type, story.rejected, story.figures.rejected),
+        (f"Failed {words.tasks}", words.task, story.failed, story.figures.failures),
     ):
         if listed:
-            out += _listed(title, [words.work, what], listed, total)
+            out += _listed(title, [words.job, what], listed, total)
     return out
 
 
@@ -339,7 +339,7 @@ def _listed(title: str, names: Sequence[str], listed: Sequence[Incident], total:
         *(Column(name, style="name") for name in names),
         Column("why"),
     ]
-    rows = [[look.seconds(i.t_s), i.work, i.what, i.why] for i in listed]
+    rows = [[look.seconds(i.t_s), i.job, i.what, i.why] for i in listed]
     return (
         f'<section class="card"><h2>{escape(title)}</h2><p class="lead">{note}</p>'
         f'<div class="scroll">{table(columns, rows)}</div></section>'

@@ -9,8 +9,8 @@ from typing import Any
 from dovetail.report import look
 from dovetail.report.collect import QUEUE, RUN, SETUP, Story
 
-# device, span, start (a), set-up, end (b), kind, work, part, why (y), devices as text (v), wait (q), replaces,
-# number of parts, merged bars, state (f), time run if merged (x), place (o) among those that share (h)
+# device, span, start (a), set-up, end (b), kind, job, task, why (y), devices as text (v), wait (q), replaces,
+# number of tasks, merged bars, state (f), time run if merged (x), place (o) among those that share (h)
 _COLUMNS = ("d", "s", "a", "u", "b", "k", "w", "p", "y", "v", "q", "r", "n", "m", "f", "x", "o", "h")
 _CURVES = (("run", RUN), ("setup", SETUP), ("queue", QUEUE))
 
@@ -52,13 +52,13 @@ def _run_data(story: Story, kinds: Sequence[str], digits: int) -> dict[str, Any]
             round(bar.setup_s, digits),
             round(bar.end_s, digits),
             kind_index[bar.kind],
-            index(bar.work),
-            index(bar.part),
+            index(bar.job),
+            index(bar.task),
             index(bar.why[:500]),
             index(on(bar.devices)),
             round(bar.wait_s, digits),
             index(bar.replaces),
-            bar.parts,
+            bar.tasks,
             bar.merged,
             bar.state,
             round(bar.run_s, digits) if bar.merged > 1 else 0,

@@ -77,7 +77,7 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
                 yield {
                     "ph": "i",
                     "s": "g",
-                    "name": f"rejected {event.work}",
+                    "name": f"rejected {event.job}",
                     "pid": 1,
                     "tid": 1,
                     "ts": now * _US,
@@ -86,33 +86,33 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
             ended = ended or isinstance(event, Ended)
     for bar in bars.still_open(now):
         yield from _slices(bar, tracks)
-    yield from _counter("waiting", "parts", ready, started)
+    yield from _counter("waiting", "tasks", ready, started)
     if by_round:
-        yield from _counter("active", words_for(reader.header.level).works, arrived, closed)
+        yield from _counter("active", words_for(reader.header.level).jobs, arrived, closed)
     if not ended:
         yield {"ph": "i", "s": "g", "name": "this run did not end", "pid": 1, "tid": 1, "ts": now * _US}
 
 
 def _slices(bar: Bar, tracks: dict[int, tuple[int, int]]) -> Iterator[dict[str, Any]]:
     args: dict[str, Any] = {
-        "work": bar.work,
-        "part": bar.part,
+        "job": bar.job,
+        "task": bar.task,
         "kind": bar.kind,
         "why": bar.why,
         "wait_s": bar.wait_s,
         "devices": bar.devices,
         "state": _STATES.get(bar.state, "still running"),
     }
-    if bar.parts > 1:
-        args["batch_of"] = bar.parts
+    if bar.tasks > 1:
+        args["batch_of"] = bar.tasks
     middle = bar.setup_end_s
     for device in bar.devices:
         pid, tid = tracks[device]
         if middle > bar.start_s:
-            change = {"from": bar.replaces, "to": bar.kind, "work": bar.work, "part": bar.part}
+            change = {"from": bar.replaces, "to": bar.kind, "job": bar.job, "task": bar.task}
             name = f"switch {bar.replaces} to {bar.kind}" if bar.replaces else f"load {bar.kind}"
             yield _slice(name, "setup", pid, tid, bar.start_s, middle, change)
-        yield _slice(f"{bar.kind}: {bar.work}/{bar.part}", "run", pid, tid, middle, bar.end_s, args)
+        yield _slice(f"{bar.kind}: {bar.job}/{bar.task}", "run", pid, tid, middle, bar.end_s, args)
 
 
 def _slice(

@@ -17,8 +17,8 @@ from dovetail.core.journal import Reader, Recorded
 from dovetail.report.words import words_for
 
 
-class _Work(Struct):
-    """A work that is not closed yet: since when it waits, or which of its leases runs."""
+class _OpenJob(Struct):
+    """A job that is not closed yet: since when it waits, or which of its leases runs."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class _Work(Struct):
 
 
 class Rounds(Reader):
-    """A journal of rows as one of events. A work has the word of its level and its number for a name."""
+    """A journal of rows as one of events. A job has the word of its level and its number for a name."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -39,15 +39,15 @@ class Rounds(Reader):
         self._restart_s = float(facts.get("restart_s", 0.0))
         window = facts.get("window")
         self.window: tuple[int, int] | None = (window[0], window[1]) if window else None
-        self.unmeasured: set[str] = set()  # works that are there and outside the window
-        self._works: dict[int, _Work] = {}
-        self._lost: dict[int, str] = {}  # works that lose their devices in this step, and why
+        self.unmeasured: set[str] = set()  # jobs that are there and outside the window
+        self._open: dict[int, _OpenJob] = {}
+        self._lost: dict[int, str] = {}  # jobs that lose their devices in this step, and why
         self._shared = 0
         self._now = 0.0
 
     def steps(self) -> Iterator[tuple[int, float, list[Any]]]:
         """Arrivals come at the instant when they happened, which may lie before the step that tells of them."""
-        self._works.clear()
+        self._open.clear()
         for n, t, events in super().steps():
             self._now = t
             self._lost.clear()
@@ -60,11 +60,11 @@ class Rounds(Reader):
             for at_s, event in early:
                 yield n, at_s, [event]
             yield n, t, [event for event in told if not isinstance(event, tuple)]
-            self.unmeasured.difference_update(event.work for event in told if isinstance(event, Complete | Reject))
+            self.unmeasured.difference_update(event.job for event in told if isinstance(event, Complete | Reject))
 
     def waiting_since(self) -> list[float]:
-        """Since when each work waits that is open and does not run."""
-        return [work.since_s for work in self._works.values() if not work.running]
+        """Since when each job waits that is open and does not run."""
+        return [opened.since_s for opened in self._open.values() if not opened.running]
 
     def _tell(self, event: Recorded) -> Iterator[Event | tuple[float, Event]]:
         if not isinstance(event, Rows):
@@ -76,10 +76,10 @@ class Rounds(Reader):
         elif event.of == "stopped":
             yield from map(self._stop, event.columns["id"])
         elif event.of == "completed":
-            yield from (Complete(self._works.pop(job).name) for job in event.columns["id"])
+            yield from (Complete(self._open.pop(job).name) for job in event.columns["id"])
         elif event.of == "rejected":
             rows = zip(event.columns["id"], event.columns["why"], strict=True)
-            yield from (Reject(self._works.pop(job).name, why) for job, why in rows)
+            yield from (Reject(self._open.pop(job).name, why) for job, why in rows)
         elif event.of == "failed":
             for device, jobs in zip(event.columns["device"], event.columns.get("jobs", []), strict=True):
                 self._lost |= dict.fromkeys(jobs, f"{self._words.device} {device} failed")
@@ -89,8 +89,8 @@ class Rounds(Reader):
         names, due = columns.get("name") or [""] * count, columns.get("due_s") or [None] * count
         rows = zip(columns["id"], columns["kind"], columns["at_s"], names, due, strict=True)
         for job, kind, at_s, name, due_s in rows:
-            named = f"{self._words.work} {job} {name}".rstrip()
-            self._works[job] = _Work(named, self._kinds[kind], at_s)
+            named = f"{self._words.job} {job} {name}".rstrip()
+            self._open[job] = _OpenJob(named, self._kinds[kind], at_s)
             if self.window and not self.window[0] <= job < self.window[1]:
                 self.unmeasured.add(named)
             yield at_s, Arrived(named, self._kinds[kind], due_s=due_s)
@@ -102,25 +102,34 @@ class Rounds(Reader):
         batches: dict[frozenset[int], int] = {}
         rows = zip(columns["id"], columns["devices"], besides, columns["why"], prices, strict=True)
         for job, devices, beside, why, price_s in rows:
-            work, reason, batch = self._works[job], self._why[why] if self._why else "", 0
-            work.leases += 1
-            work.running = f"{self._words.part} {work.leases}"
+            opened, reason, batch = self._open[job], self._why[why] if self._why else "", 0
+            opened.leases += 1
+            opened.running = f"{self._words.task} {opened.leases}"
             if beside >= 0:
-                reason += f"; it shares with {self._works[beside].name}"
+                reason += f"; it shares with {self._open[beside].name}"
                 pair = frozenset((job, beside))
                 if pair not in batches:
                     self._shared += 1
                     batches[pair] = self._shared
                 batch = batches[pair]
             yield Start(
-                work.name, work.running, work.kind, tuple(devices), work.since_s, 0.0, reason, price_s, None, batch
+                opened.name,
+                opened.running,
+                opened.kind,
+                tuple(devices),
+                opened.since_s,
+                0.0,
+                reason,
+                price_s,
+                None,
+                batch,
             )
 
     def _stop(self, job: int) -> Event:
-        work = self._works[job]
-        part, work.running, work.since_s = work.running, "", self._now
+        opened = self._open[job]
+        task, opened.running, opened.since_s = opened.running, "", self._now
         why = self._lost.get(job)
-        return Finished(work.name, part) if why is None else Failed(work.name, part, why)
+        return Finished(opened.name, task) if why is None else Failed(opened.name, task, why)
 
 
 def _kind(named: Any) -> str:

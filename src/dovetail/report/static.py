@@ -228,12 +228,12 @@ def _responses(axes: Axes, story: Story) -> None:
     values = np.sort(np.asarray(story.responses_s))
     axes.set_title(f"{words.response.capitalize()} times")
     if not len(values):
-        axes.text(0.5, 0.5, f"no {words.work} was completed", ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, f"no {words.job} was completed", ha="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     unit = look.unit_for(float(values[-1]))
     axes.hist(values / unit.seconds, bins=min(48, max(8, len(values))), color=SOFT, edgecolor="white", linewidth=0.4)
-    axes.set_ylabel(words.works)
+    axes.set_ylabel(words.jobs)
     axes.set_xlabel(f"{words.response} time, {unit.name}")
     share = axes.twinx()
     share.step(values / unit.seconds, np.arange(1, len(values) + 1) / len(values) * 100, where="post", color=ACCENT)

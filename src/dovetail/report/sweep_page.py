@@ -44,7 +44,7 @@ _RHO = Figure(
 )
 _JAIN = Figure("jain", "Jain's index", 1.0, 1.0, lead="Of 1/rho: 1 if all jobs were treated alike.")
 _ENVY = Figure(
-    "envy", "envious pairs, %", 0.01, 100.0, lead="Pairs of jobs where one would rather have the other's part."
+    "envy", "envious pairs, %", 0.01, 100.0, lead="Pairs of jobs where one would rather have the other's task."
 )
 _LATE = Figure("late", "missed deadlines, %", 0.01, 100.0, lead="Of the jobs that have one.")
 

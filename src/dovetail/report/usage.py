@@ -18,7 +18,7 @@ class Use(NamedTuple):
     type: str
     run: float
     setup: float
-    parts: int
+    tasks: int
 
 
 def uses(story: Story) -> list[Use]:
@@ -40,7 +40,7 @@ def uses(story: Story) -> list[Use]:
             name,
             sum(use.run for use in group) / len(group),
             sum(use.setup for use in group) / len(group),
-            sum(use.parts for use in group),
+            sum(use.tasks for use in group),
         )
         for name, group in groups.items()
     ]
@@ -59,17 +59,17 @@ def usage_card(story: Story) -> str:
             f'<i class="setup" style="width:{use.setup * 100:.2f}%"></i></div>'
         )
         shares = [look.percent(use.run), *([look.percent(use.setup)] if words.setup else []), look.percent(idle)]
-        rows.append([use.name, *([] if grouped else [use.type]), Raw(stack), *shares, f"{use.parts:,}"])
+        rows.append([use.name, *([] if grouped else [use.type]), Raw(stack), *shares, f"{use.tasks:,}"])
     columns = [Column(words.devices if grouped else words.device, style="whole")]
     columns += [] if grouped else [Column("type", style="whole")]
     columns.append(Column("", style="bar"))
-    heads = ["running", *([words.setup] if words.setup else []), "idle", words.parts]
+    heads = ["running", *([words.setup] if words.setup else []), "idle", words.tasks]
     columns += [Column(name, number=True) for name in heads]
     setup_key = f'<i class="swatch setup"></i> {words.setup}, ' if words.setup else ""
     what = f"the {words.devices} of each type" if grouped else f"each {words.device}"
     return (
         f'<section class="card"><h2>Utilisation</h2><p class="lead">What {what} did until the last '
-        f'{words.part} ended: <i class="swatch" style="--c:var(--accent)"></i> running, '
+        f'{words.task} ended: <i class="swatch" style="--c:var(--accent)"></i> running, '
         f'{setup_key}<i class="swatch idle"></i> idle.</p>'
         f'<div class="scroll">{table(columns, rows)}</div></section>'
     )

@@ -16,28 +16,28 @@ class Claim(NamedTuple):
 
 
 class Words(NamedTuple):
-    work: str = "work"
-    works: str = "works"
-    part: str = "part"
-    parts: str = "parts"
+    job: str = "job"
+    jobs: str = "jobs"
+    task: str = "task"
+    tasks: str = "tasks"
     kind: str = "kind"
     kinds: str = "kinds"
-    type: str = "type of work"
+    type: str = "type of job"
     device: str = "device"
     devices: str = "devices"
     setup: str = "set-up"  # empty where there is no such thing
     setups: str = "set-ups"
     response: str = "response"  # the time from arrival to completion
-    waiting: str = "parts"  # what waits
+    waiting: str = "tasks"  # what waits
     claims: tuple[Claim, ...] = ()
 
 
 _WORDS = {
     "workflow": Words(
-        work="request",
-        works="requests",
-        part="node",
-        parts="nodes",
+        job="request",
+        jobs="requests",
+        task="node",
+        tasks="nodes",
         kind="model",
         kinds="models",
         type="workflow",
@@ -48,10 +48,10 @@ _WORDS = {
         waiting="nodes",
     ),
     "pipeline": Words(
-        work="microbatch",
-        works="microbatches",
-        part="pass",
-        parts="passes",
+        job="microbatch",
+        jobs="microbatches",
+        task="pass",
+        tasks="passes",
         kind="stage or link",
         kinds="stages and links",
         type="plan",
@@ -62,10 +62,10 @@ _WORDS = {
         waiting="passes",
     ),
     "cluster": Words(
-        work="job",
-        works="jobs",
-        part="lease",
-        parts="leases",
+        job="job",
+        jobs="jobs",
+        task="lease",
+        tasks="leases",
         kind="model",
         kinds="models",
         type="model",
@@ -101,10 +101,10 @@ _WORDS = {
         ),
     ),
     "dispatch": Words(
-        work="chunk",
-        works="chunks",
-        part="call",
-        parts="calls",
+        job="chunk",
+        jobs="chunks",
+        task="call",
+        tasks="calls",
         kind="attempt",
         kinds="attempts",
         type="attempt",
@@ -121,10 +121,10 @@ _WORDS = {
         ),
     ),
     "host": Words(
-        work="program",
-        works="programs",
-        part="run",
-        parts="runs",
+        job="program",
+        jobs="programs",
+        task="run",
+        tasks="runs",
         kind="image",
         kinds="images",
         type="image",
@@ -156,7 +156,7 @@ _WORDS = {
 def words_for(level: str) -> Words:
     """The words of a level; neutral ones if it has none.
 
-    >>> words_for("cluster").parts, words_for("mine").parts
-    ('leases', 'parts')
+    >>> words_for("cluster").tasks, words_for("mine").tasks
+    ('leases', 'tasks')
     """
     return _WORDS.get(level, Words())

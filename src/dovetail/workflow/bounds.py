@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost, least_setup
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,7 @@ class BoundsAccumulator:
     that is too wide for this pool, does not count; of one with a part that never becomes ready, what runs all the same
     counts for the makespan. `void` tells why nothing can be said; then all bounds are 0.
 
-    >>> from dovetail.core.work import Task
+    >>> from dovetail.core.tasks import Task
     >>> shapes = {"one": TaskGraph("one", [Task("a", "llm")], [])}
     >>> bounds = BoundsAccumulator(Pool.parse("2", {}), shapes, {"llm": 3.0})
     >>> for name in ("x", "y", "z"):
@@ -112,14 +112,14 @@ class BoundsAccumulator:
                 continue
             if kind is Arrived:
                 if not event.fault:
-                    self._open[event.work] = self._keep(t, event, 0)
+                    self._open[event.job] = self._keep(t, event, 0)
             elif kind is Complete:
-                place = self._open.pop(event.work, None)
+                place = self._open.pop(event.job, None)
                 if place is not None:
                     row, number = divmod(place, len(self._stores))
                     self._stores[number].counts[row] = 1
             elif kind is Reject:
-                self._reject(event.work)
+                self._reject(event.job)
             elif kind is Failed:
                 self._failures = True
 
@@ -134,7 +134,7 @@ class BoundsAccumulator:
         store = self._by_name[work.of]
         sizes = work.sizes
         if len(sizes) != store.parts:
-            raise ValueError(f"{work.work} has {len(sizes)} sizes, but {work.of} has {store.parts} parts")
+            raise ValueError(f"{work.job} has {len(sizes)} sizes, but {work.of} has {store.parts} parts")
         if arrival_s < self._first_s:
             self._first_s = arrival_s
         store.arrivals.append(arrival_s)
@@ -207,7 +207,7 @@ def bounds_for(
     void = "run times are not exact" if costs.noise else ""
     if any(factor < 1 for curve in curves for factor in curve):
         void = "a batch is faster than a single node"
-    used = {part.kind for shape in shapes.values() for part in shape.parts}
+    used = {part.kind for shape in shapes.values() for part in shape.tasks}
     least = {} if free_setups else least_setup({m: c for m, c in models.items() if m in used}, costs, rates)
     return BoundsAccumulator(Pool(pool.devices, fastest), shapes, least, gain, void)
 
@@ -220,17 +220,17 @@ class _Store:
     def __init__(self, number: int, shape: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
         self.number = number
         self.shape = shape
-        self.parts = len(shape.parts)
+        self.parts = len(shape.tasks)
         stuck = set(shape.never)
         for i in shape.topological:
             if not stuck.isdisjoint(shape.after[i]):
                 stuck.add(i)
-        fits = all(part.width <= len(speeds) for i, part in enumerate(shape.parts) if i not in stuck)
+        fits = all(part.width <= len(speeds) for i, part in enumerate(shape.tasks) if i not in stuck)
         self.runs = [fits and i not in stuck for i in range(self.parts)]
         self.partly = not all(self.runs) and any(self.runs)
         fastest = [max(speeds[0], 1.0), *speeds]  # the slowest of g GPUs is no faster than the g-th fastest of all
-        self.speeds = [fastest[part.width] if part.width <= len(speeds) else 1.0 for part in shape.parts]
-        self.setups = [setup_min.get(part.kind, 0.0) * runs for part, runs in zip(shape.parts, self.runs, strict=True)]
+        self.speeds = [fastest[part.width] if part.width <= len(speeds) else 1.0 for part in shape.tasks]
+        self.setups = [setup_min.get(part.kind, 0.0) * runs for part, runs in zip(shape.tasks, self.runs, strict=True)]
         self.arrivals = array("d")
         self.sizes = array("d")
         self.counts = bytearray()
@@ -277,14 +277,14 @@ class _Tally:
     """
 
     def __init__(self, stores: Sequence[_Store], first_s: float) -> None:
-        self.widths = sorted({part.width for store in stores for part in compress(store.shape.parts, store.runs)})
+        self.widths = sorted({part.width for store in stores for part in compress(store.shape.tasks, store.runs)})
         self.kinds: dict[str, tuple[int, float]] = {}  # the least width, and the longest tail
         self._choose_thresholds(stores, first_s)
         cells = len(self.heads) * len(self.tails)
         body = np.zeros((len(self.widths), cells))
         arrivals, responses, sizes = [], [], []
         for store in stores:
-            parts = compress(enumerate(store.shape.parts), store.runs)
+            parts = compress(enumerate(store.shape.tasks), store.runs)
             columns = [(i, self.widths.index(part.width)) for i, part in parts]
             for chunk_arrivals, chunk in store.chunks():
                 heads, tails, ends = store.times(chunk_arrivals, chunk, first_s)
@@ -294,7 +294,7 @@ class _Tally:
                     head = np.searchsorted(self.heads, heads[i], side="right") - 1
                     cell = head * len(self.tails) + np.searchsorted(self.tails, tails[i], side="right") - 1
                     body[column] += np.bincount(cell, weights=chunk[i], minlength=cells)
-                    self._use(store.shape.parts[i].kind, self.widths[column], tails[i])
+                    self._use(store.shape.tasks[i].kind, self.widths[column], tails[i])
                 arrivals.append(chunk_arrivals)
                 responses.append(ends - chunk_arrivals)
                 sizes.append(by_width)

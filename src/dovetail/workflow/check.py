@@ -98,7 +98,7 @@ class Rules:
         self._arrived: dict[str, Arrived] = {}
         self._failed: dict[tuple[str, str], int] = {}
         for shape in self._shapes.values():
-            for part in shape.parts:
+            for part in shape.tasks:
                 model = facts.models.get(part.kind)
                 if model is None:
                     faults.add("model", f"{shape.name}/{part.name}", f"found {part.kind!r}, which is not described")
@@ -118,26 +118,26 @@ class Rules:
                 if members[0] is event:
                     self._check(members)
             elif kind is Arrived:
-                self._arrived[event.work] = event
+                self._arrived[event.job] = event
             elif kind is Complete or kind is Reject:
-                self._arrived.pop(event.work, None)
+                self._arrived.pop(event.job, None)
             elif kind is Failed:
-                key = (event.work, event.part)
+                key = (event.job, event.task)
                 self._failed[key] = self._failed.get(key, 0) + 1
 
     def _check(self, members: Sequence[Start]) -> None:
         start = members[0]
-        who, model = f"{start.work}/{start.part}", self._facts.models.get(start.kind)
+        who, model = f"{start.job}/{start.task}", self._facts.models.get(start.kind)
         if model is None:
             self._faults.add("model", who, f"found {start.kind!r}, which is not described")
             return
         if start.devices and start.devices != tuple(range(start.devices[0], start.devices[0] + len(start.devices))):
             self._faults.add("window", who, f"found GPUs {list(start.devices)}, expected neighbours")
         for member in members:
-            failed = self._failed.get((member.work, member.part), 0)
+            failed = self._failed.get((member.job, member.task), 0)
             if failed > self._facts.retries:
                 message = f"started after {failed} failures, expected at most {self._facts.retries} retries"
-                self._faults.add("retry", f"{member.work}/{member.part}", message)
+                self._faults.add("retry", f"{member.job}/{member.task}", message)
         if len(members) > 1 and (not self._facts.costs.batching or len(members) > len(model.batch_curve)):
             allowed = max(len(model.batch_curve), 1) if self._facts.costs.batching else 1
             self._faults.add("batch", who, f"found {len(members)} nodes in one batch, expected at most {allowed}")
@@ -164,11 +164,11 @@ class Rules:
             self._faults.add("run", who, f"found run_s {start.run_s}, expected {expected}")
 
     def _size(self, start: Start) -> float | None:
-        arrived = self._arrived.get(start.work)
+        arrived = self._arrived.get(start.job)
         shape = self._shapes.get(arrived.of) if arrived is not None else None
-        if arrived is None or shape is None or len(arrived.sizes) != len(shape.parts):
+        if arrived is None or shape is None or len(arrived.sizes) != len(shape.tasks):
             return None
-        i = shape.index.get(start.part)
+        i = shape.index.get(start.task)
         return None if i is None else arrived.sizes[i]
 
     def _speed(self, start: Start) -> float:
@@ -207,7 +207,7 @@ class Lower:
 
     def _counts(self, event: Arrived) -> bool:
         shape = self._shapes.get(event.of)
-        return shape is not None and len(event.sizes) == len(shape.parts)
+        return shape is not None and len(event.sizes) == len(shape.tasks)
 
     def finish(self, figures: Figures, notes: list[str]) -> Bounds:
         bounds = self._bounds.result()
@@ -242,7 +242,7 @@ class Files:
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
         for what, found, expected in (
             ("models", facts.models, system.model_costs),
-            ("workflows", {record.name: record for record in header.shapes}, shapes),
+            ("workflows", {record.name: record for record in header.graphs}, shapes),
             ("gpu_types", header.pool.types, {name: types.get(name) for name in header.pool.types}),
         ):
             for name in {**found, **expected}:
@@ -255,7 +255,7 @@ class Files:
 
     def _compare(self, what: str, found: Any, expected: Any) -> None:
         if isinstance(found, TaskGraphRecord) and isinstance(expected, TaskGraphRecord):
-            same = found.parts == expected.parts and found.never == expected.never
+            same = found.tasks == expected.tasks and found.never == expected.never
             if same and set(found.edges) == set(expected.edges):
                 return
         if found != expected:
@@ -268,32 +268,32 @@ class Files:
                 self._compare_arrival(t, event, self._arrivals)
 
     def _compare_arrival(self, t: float, event: Arrived, arrivals: Iterator[tuple[float, Arrived]]) -> None:
-        given = self._pending.pop(event.work, None)
+        given = self._pending.pop(event.job, None)
         while given is None:
             coming = next(arrivals, None)
             if coming is None:
-                self._faults.add("requests", event.work, "is not in the file of requests")
+                self._faults.add("requests", event.job, "is not in the file of requests")
                 return
-            if coming[1].work == event.work:
+            if coming[1].job == event.job:
                 given = coming
             else:
-                self._pending[coming[1].work] = coming
+                self._pending[coming[1].job] = coming
         expected_s, expected = given
         if not close(t, expected_s):
-            self._faults.add("requests", event.work, f"arrived at {t} s, expected {expected_s} s")
+            self._faults.add("requests", event.job, f"arrived at {t} s, expected {expected_s} s")
         for name in ("of", "sizes", "due_s", "weight"):
             found, wanted = getattr(event, name), getattr(expected, name)
             if found != wanted and not (name != "of" and event.fault and expected.fault):
-                self._faults.add("requests", event.work, f"found {name} {found!r}, expected {wanted!r}")
+                self._faults.add("requests", event.job, f"found {name} {found!r}, expected {wanted!r}")
         if bool(event.fault) != bool(expected.fault):
             message = f"found fault {event.fault!r}, expected {expected.fault or 'none'!r}"
-            self._faults.add("requests", event.work, message)
+            self._faults.add("requests", event.job, message)
 
     def finish(self) -> None:
         for work in self._pending:
             self._faults.add("requests", work, "is in the file of requests, but not in the run")
         for _, arrived in self._arrivals or ():
-            self._faults.add("requests", arrived.work, "is in the file of requests, but not in the run")
+            self._faults.add("requests", arrived.job, "is in the file of requests, but not in the run")
 
 
 def _brief(value: Any) -> str:

@@ -57,23 +57,23 @@ def _check_ours(path: Path, log: Log, faults: Findings, config: Path | None, req
         mode=str(log.summary.get("mode", "")),
         seed=log.seed,
         pool=log.pool,
-        shapes=log.shapes,
+        graphs=log.graphs,
         facts=log.facts | {"models": log.models, "costs": log.costs, "compat": log.compat},
     )
     run = Examined(path, core.check_header(header, path), faults)
     run.hold_to_rules(config, requests)
     spans = [_our_span(i, row, faults) for i, row in enumerate([*log.executions, *log.failures])]
     arrivals, closings = _our_requests(log.requests, faults)
-    check_workflows([*log.executions, *log.failures], {event.work: event.of for _, event in arrivals}, faults)
+    check_workflows([*log.executions, *log.failures], {event.job: event.of for _, event in arrivals}, faults)
     log.executions, log.requests = [], []
     decided = sorted(spans, key=attrgetter("decision"))
     for one, two in pairwise(decided):
         if one.decision == two.decision or one.t > two.t:
             faults.at(two.n, two.t)
             found = f"found decision {two.decision} at {two.t} s after {one.decision} at {one.t} s"
-            faults.add("row", f"{two.start.work}/{two.start.part}", found)
+            faults.add("row", f"{two.start.job}/{two.start.task}", found)
     figures, bounds = run.follow(tell(spans, arrivals, closings))
-    rejected = sorted(event.work for _, event in closings if isinstance(event, Reject))
+    rejected = sorted(event.job for _, event in closings if isinstance(event, Reject))
     if rejected != sorted(row.get("request_id", "") for row in log.rejected_requests):
         faults.add("row", "rejected_requests", f"found {len(log.rejected_requests)}, expected {len(rejected)} of these")
     if header.mode not in ("offline", "online"):

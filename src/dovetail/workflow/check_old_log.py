@@ -18,7 +18,7 @@ from dovetail.core.journal import Header, TaskGraphRecord
 from dovetail.core.metrics import Figures
 from dovetail.core.rates import RateTable, Switch
 from dovetail.core.resources import Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.check import Examined, Rates, Rules
 from dovetail.workflow.costs import Costs, Residents
 from dovetail.workflow.inputs import DEFAULT_NODE_S, System, check_fit, read_system
@@ -54,7 +54,7 @@ class OldLog:
         else:
             self._known = True
             self._arrivals = list(Requests(requests, self._system, self._mode, "reject", True).arrivals())
-        self._arrived = {event.work: (t, event) for t, event in self._arrivals}
+        self._arrived = {event.job: (t, event) for t, event in self._arrivals}
         self._ends: dict[tuple[str, str], float] = {}
         for row in log.executions:
             key = (row.request_id, row.node_id)
@@ -76,7 +76,7 @@ class OldLog:
         for work, nodes in rows.items():
             of = next(iter(nodes.values())).workflow_id
             shape = self._shapes.get(of)
-            names = [part.name for part in shape.parts] if shape is not None else []
+            names = [part.name for part in shape.tasks] if shape is not None else []
             sizes = tuple([max(_run_s(nodes[name]), 0.0) if name in nodes else 0.0 for name in names])
             first = min(row.start_time - number(row.switch_time) for row in nodes.values())
             arrivals.append((0.0 if self._known else first, Arrived(work, of, sizes)))
@@ -87,14 +87,14 @@ class OldLog:
         if self._system is not None:
             facts["models"] = msgspec.to_builtins(self._system.model_costs)
         records = tuple(map(TaskGraphRecord.of, self._shapes.values()))
-        header = Header(level="workflow", policy="", mode=self._mode, pool=self._pool, shapes=records, facts=facts)
+        header = Header(level="workflow", policy="", mode=self._mode, pool=self._pool, graphs=records, facts=facts)
         run = Examined(self._path, header, self._faults, free_setups=bool(self._log.gpu_assignments))
         run.notes += self._notes
         tries = [Findings(limit, place), Findings(limit, place)]
         if self._system is not None:
             run.followers += self._both_rules(run, self._system, tries)
         spans = self._spans()
-        check_workflows(self._log.executions, {event.work: event.of for _, event in self._arrivals}, self._faults)
+        check_workflows(self._log.executions, {event.job: event.of for _, event in self._arrivals}, self._faults)
         figures, bounds = run.follow(tell(spans, self._arrivals, self._closings()))
         first, second = tries
         baseline = sum(first.counts.values()) <= sum(second.counts.values())
@@ -178,7 +178,7 @@ class OldLog:
         i = shape.index.get(row.node_id) if shape is not None else None
         if shape is None or i is None:
             return t
-        before = [self._ends.get((row.request_id, shape.parts[j].name), t) for j in shape.after[i]]
+        before = [self._ends.get((row.request_id, shape.tasks[j].name), t) for j in shape.after[i]]
         return max([t, *before])
 
     def _closings(self) -> list[tuple[float, Complete | Reject]]:
@@ -188,7 +188,7 @@ class OldLog:
             last[work] = max(end, last.get(work, end))
         closings: list[tuple[float, Complete | Reject]] = []
         for _, event in self._arrivals:
-            work = event.work
+            work = event.job
             closings.append((inf, Reject(work, event.fault)) if event.fault else (last.get(work, inf), Complete(work)))
         return closings
 
@@ -207,7 +207,7 @@ class OldLog:
                 counted["avg_request_response_time"] = figures.response_s.mean
                 counted["p99_request_response_time"] = figures.response_s.p99
         compare(claimed, counted, faults)
-        total, shown = claimed.get("total_requests"), {span.start.work for span in spans}
+        total, shown = claimed.get("total_requests"), {span.start.job for span in spans}
         if isinstance(total, int) and total not in (len(self._arrivals), len(shown)):
             code = "missing" if total > len(self._arrivals) else "summary"
             faults.add(code, "total_requests", f"found {total}, expected {len(self._arrivals)} as the rows show")

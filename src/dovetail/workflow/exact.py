@@ -16,7 +16,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.core.events import Arrived
 from dovetail.core.resources import Pool
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 
 
 class Placed(NamedTuple):
@@ -61,7 +61,7 @@ def solve(
     the speed of the slowest. Works with a fault are left out. Some fifteen parts are solved to the end in seconds;
     with more, the best found comes back with its bound. One worker gives the same schedule every time.
 
-    >>> from dovetail.core.work import Task
+    >>> from dovetail.core.tasks import Task
     >>> shapes = {"one": TaskGraph("one", [Task("a", "llm")], [])}
     >>> works = [(0.0, Arrived(name, "one", (10.0,))) for name in ("x", "y", "z")]
     >>> best = solve(works, shapes, Pool.parse("2", {}), {"llm": 3.0}, lambda old, new: 5.0)
@@ -125,19 +125,19 @@ def every_schedule(
         if len(chosen) == len(parts):
             yield list(chosen)
         for arrival_s, work, shape, i in parts:
-            if (work.work, i) in ends or any((work.work, j) not in ends for j in shape.after[i]):
+            if (work.job, i) in ends or any((work.job, j) not in ends for j in shape.after[i]):
                 continue
-            part = shape.parts[i]
-            ready_s = max([arrival_s, *(ends[work.work, j] for j in shape.after[i])])
+            part = shape.tasks[i]
+            ready_s = max([arrival_s, *(ends[work.job, j] for j in shape.after[i])])
             for window in pool.windows(part.width, aligned):
                 begin_s = max([ready_s, *(gpus[g][0] for g in window)])
                 if chosen and begin_s < chosen[-1].setup_start_s:
                     continue  # found in another order
                 start_s = begin_s + max(price(gpus[g][1], part.kind) for g in window)
                 end_s = start_s + work.sizes[i] / min(speeds[g] for g in window)
-                placed = Placed(work.work, part.name, window, begin_s, start_s, end_s)
+                placed = Placed(work.job, part.name, window, begin_s, start_s, end_s)
                 after = tuple((end_s, part.kind) if g in window else gpu for g, gpu in enumerate(gpus))
-                yield from extend((*chosen, placed), after, {**ends, (work.work, i): end_s})
+                yield from extend((*chosen, placed), after, {**ends, (work.job, i): end_s})
 
     return extend((), ((-math.inf, None),) * len(pool), {})
 
@@ -166,15 +166,15 @@ def _tasks(
         shape = shapes[work.of]
         at: dict[int, int] = {}
         for i in shape.topological:
-            part = shape.parts[i]
+            part = shape.tasks[i]
             windows = pool.windows(part.width, aligned) if part.width else ()
             if not windows or i in shape.never:
-                raise InputError(f"{work.work}/{part.name} cannot run on this pool; expected a work that can complete")
+                raise InputError(f"{work.job}/{part.name} cannot run on this pool; expected a work that can complete")
             runs_s = tuple(work.sizes[i] / min(speeds[gpu] for gpu in window) for window in windows)
             after = tuple(at[j] for j in shape.after[i])
             before = frozenset(after).union(*(tasks[j].before for j in after))
             at[i] = len(tasks)
-            tasks.append(_Task(work.work, part.name, part.kind, arrival_s, windows, runs_s, after, before))
+            tasks.append(_Task(work.job, part.name, part.kind, arrival_s, windows, runs_s, after, before))
         parts_of.append(list(at.values()))
     return tasks, parts_of
 

@@ -68,7 +68,7 @@ def log_summary(header: Header, figures: Figures) -> dict[str, Any]:
         "total_requests": figures.arrived,
         "completed_requests": figures.completed,
         "rejected_requests": figures.rejected,
-        "total_nodes_executed": figures.parts,
+        "total_nodes_executed": figures.tasks,
         "failed_attempts": figures.failures,
         "mode": header.mode,
         "simulate": bool(header.facts.get("simulate")),
@@ -76,10 +76,10 @@ def log_summary(header: Header, figures: Figures) -> dict[str, Any]:
         "makespan": figures.makespan_s,
         "total_model_switches": figures.switches,
         "total_switch_time": figures.switch_time_s,
-        "avg_waiting_time": figures.part_wait_s.mean,
-        "p99_waiting_time": figures.part_wait_s.p99,
-        "avg_response_time": figures.part_response_s.mean,
-        "p99_response_time": figures.part_response_s.p99,
+        "avg_waiting_time": figures.task_wait_s.mean,
+        "p99_waiting_time": figures.task_wait_s.p99,
+        "avg_response_time": figures.task_response_s.mean,
+        "p99_response_time": figures.task_response_s.p99,
         "avg_request_response_time": figures.response_s.mean,
         "p99_request_response_time": figures.response_s.p99,
     }
@@ -155,27 +155,27 @@ class ExecutionLog:
             kind = type(event)
             if kind is Start:
                 self._decisions += 1
-                running = _Running(self._decisions, t, event, self._open[event.work][1].of)
-                self._running[event.work, event.part] = running
+                running = _Running(self._decisions, t, event, self._open[event.job][1].of)
+                self._running[event.job, event.task] = running
                 heappush(self._started, (t + event.setup_s, self._decisions, running))
             elif kind is Finished or kind is Failed:
                 self._ended(t, event)
             elif kind is Arrived:
-                self._open[event.work] = (t, event)
+                self._open[event.job] = (t, event)
             elif kind is Complete:
-                self._closed(t, event.work, None)
+                self._closed(t, event.job, None)
             elif kind is Reject:
-                self._closed(t, event.work, event.why)
+                self._closed(t, event.job, event.why)
         self._emit(t)
 
     def _ended(self, t: float, event: Finished | Failed) -> None:
-        running = self._running.pop((event.work, event.part))
+        running = self._running.pop((event.job, event.task))
         start = running.start
         begun = running.t + start.setup_s
         row = Execution(
-            start.work,
+            start.job,
             running.workflow,
-            start.part,
+            start.task,
             start.kind,
             start.devices[0] if start.devices else None,
             begun,
@@ -241,7 +241,7 @@ class ExecutionLog:
             "costs": facts.pop("costs", {}),
             "compat": facts.pop("compat", False),
             "facts": facts,
-            "shapes": header.shapes,
+            "graphs": header.graphs,
         }
         self._emit(float("inf"))
         with written_whole(self._path) as file:

@@ -13,7 +13,7 @@ from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document, explain
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph, TaskGraphError
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphError
 from dovetail.workflow.costs import MIB_PER_GB, Costs, ModelCost
 
 OnError = Literal["fail", "reject", "skip"]

@@ -56,7 +56,7 @@ class Log(Struct):
     costs: dict[str, Any] = {}
     compat: bool = False
     facts: dict[str, Any] = {}
-    shapes: tuple[TaskGraphRecord, ...] = ()
+    graphs: tuple[TaskGraphRecord, ...] = ()
     requests: list[RequestRow] = []
     failures: list[Row] = []
     rejected_requests: list[dict[str, str]] = []
@@ -106,7 +106,7 @@ def tell(
         else:
             span = spans[i]
             start = span.start
-            done = Failed(start.work, start.part, span.failed) if span.failed else Finished(start.work, start.part)
+            done = Failed(start.job, start.task, span.failed) if span.failed else Finished(start.job, start.task)
             if kind == 3:
                 yield span.n, t, list(batches.get((start.batch, t), [start]))
             else:

@@ -62,7 +62,7 @@ class TextLog:
             kind = type(event)
             if kind is Start:
                 ids = self._ids(event.devices)
-                self._running[event.work, event.part] = ids
+                self._running[event.job, event.task] = ids
                 start = t + event.setup_s
                 if event.setup_s and (not event.batch or event.batch != batch):
                     lines.append(
@@ -71,23 +71,21 @@ class TextLog:
                     )
                 batch = event.batch
                 lines.append(
-                    f"[{t:.2f}s] Scheduled node {event.part} of request {event.work} on GPU(s) {ids} "
+                    f"[{t:.2f}s] Scheduled node {event.task} of request {event.job} on GPU(s) {ids} "
                     f"(start: {start:.2f}s, end: {start + event.run_s:.2f}s)"
                 )
             elif kind is Finished:
-                ids = self._running.pop((event.work, event.part))
-                lines.append(f"[{t:.2f}s] Completed node {event.part} of request {event.work} on GPU(s) {ids}")
+                ids = self._running.pop((event.job, event.task))
+                lines.append(f"[{t:.2f}s] Completed node {event.task} of request {event.job} on GPU(s) {ids}")
             elif kind is Arrived:
-                lines.append(f"[{t:.2f}s] Processing request {event.work} (workflow: {event.of})")
+                lines.append(f"[{t:.2f}s] Processing request {event.job} (workflow: {event.of})")
             elif kind is Complete:
-                lines.append(f"[{t:.2f}s] Request {event.work} completed")
+                lines.append(f"[{t:.2f}s] Request {event.job} completed")
             elif kind is Reject:
-                lines.append(f"[{t:.2f}s] Request {event.work} rejected: {event.why}")
+                lines.append(f"[{t:.2f}s] Request {event.job} rejected: {event.why}")
             elif kind is Failed:
-                ids = self._running.pop((event.work, event.part))
-                lines.append(
-                    f"[{t:.2f}s] Failed node {event.part} of request {event.work} on GPU(s) {ids}: {event.why}"
-                )
+                ids = self._running.pop((event.job, event.task))
+                lines.append(f"[{t:.2f}s] Failed node {event.task} of request {event.job} on GPU(s) {ids}: {event.why}")
         if len(lines) >= _LINES:
             self.flush()
 
@@ -156,7 +154,7 @@ def metrics_block(
     rule, response = "=" * 60, figures.response_s
     lines = ["", rule, "EXECUTION METRICS", rule]
     lines.append(f"Total execution time (makespan): {figures.makespan_s:.2f} seconds")
-    lines.append(f"Total nodes executed: {figures.parts}")
+    lines.append(f"Total nodes executed: {figures.tasks}")
     lines.append(f"Simulation mode: {'true (models were called)' if simulate else 'false (no model was called)'}")
     counts = f"{figures.completed} completed, {figures.rejected} rejected"
     lines += ["", f"Requests: {counts}" + (f", {skipped} skipped" if skipped else "")]

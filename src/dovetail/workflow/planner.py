@@ -63,7 +63,7 @@ class _Order:
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
             if type(event) is Start:
-                key = (event.work, event.part)
+                key = (event.job, event.task)
                 self.starts.append((key, event.devices))
                 self.times[key] = t
 

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Arrived
 from dovetail.core.files import Document, explain, is_json_lines, parse, read_bytes
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs import DEFAULT_NODE_S, MOST, OnError, System
 
 Mode = Literal["offline", "online"]
@@ -91,7 +91,7 @@ class Requests:
         self._on_error = on_error
         self._compat = compat
         self._row_type: type[Row] = _LooseRow if compat else Row
-        self._hints = {name: [self._guess(part.kind) for part in shape.parts] for name, shape in self._shapes.items()}
+        self._hints = {name: [self._guess(part.kind) for part in shape.tasks] for name, shape in self._shapes.items()}
         self._doc: Document | None = None  # where a small file's lines are looked up
         self._base_us = 0
         self._works: list[tuple[float, Arrived]] | None = None
@@ -371,12 +371,12 @@ class Requests:
             hint = did_you_mean(row.workflow_id, self._system.workflows)
             raise _Fault("workflow_id", f"unknown workflow {row.workflow_id!r}{hint}")
         times = row.node_execution_times
-        given = [times.get(part.name) for part in shape.parts]
+        given = [times.get(part.name) for part in shape.tasks]
         if None in given:
             self._check_names(row, shape)
         sizes = tuple([g[0] if s is None else s for g, s in zip(self._hints[shape.name], given, strict=True)])
         low = 0.0 if not self._compat else -1e-300
-        for size, part in zip(sizes, shape.parts, strict=True):
+        for size, part in zip(sizes, shape.tasks, strict=True):
             if not low < size <= MOST:
                 found = f"expected a positive number up to {MOST:g}, found {size}"
                 raise _Fault(f"node_execution_times.{part.name}", found)
@@ -387,13 +387,13 @@ class Requests:
         times = row.node_execution_times
         unknown = [name for name in times if name not in shape.index]
         if unknown and not self._compat:
-            lacking = [part.name for part in shape.parts if part.name not in times]
+            lacking = [part.name for part in shape.tasks if part.name not in times]
             hint = did_you_mean(unknown[0], lacking)
             raise _Fault(f"node_execution_times.{unknown[0]}", f"not a node of workflow {shape.name!r}{hint}")
 
     def _count(self, row: Row, shape: TaskGraph, sizes: Sequence[float]) -> None:
         times, given = row.node_execution_times, 0
-        for part, size, (_, rule) in zip(shape.parts, sizes, self._hints[shape.name], strict=True):
+        for part, size, (_, rule) in zip(shape.tasks, sizes, self._hints[shape.name], strict=True):
             self.forecast[part.kind] += size * part.width
             if part.name in times:
                 given += 1

@@ -18,7 +18,7 @@ from dovetail.core.events import (
     Stimulus,
     WakeAt,
 )
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.policy import Place, Policy, Wait
 from dovetail.workflow.view import ReadyNode, Run, View, Window
 
@@ -65,40 +65,40 @@ class WorkflowScheduler:
             if not never:
                 continue
             i, why = next(iter(never.items()))
-            out.append(Reject(run.id, f"node {run.shape.parts[i].name!r} {why}"))
+            out.append(Reject(run.id, f"node {run.shape.tasks[i].name!r} {why}"))
         for order in out:
             assert type(order) is Reject
-            del self._runs[order.work]
+            del self._runs[order.job]
         return out
 
     # --- what happened ----------------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, now: float, out: list[Instruction]) -> None:
         if event.fault:
-            out.append(Reject(event.work, event.fault))
+            out.append(Reject(event.job, event.fault))
             return
         shape = self._shapes[event.of]
         due = None if event.due_s is None else now + event.due_s
-        run = self._runs[event.work] = Run(event.work, shape, event.sizes, now, due, event.weight)
+        run = self._runs[event.job] = Run(event.job, shape, event.sizes, now, due, event.weight)
         demand = self.view.demand
-        for part, size in zip(shape.parts, event.sizes, strict=True):
+        for part, size in zip(shape.tasks, event.sizes, strict=True):
             demand[part.kind] += size * part.width
         for i in shape.roots:
             if run.open:  # the policy may have refused it for the root before
                 self._ready(ReadyNode(run, i, now, next(self._seq)), now, out)
 
     def _finished(self, event: Finished, now: float, out: list[Instruction]) -> None:
-        task, window = self._running.pop((event.work, event.part))
-        self._release((event.work, event.part), window)
+        task, window = self._running.pop((event.job, event.task))
+        self._release((event.job, event.task), window)
         run = task.run
-        if event.work not in self._runs:  # rejected while this part ran
+        if event.job not in self._runs:  # rejected while this part ran
             return
         run.left -= 1
         run.gpu_s_left -= task.gpu_s
         if not run.left:
-            del self._runs[event.work]
+            del self._runs[event.job]
             run.close()
-            out.append(Complete(event.work))
+            out.append(Complete(event.job))
             return
         waiting, never = run.waiting, run.shape.never
         for j in run.shape.before[task.index]:
@@ -107,16 +107,16 @@ class WorkflowScheduler:
                 self._ready(ReadyNode(run, j, now, next(self._seq)), now, out)
 
     def _failed(self, event: Failed, now: float, out: list[Instruction]) -> None:
-        task, window = self._running.pop((event.work, event.part))
-        self._release((event.work, event.part), window)
-        if event.work not in self._runs:
+        task, window = self._running.pop((event.job, event.task))
+        self._release((event.job, event.task), window)
+        if event.job not in self._runs:
             return
         task.run.started ^= 1 << task.index
         self.view.demand[task.model] += task.gpu_s
         if task.attempt <= self._retries:
             self._ready(ReadyNode(task.run, task.index, now, next(self._seq), task.attempt + 1), now, out)
             return
-        self._reject(task.run, f"node {event.part!r} failed {task.attempt} times: {event.why}", out)
+        self._reject(task.run, f"node {event.task!r} failed {task.attempt} times: {event.why}", out)
 
     def _release(self, key: tuple[str, str], window: Window) -> None:
         batch = self._batch_of.pop(key, 0)
@@ -152,7 +152,7 @@ class WorkflowScheduler:
                 view.dequeue(task)
             task = task.sibling
         run.close()
-        for i, part in enumerate(run.shape.parts):
+        for i, part in enumerate(run.shape.tasks):
             if not run.started >> i & 1:
                 view.demand[part.kind] -= run.sizes[i] * part.width
 

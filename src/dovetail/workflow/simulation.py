@@ -20,7 +20,7 @@ from dovetail.core.journal import Header, Observer, TaskGraphRecord
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
 from dovetail.workflow.compat import HeapOrder
 from dovetail.workflow.costs import Costs, ModelCost
@@ -108,7 +108,7 @@ class Problem(Struct, frozen=True, kw_only=True):
             mode=self.mode,
             seed=seed,
             pool=self.pool,
-            shapes=tuple(TaskGraphRecord.of(shape) for shape in self.shapes.values()),
+            graphs=tuple(TaskGraphRecord.of(shape) for shape in self.shapes.values()),
             facts=msgspec.to_builtins({key: value for key, value in (known | facts).items() if value}),
         )
 

@@ -195,7 +195,7 @@ def _widest(cell: Cell) -> int:
     """The fewest GPUs on which every node of the requests fits."""
     problem = replace(cell, gpus="4096").problem()
     used = {work.of for _, work in problem.requests.arrivals() if not work.fault}
-    return max([part.width for name in used for part in problem.shapes[name].parts], default=1) or 1
+    return max([part.width for name in used for part in problem.shapes[name].tasks], default=1) or 1
 
 
 def _bounds(problem: Problem) -> Bounds:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.costs import Costs, ModelCost, Residents
 
 Window = tuple[int, ...]
@@ -46,7 +46,7 @@ class Run:
         self.open = True  # until it is completed or rejected
         self.queued: ReadyNode | None = None  # a node that waits for GPUs; its `sibling` is another, or has started
         self.started = 0  # bit i: node i runs or has run
-        self.left = len(shape.parts)
+        self.left = len(shape.tasks)
         self.waiting = shape.waits.copy()
         self.gpu_s_left: float = sum(map(mul, sizes, shape.widths))
         self.tails: list[float] | None = None
@@ -77,7 +77,7 @@ class ReadyNode:
     )
 
     def __init__(self, run: Run, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
-        part = run.shape.parts[index]
+        part = run.shape.tasks[index]
         self.run = run
         self.index = index
         self.name = part.name

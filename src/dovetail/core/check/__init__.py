@@ -31,59 +31,59 @@ from dovetail.core.events import (
 from dovetail.core.findings import Findings, close, compare
 from dovetail.core.journal import Ended, Header, Observer, Reader
 from dovetail.core.metrics import Figures, Metrics, recount
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 
 CODES = {
     "time": "an instant before the one written ahead of it, or not a time",
     "number": "a negative or endless number of seconds",
-    "shape": "a work of an unknown shape, or with sizes that do not match it",
-    "arrival": "a work that arrives twice, or of which something happens before it arrives",
-    "part": "a part that its shape does not have",
-    "order": "a part started before a predecessor finished, or one that can never be ready",
-    "twice": "a part run again although it had not failed",
-    "ready": "a wrong instant at which a part became ready",
-    "kind": "a part run as something else than its shape says",
-    "width": "a part on more or fewer devices than its shape allows",
+    "graph": "a job of an unknown graph, or with sizes that do not match it",
+    "arrival": "a job that arrives twice, or of which something happens before it arrives",
+    "task": "a task that its graph does not have",
+    "order": "a task started before a predecessor finished, or one that can never be ready",
+    "twice": "a task run again although it had not failed",
+    "ready": "a wrong instant at which a task became ready",
+    "kind": "a task run as something else than its graph says",
+    "width": "a task on more or fewer devices than its graph allows",
     "device": "a device that does not exist, or is named twice",
-    "overlap": "a device held by two parts at a time",
-    "batch": "parts in one batch that do not run as one",
+    "overlap": "a device held by two tasks at a time",
+    "batch": "tasks in one batch that do not run as one",
     "finish": "an end of something that does not run",
     "duration": "an end that is not start + setup + run, or not what a later change said",
-    "change": "a pause, resume, resize or stop of a part that is not there to be changed so",
-    "complete": "a work called complete at another time than its last part's end",
-    "missing": "a work called complete without all of its parts",
-    "closed": "something about a work that was completed or rejected before",
-    "reason": "a work rejected, or a part changed, without a reason",
-    "running": "a part still running at the end",
-    "unclosed": "a work neither completed nor rejected",
+    "change": "a pause, resume, resize or stop of a task that is not there to be changed so",
+    "complete": "a job called complete at another time than its last task's end",
+    "missing": "a job called complete without all of its tasks",
+    "closed": "something about a job that was completed or rejected before",
+    "reason": "a job rejected, or a task changed, without a reason",
+    "running": "a task still running at the end",
+    "unclosed": "a job neither completed nor rejected",
     "end": "a run that did not end, or went on after its end",
     "summary": "a figure of the summary that differs from the recount",
 }
 
 
-class _Work:
-    """A work that has arrived: which of its parts wait, run or are done."""
+class _Job:
+    """A job that has arrived: which of its tasks wait, run or are done."""
 
-    __slots__ = ("arrived", "last", "left", "ready", "shape", "state", "waiting")
+    __slots__ = ("arrived", "graph", "last", "left", "ready", "state", "waiting")
 
-    def __init__(self, arrived: Arrived, shape: TaskGraph, t: float) -> None:
+    def __init__(self, arrived: Arrived, graph: TaskGraph, t: float) -> None:
         self.arrived = arrived
-        self.shape = shape
-        self.waiting = [len(after) for after in shape.after]
-        self.ready = [t] * len(shape.parts)
-        self.state = bytearray(len(shape.parts))
-        self.left = len(shape.parts)
+        self.graph = graph
+        self.waiting = [len(after) for after in graph.after]
+        self.ready = [t] * len(graph.tasks)
+        self.state = bytearray(len(graph.tasks))
+        self.left = len(graph.tasks)
         self.last = t
 
 
 class _Run(Holder):
-    """A part that was started. `sound` tells whether followers were told of it."""
+    """A task that was started. `sound` tells whether followers were told of it."""
 
-    __slots__ = ("index", "run_s", "since", "sound", "state", "work")
+    __slots__ = ("index", "job", "run_s", "since", "sound", "state")
 
-    def __init__(self, t: float, start: Start, work: _Work | None, index: int | None, sound: bool) -> None:
+    def __init__(self, t: float, start: Start, job: _Job | None, index: int | None, sound: bool) -> None:
         super().__init__(t, start)
-        self.work = work
+        self.job = job
         self.index = index
         self.sound = sound
         self.state: type[Change] | None = None  # the last change, if it was a pause or a stop
@@ -95,7 +95,7 @@ _NOTHING = TaskGraph("", (), ())
 
 
 class Check:
-    """Follows a run step by step; `finish` says what only its end can tell. Keeps one name per work, and what is open.
+    """Follows a run step by step; `finish` says what only its end can tell. Keeps one name per job, and what is open.
 
     `exact` says that everything takes as long as was expected: no noise, no real executor.
     """
@@ -104,13 +104,13 @@ class Check:
         self, header: Header, faults: Findings | None = None, followers: Sequence[Observer] = (), exact: bool = True
     ) -> None:
         self.faults = faults if faults is not None else Findings()
-        self._shapes = header.build_graphs()
+        self._graphs = header.build_graphs()
         self._metrics = Metrics(header.pool)
         self._followers = (self._metrics, *followers)
         self._exact = exact
         self._t = -inf
         self._seen: set[str] = set()
-        self._open: dict[str, _Work] = {}
+        self._open: dict[str, _Job] = {}
         self._running: dict[tuple[str, str], list[_Run]] = {}
         self._holders = Holders(len(header.pool), self.faults)
         self._ended: Ended | None = None
@@ -142,99 +142,99 @@ class Check:
         for follower in self._followers:
             follower.step(n, t, sound)
 
-    # --- works ------------------------------------------------------------------------------------
+    # --- jobs ------------------------------------------------------------------------------------
 
     def _arrived(self, t: float, event: Arrived) -> bool:
-        if event.work in self._seen:
-            self.faults.add("arrival", event.work, "arrived before; expected each work once")
+        if event.job in self._seen:
+            self.faults.add("arrival", event.job, "arrived before; expected each job once")
             return False
-        self._seen.add(event.work)
-        shape = self._shapes.get(event.of)
+        self._seen.add(event.job)
+        graph = self._graphs.get(event.of)
         if not event.fault:
-            if shape is None:
-                self.faults.add("shape", event.work, f"is of {event.of!r}, which the header does not describe")
-            elif len(event.sizes) != len(shape.parts):
-                found = f"found {len(event.sizes)} sizes, expected one for each of the {len(shape.parts)} parts"
-                self.faults.add("shape", event.work, found)
+            if graph is None:
+                self.faults.add("graph", event.job, f"is of {event.of!r}, which the header does not describe")
+            elif len(event.sizes) != len(graph.tasks):
+                found = f"found {len(event.sizes)} sizes, expected one for each of the {len(graph.tasks)} tasks"
+                self.faults.add("graph", event.job, found)
             elif not all(0 <= size < inf for size in event.sizes):
-                self.faults.add("number", event.work, f"found sizes {list(event.sizes)}, expected seconds")
-        self._open[event.work] = _Work(event, shape or _NOTHING, t)
+                self.faults.add("number", event.job, f"found sizes {list(event.sizes)}, expected seconds")
+        self._open[event.job] = _Job(event, graph or _NOTHING, t)
         return True
 
-    def _close(self, work: str, what: str) -> _Work | None:
-        opened = self._open.pop(work, None)
+    def _close(self, job: str, what: str) -> _Job | None:
+        opened = self._open.pop(job, None)
         if opened is None:
-            if work in self._seen:
-                self.faults.add("closed", work, f"{what}, but it was completed or rejected before")
+            if job in self._seen:
+                self.faults.add("closed", job, f"{what}, but it was completed or rejected before")
             else:
-                self.faults.add("arrival", work, f"{what}, but it has not arrived")
+                self.faults.add("arrival", job, f"{what}, but it has not arrived")
         return opened
 
     def _completed(self, t: float, event: Complete) -> bool:
-        opened = self._close(event.work, "completed")
+        opened = self._close(event.job, "completed")
         if opened is None:
             return False
         if opened.arrived.fault:
-            self.faults.add("missing", event.work, f"completed, but it could not run: {opened.arrived.fault}")
+            self.faults.add("missing", event.job, f"completed, but it could not run: {opened.arrived.fault}")
             return False
         if opened.left:
-            lacking = [part.name for part, s in zip(opened.shape.parts, opened.state, strict=True) if s != _DONE]
-            self.faults.add("missing", event.work, f"lacks {_some(lacking)}")
+            lacking = [task.name for task, s in zip(opened.graph.tasks, opened.state, strict=True) if s != _DONE]
+            self.faults.add("missing", event.job, f"lacks {_some(lacking)}")
             return False
         if not close(t, opened.last):
-            self.faults.add("complete", event.work, f"completed at {t} s, but its last part ended at {opened.last} s")
+            self.faults.add("complete", event.job, f"completed at {t} s, but its last task ended at {opened.last} s")
         return True
 
     def _rejected(self, t: float, event: Reject) -> bool:
         if not event.why:
-            self.faults.add("reason", event.work, "rejected without a reason")
-        return self._close(event.work, "rejected") is not None
+            self.faults.add("reason", event.job, "rejected without a reason")
+        return self._close(event.job, "rejected") is not None
 
-    # --- parts ------------------------------------------------------------------------------------
+    # --- tasks ------------------------------------------------------------------------------------
 
     def _started(self, t: float, start: Start) -> bool:
-        key, who = (start.work, start.part), f"{start.work}/{start.part}"
-        work = self._open.get(start.work)
-        index = None if work is None else work.shape.index.get(start.part)
+        key, who = (start.job, start.task), f"{start.job}/{start.task}"
+        job = self._open.get(start.job)
+        index = None if job is None else job.graph.index.get(start.task)
         for name in ("setup_s", "run_s"):
             if not 0 <= getattr(start, name) < inf:
                 self.faults.add("number", who, f"found {name} {getattr(start, name)}, expected seconds")
-        if work is None:
-            if start.work in self._seen:
-                self.faults.add("closed", who, "started after its work was completed or rejected")
+        if job is None:
+            if start.job in self._seen:
+                self.faults.add("closed", who, "started after its job was completed or rejected")
             else:
-                self.faults.add("arrival", who, "started before its work arrived")
+                self.faults.add("arrival", who, "started before its job arrived")
         elif index is None:
-            self.faults.add("part", who, f"{work.arrived.of!r} has no such part")
+            self.faults.add("task", who, f"{job.arrived.of!r} has no such task")
         else:
-            self._check_start(start, who, work, index)
+            self._check_start(start, who, job, index)
         again = self._running.get(key)
         sound = self._holders.look(t, start, who) and not again
-        run = _Run(t, start, work, index, sound)
+        run = _Run(t, start, job, index, sound)
         self._running.setdefault(key, []).append(run)
         self._holders.take(run, start.devices)
         return sound
 
-    def _check_start(self, start: Start, who: str, work: _Work, i: int) -> None:
-        shape, part, add = work.shape, work.shape.parts[i], self.faults.add
-        if work.state[i] != _IDLE:
-            add("twice", who, f"started again, but it {'runs' if work.state[i] == _RUNNING else 'finished before'}")
-        elif work.waiting[i]:
-            lacking = [shape.parts[j].name for j in shape.after[i] if work.state[j] != _DONE]
+    def _check_start(self, start: Start, who: str, job: _Job, i: int) -> None:
+        graph, task, add = job.graph, job.graph.tasks[i], self.faults.add
+        if job.state[i] != _IDLE:
+            add("twice", who, f"started again, but it {'runs' if job.state[i] == _RUNNING else 'finished before'}")
+        elif job.waiting[i]:
+            lacking = [graph.tasks[j].name for j in graph.after[i] if job.state[j] != _DONE]
             add("order", who, f"started before {_some(lacking)} finished")
-        elif i in shape.never:
-            add("order", who, f"started, but it {shape.never[i]}")
-        elif not close(start.ready_s, work.ready[i]):
-            add("ready", who, f"found ready at {start.ready_s} s, expected {work.ready[i]} s")
-        if work.state[i] == _IDLE:
-            work.state[i] = _RUNNING
-        if start.kind != part.kind:
-            add("kind", who, f"found {start.kind!r}, expected {part.kind!r}")
-        if not part.fits(len(start.devices)):
-            add("width", who, f"found devices {list(start.devices)}, expected {part.needs}")
+        elif i in graph.never:
+            add("order", who, f"started, but it {graph.never[i]}")
+        elif not close(start.ready_s, job.ready[i]):
+            add("ready", who, f"found ready at {start.ready_s} s, expected {job.ready[i]} s")
+        if job.state[i] == _IDLE:
+            job.state[i] = _RUNNING
+        if start.kind != task.kind:
+            add("kind", who, f"found {start.kind!r}, expected {task.kind!r}")
+        if not task.fits(len(start.devices)):
+            add("width", who, f"found devices {list(start.devices)}, expected {task.needs}")
 
     def _finished(self, t: float, event: Finished | Failed) -> bool:
-        key, who, good = (event.work, event.part), f"{event.work}/{event.part}", isinstance(event, Finished)
+        key, who, good = (event.job, event.task), f"{event.job}/{event.task}", isinstance(event, Finished)
         runs = self._running.get(key)
         if not runs:
             self.faults.add("finish", who, f"{'finished' if good else 'failed'}, but it does not run")
@@ -244,25 +244,25 @@ class Check:
             del self._running[key]
         self._holders.release(run)
         self._check_duration(t, run, who, good)
-        work, i = run.work, run.index
-        if work is not None and i is not None and work.state[i] == _RUNNING:
-            work.state[i] = _DONE if good else _IDLE
-            work.last = t
+        job, i = run.job, run.index
+        if job is not None and i is not None and job.state[i] == _RUNNING:
+            job.state[i] = _DONE if good else _IDLE
+            job.last = t
             if good:
-                work.left -= 1
-                for j in work.shape.before[i]:
-                    work.waiting[j] -= 1
-                    work.ready[j] = t
+                job.left -= 1
+                for j in job.graph.before[i]:
+                    job.waiting[j] -= 1
+                    job.ready[j] = t
             else:
-                work.ready[i] = t
+                job.ready[i] = t
         return run.sound
 
     def _changed(self, t: float, event: Change) -> bool:
         """A change of what runs: whether followers can make sense of it."""
-        who, what = f"{event.work}/{event.part}", type(event).__name__.lower()
+        who, what = f"{event.job}/{event.task}", type(event).__name__.lower()
         if not event.why:
             self.faults.add("reason", who, f"{what} without a reason")
-        run = next(iter(self._running.get((event.work, event.part), [])), None)
+        run = next(iter(self._running.get((event.job, event.task), [])), None)
         problem = None
         if run is None:
             problem = "it does not run"
@@ -289,10 +289,10 @@ class Check:
 
     def _move(self, t: float, event: Resume | Resize, run: _Run, who: str) -> bool:
         """Other devices for what runs: whether they exist."""
-        if run.work is not None and run.index is not None:
-            part = run.work.shape.parts[run.index]
-            if not part.fits(len(event.devices)):
-                self.faults.add("width", who, f"found devices {list(event.devices)}, expected {part.needs}")
+        if run.job is not None and run.index is not None:
+            task = run.job.graph.tasks[run.index]
+            if not task.fits(len(event.devices)):
+                self.faults.add("width", who, f"found devices {list(event.devices)}, expected {task.needs}")
         if not 0 <= event.run_s < inf:
             self.faults.add("number", who, f"found run_s {event.run_s}, expected seconds")
         good = self._holders.are_free(t, event.devices, who)
@@ -309,10 +309,10 @@ class Check:
         elif run.state is Pause:
             self.faults.add("duration", who, f"ended at {t} s, but it is paused")
         elif (good and not close(t, ends)) or (t > ends and not close(t, ends)):
-            parts = f"{run.t} + {run.start.setup_s} setup + {run.start.run_s} run"
+            sum_of = f"{run.t} + {run.start.setup_s} setup + {run.start.run_s} run"
             if run.since != run.t + run.start.setup_s:
-                parts = f"changed at {run.since} s, then {run.run_s} run"
-            self.faults.add("duration", who, f"ended at {t} s, expected {ends} s ({parts})")
+                sum_of = f"changed at {run.since} s, then {run.run_s} run"
+            self.faults.add("duration", who, f"ended at {t} s, expected {ends} s ({sum_of})")
 
     # --- the rest ---------------------------------------------------------------------------------
 
@@ -339,8 +339,8 @@ class Check:
             add("end", "", "the run did not end" + (": its last line is torn" if torn else ""))
         elif torn:
             add("end", "", "a torn line follows the end of the run")
-        for work, part in self._running:
-            add("running", f"{work}/{part}", "still runs at the end")
+        for job, task in self._running:
+            add("running", f"{job}/{task}", "still runs at the end")
         for name in self._open:
             add("unclosed", name, "arrived, but was neither completed nor rejected")
         figures = self._metrics.figures()

@@ -1,4 +1,4 @@
-"""Who holds which device, and which parts run as one batch: by the checker's own books."""
+"""Who holds which device, and which tasks run as one batch: by the checker's own books."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.core.findings import Findings
 
 
 class Holder:
-    """A part that runs, or is paused (without devices)."""
+    """A task that runs, or is paused (without devices)."""
 
     __slots__ = ("devices", "start", "t")
 
@@ -57,13 +57,13 @@ class Holders:
             for other in holders[device]:
                 if not clash and not (batch and other.start.batch == batch):
                     clash = True
-                    name = f"{other.start.work}/{other.start.part}"
+                    name = f"{other.start.job}/{other.start.task}"
                     message = f"takes device {device} at {t} s, which {name} holds since {other.t} s"
                     self._faults.add("overlap", who, message)
         return good
 
     def _joins(self, t: float, start: Start, who: str) -> bool:
-        """Whether a part of a batch runs as one with the others of it."""
+        """Whether a task of a batch runs as one with the others of it."""
         batch = self._batches.get(start.batch)
         if batch is None:
             if start.batch in self._closed_batches:
@@ -80,7 +80,7 @@ class Holders:
             ("with run_s", start.run_s, first.run_s),
         ):
             if found != expected:
-                message = f"found batch {start.batch} {name} {found}, but its first part is {name} {expected}"
+                message = f"found batch {start.batch} {name} {found}, but its first task is {name} {expected}"
                 self._faults.add("batch", who, message)
                 return False
         return True

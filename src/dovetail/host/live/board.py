@@ -72,8 +72,8 @@ class Board:
         self.steps, self.now = n, t
         for event in events:
             if isinstance(event, Arrived):
-                self.rows[event.work] = Row(event.work, t, event.facts)
-            elif (row := self.rows.get(getattr(event, "work", ""))) is not None:
+                self.rows[event.job] = Row(event.job, t, event.facts)
+            elif (row := self.rows.get(getattr(event, "job", ""))) is not None:
                 _follow(row, event, t)
 
     def open(self) -> list[Row]:

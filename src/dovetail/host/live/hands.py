@@ -93,13 +93,13 @@ class Hands:
         with self._lock:
             for order in orders:
                 if type(order) is Start:
-                    held = self._prepare(order.work, self._attempt_of(order.work), self._real(order.devices))
-                    self._held[order.work] = self._runs[held.run] = held
-                elif order.work in self._held:  # if not, it has ended, and that is about to be heard
-                    self._want(self._held[order.work], order)
+                    held = self._prepare(order.job, self._attempt_of(order.job), self._real(order.devices))
+                    self._held[order.job] = self._runs[held.run] = held
+                elif order.job in self._held:  # if not, it has ended, and that is about to be heard
+                    self._want(self._held[order.job], order)
             for order in orders:
-                if order.work in self._held:
-                    self._wake(self._held[order.work])
+                if order.job in self._held:
+                    self._wake(self._held[order.job])
 
     def _want(self, held: Held, order: Start | Change) -> None:
         held.settled = None

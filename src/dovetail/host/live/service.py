@@ -133,7 +133,7 @@ class Service:
                     self._store.step(n, t, events)
                     for event in events:
                         if isinstance(event, Finished | Failed):
-                            self._store.note("program", event.work, self._ends[event.work])
+                            self._store.note("program", event.job, self._ends[event.job])
                 break
             except StoreError as error:
                 if self._closing.is_set():
@@ -147,7 +147,7 @@ class Service:
             self._board.step(n, t, events)
         for event in events:
             if isinstance(event, Finished | Failed):
-                self._hands.kept(event.work)
+                self._hands.kept(event.job)
         with self._seen:
             self._unseen.difference_update(map(id, events))
             self._seen.notify_all()
@@ -276,7 +276,7 @@ class Service:
         with self._seen:
             if not self._seen.wait_for(lambda: self._unseen.isdisjoint(map(id, asked)), _ANSWER_LIMIT_S):
                 raise DovetailError(self.trouble or f"{what} of {work} was not decided yet; it will be")
-        return [each.work for each in asked]
+        return [each.job for each in asked]
 
     def _is_rigid(self, work: str) -> bool:
         row = self._board.rows.get(work)
@@ -367,7 +367,7 @@ class Service:
         found = []
         for _, t, events in self._store.steps():
             for event in events:
-                if getattr(event, "work", "") == work:
+                if getattr(event, "job", "") == work:
                     devices = getattr(event, "devices", None)
                     cores = None if devices is None else [self.setup.cpus[device] for device in devices]
                     why = getattr(event, "why", "") or getattr(event, "what", "")

@@ -17,7 +17,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.journal import Header, Recorded, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.store import Store
-from dovetail.core.work import TaskGraph
+from dovetail.core.tasks import TaskGraph
 from dovetail.host.metrics import Programs
 from dovetail.host.options import Options
 from dovetail.host.program import shape

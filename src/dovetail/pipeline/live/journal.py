@@ -19,7 +19,7 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, St
 from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.work import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.pipeline.live.jobs import RunOptions, hosts_at
 from dovetail.pipeline.live.recorder import DATA_HOST, LayoutRecord, Recorder
 from dovetail.pipeline.plan import Plan
@@ -206,7 +206,7 @@ def record(
         options={"buffers": options.buffers},
         mode="live",
         pool=history.pool,
-        shapes=tuple(map(TaskGraphRecord.of, history.shapes.values())),
+        graphs=tuple(map(TaskGraphRecord.of, history.shapes.values())),
         facts={"devices": history.devices, **facts},
     )
     with Writer(path, header) as writer:

@@ -1,4 +1,4 @@
-"""Typed work: what a piece of work consists of, in which order its parts may run, and how large each part is."""
+"""Typed work: what a job consists of, in which order its tasks may run, and how large each task is."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from msgspec import Struct
 
 
 class Task(Struct, frozen=True, omit_defaults=True):
-    """One schedulable part of a work: its kind (what must be resident to run it) and how many devices it spans.
+    """One schedulable task of a job: its kind (what must be resident to run it) and how many devices it spans.
 
-    A malleable part has a range of widths, `least` to `most`, and may change within it while it runs. Without a range
+    A malleable task has a range of widths, `least` to `most`, and may change within it while it runs. Without a range
     its width is fixed.
 
     >>> [Task("a", "llm", 2).fits(n) for n in (1, 2)], [Task("a", "cnn", 4, 1, 8).fits(n) for n in (0, 1, 8, 9)]
@@ -39,52 +39,52 @@ class Task(Struct, frozen=True, omit_defaults=True):
 
 
 class TaskGraphError(ValueError):
-    """The parts and their order do not form a directed acyclic graph."""
+    """The tasks and their order do not form a directed acyclic graph."""
 
 
 class TaskGraph:
-    """The parts of one type of work and their order; shared by all works of that type.
+    """The tasks of one type of job and their order; shared by all jobs of that type.
 
-    >>> shape = TaskGraph("chain", [Task("a", "llm"), Task("b", "sd", 2)], [("a", "b")])
-    >>> shape.after, shape.before, shape.topological
+    >>> graph = TaskGraph("chain", [Task("a", "llm"), Task("b", "sd", 2)], [("a", "b")])
+    >>> graph.after, graph.before, graph.topological
     (((), (0,)), ((1,), ()), (0, 1))
-    >>> shape.longest_path([3.0, 4.0])
+    >>> graph.longest_path([3.0, 4.0])
     7.0
     """
 
-    __slots__ = ("after", "before", "index", "name", "never", "parts", "roots", "topological", "waits", "widths")
+    __slots__ = ("after", "before", "index", "name", "never", "roots", "tasks", "topological", "waits", "widths")
 
     def __init__(
         self,
         name: str,
-        parts: Iterable[Task],
+        tasks: Iterable[Task],
         edges: Iterable[tuple[str, str]],
         never: Mapping[str, str] | None = None,
     ) -> None:
-        """`never` names parts that can never become ready, with the reason (kept for faulty legacy inputs)."""
+        """`never` names tasks that can never become ready, with the reason (kept for faulty legacy inputs)."""
         self.name = name
-        self.parts = tuple(parts)
-        self.widths = [part.width for part in self.parts]
-        self.index = {part.name: i for i, part in enumerate(self.parts)}
-        if len(self.index) != len(self.parts):
-            raise TaskGraphError(f"{name}: two parts have the same name")
-        after: list[list[int]] = [[] for _ in self.parts]
-        before: list[list[int]] = [[] for _ in self.parts]
+        self.tasks = tuple(tasks)
+        self.widths = [task.width for task in self.tasks]
+        self.index = {task.name: i for i, task in enumerate(self.tasks)}
+        if len(self.index) != len(self.tasks):
+            raise TaskGraphError(f"{name}: two tasks have the same name")
+        after: list[list[int]] = [[] for _ in self.tasks]
+        before: list[list[int]] = [[] for _ in self.tasks]
         for source, target in dict.fromkeys(edges):
             s, t = self._find(source), self._find(target)
             before[s].append(t)
             after[t].append(s)
         self.after = tuple(map(tuple, after))
-        self.waits = [len(a) for a in after]  # how many parts each one waits for
+        self.waits = [len(a) for a in after]  # how many tasks each one waits for
         self.before = tuple(tuple(sorted(b)) for b in before)
-        self.never = {self._find(part): why for part, why in (never or {}).items()}
+        self.never = {self._find(task): why for task, why in (never or {}).items()}
         self.roots = tuple(i for i, a in enumerate(self.after) if not a and i not in self.never)
         self.topological = self._sort()
 
-    def _find(self, part: str) -> int:
-        if part not in self.index:
-            raise TaskGraphError(f"{self.name}: {part!r} is not a part")
-        return self.index[part]
+    def _find(self, task: str) -> int:
+        if task not in self.index:
+            raise TaskGraphError(f"{self.name}: {task!r} is not a task")
+        return self.index[task]
 
     def _sort(self) -> tuple[int, ...]:
         waiting = [len(a) for a in self.after]
@@ -94,31 +94,31 @@ class TaskGraph:
                 waiting[j] -= 1
                 if waiting[j] == 0:
                     order.append(j)
-        if len(order) < len(self.parts):
+        if len(order) < len(self.tasks):
             raise TaskGraphError(f"{self.name}: cycle {' -> '.join(self._cycle(set(order)))}")
         return tuple(order)
 
     def _cycle(self, sorted_parts: set[int]) -> list[str]:
-        """Every unsorted part has an unsorted predecessor: walk back until one repeats."""
-        at = next(i for i in range(len(self.parts)) if i not in sorted_parts)
+        """Every unsorted task has an unsorted predecessor: walk back until one repeats."""
+        at = next(i for i in range(len(self.tasks)) if i not in sorted_parts)
         path: dict[int, None] = {}
         while at not in path:
             path[at] = None
             at = next(i for i in self.after[at] if i not in sorted_parts)
         walked = list(path)
         ring = [*walked[walked.index(at) :], at]
-        return [self.parts[i].name for i in reversed(ring)]
+        return [self.tasks[i].name for i in reversed(ring)]
 
     def tails(self, sizes: Sequence[float]) -> list[float]:
-        """For each part, the longest path from its start to the end of the work (its upward rank)."""
-        tail = [0.0] * len(self.parts)
+        """For each task, the longest path from its start to the end of the job (its upward rank)."""
+        tail = [0.0] * len(self.tasks)
         for i in reversed(self.topological):
             tail[i] = sizes[i] + max((tail[j] for j in self.before[i]), default=0.0)
         return tail
 
     def heads(self, sizes: Sequence[float]) -> list[float]:
-        """For each part, the longest path of predecessors that must finish before it starts."""
-        head = [0.0] * len(self.parts)
+        """For each task, the longest path of predecessors that must finish before it starts."""
+        head = [0.0] * len(self.tasks)
         for i in self.topological:
             head[i] = max((head[j] + sizes[j] for j in self.after[i]), default=0.0)
         return head

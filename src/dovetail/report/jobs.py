@@ -1,6 +1,6 @@
-"""A picture with a row for each work: how many devices it had when, where it was resized and where it was paused.
+"""A picture with a row for each job: how many devices it had when, where it was resized and where it was paused.
 
-The page draws what devices do; this draws what becomes of works that come, shrink, grow, pause and go.
+The page draws what devices do; this draws what becomes of jobs that come, shrink, grow, pause and go.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HATCH = (
 
 
 class Stretch(Struct):
-    """A work had these devices from then to then; none: it was paused."""
+    """A job had these devices from then to then; none: it was paused."""
 
     from_s: float
     to_s: float
@@ -33,7 +33,7 @@ class Stretch(Struct):
 
 
 class Life(Struct):
-    """What became of a work."""
+    """What became of a job."""
 
     arrived_s: float
     to_s: float
@@ -49,9 +49,9 @@ def lives(steps: Iterable[tuple[int, float, Sequence[Any]]]) -> dict[str, Life]:
     for _, now, events in steps:
         for event in events:
             if isinstance(event, Arrived):
-                found[event.work] = open_[event.work] = Life(now, now)
+                found[event.job] = open_[event.job] = Life(now, now)
                 continue
-            life = open_.get(getattr(event, "work", ""))
+            life = open_.get(getattr(event, "job", ""))
             if life is None:
                 continue
             if isinstance(event, Start | Pause | Resume | Resize | Finished | Failed):
@@ -64,7 +64,7 @@ def lives(steps: Iterable[tuple[int, float, Sequence[Any]]]) -> dict[str, Life]:
                 life.failed_s.append(now)
             elif isinstance(event, Complete | Reject):
                 life.to_s = now
-                del open_[event.work]
+                del open_[event.job]
     for life in open_.values():
         _end(life, now)
         life.to_s = now
@@ -79,7 +79,7 @@ def _end(life: Life, now: float) -> None:
 
 
 def picture(found: dict[str, Life], devices: int, title: str, unit: str) -> str:
-    """The SVG: the height of a bar is the share of all devices that the work has; hatched: paused; a thin line: it
+    """The SVG: the height of a bar is the share of all devices that the job has; hatched: paused; a thin line: it
     waits; a dark edge: a resize; a cross: a failure."""
     end_s = max((life.to_s for life in found.values()), default=0.0) or 1.0
     height = _TOP + len(found) * (_ROW + _GAP) + 10

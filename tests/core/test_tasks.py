@@ -1,4 +1,4 @@
-"""Shapes: the order of parts, what is wrong with one, and the longest paths, against brute force."""
+"""Shapes: the order of tasks, what is wrong with one, and the longest paths, against brute force."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.core.work import Task, TaskGraph, TaskGraphError
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphError
 
-Graph = tuple[int, list[tuple[int, int]], list[float]]
+Drawn = tuple[int, list[tuple[int, int]], list[float]]
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> Graph:
-    """Parts in a hidden order, edges along it, each maybe given twice, and a size for each part."""
+def graphs(draw: st.DrawFn) -> Drawn:
+    """Tasks in a hidden order, edges along it, each maybe given twice, and a size for each task."""
     n = draw(st.integers(1, 7))
     order = draw(st.permutations(range(n)))
     possible = [(order[i], order[j]) for i in range(n) for j in range(i + 1, n)]
@@ -30,7 +30,7 @@ def build(n: int, edges: list[tuple[int, int]]) -> TaskGraph:
 
 
 def paths_from(i: int, edges: list[tuple[int, int]]) -> Iterator[list[int]]:
-    """Every path that starts at a part, however short."""
+    """Every path that starts at a task, however short."""
     yield [i]
     for source, target in set(edges):
         if source == i:
@@ -39,42 +39,42 @@ def paths_from(i: int, edges: list[tuple[int, int]]) -> Iterator[list[int]]:
 
 
 @given(graphs())
-def test_every_part_comes_after_its_predecessors(graph: Graph) -> None:
-    n, edges, _ = graph
+def test_every_part_comes_after_its_predecessors(drawn: Drawn) -> None:
+    n, edges, _ = drawn
     order = build(n, edges).topological
     assert sorted(order) == list(range(n))
     assert all(order.index(i) < order.index(j) for i, j in edges)
 
 
 @given(graphs())
-def test_neighbours_are_those_of_the_edges_each_once(graph: Graph) -> None:
-    n, edges, _ = graph
-    shape = build(n, edges)
-    assert [sorted(after) for after in shape.after] == [sorted({i for i, j in edges if j == k}) for k in range(n)]
-    assert [list(before) for before in shape.before] == [sorted({j for i, j in edges if i == k}) for k in range(n)]
-    assert shape.roots == tuple(k for k in range(n) if all(j != k for _, j in edges))
+def test_neighbours_are_those_of_the_edges_each_once(drawn: Drawn) -> None:
+    n, edges, _ = drawn
+    graph = build(n, edges)
+    assert [sorted(after) for after in graph.after] == [sorted({i for i, j in edges if j == k}) for k in range(n)]
+    assert [list(before) for before in graph.before] == [sorted({j for i, j in edges if i == k}) for k in range(n)]
+    assert graph.roots == tuple(k for k in range(n) if all(j != k for _, j in edges))
 
 
 @given(graphs())
-def test_a_tail_is_the_longest_of_all_paths_from_a_part_to_an_end(graph: Graph) -> None:
-    n, edges, sizes = graph
+def test_a_tail_is_the_longest_of_all_paths_from_a_part_to_an_end(drawn: Drawn) -> None:
+    n, edges, sizes = drawn
     expected = [max(sum(sizes[i] for i in path) for path in paths_from(k, edges)) for k in range(n)]
-    shape = build(n, edges)
-    assert shape.tails(sizes) == expected
-    assert shape.longest_path(sizes) == max(expected)
+    graph = build(n, edges)
+    assert graph.tails(sizes) == expected
+    assert graph.longest_path(sizes) == max(expected)
 
 
 @given(graphs())
-def test_a_head_is_the_longest_of_all_paths_that_lead_to_a_part(graph: Graph) -> None:
-    n, edges, sizes = graph
+def test_a_head_is_the_longest_of_all_paths_that_lead_to_a_part(drawn: Drawn) -> None:
+    n, edges, sizes = drawn
     backwards = [(j, i) for i, j in edges]
     expected = [max(sum(sizes[i] for i in path[1:]) for path in paths_from(k, backwards)) for k in range(n)]
     assert build(n, edges).heads(sizes) == expected
 
 
 @given(graphs(), st.data())
-def test_a_cycle_is_refused_and_named_in_its_direction(graph: Graph, data: st.DataObject) -> None:
-    n, edges, _ = graph
+def test_a_cycle_is_refused_and_named_in_its_direction(drawn: Drawn, data: st.DataObject) -> None:
+    n, edges, _ = drawn
     path = data.draw(st.sampled_from([path for k in range(n) for path in paths_from(k, edges)]))
     edges = [*edges, (path[-1], path[0])]
     with pytest.raises(TaskGraphError, match=r"^random: cycle ") as caught:
@@ -97,27 +97,27 @@ def test_a_long_cycle_is_found_as_well() -> None:
 
 
 def test_two_parts_of_one_name_are_refused() -> None:
-    with pytest.raises(TaskGraphError, match=r"^w: two parts have the same name$"):
+    with pytest.raises(TaskGraphError, match=r"^w: two tasks have the same name$"):
         TaskGraph("w", [Task("a", "x"), Task("a", "y")], [])
 
 
 @pytest.mark.parametrize("edge", [("a", "nobody"), ("nobody", "a")])
 def test_an_edge_to_nowhere_is_refused(edge: tuple[str, str]) -> None:
-    with pytest.raises(TaskGraphError, match=r"^w: 'nobody' is not a part$"):
+    with pytest.raises(TaskGraphError, match=r"^w: 'nobody' is not a task$"):
         TaskGraph("w", [Task("a", "x")], [edge])
 
 
 def test_a_reason_for_a_part_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(TaskGraphError, match=r"^w: 'nobody' is not a part$"):
+    with pytest.raises(TaskGraphError, match=r"^w: 'nobody' is not a task$"):
         TaskGraph("w", [Task("a", "x")], [], never={"nobody": "waits for ever"})
 
 
 def test_a_part_that_can_never_be_ready_is_no_root() -> None:
-    shape = TaskGraph("w", [Task("a", "x"), Task("b", "x")], [], never={"b": "waits for nothing that exists"})
-    assert shape.roots == (0,)
-    assert shape.never == {1: "waits for nothing that exists"}
+    graph = TaskGraph("w", [Task("a", "x"), Task("b", "x")], [], never={"b": "waits for nothing that exists"})
+    assert graph.roots == (0,)
+    assert graph.never == {1: "waits for nothing that exists"}
 
 
 def test_nothing_is_a_shape_too() -> None:
-    shape = TaskGraph("empty", [], [])
-    assert (shape.topological, shape.roots, shape.longest_path([])) == ((), (), 0.0)
+    graph = TaskGraph("empty", [], [])
+    assert (graph.topological, graph.roots, graph.longest_path([])) == ((), (), 0.0)
