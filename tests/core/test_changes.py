@@ -34,10 +34,10 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.explain import explain, sentences
 from dovetail.core.guard import Guard
 from dovetail.core.inbox import Inbox
-from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
+from dovetail.core.journal import Header, Reader, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 
 POOL = Pool.parse("4", {})
 GRAPHS = {"m": TaskGraph("m", [Task("p", "x", 2, 1, 3)], []), "fixed": TaskGraph("fixed", [Task("p", "x", 2)], [])}

@@ -25,10 +25,10 @@ from dovetail.core.events import (
     Woke,
 )
 from dovetail.core.findings import Findings
-from dovetail.core.journal import Ended, Header, Reader, TaskGraphRecord, Writer
+from dovetail.core.journal import Ended, Header, Reader, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraphRecord
 
 Steps = list[tuple[float, list[Event]]]
 

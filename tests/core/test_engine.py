@@ -29,9 +29,9 @@ from dovetail.core.events import (
     Woke,
 )
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
+from dovetail.core.journal import Header, Reader, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 
 Arrivals = list[tuple[float, Arrived]]
 

@@ -11,9 +11,9 @@ import pytest
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.explain import Explanation, explain, sentences
-from dovetail.core.journal import Entry, Header, Reader, TaskGraphRecord, Writer
+from dovetail.core.journal import Entry, Header, Reader, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraphRecord
 
 HEADER = Header(
     level="any",

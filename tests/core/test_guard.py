@@ -12,11 +12,23 @@ import pytest
 
 from dovetail.core.engine import simulate
 from dovetail.core.errors import PolicyError
-from dovetail.core.events import Arrived, Complete, Finished, Instruction, Reject, Start, Stimulus, WakeAt
+from dovetail.core.events import (
+    Added,
+    Arrived,
+    Complete,
+    Decided,
+    Finished,
+    Instruction,
+    Reject,
+    Start,
+    Stimulus,
+    WakeAt,
+)
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Reader, TaskGraphRecord, Writer
-from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task, TaskGraph
+from dovetail.core.guard import Guard
+from dovetail.core.journal import Header, Reader, Writer
+from dovetail.core.resources import Device, Pool
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 
 POOL = Pool.parse("4", {})
 GRAPHS = {
@@ -215,3 +227,20 @@ def test_what_was_rejected_while_it_ran_frees_its_device_when_it_ends(tmp_path: 
     assert [t for _, t, e in Reader(path) if isinstance(e, Start)] == [0.0, 2.0]
     with pytest.raises(PolicyError, match="device 1 is held by m/c"):
         run(path, [[M, *rest], [Reject("m", "given up"), start("o", "c", 1, ready_s=1.0)]])
+
+
+def test_devices_and_graphs_that_join_are_used_like_the_others() -> None:
+    guard = Guard(Pool.parse("1", {}), {})
+    guard.see(Added("a host joined", (Device(1, "gpu"),), {}, (TaskGraphRecord("late", (Task("p", "x"),)),)), 1.0)
+    guard.see(Arrived("job", "late", (1.0,)), 2.0)
+    guard.allow(Start("job", "p", "x", (1,), 2.0, 1.0, "free"), 2.0)
+    guard.see(Arrived("other", "late", (1.0,)), 2.0)
+    with pytest.raises(PolicyError, match="device 1 is held by job/p"):
+        guard.allow(Start("other", "p", "x", (1,), 2.0, 1.0, "free"), 2.0)
+
+
+def test_what_a_level_decides_needs_a_reason() -> None:
+    guard = Guard(Pool.parse("1", {}), {})
+    guard.allow(Decided("replan", "a host fell silent"), 0.0)
+    with pytest.raises(PolicyError, match="replan was decided without a reason"):
+        guard.allow(Decided("replan", ""), 0.0)

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 import dovetail
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, WakeAt, Woke
-from dovetail.core.journal import VERSION, Ended, Entry, Header, Reader, TaskGraphRecord, Writer, is_journal
+from dovetail.core.journal import VERSION, Ended, Entry, Header, Reader, Writer, is_journal
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.tasks import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 
 HEADER = Header(
     level="any",

@@ -11,6 +11,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Arrived,
     Asked,
+    Complete,
     Defer,
     Failed,
     Finished,
@@ -51,7 +52,7 @@ def told(orders: list[Instruction]) -> list[str]:
                 found.append(f"{type(order).__name__.lower()} {order.job} {len(order.devices)}")
             case WakeAt():
                 found.append(f"wake {order.at_s:g}")
-            case _:
+            case Pause() | Stop() | Defer() | Complete() | Reject():
                 found.append(f"{type(order).__name__.lower()} {order.job}")
     return found
 

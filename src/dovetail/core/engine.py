@@ -15,12 +15,15 @@ from typing import Protocol
 
 from dovetail.core.errors import DovetailError, InputError, PolicyError, ReplayError
 from dovetail.core.events import (
+    Added,
     Arrived,
     Asked,
     Change,
     Failed,
     Finished,
     Instruction,
+    Measured,
+    Observed,
     Pause,
     Reject,
     Resize,
@@ -85,7 +88,10 @@ class Agenda(Protocol):
 
 
 _PATIENCE = 100_000  # wakes in a row, with nothing running, after which a policy is taken to be stuck
-_ORDER: dict[type, int] = {Finished: 0, Failed: 1, Settled: 2, Woke: 3, Arrived: 4, Asked: 5}
+_ORDER: dict[type, int] = {
+    kind: place
+    for place, kind in enumerate((Added, Finished, Failed, Settled, Measured, Observed, Woke, Arrived, Asked))
+}
 
 
 class TotalOrder:

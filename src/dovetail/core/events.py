@@ -9,6 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from dovetail.core.resources import Device, DeviceType
+from dovetail.core.tasks import TaskGraphRecord
+
 
 class Event(Struct, frozen=True, gc=False, tag_field="k", omit_defaults=True):
     """Anything that a journal line may hold besides its step and time."""
@@ -66,12 +69,39 @@ class Settled(Event, frozen=True, gc=False, tag="settled"):
     devices: tuple[int, ...] = ()
 
 
+class Measured(Event, frozen=True, gc=False, tag="measured"):
+    """A running task was seen to do so much per second on so many devices; in which unit, the level says."""
+
+    job: str
+    task: str
+    width: int
+    rate: float
+
+
+class Observed(Event, frozen=True, gc=False, tag="observed"):
+    """Something that only the level understands was seen: a host that fell silent, a step that took too long."""
+
+    what: str
+    facts: dict[str, Any] = {}
+
+
+class Added(Event, frozen=True, gc=False, tag="added"):
+    """Devices, or graphs of jobs, that join a run: they are used like those of the header from here on. Devices are
+    numbered on from those that are there."""
+
+    why: str
+    devices: tuple[Device, ...] = ()
+    types: dict[str, DeviceType] = {}
+    graphs: tuple[TaskGraphRecord, ...] = ()
+
+
 class Rows(Event, frozen=True, gc=False, tag="rows"):
-    """Many things of one kind at one instant, column by column: what happened or was decided at a level whose grain is
-    the round, where an event for each would drown it. The level says what `of` and the columns mean."""
+    """Many things of one kind at one instant, column by column: what happened or was `decided` at a level whose grain
+    is the round, where an event for each would drown it. The level says what `of` and the columns mean."""
 
     of: str
     columns: dict[str, Any]
+    decided: bool = False
 
 
 # --- instructions: what was decided ---------------------------------------------------------------
@@ -147,10 +177,19 @@ class Complete(Event, frozen=True, gc=False, tag="completed"):
 
 
 class Reject(Event, frozen=True, gc=False, tag="rejected"):
-    """A job will not be completed, and why."""
+    """A job will not be completed, and why; `cancelled` if somebody asked for that."""
 
     job: str
     why: str
+    cancelled: bool = False
+
+
+class Decided(Event, frozen=True, gc=False, tag="decided"):
+    """Something that only the level understands was decided, and why: a new plan, a host given up."""
+
+    what: str
+    why: str
+    facts: dict[str, Any] = {}
 
 
 class WakeAt(Event, frozen=True, gc=False, tag="wake_at"):
@@ -158,5 +197,5 @@ class WakeAt(Event, frozen=True, gc=False, tag="wake_at"):
 
 
 Change = Pause | Resume | Resize | Stop
-Stimulus = Arrived | Finished | Failed | Woke | Asked | Settled
-Instruction = Start | Change | Defer | Complete | Reject | WakeAt
+Stimulus = Arrived | Finished | Failed | Woke | Asked | Settled | Measured | Observed | Added
+Instruction = Start | Change | Defer | Complete | Reject | Decided | WakeAt

@@ -7,9 +7,11 @@ from math import inf
 
 from dovetail.core.errors import DovetailError, InputError, PolicyError
 from dovetail.core.events import (
+    Added,
     Arrived,
     Change,
     Complete,
+    Decided,
     Defer,
     Failed,
     Finished,
@@ -93,6 +95,9 @@ class Guard:
                 opened.ready[j] = now
         elif type(stimulus) is Arrived:
             self._arrive(stimulus, now)
+        elif type(stimulus) is Added:
+            self._ledger.extend(len(stimulus.devices))
+            self._graphs = {**self._graphs, **{record.name: record.build() for record in stimulus.graphs}}
 
     def _arrive(self, job: Arrived, now: float) -> None:
         graph = self._graphs.get(job.of, _NOTHING)
@@ -147,6 +152,9 @@ class Guard:
                 raise PolicyError(f"[{now:.2f}s] asked to be woken at {order.at_s} s, which is not in the future")
         elif type(order) is Reject or type(order) is Defer:
             self._put_off(order, now)
+        elif type(order) is Decided:
+            if not order.why:
+                raise PolicyError(f"[{now:.2f}s] {order.what} was decided without a reason")
         elif type(order) is Pause or type(order) is Resume or type(order) is Resize or type(order) is Stop:
             problem = self._change(order)
             if problem is not None:

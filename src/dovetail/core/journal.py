@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -22,32 +22,30 @@ from dovetail.core.errors import InputError, PolicyError, cannot_write
 from dovetail.core.events import Event, Instruction, Rows, Stimulus
 from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task, TaskGraph
+from dovetail.core.tasks import TaskGraph
+from dovetail.core.tasks import TaskGraphRecord as TaskGraphRecord
+from dovetail.core.words import Words
 
 VERSION = 2
 _BUFFER = 1 << 20
 
 
-class TaskGraphRecord(Struct, frozen=True, omit_defaults=True):
-    """A graph as the header keeps it."""
+class Clock(Struct, frozen=True):
+    """Which clock stamped the records, and by how many seconds two stamps may be wrong against each other.
 
-    name: str
-    tasks: tuple[Task, ...]
-    edges: tuple[tuple[str, str], ...] = ()
-    never: dict[str, str] = {}
+    Virtual time has no error. On one host everybody reads one monotonic clock; between hosts the offset was measured.
+    """
 
-    @classmethod
-    def of(cls, graph: TaskGraph) -> TaskGraphRecord:
-        names = [task.name for task in graph.tasks]
-        edges = tuple((names[i], names[j]) for i, targets in enumerate(graph.before) for j in targets)
-        return cls(graph.name, graph.tasks, edges, {names[i]: why for i, why in graph.never.items()})
-
-    def build(self) -> TaskGraph:
-        return TaskGraph(self.name, self.tasks, self.edges, self.never)
+    source: Literal["virtual", "monotonic", "measured offset"] = "virtual"
+    error_s: float = 0.0
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """The journal's first line: what ran, on what, decided by whom. `facts` holds what only the level understands."""
+    """The journal's first line: what ran, on what, decided by whom. `facts` holds what only the level understands.
+
+    `hardware` tells what really carried each type of device, where that was not simulated. Records are in the order of
+    their steps, or, where they were written by whoever saw them, in the order of writing.
+    """
 
     journal: int = VERSION
     made_by: str = f"dovetail {__version__}"
@@ -59,6 +57,10 @@ class Header(Struct, frozen=True, kw_only=True):
     pool: Pool
     graphs: tuple[TaskGraphRecord, ...] = ()
     facts: dict[str, Any] = {}
+    clock: Clock = Clock()
+    order: Literal["step", "written"] = "step"
+    hardware: dict[str, str] = {}
+    words: Words = Words()
 
     def build_graphs(self) -> dict[str, TaskGraph]:
         return {record.name: record.build() for record in self.graphs}

@@ -116,6 +116,10 @@ class Ledger:
                 return f"device {d} is held by {holder[0]}/{holder[1]}"
         return None
 
+    def extend(self, devices: int) -> None:
+        """So many devices more, all free."""
+        self.holders += [None] * devices
+
     def take(self, devices: Sequence[int], holder: tuple[str, str]) -> None:
         for d in devices:
             self.holders[d] = holder

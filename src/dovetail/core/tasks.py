@@ -125,3 +125,21 @@ class TaskGraph:
 
     def longest_path(self, sizes: Sequence[float]) -> float:
         return max(self.tails(sizes), default=0.0)
+
+
+class TaskGraphRecord(Struct, frozen=True, omit_defaults=True):
+    """A graph as the header keeps it."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    edges: tuple[tuple[str, str], ...] = ()
+    never: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> TaskGraphRecord:
+        names = [task.name for task in graph.tasks]
+        edges = tuple((names[i], names[j]) for i, targets in enumerate(graph.before) for j in targets)
+        return cls(graph.name, graph.tasks, edges, {names[i]: why for i, why in graph.never.items()})
+
+    def build(self) -> TaskGraph:
+        return TaskGraph(self.name, self.tasks, self.edges, self.never)

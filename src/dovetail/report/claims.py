@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.core.words import Claim, Unit
 from dovetail.report import look
 from dovetail.report.collect import Story
 from dovetail.report.tables import Column, table
-from dovetail.report.words import Claim, Unit
 
 
 def claims_card(stories: Sequence[Story], names: Sequence[str]) -> str:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from dovetail.core.journal import Header
 from dovetail.core.resources import Pool
+from dovetail.core.words import Words
 from dovetail.report.collect import Story
 from dovetail.report.units import Unit as Unit
 from dovetail.report.units import unit_for as unit_for
-from dovetail.report.words import Words, words_for
+from dovetail.report.words import words_for
 
 # Okabe and Ito's colours, without black and grey (grey is for set-ups) and with some more of other lightness.
 _BASE = (

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from dovetail.report import look
 from dovetail.report.collect import QUEUE, RUN, SETUP, Story
 
@@ -74,7 +76,7 @@ def _run_data(story: Story, kinds: Sequence[str], digits: int) -> dict[str, Any]
     return {
         "end": story.end_s,
         "bound": bound,
-        "words": {name: word for name, word in words._asdict().items() if isinstance(word, str)},
+        "words": {name: word for name, word in asdict(words).items() if isinstance(word, str)},
         "rounds": story.by_round,
         "devices": [[names[d.id], d.type, d.host] for d in devices],
         "strings": list(strings),

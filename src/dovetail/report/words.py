@@ -2,35 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
-Unit = Literal["s", "share", "count", "number"]
-
-
-class Claim(NamedTuple):
-    """A figure of a journal's closing summary: its key there, its name, and what it counts in."""
-
-    key: str
-    name: str
-    unit: Unit = "number"
-
-
-class Words(NamedTuple):
-    job: str = "job"
-    jobs: str = "jobs"
-    task: str = "task"
-    tasks: str = "tasks"
-    kind: str = "kind"
-    kinds: str = "kinds"
-    type: str = "type of job"
-    device: str = "device"
-    devices: str = "devices"
-    setup: str = "set-up"  # empty where there is no such thing
-    setups: str = "set-ups"
-    response: str = "response"  # the time from arrival to completion
-    waiting: str = "tasks"  # what waits
-    claims: tuple[Claim, ...] = ()
-
+from dovetail.core.words import Claim, Words
 
 _WORDS = {
     "workflow": Words(

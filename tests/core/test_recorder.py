@@ -1,0 +1,90 @@
+"""The recorder: what was noted is on the disk as it was noted, from any thread, also if nobody ends the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Barrier, Thread
+
+from dovetail.core.events import Observed
+from dovetail.core.journal import Clock, Header, Reader
+from dovetail.core.recorder import Recorder, host_clock
+from dovetail.core.resources import Pool
+
+HEADER = Header(level="any", policy="none", pool=Pool.parse("1", {}), clock=Clock("monotonic", 1e-9), order="written")
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+def test_times_are_written_as_they_were_given_in_the_order_of_writing(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Recorder(path, HEADER) as recorder:
+        for t in (2.0, 0.5, 1.25):
+            recorder.note(t, Observed(f"at {t}"))
+        recorder.end(3.0, {"seen": 3})
+    raw = [line.split(b",")[1] for line in path.read_bytes().splitlines()[1:]]
+    assert raw == [b'"t":2.0', b'"t":0.5', b'"t":1.25', b'"t":3.0']
+
+
+def test_a_header_is_on_the_disk_before_anything_happens(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl", HEADER)
+    assert Reader(tmp_path / "run.jsonl").header == HEADER
+    recorder.close()
+
+
+def test_what_was_noted_is_written_when_its_time_has_come_though_nobody_closes(tmp_path: Path) -> None:
+    now = [10.0]
+    recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.25, clock=lambda: now[0])
+    recorder.note(10.0, Observed("first"))
+    assert lines(tmp_path / "run.jsonl") == 1
+    now[0] += 0.25
+    recorder.note(10.25, Observed("second"))
+    assert lines(tmp_path / "run.jsonl") == 3
+    recorder.note(10.25, Observed("third"))
+    recorder.flush()
+    assert lines(tmp_path / "run.jsonl") == 4
+    recorder.close()
+
+
+def test_threads_may_note_at_the_same_time(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def note(who: int) -> None:
+        together.wait()
+        for i in range(500):
+            recorder.note(float(i), Observed(f"{who} {i}"))
+
+    with Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.0) as recorder:
+        threads = [Thread(target=note, args=(who,)) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = [event.what for _, _, event in Reader(tmp_path / "run.jsonl") if isinstance(event, Observed)]
+    assert len(found) == 2000
+    for who in range(4):
+        mine = [what for what in found if what.startswith(f"{who} ")]
+        assert sorted(mine) == sorted(f"{who} {i}" for i in range(500))
+
+
+def test_without_a_file_observers_are_told() -> None:
+    class Seen:
+        def __init__(self) -> None:
+            self.steps: list[tuple[int, float, int]] = []
+
+        def step(self, n: int, t: float, events: object) -> None:
+            assert isinstance(events, tuple)
+            self.steps.append((n, t, len(events)))
+
+    seen = Seen()
+    with Recorder(None, HEADER, [seen]) as recorder:
+        recorder.note(0.0, Observed("a"), Observed("b"))
+        recorder.rows("ran", {"id": [1]}, 0.5)
+        recorder.end(1.0, {})
+    assert seen.steps == [(1, 0.0, 2), (2, 0.5, 1), (3, 1.0, 1)]
+
+
+def test_the_clock_of_one_host_is_known_to_its_resolution() -> None:
+    assert host_clock().source == "monotonic"
+    assert 0 < host_clock().error_s <= 1e-3
