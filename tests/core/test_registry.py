@@ -73,6 +73,36 @@ def test_options_are_those_of_the_constructor_and_have_its_defaults() -> None:
     assert registry.options_of(LEVEL, "plain") == {}
 
 
+LEVELS = ["cluster", "dispatch", "host", "pipeline", "workflow"]
+TRAITS = {"cluster": ["agnostic", "packs", "strict"], "workflow": ["plans_ahead"]}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_list_made_from_sources_says_what_the_policies_themselves_say(level: str) -> None:
+    listed = registry.listing(level, TRAITS.get(level, []))
+    assert [one.name for one in listed] == registry.names(level) != []
+    for one in listed:
+        options = registry.options_of(level, one.name)
+        assert one.promise == registry.promise(level, one.name) != ""
+        assert one.options == {k: "required" if p.default is p.empty else p.default for k, p in options.items()}
+        if one.traits:
+            made = registry.create(level, one.name)
+            assert one.traits == {trait: getattr(made, trait) for trait in TRAITS[level]}
+
+
+def test_a_list_of_policies_imports_none_of_them() -> None:
+    program = """
+import sys
+from dovetail.core import registry
+assert len(registry.listing("cluster", ["agnostic", "packs", "strict"])) > 20
+print([name for name in sys.modules if name.startswith("dovetail.cluster.") or name == "numpy"])
+registry.create("cluster", "fifo")
+print([name for name in sys.modules if name.startswith("dovetail.cluster.policies.")])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "['dovetail.cluster.policies.fifo']"]
+
+
 def test_options_given_as_text_get_their_types() -> None:
     assert create("patient").options == (1.0, 3, False, "up")
     assert create("patient", patience_s="2.5", tries="7", eager="true", order="down").options == (2.5, 7, True, "down")

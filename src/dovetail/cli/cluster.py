@@ -212,20 +212,9 @@ def policies(*, format: Format = "table") -> None:
         table or json.
     """
     rows = []
-    for name in registry.names("cluster"):
-        options = registry.options_of("cluster", name)
-        made = registry.create("cluster", name)
-        knows = "pairs" if made.packs else "nothing of types" if made.agnostic else "types"
-        rows.append(
-            {
-                "name": name,
-                "promise": registry.promise("cluster", name),
-                "knows": knows,
-                "agnostic": made.agnostic,
-                "packs": made.packs,
-                "options": {key: parameter.default for key, parameter in options.items()},
-            }
-        )
+    for name, promise, options, traits in registry.listing("cluster", ["agnostic", "packs"]):
+        knows = "pairs" if traits["packs"] else "nothing of types" if traits["agnostic"] else "types"
+        rows.append({"name": name, "promise": promise, "knows": knows, **traits, "options": options})
     if format == "json":
         print_json(rows)
         return

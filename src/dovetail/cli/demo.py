@@ -54,7 +54,6 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
 
 
 def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
-    import dovetail.pipeline.policies  # noqa: F401  (registers the methods)
     from dovetail.core import registry
     from dovetail.pipeline import simulation
     from dovetail.pipeline.inputs import DeviceClass, Pipeline

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-import dovetail.pipeline.policies  # noqa: F401  (registers the methods)
 from dovetail.cli.common import Flag, Numbers, Pairs, pairs, print_json, print_table, progress
 from dovetail.cli.verbs import Command, register
 from dovetail.core import registry

@@ -81,15 +81,11 @@ def policies(*, format: Format = "table") -> int:
     format
         table or json.
     """
-    rows: list[dict[str, Any]] = []
-    for name in registry.names("workflow"):
-        known = registry.options_of("workflow", name)
-        options = {key: "required" if p.default is p.empty else p.default for key, p in known.items()}
-        rows.append({"policy": name, "promise": registry.promise("workflow", name), "options": options})
+    listed = registry.listing("workflow")
     if format == "json":
-        print_json(rows)
+        print_json([{"policy": name, "promise": promise, "options": options} for name, promise, options, _ in listed])
     else:
-        shown = [[r["policy"], r["promise"], " ".join(f"{k}={v}" for k, v in r["options"].items())] for r in rows]
+        shown = [[p.name, p.promise, " ".join(f"{key}={value}" for key, value in p.options.items())] for p in listed]
         print_table(["policy", "promise", "options"], shown)
     return 0
 

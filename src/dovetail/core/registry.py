@@ -1,7 +1,8 @@
 """Policies by level and name. Ours and a third party's register the same way.
 
 A third-party package names its module under the entry-point group `dovetail.policies`; importing the module runs the
-`@policy` decorators in it, and the names work in every command.
+`@policy` decorators in it, and the names work in every command. Ours are in `policies/` of their level: a module there
+is imported when a policy in it is asked for by name, and its source is enough for a list of them.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import inspect
 import math
 import typing
 import warnings
-from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
-from typing import Any, TypeVar
-
-import msgspec
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeVar
 
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.policy_source import REQUIRED, PolicySource, read_policies
 
 GROUP = "dovetail.policies"
 _policies: dict[tuple[str, str], Callable[..., Any]] = {}
+_sources: dict[str, dict[str, PolicySource]] = {}
 _plugins_loaded = False
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -29,12 +31,27 @@ def policy(name: str, *, level: str) -> Callable[[T], T]:
 
     def register(factory: T) -> T:
         known = _policies.get((level, name))
-        if known is not None and (known.__module__, known.__qualname__) != (factory.__module__, factory.__qualname__):
-            raise InputError(f"{level} policy {name!r} is registered twice: {known.__module__}, {factory.__module__}")
+        at = known.__module__ if known else factory.__module__
+        if known is None and name in _ours(level) and not at.startswith(f"dovetail.{level}."):
+            at = _ours(level)[name].module  # ours, not imported yet
+        if at != factory.__module__ or (known is not None and known.__qualname__ != factory.__qualname__):
+            raise InputError(f"{level} policy {name!r} is registered twice: {at}, {factory.__module__}")
         _policies[level, name] = factory
         return factory
 
     return register
+
+
+def _ours(level: str) -> dict[str, PolicySource]:
+    """The policies in a level's own package, by name; nothing of it is imported."""
+    if level not in _sources:
+        try:
+            spec = find_spec(f"dovetail.{level}.policies")
+        except ModuleNotFoundError:  # somebody else's level
+            spec = None
+        folders = spec.submodule_search_locations if spec else None
+        _sources[level] = read_policies(spec.name, folders, level) if spec and folders else {}
+    return _sources[level]
 
 
 def _load_plugins() -> None:
@@ -42,6 +59,8 @@ def _load_plugins() -> None:
     if _plugins_loaded:
         return
     _plugins_loaded = True
+    from importlib.metadata import entry_points
+
     for entry in entry_points(group=GROUP):
         try:
             entry.load()
@@ -51,15 +70,49 @@ def _load_plugins() -> None:
 
 def names(level: str) -> list[str]:
     _load_plugins()
-    return sorted(name for of, name in _policies if of == level)
+    return sorted({name for of, name in _policies if of == level} | set(_ours(level)))
 
 
 def _find(level: str, name: str) -> Callable[..., Any]:
     _load_plugins()
+    if name in _ours(level):
+        import_module(_ours(level)[name].module)
     factory = _policies.get((level, name))
     if factory is None:
         raise InputError(f"no {level} policy is called {name!r}{did_you_mean(name, names(level))}")
     return factory
+
+
+class Listed(NamedTuple):
+    """What a list of policies says of one: options have their defaults, or `REQUIRED`."""
+
+    name: str
+    promise: str
+    options: dict[str, Any]
+    traits: dict[str, Any]
+
+
+def listing(level: str, traits: Sequence[str] = ()) -> list[Listed]:
+    """All policies of a level, with the class attributes that are asked for.
+
+    Ours are not imported for it, unless one is written so that only running it tells.
+    """
+    return [_from_source(level, name, traits) or _from_factory(level, name, traits) for name in names(level)]
+
+
+def _from_source(level: str, name: str, traits: Sequence[str]) -> Listed | None:
+    source = _ours(level).get(name)
+    try:
+        known = {trait: source.trait(trait) for trait in traits} if source else {}
+        return Listed(name, source.promise(), source.options(), known) if source else None
+    except LookupError:
+        return None
+
+
+def _from_factory(level: str, name: str, traits: Sequence[str]) -> Listed:
+    options = {key: REQUIRED if p.default is p.empty else p.default for key, p in options_of(level, name).items()}
+    made = create(level, name) if traits else None
+    return Listed(name, promise(level, name), options, {trait: getattr(made, trait) for trait in traits})
 
 
 def promise(level: str, name: str) -> str:
@@ -75,6 +128,8 @@ def options_of(level: str, name: str) -> dict[str, inspect.Parameter]:
 
 def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
     """A policy by name, with its options checked and converted; unknown names and options get a hint."""
+    import msgspec
+
     factory, known = _find(level, name), options_of(level, name)
     hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     checked = {}

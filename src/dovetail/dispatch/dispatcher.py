@@ -13,7 +13,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.dispatch import policies as _policies  # noqa: F401  (registers them)
 from dovetail.dispatch.assembly import Collected, Output, Preallocated
 from dovetail.dispatch.batch import (
     Slices,

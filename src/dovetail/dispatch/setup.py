@@ -10,7 +10,6 @@ import msgspec
 
 from dovetail.core import registry
 from dovetail.core.errors import InputError
-from dovetail.dispatch import policies as _policies  # noqa: F401  (registers them)
 from dovetail.dispatch.devices import Device, resolve
 from dovetail.dispatch.policy import Policy
 

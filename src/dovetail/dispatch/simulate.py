@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core import registry
-from dovetail.dispatch import policies as _policies  # noqa: F401  (registers them)
 from dovetail.dispatch.cursor import LocalCursor
 from dovetail.dispatch.curves import Curve
 from dovetail.dispatch.ledger import Chunk, Ledger, Row

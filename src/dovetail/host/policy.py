@@ -84,8 +84,6 @@ P = TypeVar("P", Planning, Assignment)
 
 def make(name: str, kind: type[P]) -> P:
     """A policy of this level by name, if it is of the kind that is wanted."""
-    import dovetail.host.policies  # noqa: F401  registers our own
-
     found = registry.create(LEVEL, name)
     if not isinstance(found, kind):
         what = f"{kind.__name__.lower()} policies: {', '.join(names(kind))}"
@@ -95,6 +93,4 @@ def make(name: str, kind: type[P]) -> P:
 
 def names(kind: type[Planning] | type[Assignment]) -> list[str]:
     """The policies of one kind."""
-    import dovetail.host.policies  # noqa: F401  registers our own
-
     return [name for name in registry.names(LEVEL) if isinstance(registry.create(LEVEL, name), kind)]

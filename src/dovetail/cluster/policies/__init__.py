@@ -6,8 +6,6 @@ how fast every job runs on every type. `_packed`: also how fast two jobs run tha
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +13,6 @@ from dovetail.cluster.problem import Allocation, Policy, Problem
 from dovetail.core.registry import create, names, options_of
 
 __all__ = ["Allocation", "Policy", "Problem", "make"]
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Policy:

@@ -1,9 +1,1 @@
 """Ways to cut a batch into chunks, one per file."""
-
-from __future__ import annotations
-
-import importlib
-import pkgutil
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")

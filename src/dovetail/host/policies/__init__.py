@@ -1,28 +1,7 @@
 """The policies of the host level, one per file. A third party's register in the same way."""
 
-from dovetail.host.policies import (
-    always_attend,
-    efficient,
-    fcfs,
-    max_prop,
-    priority,
-    rr,
-    strict,
-)
 from dovetail.host.policy import Assignment, Planning
 from dovetail.host.program import Program
 from dovetail.host.view import View
 
-__all__ = [
-    "Assignment",
-    "Planning",
-    "Program",
-    "View",
-    "always_attend",
-    "efficient",
-    "fcfs",
-    "max_prop",
-    "priority",
-    "rr",
-    "strict",
-]
+__all__ = ["Assignment", "Planning", "Program", "View"]

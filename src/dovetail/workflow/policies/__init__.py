@@ -5,13 +5,7 @@ The smallest policy is a `rank`: which of the ready nodes goes first. See docs/a
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 from dovetail.workflow.policy import ListPolicy, Place, Policy, Wait
 from dovetail.workflow.view import Queue, ReadyNode, View
 
 __all__ = ["ListPolicy", "Place", "Policy", "Queue", "ReadyNode", "View", "Wait"]
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
