@@ -23,11 +23,11 @@ from typing import Any
 import yaml
 
 from dovetail.core.sweep import sweep
-from dovetail.pipeline.brute import evaluate, every_plan, random_pipeline
-from dovetail.pipeline.inputs import read_pipeline
+from dovetail.pipeline.inputs.files import read_pipeline
+from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.tables import Tables
+from dovetail.testing.pipeline import evaluate, every_plan, random_pipeline
 
 GOLDEN = Path(os.environ.get("DOVETAIL_GOLDEN", Path(__file__).parents[1] / "../shared/golden")).resolve() / "pipeline"
 FILES = ("models.yml", "device_types.yml", "devices.yml")
@@ -95,7 +95,7 @@ def large() -> dict[str, Any]:
 
 def command(folder: Path) -> tuple[float, float]:
     """CPU seconds and peak memory of `sched-pipeline`, interpreter start included."""
-    program = "import sys; from dovetail.cli.sched_pipeline import main; sys.exit(main())"
+    program = "import sys; from dovetail.pipeline.compat.sched_pipeline import main; sys.exit(main())"
     child = subprocess.Popen(
         [sys.executable, "-c", program, "-m", "synth"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -25,16 +25,17 @@ import msgspec
 
 from dovetail.core import registry
 from dovetail.pipeline import policies as _  # noqa: F401  (registers the methods)
-from dovetail.pipeline.inputs import DeviceClass, Pipeline
-from dovetail.pipeline.layers import ModelSpec
-from dovetail.pipeline.link_test import listen, measure_link, serve
+from dovetail.pipeline.hardware import placed_on
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.live import run_plan
 from dovetail.pipeline.live.hosts import HostSettings
 from dovetail.pipeline.live.jobs import RunOptions
 from dovetail.pipeline.live.supervisor import Patience
+from dovetail.pipeline.models.spec import ModelSpec
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan as plan_exactly
-from dovetail.pipeline.profile import Effort, ProfileResult, placed_on, profile_chain
+from dovetail.pipeline.profile.link_test import listen, measure_link, serve
+from dovetail.pipeline.profile.measure import Effort, ProfileResult, profile_chain
 
 MODEL = ModelSpec(source=f"{Path(__file__).parents[1] / 'examples/pipeline/transformer.py'}:encoder")
 BATCH, GPU_BATCH = 8, 64  # items in a microbatch; a GPU needs more to be busy
@@ -90,7 +91,7 @@ def profile_as(host: str, gpu: bool) -> ProfileResult:
 
 
 def measure(settings: HostSettings, batch: int) -> ProfileResult:
-    from dovetail.pipeline.layers import load
+    from dovetail.pipeline.models.load import load
 
     chain = load(MODEL)
     with placed_on(threads=settings.threads, cores=settings.cores):

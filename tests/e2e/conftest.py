@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.pipeline.inputs import DeviceClass, Pipeline
-from dovetail.pipeline.layers import ModelSpec
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+from dovetail.pipeline.models.spec import ModelSpec
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
 
@@ -54,7 +54,7 @@ class SmallModel:
 
     def expected(self, count: int) -> list[Any]:
         """What the model gives in one piece for the inputs that a run makes."""
-        from dovetail.pipeline.layers import load
+        from dovetail.pipeline.models.load import load
 
         chain = load(self.spec)
         whole = chain.part(1, self.layers)

@@ -19,7 +19,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.cli.check import examine
 from dovetail.core.journal import Reader
-from dovetail.pipeline.live import HostSettings, Outcome, Patience, RunOptions, run_plan
+from dovetail.pipeline.live import HostSettings, Patience, RunOptions, RunResult, run_plan
 from dovetail.pipeline.live.coordinator import PipelineStoppedError
 from dovetail.pipeline.live.local import LocalEngine
 from dovetail.pipeline.plan import Plan
@@ -30,7 +30,7 @@ CALM = Patience(slow_factor=0)  # a busy machine must not look like a slow stage
 QUICK = RunOptions(heartbeat_s=0.1, patience=Patience(slow_factor=0, heartbeat_limit_s=2.0))
 
 
-def _same(outcome: Outcome, expected: list[Any]) -> bool:
+def _same(outcome: RunResult, expected: list[Any]) -> bool:
     pairs = zip(outcome.outputs, expected, strict=True)
     return all(torch.equal(found, wanted) for found, wanted in pairs)
 
@@ -246,7 +246,7 @@ def test_command_with_files(small: Any, tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*words, "--slow-factor", "0", "--journal", str(tmp_path / "run.jsonl"), "--format", "json"]) == 0
     shown = msgspec.json.decode(capsys.readouterr().out)
     assert (shown["completed"], shown["items"]) == (5, 9)
-    from dovetail.pipeline.layers import load
+    from dovetail.pipeline.models.load import load
 
     whole = load(small.spec).part(1, small.layers)
     expected = torch.cat([whole(part) for part in items.split(2)])

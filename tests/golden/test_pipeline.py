@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dovetail.cli.sched_pipeline import main
-from dovetail.pipeline.inputs import read_pipeline
+from dovetail.pipeline.compat.sched_pipeline import main
+from dovetail.pipeline.inputs.files import read_pipeline
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.planner import plan
 

@@ -8,14 +8,14 @@ from math import inf
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.brute import evaluate, every_plan, random_pipeline
-from dovetail.pipeline.change import by_host
-from dovetail.pipeline.inputs import DeviceClass
+from dovetail.pipeline.inputs.pool import by_host
+from dovetail.pipeline.inputs.problem import DeviceClass
+from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Infeasible, Plan
 from dovetail.pipeline.planner import plan
 from dovetail.pipeline.policies.auction import auction, bids
 from dovetail.pipeline.policies.proportional import by_memory, by_speed, equal
-from dovetail.pipeline.tables import Tables
+from dovetail.testing.pipeline import evaluate, every_plan, random_pipeline
 
 
 def test_the_auction_is_optimal_for_its_order() -> None:

@@ -15,11 +15,11 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, St
 from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.pipeline.brute import random_pipeline
 from dovetail.pipeline.check import CODES, check_journal
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.simulation import record
+from dovetail.pipeline.simulate import record
+from dovetail.testing.pipeline import random_pipeline
 
 
 def simulated(path: Path, seed: int, buffers: int = 1) -> Path | None:

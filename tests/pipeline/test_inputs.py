@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.inputs import Pipeline, read_pipeline
+from dovetail.pipeline.inputs.files import read_pipeline
+from dovetail.pipeline.inputs.problem import Pipeline
 
 MODELS: dict[str, Any] = {
     "m": {"layers": 3, "mem_MB": [1, 2.5, 3], "parameters_in": 10, "parameters_out": [20, 30, 40]},

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.cuts import choose_cuts
-from dovetail.pipeline.layers import Chain, ModelSpec, load
+from dovetail.pipeline.models.cuts import choose_cuts
+from dovetail.pipeline.models.load import load
+from dovetail.pipeline.models.spec import Chain, ModelSpec
 
 torch = pytest.importorskip("torch")
 
@@ -128,7 +129,7 @@ def run(chain: Chain, value: Any, dtype: str = "torch.float32") -> Any:
 
 def the_model(spec: ModelSpec) -> Any:
     """The model itself, from the same factory with the same seed."""
-    from dovetail.pipeline.factory import build
+    from dovetail.pipeline.models.factory import build
 
     torch.manual_seed(spec.seed)
     return build(spec).model.eval()
@@ -284,7 +285,7 @@ CONFIGS = {
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_hugging_face_configuration_is_enough(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from dovetail.pipeline.hugging_face import build
+    from dovetail.pipeline.models.hugging_face import build
 
     words = {} if kind == "vit" else {"vocab_size": 50}
     words |= {} if kind in ("vit", "gpt2") else {"max_position_embeddings": 12}

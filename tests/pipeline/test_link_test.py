@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.pipeline.link_test import LinkResult, link_entries, listen, measure_link, serve, write_links
+from dovetail.pipeline.profile.link_test import LinkResult, link_entries, listen, measure_link, serve, write_links
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_unlike_directions_are_two_entries() -> None:
 
 
 def test_a_links_file_is_extended_and_the_planner_reads_it(tmp_path: Path) -> None:
-    from dovetail.pipeline.inputs import read_pipeline
+    from dovetail.pipeline.inputs.files import read_pipeline
 
     path = tmp_path / "links.yml"
     path.write_text("latency_s: 0.5\nlinks:\n- {from: a, to: c, bw_Mbps: 7}\n- {from: b, to: a, bw_Mbps: 1}\n")

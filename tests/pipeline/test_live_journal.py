@@ -14,11 +14,11 @@ pytest.importorskip("torch")
 from dovetail.cli.check import examine
 from dovetail.core.events import Complete, Reject
 from dovetail.core.journal import Reader
-from dovetail.pipeline.inputs import DeviceClass, Pipeline
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.live.jobs import RunOptions, hosts_at
 from dovetail.pipeline.live.journal import record, way
 from dovetail.pipeline.live.recorder import DATA_HOST, Recorder
-from dovetail.pipeline.live.wire import Span
+from dovetail.pipeline.live.wire import StageSpan
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
 
@@ -57,7 +57,7 @@ class World:
         free: dict[str, float] = {}
         skews = {host: self.rng.uniform(-self.skew_s, self.skew_s) for s in made.stages for host in hosts_at(s)}
         begun_s, halt_s, out_s = self.now_s, 0.0, 0.0
-        notes: list[tuple[str, Span]] = []
+        notes: list[tuple[str, StageSpan]] = []
         for number in numbers:
             t = begun_s
             for spot in way(made):
@@ -68,10 +68,10 @@ class World:
                 free[spot.device(number)] = t
                 sender = spot.senders[number % len(spot.senders)]
                 kind = "s" if spot.receivers else "c"
-                notes.append((sender, Span(self.generation, number, kind, start_s, t)))
+                notes.append((sender, StageSpan(self.generation, number, kind, start_s, t)))
                 if spot.receivers:
                     receiver = spot.receivers[number % len(spot.receivers)]
-                    notes.append((receiver, Span(self.generation, number, "r", t, t)))
+                    notes.append((receiver, StageSpan(self.generation, number, "r", t, t)))
             if number < numbers.start + delivered:
                 halt_s = t + 1e-4
         halt_s = halt_s or begun_s + 1.0

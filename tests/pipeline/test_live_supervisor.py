@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from dovetail.pipeline.inputs import DeviceClass, Pipeline
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.live.replan import replanner
 from dovetail.pipeline.live.supervisor import (
     Action,
@@ -20,11 +20,11 @@ from dovetail.pipeline.live.supervisor import (
     Erred,
     Event,
     Feed,
-    Finish,
+    FinishRun,
     Halt,
     Joined,
     Kill,
-    Launch,
+    LaunchHosts,
     Lived,
     Lost,
     Patience,
@@ -73,7 +73,7 @@ class Table:
     def _do(self, actions: Sequence[Action]) -> None:
         self.actions += actions
         for action in actions:
-            if isinstance(action, Launch):
+            if isinstance(action, LaunchHosts):
                 self._do(self.supervisor.handle([Joined(host) for host in action.hosts], self.now))
             elif isinstance(action, Assign):
                 ready = [Prepared(host, action.generation) for host in hosts_of(action.plan)]
@@ -93,13 +93,13 @@ class Table:
 def test_a_run_from_start_to_end() -> None:
     made = _plan()
     supervisor = Supervisor(made, 2, replanner(made), PATIENCE)
-    assert supervisor.start(0.0) == [Launch(("a", "b", "c"))]
+    assert supervisor.start(0.0) == [LaunchHosts(("a", "b", "c"))]
     assert supervisor.handle([Joined("b"), Joined("a")], 1.0) == []
     assert supervisor.handle([Joined("c")], 2.0) == [Assign(1, made)]
     assert supervisor.handle([Prepared("c", 1), Prepared("a", 1)], 3.0) == []
     assert supervisor.handle([Prepared("b", 1)], 3.0) == [Feed(1)]
     assert supervisor.handle([Delivered(1)], 4.0) == []
-    assert supervisor.handle([Delivered(2)], 4.0) == [Finish()]
+    assert supervisor.handle([Delivered(2)], 4.0) == [FinishRun()]
     assert supervisor.handle([Lost("a", "it was told to stop")], 5.0) == []
 
 
@@ -151,9 +151,9 @@ def test_a_process_that_never_joins_is_dead() -> None:
 
 def test_a_spare_host_is_launched_when_it_is_needed() -> None:
     table = Table(_plan(constraints=Constraints(max_stages=2)))
-    assert table.actions[0] == Launch(("a", "b"))
+    assert table.actions[0] == LaunchHosts(("a", "b"))
     actions = table.tell(Lost("a", "killed"))
-    assert Launch(("c",)) in actions
+    assert LaunchHosts(("c",)) in actions
     assert actions[-1] == Feed(2)
 
 
@@ -169,19 +169,19 @@ def test_no_plan_left() -> None:
     table.tell(Lost("b", "killed"))
     (kill, finish) = table.tell(Lost("c", "killed"))
     assert kill == Kill("c")
-    assert finish == Finish("c: killed; no plan is left: all hosts are dead")
+    assert finish == FinishRun("c: killed; no plan is left: all hosts are dead")
 
 
 def test_a_plan_without_its_problem_cannot_be_replaced() -> None:
     made = _plan()
     made.problem = None
     finish = Table(made).tell(Lost("a", "killed"))[-1]
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishRun)
     assert "make it again" in finish.why
 
 
 def test_a_layer_that_cannot_run_ends_the_run() -> None:
-    assert Table(_plan()).tell(Erred("b", "out of memory"))[-1] == Finish("b (layers 3 to 4): out of memory")
+    assert Table(_plan()).tell(Erred("b", "out of memory"))[-1] == FinishRun("b (layers 3 to 4): out of memory")
 
 
 def test_a_broken_connection_alone_is_tried_again_but_not_for_ever() -> None:
@@ -196,7 +196,7 @@ def test_a_broken_connection_alone_is_tried_again_but_not_for_ever() -> None:
     table.tell(Broke("a", 4, "reset"))
     table.beat()
     table.now += 4.5
-    assert table.beat() == [Finish("a connection broke: a: reset")]
+    assert table.beat() == [FinishRun("a connection broke: a: reset")]
 
 
 def test_a_broken_connection_with_a_death_is_one_change() -> None:
@@ -268,8 +268,8 @@ def test_whatever_happens_it_ends_or_feeds_a_plan_of_living_hosts(data: st.DataO
             table.tell(Delivered(data.draw(st.integers(0, 9))))
         else:
             table.beat(**({host: 30.0} if kind == "slow" else {}))
-        last = [action for action in table.actions if isinstance(action, Assign | Feed | Finish)][-1]
-        if isinstance(last, Finish):
+        last = [action for action in table.actions if isinstance(action, Assign | Feed | FinishRun)][-1]
+        if isinstance(last, FinishRun):
             assert table.tell(Lost(host, "killed")) == []
             return
         assert isinstance(last, Feed)

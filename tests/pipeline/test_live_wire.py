@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
 from dovetail.pipeline.live.quantise import TensorHead
-from dovetail.pipeline.live.wire import Connection, Hello, Hop, Items, Listener, Stop
+from dovetail.pipeline.live.wire import Connection, Greeting, Hop, Items, Leave, Listener
 
 Pair = tuple[Connection, Connection]
 
@@ -65,7 +65,7 @@ def test_nonsense_is_an_error(pair: Pair) -> None:
 
 class Guests:
     def __init__(self) -> None:
-        self.taken: Queue[tuple[Connection, Hello]] = Queue()
+        self.taken: Queue[tuple[Connection, Greeting]] = Queue()
         self.listener = Listener("127.0.0.1", "secret", lambda connection, hello: self.taken.put((connection, hello)))
 
 
@@ -77,11 +77,11 @@ def guests() -> Iterator[Guests]:
 
 
 def test_a_guest_with_the_token_is_taken(guests: Guests) -> None:
-    ours = Connection.open(guests.listener.address, Hello("secret", "a", 3))
+    ours = Connection.open(guests.listener.address, Greeting("secret", "a", 3))
     connection, hello = guests.taken.get(timeout=10)
     assert (hello.who, hello.generation) == ("a", 3)
-    ours.send(Stop())
-    assert connection.receive()[0] == Stop()
+    ours.send(Leave())
+    assert connection.receive()[0] == Leave()
     for end in (ours, connection):
         end.close()
 
@@ -93,7 +93,7 @@ def test_a_guest_with_the_token_is_taken(guests: Guests) -> None:
         struct.pack("<II", 1 << 31, 0),
         struct.pack("<II", 10, 1 << 20),
         struct.pack("<II", 1, 0) + b"\xc0",
-        struct.pack("<IIQ", 8, 1, 1 << 62) + msgspec.msgpack.encode({"k": "Stop"}),
+        struct.pack("<IIQ", 8, 1, 1 << 62) + msgspec.msgpack.encode({"k": "Leave"}),
     ],
 )
 def test_strangers_are_refused(guests: Guests, words: bytes) -> None:
@@ -106,7 +106,7 @@ def test_strangers_are_refused(guests: Guests, words: bytes) -> None:
 
 
 def test_a_wrong_token_is_refused(guests: Guests) -> None:
-    stranger = Connection.open(guests.listener.address, Hello("guess", "a"))
+    stranger = Connection.open(guests.listener.address, Greeting("guess", "a"))
     stranger.socket.settimeout(10)
     with pytest.raises(OSError):  # noqa: PT011  (closed or reset)
         stranger.receive()
@@ -116,7 +116,7 @@ def test_a_wrong_token_is_refused(guests: Guests) -> None:
 
 def test_a_silent_stranger_keeps_nobody_waiting(guests: Guests) -> None:
     with socket.create_connection(guests.listener.address):
-        ours = Connection.open(guests.listener.address, Hello("secret", "b"))
+        ours = Connection.open(guests.listener.address, Greeting("secret", "b"))
         connection, hello = guests.taken.get(timeout=10)
         assert hello.who == "b"
     for end in (ours, connection):

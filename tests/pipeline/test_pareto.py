@@ -7,12 +7,12 @@ from math import inf
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.brute import evaluate, every_plan, random_pipeline
-from dovetail.pipeline.inputs import Pipeline
+from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.pareto import Front, front
 from dovetail.pipeline.plan import Constraints, Infeasible, Plan, devices_of
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.tables import Tables
+from dovetail.testing.pipeline import evaluate, every_plan, random_pipeline
 
 Point = tuple[float, float, int]
 ROUNDING = 1e-9

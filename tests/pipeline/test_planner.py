@@ -8,21 +8,21 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from dovetail.pipeline.brute import Figures, evaluate, every_plan, random_pipeline
-from dovetail.pipeline.furthest import Prober, least_bottleneck
-from dovetail.pipeline.inputs import DeviceClass, Pipeline
-from dovetail.pipeline.ordered import best_in_order, improve_order
+from dovetail.pipeline.explain import what_if
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+from dovetail.pipeline.optimise.furthest import Prober, least_bottleneck
+from dovetail.pipeline.optimise.ordered import best_in_order, improve_order
+from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.tables import Tables
-from dovetail.pipeline.whatif import what_if
+from dovetail.testing.pipeline import PlanFigures, evaluate, every_plan, random_pipeline
 
 CASES = 300
 MOST_PLANS = 4000
 
 
-def solutions(pipeline: Pipeline, constraints: Constraints) -> list[Figures] | None:
-    """Figures of all plans that can run; None where there are too many to look at."""
+def solutions(pipeline: Pipeline, constraints: Constraints) -> list[PlanFigures] | None:
+    """PlanFigures of all plans that can run; None where there are too many to look at."""
     tables = Tables(pipeline)
     found = []
     for count, parts in enumerate(every_plan(tables, constraints.replicas)):
@@ -34,7 +34,7 @@ def solutions(pipeline: Pipeline, constraints: Constraints) -> list[Figures] | N
     return found
 
 
-def best(objective: Objective, all_plans: list[Figures]) -> float:
+def best(objective: Objective, all_plans: list[PlanFigures]) -> float:
     least = min(f.bottleneck_s for f in all_plans)
     return {
         "throughput": lambda: least,

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.layers import Chain, ModelSpec, load
-from dovetail.pipeline.profile import Effort, highest_use, placed_on, profile_chain, weight_bytes
+from dovetail.pipeline.hardware import placed_on
+from dovetail.pipeline.models.load import load
+from dovetail.pipeline.models.spec import Chain, ModelSpec
+from dovetail.pipeline.profile.measure import Effort, highest_use, profile_chain, weight_bytes
 
 torch = pytest.importorskip("torch")
 

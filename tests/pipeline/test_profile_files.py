@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import InputError
 from dovetail.core.rates import RateTable
-from dovetail.pipeline.profile_convert import to_device_types, to_models, to_rates
-from dovetail.pipeline.profile_files import (
+from dovetail.pipeline.profile.convert import to_device_types, to_models, to_rates
+from dovetail.pipeline.profile.files import (
     LayerRow,
     ModelProfile,
     check_room,

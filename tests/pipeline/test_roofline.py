@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.layers import Chain, ModelSpec, load
-from dovetail.pipeline.roofline import PEAKS, Cost, Peak, count, estimate_chain, peak
+from dovetail.pipeline.models.load import load
+from dovetail.pipeline.models.spec import Chain, ModelSpec
+from dovetail.pipeline.profile.roofline import PEAKS, Cost, Peak, count, estimate_chain, peak
 
 torch = pytest.importorskip("torch")
 

@@ -9,14 +9,14 @@ import pytest
 
 from dovetail import cli
 from dovetail.core.journal import Reader
-from dovetail.pipeline.brute import random_pipeline
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.simulation import Route, record
+from dovetail.pipeline.simulate import Route, record
 from dovetail.report import perfetto
 from dovetail.report.collect import collect
 from dovetail.report.html import page
 from dovetail.report.static import draw
+from dovetail.testing.pipeline import random_pipeline
 
 
 @pytest.fixture

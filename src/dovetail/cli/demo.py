@@ -55,9 +55,9 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
 
 def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
     from dovetail.core import registry
-    from dovetail.pipeline import simulation
-    from dovetail.pipeline.inputs import DeviceClass, Pipeline
+    from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
     from dovetail.pipeline.plan import Plan
+    from dovetail.pipeline.simulate import record
 
     layers = [0.02 + 0.01 * (i % 4) for i in range(12)]
     pipeline = Pipeline(
@@ -81,7 +81,7 @@ def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
             table.append({"method": method, "bottleneck_s": round(found.bottleneck_s, 4), "items_s": pace})
     assert exact is not None
     journal = out / "pipeline_journal.jsonl"
-    simulation.record(exact, 24, 1, journal)
+    record(exact, 24, 1, journal)
     return table, journal
 
 

@@ -37,7 +37,7 @@ LIVE = "live"
 _NAME = re.compile(r"microbatch (\d+)(?: \(.*\))?")
 
 
-class Facts(Struct):
+class PipelineFacts(Struct):
     """What the level adds to a header: the names of devices, and those that take turns at each stage and link."""
 
     model: str = ""
@@ -47,7 +47,7 @@ class Facts(Struct):
     bound_makespan_s: float | None = None
 
 
-class _Sent(Struct):
+class _Microbatch(Struct):
     """A microbatch on its way."""
 
     number: int
@@ -55,10 +55,10 @@ class _Sent(Struct):
     sizes: tuple[float, ...]
 
 
-class Rules:
+class PipelineRules:
     """Follows a run that the core's checker finds possible."""
 
-    def __init__(self, header: Header, facts: Facts, faults: Findings) -> None:
+    def __init__(self, header: Header, facts: PipelineFacts, faults: Findings) -> None:
         self._faults = faults
         self._live = header.mode == LIVE
         self._lanes = {} if self._live else facts.lanes
@@ -66,7 +66,7 @@ class Rules:
         self._types = [device.type for device in header.pool.devices]
         buffers = header.options.get("buffers")
         self._buffers = buffers if isinstance(buffers, int) and not self._live else None
-        self._open: dict[str, _Sent] = {}
+        self._open: dict[str, _Microbatch] = {}
         self._claimed_s = facts.bound_makespan_s
         self._sizes: tuple[float, ...] = ()
         self._last: dict[tuple[str, str, int], int] = {}  # number that started last, by type, part and device
@@ -104,7 +104,7 @@ class Rules:
             self._sent.add(number)
             self._rejected.discard(number)
             self._sizes = event.sizes
-            self._open[event.job] = _Sent(number, event.of, event.sizes)
+            self._open[event.job] = _Microbatch(number, event.of, event.sizes)
 
     def _started(self, start: Start) -> None:
         sent = self._open.get(start.job)
@@ -187,11 +187,11 @@ def check_journal(path: Path) -> Report:
     reader, faults = Reader(path), Findings()
     header = core.check_header(reader.header, path)
     try:
-        facts = msgspec.convert(header.facts, Facts)
+        facts = msgspec.convert(header.facts, PipelineFacts)
     except msgspec.ValidationError as error:
         keys, message = explain(error)
         raise InputError(f"{path}:1: facts.{'.'.join(map(str, keys))}: {message}") from None
-    rules, live = Rules(header, facts, faults), header.mode == LIVE
+    rules, live = PipelineRules(header, facts, faults), header.mode == LIVE
     figures = core.check_journal(reader, faults, [rules], exact=not live)
     rules.finish(figures.makespan_s)
     counted = recount(figures)

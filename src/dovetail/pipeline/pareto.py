@@ -12,12 +12,13 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.inputs import Pipeline
-from dovetail.pipeline.labels import Found, cheapest_by_devices
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan, devices_of, finish
+from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.optimise.finish import finish
+from dovetail.pipeline.optimise.labels import CheapestChain, cheapest_by_devices
+from dovetail.pipeline.optimise.search import LABEL_WORK, Search
+from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan, devices_of
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.search import LABEL_WORK, Search
-from dovetail.pipeline.tables import Tables
 
 _EFFORT = 2e9  # additions after which the front found so far must do
 _ROUNDING = 1e-9  # sums differ by rounding with the order in which they are added
@@ -83,12 +84,12 @@ class _Sweep:
     def __init__(self, search: Search, least_s: float, most_caps: int, progress: Callable[[float], None]) -> None:
         self._costs = search.costs
         self._caps = search.candidates(least_s)
-        self._known: dict[int, dict[int, Found]] = {}
+        self._known: dict[int, dict[int, CheapestChain]] = {}
         self._most_caps = most_caps
         self._progress = progress
         self.complete = True
 
-    def run(self) -> list[Found]:
+    def run(self) -> list[CheapestChain]:
         # The largest intervals first: if effort runs out, what is known is spread over the whole range.
         last = len(self._caps) - 1
         intervals, done = [(0, last)], 0
@@ -108,7 +109,7 @@ class _Sweep:
             intervals += [(low, middle), (middle, high)]
         return [found for i in sorted(self._known) for found in self._known[i].values()]
 
-    def _at(self, i: int) -> dict[int, Found]:
+    def _at(self, i: int) -> dict[int, CheapestChain]:
         if i not in self._known:
             self._known[i] = cheapest_by_devices(self._costs.latency_chain(float(self._caps[i])), "sum")
         return self._known[i]

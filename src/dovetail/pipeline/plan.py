@@ -1,15 +1,14 @@
-"""A plan and its figures: which device gets which layers, what that gives, what binds it."""
+"""A plan: which device gets which layers, what that gives, what binds it; and one that was printed, read back."""
 
 from __future__ import annotations
 
-from math import inf
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from dovetail.pipeline.inputs import Pipeline
-from dovetail.pipeline.labels import Option
-from dovetail.pipeline.tables import BYTES_PER_S, MIB, Tables
+from dovetail.core.files import Document, Key
+from dovetail.pipeline.inputs.problem import Pipeline, check_number
 
 Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money"]
 
@@ -103,146 +102,61 @@ def devices_of(made: Plan) -> int:
     return sum(1 + len(stage.replicas) for stage in made.stages)
 
 
-def data_s(p: Pipeline, k: int, cut: int, data_mbps: float | None) -> float:
-    if data_mbps is None:
-        return 0.0
-    mbps = min(data_mbps, p.classes[k].bw_mbps)
-    return p.cut_bytes[cut] / (mbps * BYTES_PER_S) if mbps > 0 else inf
-
-
-def finish(
-    tables: Tables,
-    constraints: Constraints,
-    objective: Objective,
-    chosen: list[tuple[Option, int, int]],
-    value: float,
-    bound: float,
-    optimal: bool,
-    method: str,
-    probes: int,
-    ends_s: tuple[float, float] | None = None,
-) -> Plan:
-    """Name the hosts, choose the widths on the links, and compute every figure of the plan from its stages.
-
-    `ends_s` are the transfers from and to a data host, where they are not those of the constraints.
-    """
-    p = tables.pipeline
-    computes = [float(tables.compute[o.k, i, j]) / o.devices for o, i, j in chosen]
-    widths = sorted(constraints.link_bits)
-    if ends_s is None and chosen:
-        ends_s = (
-            data_s(p, chosen[0][0].k, 0, constraints.data_mbps),
-            data_s(p, chosen[-1][0].k, p.layers, constraints.data_mbps),
-        )
-    enter_s, leave_s = ends_s or (0.0, 0.0)
-    least = [_sends(tables, chosen, x, widths[0], leave_s) for x in range(len(chosen))]
-    bottleneck = max([*computes, *least, enter_s], default=0.0)
-    stages, sends, hosts = [], [], _named(p, constraints, [option for option, _, _ in chosen])
-    for x, (option, i, j) in enumerate(chosen):
-        bits = max(b for b in widths if b == widths[0] or _sends(tables, chosen, x, b, leave_s) <= bottleneck)
-        sends.append(_sends(tables, chosen, x, bits, leave_s))
-        device = p.classes[option.k]
-        mem_mib = float(tables.need_bytes[i, j]) / MIB
-        stages.append(
-            Stage(
-                host=hosts[x][0],
-                type=device.type,
-                layers=(i + 1, j),
-                compute_s=computes[x],
-                send_s=sends[x],
-                send_bits=bits,
-                mem_mib=mem_mib,
-                mem_limit_mib=device.mem_mib,
-                utilisation=computes[x] / bottleneck if bottleneck else 0.0,
-                replicas=hosts[x][1:],
-                slack_s=bottleneck - computes[x],
-                send_slack_s=bottleneck - sends[x],
-                mem_slack_mib=device.mem_mib - mem_mib,
-            )
-        )
-    singles = [float(tables.compute[o.k, i, j]) for o, i, j in chosen]
-    waits = [_sends(tables, chosen, x, stage.send_bits, leave_s, alone=True) for x, stage in enumerate(stages)]
-    latency = sum(singles) + sum(waits) + enter_s
-    return Plan(
-        model=p.model,
-        objective=objective,
-        method=method,
-        batch_size=p.batch_size,
-        bottleneck_s=bottleneck,
-        latency_s=latency,
-        throughput_items_s=p.batch_size / bottleneck if bottleneck else 0.0,
-        value=value,
-        bound_s=bound,
-        optimal=optimal,
-        binding=_binding(stages, bottleneck, enter_s),
-        stages=stages,
-        enter_s=enter_s,
-        energy_j_per_item=_energy_j(p, chosen, computes, bottleneck),
-        money_per_item=_money(p, chosen, bottleneck),
-        probes=probes,
-        problem=p,
-        constraints=constraints,
-    )
-
-
-def _named(p: Pipeline, constraints: Constraints, options: list[Option]) -> list[list[str]]:
-    """Hosts for each stage, in the order of the files; a pinned one comes first at its end of the pipeline."""
-    ends = ((len(options) - 1, constraints.last), (0, constraints.first))
-    pins = {x: host for x, host in ends if host is not None}
-    free = [[host for host in c.hosts if host not in pins.values()] for c in p.classes]
-    return [
-        [pins[x] if x in pins and n == 0 else free[option.k].pop(0) for n in range(option.devices)]
-        for x, option in enumerate(options)
-    ]
-
-
 def dead_link(made: Plan) -> Infeasible:
     """What to say of a plan that sends over a link without bandwidth."""
     return Infeasible(model=made.model, reasons=[f"{made.method} would use {made.binding}, whose bandwidth is 0"])
 
 
-def _energy_j(
-    p: Pipeline, chosen: list[tuple[Option, int, int]], computes: list[float], bottleneck_s: float
-) -> float | None:
-    """Joules per item: what devices draw while busy and while they wait for the slowest; None if watts are unknown."""
-    if not any(c.watts_busy or c.watts_idle for c in p.classes):
-        return None
-    drawn = 0.0
-    for (option, _, _), busy_s in zip(chosen, computes, strict=True):
-        c = p.classes[option.k]
-        drawn += option.devices * (busy_s * (c.watts_busy - c.watts_idle) + bottleneck_s * c.watts_idle)
-    return drawn / p.batch_size
+def read_plan(path: Path) -> Plan:
+    """A plan as `dovetail pipeline plan --format json` printed it."""
+    doc = Document.read(path)
+    data: Any = doc.data
+    if isinstance(data, dict) and data.get("feasible") is False:
+        raise doc.error(("feasible",), "holds no plan: planning found none")
+    if isinstance(data, dict) and "points" in data and "complete" in data:
+        raise doc.error(("points",), "holds a Pareto front; expected one plan")
+    if isinstance(data, dict):
+        data = {key: value for key, value in data.items() if key not in ("what_if", "curves")}
+    found = doc.convert(data, Plan)
+    if not found.stages:
+        raise doc.error(("stages",), "expected at least one stage")
+    if found.batch_size < 1:
+        raise doc.error(("batch_size",), f"expected 1 or more, found {found.batch_size}")
+    check_number(doc, ("enter_s",), found.enter_s)
+    _check_stages(doc, found)
+    return found
 
 
-def _money(p: Pipeline, chosen: list[tuple[Option, int, int]], bottleneck_s: float) -> float | None:
-    """What an item costs at the devices' hourly prices; None if no prices are known."""
-    if not any(c.price_per_hour for c in p.classes):
-        return None
-    per_hour = sum(option.devices * p.classes[option.k].price_per_hour for option, _, _ in chosen)
-    return per_hour / 3600 * bottleneck_s / p.batch_size
+def _check_stages(doc: Document, plan: Plan) -> None:
+    """Stages hold all layers in order, each on hosts of its own."""
+    used: set[str] = set()
+    before = 0
+    for i, stage in enumerate(plan.stages):
+        for key in ("compute_s", "send_s"):
+            check_number(doc, ("stages", i, key), getattr(stage, key))
+        first, last = stage.layers
+        if first != before + 1 or last < first:
+            raise doc.error(("stages", i, "layers"), f"expected layers from {before + 1} on, found {first} to {last}")
+        before = last
+        for host in (stage.host, *stage.replicas):
+            if not host or host in used:
+                raise doc.error(("stages", i), f"expected hosts that no other stage has, found {host!r}")
+            used.add(host)
+    if plan.problem is not None:
+        _check_problem(doc, plan.problem, before)
 
 
-def _sends(
-    tables: Tables, chosen: list[tuple[Option, int, int]], x: int, bits: int, leave_s: float, alone: bool = False
-) -> float:
-    """Seconds to send what a stage gives: the pace of its link, or what one microbatch waits for it."""
-    p = tables.pipeline
-    option, _, j = chosen[x]
-    if x == len(chosen) - 1:
-        return leave_s
-    following = chosen[x + 1][0]
-    latency = p.link_s[option.k][following.k] if p.link_s else 0.0
-    full = float(tables.transfers[option.k, following.k, j]) - latency
-    return (full * bits / 32 + latency) / (1 if alone else min(option.devices, following.devices))
-
-
-def _binding(stages: list[Stage], bottleneck_s: float, enter_s: float) -> str:
-    if enter_s and enter_s == bottleneck_s:
-        return "the transfer of the input"
-    for x, stage in enumerate(stages):
-        if stage.compute_s == bottleneck_s:
-            return f"compute on {stage.host} (layers {stage.layers[0]} to {stage.layers[1]})"
-        if stage.send_s == bottleneck_s:
-            to = stages[x + 1].host if x + 1 < len(stages) else "the data host"
-            return f"the link from {stage.host} to {to} (after layer {stage.layers[1]})"
-    return ""
+def _check_problem(doc: Document, problem: Pipeline, layers: int) -> None:
+    """What the plan was made for is about as many layers."""
+    if problem.layers != layers:
+        raise doc.error(("problem", "layers"), f"expected {layers}, as in the stages, found {problem.layers}")
+    lists: list[tuple[tuple[Key, ...], list[float], int]] = [
+        (("mem_mib",), problem.mem_mib, layers),
+        (("cut_bytes",), list(problem.cut_bytes), layers + 1),
+        *((("classes", k, "time_s"), device.time_s, layers) for k, device in enumerate(problem.classes)),
+    ]
+    for keys, values, length in lists:
+        if len(values) != length:
+            raise doc.error(("problem", *keys), f"expected {length} values, found {len(values)}")
+        for i, value in enumerate(values):
+            check_number(doc, ("problem", *keys, i), value)

@@ -7,10 +7,11 @@ from math import inf
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.pipeline.inputs import Pipeline
-from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan, finish
-from dovetail.pipeline.search import Search
-from dovetail.pipeline.tables import Tables
+from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.optimise.finish import finish
+from dovetail.pipeline.optimise.search import Search
+from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
 
 
 def plan(
@@ -48,7 +49,7 @@ def plan(
 
 
 def _infeasible(tables: Tables, constraints: Constraints) -> Infeasible:
-    from dovetail.pipeline.why import why_not
+    from dovetail.pipeline.optimise.infeasible import why_not
 
     return Infeasible(model=tables.pipeline.model, reasons=why_not(tables, constraints))
 

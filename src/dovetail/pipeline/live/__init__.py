@@ -2,7 +2,7 @@
 
 from dovetail.pipeline.live.hosts import HostSettings, read_hosts
 from dovetail.pipeline.live.jobs import RunOptions
-from dovetail.pipeline.live.run import Outcome, run_plan
+from dovetail.pipeline.live.run import RunResult, run_plan
 from dovetail.pipeline.live.supervisor import Patience
 
-__all__ = ["HostSettings", "Outcome", "Patience", "RunOptions", "read_hosts", "run_plan"]
+__all__ = ["HostSettings", "Patience", "RunOptions", "RunResult", "read_hosts", "run_plan"]

@@ -15,7 +15,7 @@ from dovetail.core.files import open_bytes, written_whole
 if TYPE_CHECKING:
     import torch
 
-    from dovetail.pipeline.layers import Value
+    from dovetail.pipeline.models.spec import Value
 
 
 class Microbatches(Sequence["Value"]):

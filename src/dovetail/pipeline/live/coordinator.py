@@ -9,20 +9,19 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError
 from dovetail.pipeline.live.flow import Flow
 from dovetail.pipeline.live.hosts import HostSettings
-from dovetail.pipeline.live.jobs import RunOptions, first_hops, make_jobs
+from dovetail.pipeline.live.jobs import RunOptions, Workload, first_hops, make_jobs
 from dovetail.pipeline.live.links import Inlet, Outlet
-from dovetail.pipeline.live.local import Engine, default_threads
+from dovetail.pipeline.live.local import StageEngine, default_threads
 from dovetail.pipeline.live.quantise import RAW
 from dovetail.pipeline.live.recorder import DATA_HOST, Recorder
 from dovetail.pipeline.live.replan import replanner
-from dovetail.pipeline.live.stage import Settings
+from dovetail.pipeline.live.stage import StageSettings
 from dovetail.pipeline.live.supervisor import (
     Action,
     Assign,
@@ -30,11 +29,11 @@ from dovetail.pipeline.live.supervisor import (
     Erred,
     Event,
     Feed,
-    Finish,
+    FinishRun,
     Halt,
     Joined,
     Kill,
-    Launch,
+    LaunchHosts,
     Lived,
     Lost,
     Prepared,
@@ -45,17 +44,14 @@ from dovetail.pipeline.live.wire import (
     Address,
     Beat,
     Connection,
-    Hello,
+    Greeting,
+    Leave,
     Listener,
     Ready,
-    Stop,
     Trouble,
     clock_offset_s,
 )
 from dovetail.pipeline.plan import Plan
-
-if TYPE_CHECKING:
-    from dovetail.pipeline.layers import ModelSpec, Value
 
 _CONNECT_S = 10.0
 _LAST_WORDS_S = 2.0
@@ -65,17 +61,7 @@ class PipelineStoppedError(DovetailError):
     """A run that could not go on."""
 
 
-class Work(Struct, frozen=True):
-    """What is to be run: microbatches by number, from 0, as often as asked for; and who takes what comes out."""
-
-    model: ModelSpec
-    dtype: str
-    total: int
-    inputs: Callable[[int], Value]
-    deliver: Callable[[int, Value], None]
-
-
-class _Process(Struct):
+class _StageProcess(Struct):
     """A process that has joined."""
 
     control: Connection
@@ -85,14 +71,14 @@ class _Process(Struct):
 
 class Coordinator:
     def __init__(
-        self, plan: Plan, work: Work, engine: Engine, hosts: Mapping[str, HostSettings], options: RunOptions
+        self, plan: Plan, work: Workload, engine: StageEngine, hosts: Mapping[str, HostSettings], options: RunOptions
     ) -> None:
         self.recorder = Recorder()
         self.delivered = 0
         self._work, self._engine, self._hosts, self._options = work, engine, hosts, options
         self._token = secrets.token_hex(16)
         self._events: SimpleQueue[Event] = SimpleQueue()
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, _StageProcess] = {}
         self._incoming: dict[tuple[int, int], Connection] = {}
         self._changed = threading.Condition()
         self._outlets: list[Outlet] = []
@@ -116,7 +102,7 @@ class Coordinator:
         actions = self._supervisor.start(time.monotonic())
         while True:
             for action in actions:
-                if isinstance(action, Finish):
+                if isinstance(action, FinishRun):
                     return action.why
                 self._do(action)
             events = self._gather()
@@ -134,7 +120,7 @@ class Coordinator:
         return events
 
     def _do(self, action: Action) -> None:
-        if isinstance(action, Launch):
+        if isinstance(action, LaunchHosts):
             given = {host: self._hosts.get(host, HostSettings()) for host in action.hosts}
             self._engine.place({host: settings.node for host, settings in given.items()})
             for host, settings in given.items():
@@ -154,7 +140,7 @@ class Coordinator:
     # --- processes --------------------------------------------------------------------------------
 
     def _launch(self, host: str, given: HostSettings) -> None:
-        settings = Settings(
+        settings = StageSettings(
             host=host,
             token=self._token,
             control=self._listener.address,
@@ -167,7 +153,7 @@ class Coordinator:
         )
         self._engine.start(settings, given.share)
 
-    def _take(self, connection: Connection, hello: Hello) -> None:
+    def _take(self, connection: Connection, hello: Greeting) -> None:
         """A process that joins, or the last stage's connection for its results."""
         if hello.pid:
             self._listen(connection, hello)
@@ -176,11 +162,11 @@ class Coordinator:
             self._incoming[hello.generation, int(hello.who)] = connection
             self._changed.notify_all()
 
-    def _listen(self, connection: Connection, hello: Hello) -> None:
+    def _listen(self, connection: Connection, hello: Greeting) -> None:
         host, post = hello.who, self._events.put
         try:
             offset_s = clock_offset_s(connection)
-            self._processes[host] = _Process(connection, hello.data, threading.current_thread())
+            self._processes[host] = _StageProcess(connection, hello.data, threading.current_thread())
             post(Joined(host))
             while True:
                 message, _ = connection.receive()
@@ -208,7 +194,7 @@ class Coordinator:
         for host, job in jobs.items():
             with suppress(OSError):  # that it is gone will be told by its connection
                 self._processes[host].control.send(job)
-        hello = Hello(self._token, "0", action.generation)
+        hello = Greeting(self._token, "0", action.generation)
         try:
             for hop in first_hops(action.plan, addresses, self._options):
                 connection = Connection.open(hop.address, hello)
@@ -249,7 +235,7 @@ class Coordinator:
         self._halt(why)
         for process in self._processes.values():
             with suppress(OSError):
-                process.control.send(Stop())
+                process.control.send(Leave())
         deadline_s = time.monotonic() + _LAST_WORDS_S
         for process in self._processes.values():
             process.thread.join(timeout=max(deadline_s - time.monotonic(), 0.0))

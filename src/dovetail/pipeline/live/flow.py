@@ -11,10 +11,10 @@ from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.quantise import decode, encode
 from dovetail.pipeline.live.recorder import DATA_HOST, Recorder
 from dovetail.pipeline.live.supervisor import Broke, Delivered, Erred, Event
-from dovetail.pipeline.live.wire import Items, Span
+from dovetail.pipeline.live.wire import Items, StageSpan
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.layers import Value
+    from dovetail.pipeline.models.spec import Value
 
 
 class Flow:
@@ -67,7 +67,7 @@ class Flow:
             heads, buffers = encode(value)
             items = Items(self._generation, number, not isinstance(value, tuple), heads)
             span = self._outlets[number % len(self._outlets)].send(items, buffers)
-            self._recorder.note(DATA_HOST, [Span(self._generation, number, "s", *span)])
+            self._recorder.note(DATA_HOST, [StageSpan(self._generation, number, "s", *span)])
 
     def _collect(self) -> None:
         for number in self._numbers:
@@ -76,6 +76,6 @@ class Flow:
             now_s = time.monotonic()
             inlet.free()
             self._deliver(number, decode(items.heads, buffers, items.single))
-            self._recorder.note(DATA_HOST, [Span(self._generation, number, "r", now_s, now_s)])
+            self._recorder.note(DATA_HOST, [StageSpan(self._generation, number, "r", now_s, now_s)])
             self.delivered = number + 1
             self._post(Delivered(number + 1))

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
-from dovetail.pipeline.profile import check_device
+from dovetail.pipeline.hardware import check_device
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from dovetail.pipeline.inputs.problem import BYTES_PER_S
 from dovetail.pipeline.live.quantise import RAW
 from dovetail.pipeline.live.recorder import DATA_HOST
 from dovetail.pipeline.live.supervisor import Patience
-from dovetail.pipeline.live.wire import Address, Hop, Job
+from dovetail.pipeline.live.wire import Address, Hop, StageJob
 from dovetail.pipeline.plan import Plan, Stage
-from dovetail.pipeline.tables import BYTES_PER_S
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.live.coordinator import Work
+    from dovetail.pipeline.models.spec import ModelSpec, Value
 
 _WIDTHS = (RAW, 16, 12, 10, 8, 6, 5, 4, 3, 2)
 
@@ -32,6 +32,16 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     patience: Patience = Patience()
 
 
+class Workload(Struct, frozen=True):
+    """What is to be run: microbatches by number, from 0, as often as asked for; and who takes what comes out."""
+
+    model: ModelSpec
+    dtype: str
+    total: int
+    inputs: Callable[[int], Value]
+    deliver: Callable[[int, Value], None]
+
+
 def hosts_at(stage: Stage) -> list[str]:
     """The hosts that take turns at a stage."""
     return [stage.host, *stage.replicas]
@@ -41,10 +51,10 @@ def make_jobs(
     plan: Plan,
     generation: int,
     first: int,
-    work: Work,
+    work: Workload,
     addresses: Mapping[str, Address],
     options: RunOptions,
-) -> dict[str, Job]:
+) -> dict[str, StageJob]:
     """The job of each host; `first` is the number of the first microbatch that is fed."""
     jobs = {}
     for x, stage in enumerate(plan.stages):
@@ -53,7 +63,7 @@ def make_jobs(
         after = [DATA_HOST] if last else hosts_at(plan.stages[x + 1])
         target, adapts = options.target_items_s, options.target_items_s is not None and not last
         for place, host in enumerate(here):
-            jobs[host] = Job(
+            jobs[host] = StageJob(
                 generation=generation,
                 model=work.model,
                 dtype=work.dtype,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
 from dovetail.pipeline.live.quantise import decode, encode
 from dovetail.pipeline.live.width import choose_bits
-from dovetail.pipeline.live.wire import Items, Job, Message, Span, Trouble
+from dovetail.pipeline.live.wire import Items, StageJob, StageSpan, Trouble, WireMessage
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.layers import Value
+    from dovetail.pipeline.models.spec import Value
 
 _WINDOW = 8  # microbatches between two looks at the rate of a link
 
@@ -28,13 +28,13 @@ class Layout:
 
     def __init__(
         self,
-        job: Job,
+        job: StageJob,
         run: Callable[[Value], Value],
         inlets: Sequence[Inlet],
         outlets: Sequence[Outlet],
         device: str,
-        note: Callable[[Span], None],
-        tell: Callable[[Message], None],
+        note: Callable[[StageSpan], None],
+        tell: Callable[[WireMessage], None],
     ) -> None:
         self._job, self._run, self._device = job, run, device
         self._inlets, self._outlets = inlets, outlets
@@ -91,7 +91,7 @@ class Layout:
                 inlet = self._inlets[number % job.senders]
                 items, buffers = inlet.take(job.generation, number)
                 now_s = time.monotonic()
-                self._note(Span(job.generation, number, "r", now_s, now_s))
+                self._note(StageSpan(job.generation, number, "r", now_s, now_s))
                 value = decode(items.heads, buffers, items.single, self._device)
                 wait_for_device()
                 self._inbox.put((number, value, inlet))
@@ -106,7 +106,7 @@ class Layout:
                 inlet.free()
                 result = self._run(value)
                 wait_for_device()  # before the input is let go: its memory belongs to another stream
-                self._note(Span(job.generation, number, "c", start_s, time.monotonic()))
+                self._note(StageSpan(job.generation, number, "c", start_s, time.monotonic()))
                 self._outbox.put((number, result))
                 del value, result
 
@@ -120,7 +120,7 @@ class Layout:
                 wait_for_device()
                 items = Items(job.generation, number, not isinstance(value, tuple), heads)
                 start_s, end_s = outlet.send(items, buffers)
-                self._note(Span(job.generation, number, "s", start_s, end_s, outlet.bits))
+                self._note(StageSpan(job.generation, number, "s", start_s, end_s, outlet.bits))
                 sent += 1
                 if job.budget_s is not None and sent % (_WINDOW * len(self._outlets)) == 0:
                     self._adapt(value, job.budget_s)

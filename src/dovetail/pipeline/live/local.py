@@ -12,15 +12,15 @@ from typing import Protocol
 
 import msgspec
 
-from dovetail.pipeline.live.share import Share
-from dovetail.pipeline.live.stage import Settings
+from dovetail.pipeline.live.stage import StageSettings
+from dovetail.pipeline.share import Share
 
 # Not `-m`: nothing of the caller's own script may run again, and the module must not be imported twice.
 _COMMAND = "from dovetail.pipeline.live.stage import main; main()"
 _GRACE_S = 2.0
 
 
-class Engine(Protocol):
+class StageEngine(Protocol):
     """Starts and ends the processes of stages, wherever they are."""
 
     bind: str  # the address on which the coordinator can be reached
@@ -29,7 +29,7 @@ class Engine(Protocol):
         """These hosts will be started next, on the nodes that are named."""
         ...
 
-    def start(self, settings: Settings, share: float | None) -> None: ...
+    def start(self, settings: StageSettings, share: float | None) -> None: ...
     def kill(self, host: str) -> None: ...
     def ended(self) -> dict[str, str]:
         """Processes that are known to be gone, and why."""
@@ -61,7 +61,7 @@ class LocalEngine:
     def place(self, hosts: Mapping[str, str | None]) -> None:
         pass  # there is only this machine
 
-    def start(self, settings: Settings, share: float | None) -> None:
+    def start(self, settings: StageSettings, share: float | None) -> None:
         process = subprocess.Popen([sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE)
         self._processes[settings.host] = process
         if share is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dovetail.pipeline.layers import Value
+    from dovetail.pipeline.models.spec import Value
 
 RAW = 32  # this width, and any that a dtype does not exceed, means: as it is
 WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, RAW)

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
-from dovetail.pipeline.live.share import Share
-from dovetail.pipeline.live.stage import Settings, Worker
+from dovetail.pipeline.live.stage import StageSettings, StageWorker
+from dovetail.pipeline.share import Share
 
 _GRACE_S = 2.0
 _REACH_S = 5.0
@@ -25,11 +25,11 @@ class _Stage:
 
     def serve(self, settings: bytes, share: float | None) -> None:
         ray: Any = import_module("ray")
-        given = msgspec.json.decode(settings, type=Settings)
+        given = msgspec.json.decode(settings, type=StageSettings)
         here = msgspec.structs.replace(given, bind=ray.util.get_node_ip_address())
         limit = Share(os.getpid(), share) if share is not None else None
         try:
-            Worker(here).serve()
+            StageWorker(here).serve()
         finally:
             if limit is not None:
                 limit.release()
@@ -81,7 +81,7 @@ class RayEngine:
             self._loads[here] += 1
             self._placed[host] = here
 
-    def start(self, settings: Settings, share: float | None) -> None:
+    def start(self, settings: StageSettings, share: float | None) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         # Ray hides all GPUs from an actor that asks for none, and numbers those it gives from 0.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from dovetail.pipeline.live.wire import Span
+from dovetail.pipeline.live.wire import StageSpan
 from dovetail.pipeline.plan import Plan
 
 DATA_HOST = "data host"
@@ -46,7 +46,7 @@ class Recorder:
         self._lock = threading.Lock()
         self.layouts: list[LayoutRecord] = []
 
-    def note(self, host: str, spans: Iterable[Span], offset_s: float = 0.0) -> None:
+    def note(self, host: str, spans: Iterable[StageSpan], offset_s: float = 0.0) -> None:
         """Take spans by a host whose clock is `offset_s` behind ours."""
         shift_s = offset_s - (self._origin_s or 0.0)
         with self._lock:

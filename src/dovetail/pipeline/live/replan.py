@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.pipeline.change import slowed, without
+from dovetail.pipeline.inputs.pool import slowed, without
 from dovetail.pipeline.live.supervisor import Replan
 from dovetail.pipeline.plan import Infeasible, Plan
 from dovetail.pipeline.planner import again

@@ -14,25 +14,26 @@ from msgspec import Struct, field
 from dovetail.core.charts import as_fact
 from dovetail.core.errors import InputError
 from dovetail.core.metrics import Figures
-from dovetail.pipeline.curves import curves_of
-from dovetail.pipeline.layers import ModelSpec, load, need_torch
-from dovetail.pipeline.live.coordinator import Coordinator, Work
+from dovetail.pipeline.explain import curves_of
+from dovetail.pipeline.live.coordinator import Coordinator
 from dovetail.pipeline.live.hosts import HostSettings
-from dovetail.pipeline.live.jobs import RunOptions, hosts_at
+from dovetail.pipeline.live.jobs import RunOptions, Workload, hosts_at
 from dovetail.pipeline.live.journal import History, record, way
-from dovetail.pipeline.live.local import Engine, LocalEngine
+from dovetail.pipeline.live.local import LocalEngine, StageEngine
 from dovetail.pipeline.live.quantise import WIDTHS
 from dovetail.pipeline.live.recorder import DATA_HOST, LayoutRecord, Recorder
+from dovetail.pipeline.models.load import load
+from dovetail.pipeline.models.spec import ModelSpec, need_torch
 from dovetail.pipeline.plan import Plan
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.layers import Value
+    from dovetail.pipeline.models.spec import Value
 
 _KEPT_BYTES = 256 << 20  # of random inputs
 _WARM_UP = 2  # microbatches of a stage that medians leave out
 
 
-class StageOutcome(Struct, frozen=True, kw_only=True):
+class StageResult(Struct, frozen=True, kw_only=True):
     """A stage as planned and as measured: medians for one microbatch, and how long it was busy of all the time."""
 
     host: str
@@ -53,7 +54,7 @@ class Change(Struct, frozen=True):
     why: str
 
 
-class Outcome(Struct, kw_only=True):
+class RunResult(Struct, kw_only=True):
     """What a run came to. The steady rate leaves out filling and draining, and is that of the longest-lived plan."""
 
     microbatches: int
@@ -66,7 +67,7 @@ class Outcome(Struct, kw_only=True):
     difference_percent: float | None
     plans: int
     changes: list[Change]
-    stages: list[StageOutcome]
+    stages: list[StageResult]
     outputs: list[Any] = field(default_factory=list)  # only if they were asked for
 
 
@@ -77,7 +78,7 @@ def run_plan(
     microbatches: int | None = None,
     inputs: Sequence[Value] | None = None,
     hosts: Mapping[str, HostSettings] | None = None,
-    engine: Literal["local", "ray"] | Engine = "local",
+    engine: Literal["local", "ray"] | StageEngine = "local",
     address: str | None = None,
     options: RunOptions | None = None,
     journal: Path | None = None,
@@ -85,7 +86,7 @@ def run_plan(
     keep_outputs: bool = False,
     watch: Callable[[int], None] = lambda _: None,
     notice: Callable[[str], None] = lambda _: None,
-) -> Outcome:
+) -> RunResult:
     """Send microbatches through the stages of a plan, each a process of its own, and measure.
 
     `inputs` are values by microbatch; without them random ones are made, 64 unless `microbatches` says otherwise.
@@ -109,7 +110,7 @@ def run_plan(
             kept.append(value)
 
     source = _inputs(plan, model, dtype, inputs, total)
-    work = Work(model, dtype, total, source, take)
+    work = Workload(model, dtype, total, source, take)
     coordinator = Coordinator(plan, work, _engine(engine, address), hosts or {}, options)
     try:
         coordinator.run(watch, notice)
@@ -163,7 +164,7 @@ def _random_inputs(make: Callable[[int], Value], total: int) -> Callable[[int], 
     return lambda number: made[number % len(made)]
 
 
-def _engine(engine: Literal["local", "ray"] | Engine, address: str | None) -> Engine:
+def _engine(engine: Literal["local", "ray"] | StageEngine, address: str | None) -> StageEngine:
     if not isinstance(engine, str):
         return engine
     if engine == "ray":
@@ -177,7 +178,7 @@ def _engine(engine: Literal["local", "ray"] | Engine, address: str | None) -> En
 
 def _evaluate(
     recorder: Recorder, plan: Plan, completed: int, items: int, total: int, options: RunOptions, journal: Path | None
-) -> Outcome:
+) -> RunResult:
     layouts = recorder.layouts
     arrivals = {
         layout.generation: list(recorder.column(layout.generation, DATA_HOST, "r").ends_s) for layout in layouts
@@ -202,7 +203,7 @@ def _evaluate(
     elapsed_s = max(ended) - min(begun) if ended else 0.0
     steady = _steady(arrivals[main.generation], len(used.stages) + 1, plan.batch_size) if main else None
     predicted = used.throughput_items_s
-    return Outcome(
+    return RunResult(
         microbatches=total,
         completed=completed,
         items=items,
@@ -230,7 +231,7 @@ def _steady(arrivals_s: list[float], fill: int, batch_size: int) -> float | None
     return (len(arrivals_s) - 1 - fill) * batch_size / span_s if span_s > 0 else None
 
 
-def _stages(recorder: Recorder, layout: LayoutRecord, history: History, figures: Figures) -> list[StageOutcome]:
+def _stages(recorder: Recorder, layout: LayoutRecord, history: History, figures: Figures) -> list[StageResult]:
     found = []
     spots = way(layout.plan)
     uses = dict(zip(history.devices, [device.utilisation for device in figures.devices], strict=True))
@@ -241,7 +242,7 @@ def _stages(recorder: Recorder, layout: LayoutRecord, history: History, figures:
         starts, ends = history.seen(layout.generation, spots[2 * x + 2])
         sent = [ends[n] - starts[n] for n in sorted(starts.keys() & ends.keys())][_WARM_UP:]
         found.append(
-            StageOutcome(
+            StageResult(
                 host=stage.host,
                 replicas=stage.replicas,
                 layers=stage.layers,

@@ -15,29 +15,30 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from dovetail.pipeline.layers import Chain, load
 from dovetail.pipeline.live.layout import Layout
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.wire import (
     Address,
     Beat,
-    Clock,
+    ClockReading,
     Connection,
-    Hello,
-    Job,
+    Greeting,
+    Leave,
     Listener,
-    Message,
     Ready,
-    Span,
-    Stop,
+    StageJob,
+    StageSpan,
     Trouble,
+    WireMessage,
 )
+from dovetail.pipeline.models.load import load
+from dovetail.pipeline.models.spec import Chain
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.layers import ModelSpec, Value
+    from dovetail.pipeline.models.spec import ModelSpec, Value
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class StageSettings(Struct, frozen=True, kw_only=True):
     """What a process is told when it starts."""
 
     host: str
@@ -51,17 +52,17 @@ class Settings(Struct, frozen=True, kw_only=True):
     path: tuple[str, ...] = ()  # where modules are looked for
 
 
-class Worker:
+class StageWorker:
     """Serves one coordinator until it says stop or is gone."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StageSettings) -> None:
         self._settings = settings
         self._incoming: dict[tuple[int, int], Connection] = {}
-        self._job: Job | None = None  # the newest
+        self._job: StageJob | None = None  # the newest
         self._stopping = False
         self._changed = threading.Condition()
         self._layout: Layout | None = None
-        self._spans: deque[Span] = deque()
+        self._spans: deque[StageSpan] = deque()
         self._loaded: tuple[ModelSpec, Chain] | None = None
 
     def serve(self) -> None:
@@ -70,7 +71,7 @@ class Worker:
         if settings.cores:
             os.sched_setaffinity(0, settings.cores)
         listener = Listener(settings.bind, settings.token, self._take)
-        hello = Hello(settings.token, settings.host, pid=os.getpid(), data=listener.address)
+        hello = Greeting(settings.token, settings.host, pid=os.getpid(), data=listener.address)
         self._control = Connection.open(settings.control, hello)
         threading.Thread(target=self._beat, daemon=True, name="beat").start()
         threading.Thread(target=self._do_jobs, daemon=True, name="jobs").start()
@@ -89,21 +90,21 @@ class Worker:
                 message, _ = self._control.receive()
             except OSError:
                 return  # without a coordinator there is nothing to do
-            if isinstance(message, Clock):
-                self._tell(Clock(message.ours_s, time.monotonic()))
-            elif isinstance(message, Job):
+            if isinstance(message, ClockReading):
+                self._tell(ClockReading(message.ours_s, time.monotonic()))
+            elif isinstance(message, StageJob):
                 with self._changed:
                     self._job = message
                     self._changed.notify_all()
-            elif isinstance(message, Stop):
+            elif isinstance(message, Leave):
                 self._report()
                 return
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: WireMessage) -> None:
         with suppress(OSError):  # the thread that receives ends the process
             self._control.send(message)
 
-    def _take(self, connection: Connection, hello: Hello) -> None:
+    def _take(self, connection: Connection, hello: Greeting) -> None:
         with self._changed:
             self._incoming[hello.generation, int(hello.who)] = connection
             self._changed.notify_all()
@@ -120,7 +121,7 @@ class Worker:
         self._tell(Beat(generation, spans, waiting, leaving))
 
     def _do_jobs(self) -> None:
-        job: Job | None = None
+        job: StageJob | None = None
         while (job := self._next_job(job)) is not None:
             if self._layout is not None:
                 self._layout.stop()
@@ -132,15 +133,15 @@ class Worker:
             except Exception as error:
                 self._tell(Trouble(job.generation, f"{type(error).__name__}: {error}", fatal=True))
 
-    def _next_job(self, done: Job | None) -> Job | None:
+    def _next_job(self, done: StageJob | None) -> StageJob | None:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._job is not done)
             return None if self._stopping else self._job
 
-    def _set_up(self, job: Job) -> None:
+    def _set_up(self, job: StageJob) -> None:
         outlets: list[Outlet] = []
         try:
-            hello = Hello(self._settings.token, str(job.place), job.generation)
+            hello = Greeting(self._settings.token, str(job.place), job.generation)
             for hop in job.hops:
                 outlets.append(Outlet(Connection.open(hop.address, hello), hop, job.buffers, job.bits))  # noqa: PERF401
             run = self._layers(job)
@@ -156,10 +157,10 @@ class Worker:
         self._layout = Layout(job, run, inlets, outlets, self._settings.device, self._note, self._tell)
         self._tell(Ready(job.generation))
 
-    def _note(self, span: Span) -> None:
+    def _note(self, span: StageSpan) -> None:
         self._spans.append(span)
 
-    def _layers(self, job: Job) -> Callable[[Value], Value]:
+    def _layers(self, job: StageJob) -> Callable[[Value], Value]:
         """The function of this job's layers. The model stays loaded, so that another job of it starts at once."""
         if self._loaded is None or self._loaded[0] != job.model:
             import torch
@@ -169,7 +170,7 @@ class Worker:
             self._loaded = (job.model, load(job.model))
         return self._loaded[1].part(*job.layers, self._settings.device, job.dtype)
 
-    def _inlets(self, job: Job) -> list[Inlet] | None:
+    def _inlets(self, job: StageJob) -> list[Inlet] | None:
         """The connections from the stage before, once all have come; None if a newer job came first."""
         wanted = [(job.generation, place) for place in range(job.senders)]
 
@@ -189,9 +190,9 @@ def main() -> None:
     """The process of a stage on this machine: its settings come on standard input."""
     # The coordinator decides when to end; a Ctrl-C in the terminal reaches it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=StageSettings)
     try:
-        Worker(settings).serve()
+        StageWorker(settings).serve()
     except OSError as error:
         print(f"{settings.host}: {error}", file=sys.stderr, flush=True)
         os._exit(1)

@@ -72,7 +72,7 @@ Event = Joined | Prepared | Lived | Lost | Broke | Erred | Delivered
 # --- actions: what to do --------------------------------------------------------------------------
 
 
-class Launch(Struct, frozen=True):
+class LaunchHosts(Struct, frozen=True):
     hosts: tuple[str, ...]
 
 
@@ -99,13 +99,13 @@ class Kill(Struct, frozen=True):
     host: str
 
 
-class Finish(Struct, frozen=True):
+class FinishRun(Struct, frozen=True):
     """The end; `why` is empty if everything came out."""
 
     why: str = ""
 
 
-Action = Launch | Halt | Assign | Feed | Kill | Finish
+Action = LaunchHosts | Halt | Assign | Feed | Kill | FinishRun
 
 
 class Patience(Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ class Patience(Struct, frozen=True, kw_only=True):
     attempts: int = 3  # layouts in a row that may break without delivering anything
 
 
-class Watched(Struct):
+class Pace(Struct):
     """What is known of the pace of a host."""
 
     recent: deque[float]
@@ -157,7 +157,7 @@ class Supervisor:
         self._broken: tuple[float, str] | None = None
         self._count = 0
         self._fruitless = 0  # layouts since something was delivered
-        self._paces: dict[str, Watched] = {}
+        self._paces: dict[str, Pace] = {}
 
     def start(self, now: float) -> list[Action]:
         return self._advance(now)
@@ -205,7 +205,7 @@ class Supervisor:
         hosts = hosts_of(self.plan)
         if new := tuple(host for host in hosts if host not in self._launched):
             self._launched.update(dict.fromkeys(new, now))
-            return [Launch(new)]
+            return [LaunchHosts(new)]
         if not self._assigned and all(host in self._beats for host in hosts):
             self._assigned = True
             self._launched.update(dict.fromkeys(hosts, now))  # now they may take as long again to load
@@ -230,7 +230,7 @@ class Supervisor:
 
     def _finish(self, why: str = "") -> list[Action]:
         self._done = True
-        return [Finish(why)]
+        return [FinishRun(why)]
 
     def _stages(self) -> dict[str, Stage]:
         return {host: stage for stage in self.plan.stages for host in (stage.host, *stage.replicas)}
@@ -275,7 +275,7 @@ class Supervisor:
         patience, stage = self._patience, self._stage.get(event.host)
         if stage is None or not patience.slow_factor:
             return []
-        pace = self._paces.setdefault(event.host, Watched(recent=deque(maxlen=patience.window)))
+        pace = self._paces.setdefault(event.host, Pace(recent=deque(maxlen=patience.window)))
         for seconds in event.compute_s:
             pace.seen += 1
             if pace.seen > patience.warm_up:
@@ -296,7 +296,7 @@ class Supervisor:
             return []
         return self._weigh(event.host, pace, slower, now)
 
-    def _weigh(self, host: str, pace: Watched, slower: float, now: float) -> list[Action]:
+    def _weigh(self, host: str, pace: Pace, slower: float, now: float) -> list[Action]:
         """Whether a new plan is worth it for a host that has become slower than the present plan assumes."""
         before = pace.known_factor
         pace.known_factor = before * slower

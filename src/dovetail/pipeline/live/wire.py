@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from dovetail.pipeline.layers import ModelSpec
 from dovetail.pipeline.live.quantise import TensorHead
+from dovetail.pipeline.models.spec import ModelSpec
 
 Address = tuple[str, int]
 _PREFIX = struct.Struct("<II")  # bytes of the head, number of buffers
@@ -27,11 +27,11 @@ _CHUNK = 1 << 16  # bytes that a paced sender sends at a time
 _PATIENCE_S = 10.0
 
 
-class Message(Struct, frozen=True, tag=True, tag_field="k", omit_defaults=True):
+class WireMessage(Struct, frozen=True, tag=True, tag_field="k", omit_defaults=True):
     """Anything that a connection may carry."""
 
 
-class Hello(Message, frozen=True):
+class Greeting(WireMessage, frozen=True):
     """The first message of a connection: `who` it is (a host, or the place in the stage before), for which layout."""
 
     token: str
@@ -41,7 +41,7 @@ class Hello(Message, frozen=True):
     data: Address = ("", 0)  # where it takes values
 
 
-class Clock(Message, frozen=True):
+class ClockReading(WireMessage, frozen=True):
     """A question for the time, and with `theirs_s` the answer."""
 
     ours_s: float
@@ -56,7 +56,7 @@ class Hop(Struct, frozen=True):
     latency_s: float = 0.0
 
 
-class Job(Message, frozen=True, kw_only=True):
+class StageJob(WireMessage, frozen=True, kw_only=True):
     """What a process is to do from now on: its layers, its place among replicas, and where the values go."""
 
     generation: int
@@ -75,11 +75,11 @@ class Job(Message, frozen=True, kw_only=True):
     clip: bool = False
 
 
-class Ready(Message, frozen=True):
+class Ready(WireMessage, frozen=True):
     generation: int
 
 
-class Span(Struct, frozen=True, array_like=True):
+class StageSpan(Struct, frozen=True, array_like=True):
     """When something was done with a microbatch: `c`omputed, `s`ent (`r`eceived has no length)."""
 
     generation: int
@@ -90,16 +90,16 @@ class Span(Struct, frozen=True, array_like=True):
     bits: int = 32
 
 
-class Beat(Message, frozen=True):
+class Beat(WireMessage, frozen=True):
     """A sign of life, with what was done since the last."""
 
     generation: int
-    spans: list[Span] = []
+    spans: list[StageSpan] = []
     waiting: int = 0  # received, not yet computed
     leaving: int = 0  # computed, not yet sent
 
 
-class Trouble(Message, frozen=True):
+class Trouble(WireMessage, frozen=True):
     """A connection broke, or (`fatal`) the layers themselves cannot run."""
 
     generation: int
@@ -107,11 +107,11 @@ class Trouble(Message, frozen=True):
     fatal: bool = False
 
 
-class Stop(Message, frozen=True):
+class Leave(WireMessage, frozen=True):
     pass
 
 
-class Items(Message, frozen=True):
+class Items(WireMessage, frozen=True):
     """A microbatch between stages; the tensors' bytes follow."""
 
     generation: int
@@ -121,7 +121,7 @@ class Items(Message, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Hello | Clock | Job | Ready | Beat | Trouble | Stop | Items).decode
+_decode = msgspec.msgpack.Decoder(Greeting | ClockReading | StageJob | Ready | Beat | Trouble | Leave | Items).decode
 
 
 class RefusedError(ConnectionError):
@@ -137,14 +137,14 @@ class Connection:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, address: Address, hello: Hello) -> Connection:
+    def open(cls, address: Address, hello: Greeting) -> Connection:
         connection = cls(socket.create_connection(address, timeout=_PATIENCE_S))
         connection.socket.settimeout(None)
         connection.send(hello)
         return connection
 
     def send(
-        self, message: Message, buffers: Sequence[memoryview] = (), pace: Callable[[int], None] | None = None
+        self, message: WireMessage, buffers: Sequence[memoryview] = (), pace: Callable[[int], None] | None = None
     ) -> None:
         """Send all of it; `pace` is told before each chunk how many bytes will then have been sent."""
         head = _encode(message)
@@ -192,14 +192,14 @@ class Connection:
         self.socket.close()
 
 
-def greeted(connection: Connection, token: str) -> Hello:
+def greeted(connection: Connection, token: str) -> Greeting:
     """The hello of a peer that knows the token; anyone else is refused."""
     connection.socket.settimeout(_PATIENCE_S)
     try:
         message, _ = connection.receive(_STRANGER_LIMIT, buffers=False)
     except (OSError, ValueError) as error:
         raise RefusedError(f"no hello: {error}") from None
-    if not isinstance(message, Hello) or not hmac.compare_digest(message.token.encode(), token.encode()):
+    if not isinstance(message, Greeting) or not hmac.compare_digest(message.token.encode(), token.encode()):
         raise RefusedError("a peer does not know the token of this run")
     connection.socket.settimeout(None)
     return message
@@ -208,7 +208,7 @@ def greeted(connection: Connection, token: str) -> Hello:
 class Listener:
     """Takes connections on a port of its own and hands on those that know the token."""
 
-    def __init__(self, host: str, token: str, take: Callable[[Connection, Hello], None]) -> None:
+    def __init__(self, host: str, token: str, take: Callable[[Connection, Greeting], None]) -> None:
         self._socket = socket.create_server((host, 0), backlog=64)
         self._token = token
         self._take = take
@@ -242,9 +242,9 @@ def clock_offset_s(connection: Connection, rounds: int = 5) -> float:
     best_s, offset_s = float("inf"), 0.0
     for _ in range(rounds):
         asked_s = time.monotonic()
-        connection.send(Clock(asked_s))
+        connection.send(ClockReading(asked_s))
         answer, _ = connection.receive()
-        while not isinstance(answer, Clock):  # heartbeats may come in between
+        while not isinstance(answer, ClockReading):  # heartbeats may come in between
             answer, _ = connection.receive()
         now_s = time.monotonic()
         if now_s - asked_s < best_s:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.registry import policy
-from dovetail.pipeline.change import by_host
-from dovetail.pipeline.inputs import Pipeline
-from dovetail.pipeline.labels import Option
-from dovetail.pipeline.ordered import best_in_order
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link, finish
-from dovetail.pipeline.tables import Tables
+from dovetail.pipeline.inputs.pool import by_host
+from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.optimise.finish import finish
+from dovetail.pipeline.optimise.labels import Option
+from dovetail.pipeline.optimise.ordered import best_in_order
+from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link
 
 Mode = Literal["throughput", "latency", "greedy"]
 
@@ -40,25 +40,6 @@ def bids(pipeline: Pipeline, host: str, chunk: int = 1) -> list[Bid]:
         raise InputError(f"{host!r} is not an available host")
     starts, ends = np.nonzero(np.isfinite(tables.compute[k]))
     return [Bid(host, int(i) + 1, int(j), float(tables.compute[k, i, j])) for i, j in zip(starts, ends, strict=True)]
-
-
-OLD_NAMES = {"dev_count": "devices", "filter_bids_chunk": "chunk", "filter_bids_largest": "largest", "sched": "mode"}
-OLD_MODES = {"latency_ordered": "latency", "throughput_ordered": "throughput", "greedy_host_count": "greedy"}
-
-
-def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by our names, where they were given by those of the older auction.
-
-    >>> renamed({"sched": "latency_ordered", "dev_count": "4", "no_strict_order": "true"})
-    {'mode': 'latency', 'devices': '4', 'strict_order': 'false'}
-    """
-    ours = {OLD_NAMES.get(key, key): value for key, value in options.items()}
-    if "no_strict_order" in ours:
-        off = str(ours.pop("no_strict_order")).lower() in ("true", "1")
-        ours["strict_order"] = "false" if off else "true"
-    if "mode" in ours:
-        ours["mode"] = OLD_MODES.get(ours["mode"], ours["mode"])
-    return ours
 
 
 @policy("auction", level="pipeline")

@@ -7,10 +7,11 @@ from itertools import accumulate
 from math import inf
 
 from dovetail.core.registry import policy
-from dovetail.pipeline.inputs import DeviceClass, Pipeline
-from dovetail.pipeline.labels import Option
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link, finish
-from dovetail.pipeline.tables import Tables
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+from dovetail.pipeline.optimise.finish import finish
+from dovetail.pipeline.optimise.labels import Option
+from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link
 
 
 @policy("equal", level="pipeline")

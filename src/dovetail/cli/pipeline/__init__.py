@@ -1,0 +1,28 @@
+"""`dovetail pipeline`: split a model's layers over unlike devices."""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from dovetail.cli.verbs import Command, register
+
+app = App(name="pipeline", help="Split a model's layers over unlike devices.")
+COMMANDS = (
+    Command(
+        "plan",
+        "dovetail.cli.pipeline.plan:plan",
+        "Plan where to cut a model and which device gets which layers.",
+    ),
+    Command("simulate", "dovetail.cli.pipeline.simulate:simulate", "Send microbatches through a plan in virtual time."),
+    Command(
+        "run",
+        "dovetail.cli.pipeline.run:run",
+        "Run a plan: one process per stage, on this machine or over a Ray cluster.",
+    ),
+    Command("profile", "dovetail.cli.pipeline.profile:profile", "Measure a model's layers: time, memory and shapes."),
+    Command("convert", "dovetail.cli.pipeline.convert:convert", "Turn a profile file into the planner's files."),
+    Command(
+        "link-test", "dovetail.cli.pipeline.link_test:link_test", "Measure bandwidth and latency between two hosts."
+    ),
+)
+register(app, COMMANDS)

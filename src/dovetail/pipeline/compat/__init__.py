@@ -1,0 +1,1 @@
+"""The older system's command and option names."""

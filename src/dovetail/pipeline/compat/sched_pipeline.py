@@ -1,0 +1,69 @@
+"""`sched-pipeline`: the schedule of a model's layers over the available devices, as a YAML list.
+
+A drop-in for PipeEdge's command of this name: same files, flags, defaults and output. It imports little, so that it
+answers fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.core.errors import DovetailError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the best schedule; exit code 3 and `[]` if there is none, with the reason on stderr."""
+    parser = argparse.ArgumentParser(
+        prog="sched-pipeline",
+        description="Schedule a model's layers over the available devices for the highest throughput.",
+        epilog="Example: sched-pipeline -m google/vit-base-patch16-224 -b 8 -M models.yml. "
+        "`dovetail pipeline plan` reads the same files and tells more.",
+    )
+    parser.add_argument("-d", "--dtype", default="torch.float32", help="data type [%(default)s]")
+    parser.add_argument("-b", "--batch-size", type=int, default=8, help="microbatch size [%(default)s]")
+    parser.add_argument("-i", "--buffers-in", type=int, default=2, help="inbound data buffers [%(default)s]")
+    parser.add_argument("-o", "--buffers-out", type=int, default=2, help="outbound data buffers [%(default)s]")
+    parser.add_argument("-m", "--model-name", default="google/vit-base-patch16-224", help="model [%(default)s]")
+    parser.add_argument("-M", "--models-file", type=Path, default=Path("models.yml"), help="[%(default)s]")
+    parser.add_argument("-T", "--dev-types-file", type=Path, default=Path("device_types.yml"), help="[%(default)s]")
+    parser.add_argument("-D", "--dev-file", type=Path, default=Path("devices.yml"), help="[%(default)s]")
+    words = parser.parse_args(argv)
+    try:
+        return _schedule(words)
+    except DovetailError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _schedule(words: argparse.Namespace) -> int:
+    from dovetail.pipeline.export import schedule_yaml
+    from dovetail.pipeline.inputs.files import read_pipeline
+    from dovetail.pipeline.plan import Infeasible
+    from dovetail.pipeline.planner import plan
+
+    pipeline = read_pipeline(
+        words.models_file,
+        words.dev_types_file,
+        words.dev_file,
+        model=words.model_name,
+        batch_size=words.batch_size,
+        dtype=words.dtype,
+        buffers_in=words.buffers_in,
+        buffers_out=words.buffers_out,
+    )
+    for warning in pipeline.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+    found = plan(pipeline)
+    if isinstance(found, Infeasible):
+        print(schedule_yaml(None), end="")
+        for reason in found.reasons:
+            print(f"no schedule: {reason}", file=sys.stderr)
+        return 3
+    print(schedule_yaml(found), end="")
+    return 0

@@ -1,0 +1,1 @@
+"""What the level reads: models, device types, devices and links, as one validated problem."""

@@ -1,0 +1,189 @@
+"""The level's three files, models, device types and devices, read and validated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import Document
+from dovetail.pipeline.inputs.links import apply_links
+from dovetail.pipeline.inputs.problem import DTYPE_BYTES, LARGEST, DeviceClass, Pipeline, check_names, check_number
+
+
+class ModelEntry(Struct, forbid_unknown_fields=True):
+    """A model of models.yml. Parameters are numbers of values per item."""
+
+    layers: int
+    mem_MB: list[float]  # noqa: N815
+    parameters_in: int
+    parameters_out: list[int]
+
+
+class ProfileEntry(Struct, forbid_unknown_fields=True):
+    batch_size: int
+    dtype: str
+    time_s: list[float]
+    source: Literal["measured", "estimated"] = "measured"
+
+
+class DeviceTypeEntry(Struct, forbid_unknown_fields=True):
+    """A device type. Watts and price are our additions; they are needed only for objectives that use them."""
+
+    bw_Mbps: float  # noqa: N815
+    mem_MB: float  # noqa: N815
+    model_profiles: dict[str, list[ProfileEntry]] | None = None
+    watts_busy: float = 0.0
+    watts_idle: float = 0.0
+    price_per_hour: float = 0.0
+
+
+def read_pipeline(
+    models: Path,
+    device_types: Path,
+    devices: Path,
+    *,
+    model: str,
+    batch_size: int = 8,
+    dtype: str = "torch.float32",
+    buffers_in: int = 2,
+    buffers_out: int = 2,
+    links: Path | None = None,
+) -> Pipeline:
+    """Read and validate; types without hosts are left out, and with a warning those without a matching profile."""
+    if dtype not in DTYPE_BYTES:
+        raise InputError(f"unsupported dtype {dtype!r}{did_you_mean(dtype, DTYPE_BYTES)}")
+    for name, value, least in (
+        ("batch size", batch_size, 1),
+        ("buffers in", buffers_in, 0),
+        ("buffers out", buffers_out, 0),
+    ):
+        if not least <= value <= LARGEST:
+            raise InputError(f"{name}: expected {least} or more, found {value}")
+    entry, warnings = _read_model(models, model)
+    bytes_each = DTYPE_BYTES[dtype] * batch_size
+    counts = [entry.parameters_in, *_repeated(entry.parameters_out, entry.layers)]
+    classes = _read_classes(device_types, devices, model, entry, batch_size, dtype, warnings)
+    pipeline = Pipeline(
+        model=model,
+        layers=entry.layers,
+        mem_mib=entry.mem_MB,
+        cut_bytes=[bytes_each * count for count in counts],
+        classes=classes,
+        batch_size=batch_size,
+        dtype=dtype,
+        buffers_in=buffers_in,
+        buffers_out=buffers_out,
+        warnings=warnings,
+    )
+    if links is not None:
+        return apply_links(pipeline, links)
+    return pipeline
+
+
+def _mapping(path: Path, what: str) -> tuple[Document, dict[str, Any]]:
+    doc = Document.read(path)
+    if not isinstance(doc.data, dict):
+        raise doc.error((), f"expected a mapping of {what}, found {type(doc.data).__name__}")
+    check_names(doc, doc.data)
+    return doc, doc.data
+
+
+def _read_model(path: Path, model: str) -> tuple[ModelEntry, list[str]]:
+    doc, data = _mapping(path, "model names")
+    if model not in data:
+        raise InputError(f"{path}: model not found: {model}{did_you_mean(model, map(str, data))}")
+    entry = doc.convert(data[model], ModelEntry, (model,))
+    if entry.layers < 0:
+        raise doc.error((model, "layers"), f"expected 0 or more, found {entry.layers}")
+    if len(entry.mem_MB) != entry.layers:
+        raise doc.error((model, "mem_MB"), f"has {len(entry.mem_MB)} values, but layers is {entry.layers}")
+    if len(entry.parameters_out) > entry.layers:
+        message = f"has {len(entry.parameters_out)} values, but layers is {entry.layers}"
+        raise doc.error((model, "parameters_out"), message)
+    if not entry.parameters_out and entry.layers:
+        raise doc.error((model, "parameters_out"), f"is empty, but layers is {entry.layers}")
+    for key, values in (("mem_MB", entry.mem_MB), ("parameters_out", entry.parameters_out)):
+        for i, value in enumerate(values):
+            check_number(doc, (model, key, i), value)
+    check_number(doc, (model, "parameters_in"), entry.parameters_in)
+    warnings = []
+    if len(entry.parameters_out) < entry.layers:
+        warnings.append(
+            f"Model parameters_out length {len(entry.parameters_out)} < {entry.layers}: block will be repeated"
+        )
+    return entry, warnings
+
+
+def _repeated(values: list[int], length: int) -> list[int]:
+    return [values[i % len(values)] for i in range(length)]
+
+
+def _read_classes(
+    device_types: Path,
+    devices: Path,
+    model: str,
+    entry: ModelEntry,
+    batch_size: int,
+    dtype: str,
+    warnings: list[str],
+) -> list[DeviceClass]:
+    doc, data = _mapping(device_types, "device types")
+    hosts = _read_hosts(devices, data, warnings)
+    classes = []
+    for name in sorted(data):
+        given = doc.convert(data[name], DeviceTypeEntry, (name,))
+        for key in ("bw_Mbps", "mem_MB", "watts_busy", "watts_idle", "price_per_hour"):
+            check_number(doc, (name, key), getattr(given, key))
+        profiles = (given.model_profiles or {}).get(model)
+        if profiles is None:
+            warnings.append(f"Device type {name} doesn't support model: type will be skipped")
+            continue
+        matching = [(i, p) for i, p in enumerate(profiles) if (p.dtype, p.batch_size) == (dtype, batch_size)]
+        if not matching:
+            has = ", ".join(f"{p.dtype} with batch size {p.batch_size}" for p in profiles) or "none"
+            warnings.append(f"Device type {name} doesn't have matching profile (it has: {has}): type will be skipped")
+            continue
+        i, profile = matching[-1]
+        keys = (name, "model_profiles", model, i, "time_s")
+        if len(profile.time_s) != entry.layers:
+            raise doc.error(keys, f"has {len(profile.time_s)} values, but layers is {entry.layers}")
+        for j, seconds in enumerate(profile.time_s):
+            check_number(doc, (*keys, j), seconds)
+        if hosts.get(name):
+            classes.append(
+                DeviceClass(
+                    name,
+                    name,
+                    hosts[name],
+                    given.bw_Mbps,
+                    given.mem_MB,
+                    profile.time_s,
+                    given.watts_busy,
+                    given.watts_idle,
+                    given.price_per_hour,
+                )
+            )
+    if not any(hosts.values()):
+        warnings.append(f"{devices} lists no hosts")
+    return classes
+
+
+def _read_hosts(path: Path, types: dict[str, Any], warnings: list[str]) -> dict[str, list[str]]:
+    doc, data = _mapping(path, "device types to hosts")
+    hosts: dict[str, list[str]] = {}
+    seen: dict[str, str] = {}
+    for name, given in data.items():
+        hosts[name] = doc.convert(given if given is not None else [], list[str], (name,))
+        if name not in types and hosts[name]:
+            hint = did_you_mean(str(name), map(str, types))
+            warnings.append(f"Hosts of {name} will be skipped: it is not a device type{hint}")
+        for i, host in enumerate(hosts[name]):
+            if not host:
+                raise doc.error((name, i), "expected the name of a host, found an empty one")
+            if host in seen:
+                raise doc.error((name, i), f"host {host!r} is listed twice (before under {seen[host]})")
+            seen[host] = name
+    return hosts

@@ -1,0 +1,62 @@
+"""A validated problem: the layers of a model, and classes of alike devices with their times, memory and links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+
+from dovetail.core.files import Document, Key
+
+LARGEST = 1e15  # of seconds, MiB, Mbit/s and values: sums and products of them stay finite
+DTYPE_BYTES = {"torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2, "torch.float64": 8, "torch.int8": 1}
+MIB = 1024 * 1024
+BYTES_PER_S = MIB / 8  # of one Mbps, which the files mean as 2**20 bits
+
+
+class DeviceClass(Struct):
+    """Devices that are alike in everything: hosts of one type, or fewer where links tell them apart."""
+
+    name: str
+    type: str
+    hosts: list[str]
+    bw_mbps: float
+    mem_mib: float
+    time_s: list[float]
+    watts_busy: float = 0.0
+    watts_idle: float = 0.0
+    price_per_hour: float = 0.0
+
+
+class Pipeline(Struct, kw_only=True):
+    """A validated problem. `cut_bytes[j]` leave layer j in a microbatch; `cut_bytes[0]` enter the model.
+
+    `link_mbps` and `link_s` are by class pair where a links file was given, else None: then the slower end counts.
+    """
+
+    model: str
+    layers: int
+    mem_mib: list[float]
+    cut_bytes: list[int]
+    classes: list[DeviceClass]
+    batch_size: int
+    dtype: str
+    buffers_in: int = 2
+    buffers_out: int = 2
+    link_mbps: list[list[float]] | None = None
+    link_s: list[list[float]] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def check_names(doc: Document, names: Iterable[Any]) -> None:
+    """Keys of a mapping are names: YAML reads some words and numbers as something else."""
+    for name in names:
+        if not isinstance(name, str):
+            raise doc.error((name,), f"expected a name, found {name!r}; write it in quotes")
+
+
+def check_number(doc: Document, keys: Sequence[Key], value: float) -> None:
+    """What is measured is neither negative nor beyond measure."""
+    if not 0 <= value <= LARGEST:
+        raise doc.error(keys, f"expected a number from 0 to {LARGEST:g}, found {value}")

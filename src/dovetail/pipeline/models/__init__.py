@@ -1,0 +1,1 @@
+"""Models as chains of layers, from whatever form they come in."""

@@ -1,0 +1,152 @@
+"""Why there is no plan: layers that fit nowhere, links that cannot be used, constraints that cannot be kept.
+
+A cause is named when the plan appears without it: each constraint and each dead link is dropped alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+from msgspec.structs import replace
+
+from dovetail.pipeline.inputs.problem import MIB, Pipeline
+from dovetail.pipeline.optimise.costs import StageCosts
+from dovetail.pipeline.optimise.finish import finish
+from dovetail.pipeline.optimise.labels import CheapestChain, cheapest
+from dovetail.pipeline.optimise.search import LABEL_WORK, Search
+from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.plan import Constraints
+
+_FREE_MBPS = 1e12  # a link that costs next to nothing
+_MOST_LINKS = 64  # dead links that are tried one by one
+_LIMITS = ("latency_cap_s", "first", "last", "max_stages", "allowed_cuts", "data_mbps")
+
+
+def why_not(tables: Tables, constraints: Constraints) -> list[str]:
+    """Reasons why no plan exists, the most telling first."""
+    p = tables.pipeline
+    if not p.classes:
+        return [f"no device has a profile of {p.model} for batch size {p.batch_size} and {p.dtype}"]
+    reasons = [*_too_large(tables), *_too_little(p)]
+    if not reasons:
+        reasons = _links(p) if not _possible(p, Constraints()) else _constraints(tables, constraints)
+    return reasons or ["no chain of the available devices can hold all layers in order"]
+
+
+def _possible(p: Pipeline, constraints: Constraints) -> bool:
+    tables = Tables(p, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
+    return bool(len(tables.candidates)) and Search(tables, constraints).run("throughput", 1, 0.0) is not None
+
+
+def _too_large(tables: Tables) -> Iterator[str]:
+    """Layers that no device can hold, neither alone nor with others: more layers may need smaller buffers."""
+    p = tables.pipeline
+    largest = max(c.mem_mib for c in p.classes)
+    for layer in range(1, p.layers + 1):
+        if not tables.fits[:, :layer, layer:].any():
+            need = float(tables.need_bytes[:layer, layer:].min()) / MIB
+            yield f"layer {layer} fits nowhere: it needs {need:.1f} MiB with its buffers, the largest has {largest:.1f}"
+
+
+def _too_little(p: Pipeline) -> Iterator[str]:
+    total = sum(p.mem_mib)
+    have = sum(c.mem_mib * len(c.hosts) for c in p.classes)
+    if total > have:
+        yield f"memory is short by {total - have:.1f} MiB: the layers need {total:.1f}, all devices have {have:.1f}"
+
+
+def _links(p: Pipeline) -> list[str]:
+    """Links without bandwidth, if a plan appears once they can be used; those of which one alone would do first."""
+    count = range(len(p.classes))
+    mbps = p.link_mbps or [[min(a.bw_mbps, b.bw_mbps) for b in p.classes] for a in p.classes]
+    dead = [(u, v) for u in count for v in count if mbps[u][v] <= 0 and (u != v or len(p.classes[u].hosts) > 1)]
+
+    def opened(pairs: list[tuple[int, int]]) -> bool:
+        table = [[_FREE_MBPS if (u, v) in pairs else mbps[u][v] for v in count] for u in count]
+        other = replace(p, link_mbps=table)
+        return StageCosts(Tables(other), Constraints()).work <= LABEL_WORK and _possible(other, Constraints())
+
+    if not dead or not opened(dead):
+        return []
+    alone = [pair for pair in dead if opened([pair])] if len(dead) <= _MOST_LINKS else []
+    names = [c.name for c in p.classes]
+    told = [f"between two {names[u]}" if u == v else f"from {names[u]} to {names[v]}" for u, v in alone or dead]
+    if alone:
+        return [f"the bandwidth {link} is 0: with that link there would be a plan" for link in told]
+    shown = ", ".join(told[:8]) + (f" and {len(told) - 8} more" if len(told) > 8 else "")
+    return [f"links cannot be used: the bandwidth is 0 {shown}"]
+
+
+def _constraints(tables: Tables, constraints: Constraints) -> list[str]:
+    """Each constraint without which there would be a plan; if none is so alone, that they contradict each other."""
+    p = tables.pipeline
+    given = [name for name in _LIMITS if getattr(constraints, name) is not None]
+    alone = [name for name in given if _possible(p, replace(constraints, **{name: None}))]
+    reasons = [_about(name, tables, constraints) for name in alone]
+    if not alone and given:
+        reasons.append(f"{', '.join(map(_flag, given))} together leave no plan; without any of them there is one")
+    return reasons
+
+
+def _flag(name: str) -> str:
+    return {"allowed_cuts": "--cuts"}.get(name, "--" + name.replace("_", "-"))
+
+
+def _about(name: str, tables: Tables, constraints: Constraints) -> str:
+    """What a constraint asks for, and what would be possible."""
+    value = getattr(constraints, name)
+    if name == "latency_cap_s":
+        best = Search(tables, constraints).latency(inf)
+        told = (
+            f": the least latency possible is {best.value:.6g} s{_slowest_link(tables, constraints, best)}"
+            if best
+            else ""
+        )
+        return f"--latency-cap-s {value:g} leaves no plan{told}"
+    if name == "max_stages":
+        costs = StageCosts(tables, replace(constraints, max_stages=None, latency_cap_s=None))
+        few = cheapest(costs.chain(inf, lambda i: np.asarray(float(costs.options[i].devices))), "sum")
+        told = f": at least {few.value:.0f} are needed" if few is not None and few.value > value else ""
+        return f"--max-stages {value} leaves no plan{told}"
+    if name == "allowed_cuts":
+        return f"--cuts leaves no plan{_uncuttable(tables, value)}"
+    if name == "data_mbps":
+        return (
+            f"--data-mbps {value:g} leaves no plan: no device that could hold an end of the model reaches the data host"
+        )
+    return f"--{name} {value} leaves no plan{_pinned(tables, value, name)}"
+
+
+def _slowest_link(tables: Tables, constraints: Constraints, best: CheapestChain) -> str:
+    """Which link takes most of the least latency, where any takes some of it."""
+    made = finish(tables, constraints, "latency", best.stages, best.value, best.value, True, "exact", 0)
+    hosts = ["the data host", *(stage.host for stage in made.stages), "the data host"]
+    sends = [made.enter_s, *(stage.send_s for stage in made.stages)]
+    x = max(range(len(sends)), key=sends.__getitem__)
+    return f", of which the link from {hosts[x]} to {hosts[x + 1]} takes {sends[x]:.6g} s" if sends[x] > 0 else ""
+
+
+def _pinned(tables: Tables, host: str, end: str) -> str:
+    p = tables.pipeline
+    k = next(k for k, c in enumerate(p.classes) if host in c.hosts)
+    held, layer = (np.s_[0, 1:], 1) if end == "first" else (np.s_[:-1, p.layers], p.layers)
+    if not tables.fits[k][held].any():
+        need = float(tables.need_bytes[held].min()) / MIB
+        return f": layer {layer} needs {need:.1f} MiB with its buffers, {host} has {p.classes[k].mem_mib:.1f}"
+    return f": no chain that {'begins' if end == 'first' else 'ends'} on {host} holds all layers"
+
+
+def _uncuttable(tables: Tables, cuts: frozenset[int]) -> str:
+    """The first layers between two allowed cuts that fit nowhere as one."""
+    open_cuts = sorted({0, tables.layers} | {cut for cut in cuts if 0 < cut < tables.layers})
+    for i, j in pairwise(open_cuts):
+        if not tables.fits[:, i, j].any():
+            need = float(tables.need_bytes[i, j]) / MIB
+            largest = max(c.mem_mib for c in tables.pipeline.classes)
+            return (
+                f": layers {i + 1} to {j} cannot be cut and fit nowhere: {need:.1f} MiB, the largest has {largest:.1f}"
+            )
+    return ""

@@ -1,0 +1,36 @@
+"""What a planning method is: a function from a problem to a plan, or to why there is none, with options of its own.
+
+Methods are registered for the level `pipeline`. Whatever they choose must be a valid plan: every layer once, in order,
+on hosts of the problem, within their memory, over links that can be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.core import registry
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.pipeline.compat.auction_options import renamed
+from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.plan import Infeasible, Plan
+
+
+def check_method(method: str, options: Mapping[str, Any]) -> None:
+    """Refuse a method that is not registered, and options that it does not take."""
+    known = registry.names("pipeline")
+    if method not in known:
+        raise InputError(f"--method {method}: unknown{did_you_mean(method, known)}")
+    taken = [name for name in registry.options_of("pipeline", method) if name != "pipeline"]
+    for name in renamed(options) if method == "auction" else options:
+        if name not in taken:
+            raise InputError(f"--option {name}: method {method} has no such option{did_you_mean(name, taken)}")
+
+
+def plan_by(method: str, pipeline: Pipeline, options: Mapping[str, Any]) -> Plan | Infeasible:
+    """The plan of a method for comparison, with its options as text or values."""
+    given = renamed(options) if method == "auction" else dict(options)
+    if isinstance(given.get("order"), str):
+        given["order"] = given["order"].split(",")
+    found: Plan | Infeasible = registry.create("pipeline", method, {"pipeline": pipeline} | given)
+    return found

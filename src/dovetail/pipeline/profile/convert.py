@@ -1,0 +1,170 @@
+"""From profiles to the planner's files: models.yml, device_types.yml, and a table of rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import Document
+from dovetail.core.rates import Rate, RateTable
+from dovetail.pipeline.inputs.files import DeviceTypeEntry, ModelEntry
+from dovetail.pipeline.inputs.problem import DTYPE_BYTES, LARGEST
+from dovetail.pipeline.profile.files import ModelProfile, dump_yaml, parameters
+
+
+def to_models(profiles: Sequence[ModelProfile], path: Path, *, force: bool = False, write: bool = True) -> list[str]:
+    """Add the model to models.yml, or with `force` replace it; other entries stay. Gives warnings.
+
+    Without `write` it only finds out whether that can be done.
+    """
+    entries = []
+    for profile in profiles:
+        _complete(profile)
+        rows = sorted(profile.profile_data, key=lambda row: row.layer)
+        counts = [parameters(row.shape_out) for row in rows]
+        entries.append(ModelEntry(profile.layers, [row.memory for row in rows], parameters(rows[0].shape_in), counts))
+    warnings = []
+    for key in ("parameters_in", "parameters_out"):
+        if any(getattr(entry, key) != getattr(entries[0], key) for entry in entries):
+            raise InputError(f"{profiles[0].model_name}: {key} differs between the profiles; convert one at a time")
+    if any(entry.mem_MB != entries[0].mem_MB for entry in entries):
+        warnings.append("memory differs between the profiles; the one that needs most is taken")
+    name = profiles[0].model_name
+    doc, data = _existing(path, ModelEntry)
+    if doc is not None and name in data and not force:
+        raise doc.error((name,), "is there already; -f replaces it")
+    data[name] = msgspec.to_builtins(max(entries, key=lambda entry: sum(entry.mem_MB)))
+    if write:
+        dump_yaml(path, data)
+    return warnings
+
+
+def to_device_types(
+    profiles: Sequence[ModelProfile],
+    path: Path,
+    device_type: str,
+    *,
+    mem_mb: float | None = None,
+    bw_mbps: float | None = None,
+    force: bool = False,
+    write: bool = True,
+) -> list[str]:
+    """Add the profiles to a device type of device_types.yml; memory and bandwidth are needed for a new type only.
+
+    Profiles are told apart by dtype and batch size; with `force` one that is there is replaced in its place. Without
+    `write` it only finds out whether that can be done.
+    """
+    doc, data = _existing(path, DeviceTypeEntry)
+    warnings: list[str] = []
+    given = {"mem_MB": mem_mb, "bw_Mbps": bw_mbps}
+    for key, value in given.items():
+        if value is not None and not 0 <= value <= LARGEST:
+            raise InputError(f"{device_type}: {key}: expected a number from 0 to {LARGEST:g}, found {value:g}")
+    if doc is not None and device_type in data:
+        known = msgspec.convert(data[device_type], DeviceTypeEntry)
+        for key, value in given.items():
+            if value is not None and value != getattr(known, key):
+                raise doc.error((device_type, key), f"is {getattr(known, key):g}, not {value:g}; leave it out")
+    else:
+        missing = [key for key, value in given.items() if value is None]
+        if missing:
+            raise InputError(f"{path}: {device_type} is a new device type: give its {' and '.join(missing)}")
+        data[device_type] = {key: _plain(value) for key, value in given.items()}
+    held = dict(data[device_type].get("model_profiles") or {})
+    for profile in profiles:
+        _complete(profile)
+        dtype = _float_dtype(profile, warnings)
+        made = {"dtype": dtype, "batch_size": profile.batch_size, "time_s": _times(profile)}
+        if profile.source != "measured":
+            made["source"] = profile.source
+        listed = list(held.get(profile.model_name) or [])
+        same = [i for i, x in enumerate(listed) if (x["dtype"], x["batch_size"]) == (dtype, profile.batch_size)]
+        if same and not force:
+            message = f"has a profile of {profile.model_name} with {dtype} and batch size {profile.batch_size}"
+            raise InputError(f"{path}: {device_type} {message} already; -f replaces it")
+        listed[same[-1] if same else len(listed) : (same[-1] + 1) if same else len(listed)] = [made]
+        held[profile.model_name] = listed
+    data[device_type] = data[device_type] | {"model_profiles": held}
+    if write:
+        dump_yaml(path, data)
+    return warnings
+
+
+def check_reference(device_types: Path, model: str, reference: str) -> None:
+    """Refuse a reference without a profile of the model."""
+    doc, data = _existing(device_types, DeviceTypeEntry)
+    if doc is None or reference not in data:
+        raise InputError(f"{device_types}: no device type {reference!r}{did_you_mean(reference, data)}")
+    if not (data[reference].get("model_profiles") or {}).get(model):
+        raise doc.error((reference,), f"has no profile of {model}")
+
+
+def to_rates(device_types: Path, model: str, reference: str, rates: Path) -> list[Rate]:
+    """Items per second of a whole model on each type, relative to a reference type, added to a table of rates.
+
+    Of several batch sizes the fastest counts; dtypes are not mixed: it is the one of the reference's first profile.
+    """
+    check_reference(device_types, model, reference)
+    doc, data = _existing(device_types, DeviceTypeEntry)
+    assert doc is not None
+    dtype = ""
+    speeds: dict[str, tuple[float, str]] = {}
+    for name in [reference, *(name for name in sorted(data) if name != reference)]:
+        entry = doc.convert(data[name], DeviceTypeEntry, (name,))
+        profiles = (entry.model_profiles or {}).get(model) or []
+        dtype = dtype or (profiles[0].dtype if profiles else "")
+        found = [(p.batch_size / sum(p.time_s), p.source) for p in profiles if p.dtype == dtype and sum(p.time_s) > 0]
+        if found:
+            speeds[name] = max(found)
+    if reference not in speeds:
+        raise doc.error((reference,), f"has no profile of {model}")
+    table = RateTable.read(rates) if rates.exists() else RateTable()
+    base = speeds[reference][0]
+    made = [
+        Rate(model, name, speed / base, source="estimated" if source == "estimated" else "measured")
+        for name, (speed, source) in speeds.items()
+    ]
+    RateTable([*table.rates.values(), *made], list(table.switches.values())).write(rates)
+    return made
+
+
+def _complete(profile: ModelProfile) -> None:
+    if not profile.profile_data:
+        raise InputError(f"{profile.model_name}: the profile is empty")
+    if len(profile.profile_data) != profile.layers:
+        have = {row.layer for row in profile.profile_data}
+        missing = next(layer for layer in range(1, profile.layers + 1) if layer not in have)
+        count = f"{len(have)} of {profile.layers} layers"
+        raise InputError(f"{profile.model_name}: the profile has {count}; layer {missing} is missing")
+
+
+def _times(profile: ModelProfile) -> list[float]:
+    return [row.time for row in sorted(profile.profile_data, key=lambda row: row.layer)]
+
+
+def _float_dtype(profile: ModelProfile, warnings: list[str]) -> str:
+    """The dtype of what travels between layers. The older profiler gave that of the token ids to language models."""
+    if profile.dtype in DTYPE_BYTES:
+        return profile.dtype
+    warnings.append(f"{profile.model_name}: {profile.dtype} is the dtype of its inputs; taken as torch.float32")
+    return "torch.float32"
+
+
+def _existing(path: Path, entries: type[ModelEntry | DeviceTypeEntry]) -> tuple[Document | None, dict[str, Any]]:
+    """What a file that is extended holds: nothing if it is not there or empty, and nothing but such entries."""
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
+        return None, {}
+    doc = Document.read(path)
+    if doc.data is not None and not isinstance(doc.data, dict):
+        raise doc.error((), f"expected a mapping, found {type(doc.data).__name__}")
+    for name, entry in (doc.data or {}).items():
+        doc.convert(entry, entries, (name,))
+    return doc, dict(doc.data or {})
+
+
+def _plain(value: float | None) -> float | int | None:
+    return int(value) if value is not None and value == int(value) else value

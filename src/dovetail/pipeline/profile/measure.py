@@ -1,0 +1,274 @@
+"""How long each layer of a chain takes on this device, what it holds, and how that compares with the whole."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dovetail.core.errors import InputError
+from dovetail.pipeline.hardware import check_device, device_name
+from dovetail.pipeline.inputs.problem import MIB
+from dovetail.pipeline.models.spec import Chain, need_torch, one_line
+
+if TYPE_CHECKING:
+    from dovetail.pipeline.models.spec import Value
+
+
+class LayerProfile(Struct, frozen=True, kw_only=True):
+    """A layer's median time with its spread (the interquartile range), weights, highest use by activations, shapes.
+
+    Shapes are without the batch dimension, one for each tensor. `memory_mib` is of the weights alone.
+    """
+
+    layer: int
+    name: str
+    time_s: float
+    spread_s: float
+    repeats: int
+    memory_mib: float
+    activation_mib: float
+    shape_in: tuple[tuple[int, ...], ...]
+    shape_out: tuple[tuple[int, ...], ...]
+
+
+class ProfileResult(Struct, frozen=True, kw_only=True):
+    """The layers first..last of a model. `whole_s` is the time of all of them in one go; `share` 0 is no limit."""
+
+    model: str
+    layers: int
+    batch_size: int
+    dtype: str
+    device: str
+    threads: int
+    profile: tuple[LayerProfile, ...]
+    whole_s: float
+    share: float = 0.0
+    source: Literal["measured", "estimated"] = "measured"
+
+    @property
+    def sum_s(self) -> float:
+        """What a planner takes the whole to be: the layers' times, added."""
+        return sum(layer.time_s for layer in self.profile)
+
+
+class Effort(Struct, frozen=True):
+    """How long to measure: after the warm-up, rounds until the medians are sure to within `precision`, or a limit."""
+
+    warmup: int = 3
+    least: int = 7
+    most: int = 200
+    precision: float = 0.02
+    seconds: float = 0.5  # for each layer, on average
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0 or not 1 <= self.least <= self.most:
+            raise InputError(f"repeats: expected 1 <= least <= most, found {self.least} and {self.most}")
+        if not 0 < self.seconds < inf:
+            raise InputError(f"seconds: expected more than 0, found {self.seconds:g}")
+
+
+def profile_chain(
+    chain: Chain,
+    batch_size: int = 8,
+    dtype: str = "torch.float32",
+    device: str = "cpu",
+    *,
+    first: int = 1,
+    last: int | None = None,
+    effort: Effort | None = None,
+    seed: int = 0,
+    share: float | None = None,
+    scale_to_whole: bool = False,
+    done: Callable[[float], None] = lambda _: None,
+) -> ProfileResult:
+    """Measure the layers first..last (all by default), each with what the one before it gives.
+
+    They are run round after round, not each many times over: so a layer finds the caches as it does in a pipeline, and
+    a slow moment of the machine is shared by all. `done` is told how much is done, from 0 to 1.
+
+    `scale_to_whole` scales the layers' times so that their sum is that of the whole. `share` implies it: the whole is
+    run for a second with so many cores' time, and its mean taken. The layers are timed without that limit: it is kept
+    by pauses, which may always hit the same ones of layers that are run in turn.
+    """
+    torch = need_torch("profiling")
+    last = len(chain.layers) if last is None else last
+    if batch_size < 1:
+        raise InputError(f"batch size: expected 1 or more, found {batch_size}")
+    check_device(device)
+    effort = effort or Effort()
+    if not 1 <= first <= last <= len(chain.layers):
+        raise InputError(f"layers {first} to {last}: {chain.name} has layers 1 to {len(chain.layers)}")
+    value = chain.inputs(batch_size, dtype, device, seed)
+    if first > 1:
+        value = chain.part(1, first - 1, device, dtype)(value)
+    runs = [chain.part(i, i, device, dtype) for i in range(first, last + 1)]
+    values, used = [value], []
+    for i, run in enumerate(runs, first):
+        try:
+            out, most_bytes = highest_use(run, values[-1], device)
+        except Exception as error:  # a layer raises whatever it finds wrong with its input
+            where = f"layer {i} ({chain.names[i - 1]})"
+            raise InputError(
+                f"{chain.name}: {where} fails on items of {shapes(values[-1])}: {one_line(error)}"
+            ) from error
+        values.append(out)
+        used.append(most_bytes)
+    times = _rounds(runs, values, device, effort, done)
+    runs.clear()  # before the whole is placed: a large model fits once, not twice
+    with _limited(share):
+        whole_s = _whole_s(chain.part(first, last, device, dtype), value, device, effort, share is not None)
+    medians = [statistics.median(taken) for taken in times]
+    scale = whole_s / sum(medians) if scale_to_whole or share is not None else 1.0
+    layers = [
+        LayerProfile(
+            layer=i,
+            name=chain.names[i - 1],
+            time_s=medians[i - first] * scale,
+            spread_s=spread(taken) * scale,
+            repeats=len(taken),
+            memory_mib=weight_bytes(chain.layers[i - 1], dtype) / MIB,
+            activation_mib=used[i - first] / MIB,
+            shape_in=shapes(values[i - first]),
+            shape_out=shapes(values[i - first + 1]),
+        )
+        for i, taken in enumerate(times, first)
+    ]
+    return ProfileResult(
+        model=chain.name,
+        layers=len(chain.layers),
+        batch_size=batch_size,
+        dtype=dtype,
+        device=device_name(device),
+        threads=torch.get_num_threads(),
+        profile=tuple(layers),
+        whole_s=whole_s,
+        share=share or 0.0,
+    )
+
+
+@contextmanager
+def _limited(share: float | None) -> Iterator[None]:
+    """With a share of the processor, if one is given."""
+    if share is None:
+        yield
+        return
+    from dovetail.pipeline.share import Share
+
+    limit = Share(os.getpid(), share)
+    try:
+        yield
+    finally:
+        limit.release()
+
+
+def _whole_s(run: Callable[[Value], Value], value: Value, device: str, effort: Effort, paused: bool) -> float:
+    """Seconds of all layers in one go."""
+    if not paused:
+        return statistics.median(_rounds([run], [value], device, effort)[0])
+    long = replace(effort, most=10**9, precision=0.0, seconds=max(effort.seconds, 1.0))  # many slices
+    return statistics.fmean(_rounds([run], [value], device, long)[0])
+
+
+def _rounds(
+    runs: Sequence[Callable[[Value], Value]],
+    values: Sequence[Value],
+    device: str,
+    effort: Effort,
+    done: Callable[[float], None] = lambda _: None,
+) -> list[list[float]]:
+    """Seconds of each call of each of these; the median of every one is sure, or the time is over."""
+    import torch
+
+    is_cuda = torch.device(device).type == "cuda"
+    for _ in range(effort.warmup):
+        for run, value in zip(runs, values, strict=False):
+            run(value)
+    times: list[list[float]] = [[] for _ in runs]
+    begin, limit = perf_counter(), effort.seconds * len(runs)
+    for count in range(1, effort.most + 1):
+        for run, value, taken in zip(runs, values, times, strict=False):
+            if is_cuda:
+                torch.cuda.synchronize(device)
+            start = perf_counter()
+            run(value)
+            if is_cuda:
+                torch.cuda.synchronize(device)
+            taken.append(perf_counter() - start)
+        passed = perf_counter() - begin
+        done(max(count / effort.most, passed / limit if count >= effort.least else 0.0))
+        if count >= effort.least and (passed > limit or _sure(times, effort.precision)):
+            break
+    return times
+
+
+def _sure(times: Sequence[Sequence[float]], precision: float) -> bool:
+    """Whether the error of every median is small beside an average layer (a tiny layer's own does not matter).
+
+    A median's standard error is about 0.93 of the interquartile range over the root of the count.
+    """
+    average = statistics.fmean(map(statistics.median, times))
+    return all(
+        0.93 * spread(taken) / len(taken) ** 0.5 <= precision * max(average, statistics.median(taken))
+        for taken in times
+    )
+
+
+def spread(times: Sequence[float]) -> float:
+    """The interquartile range.
+
+    >>> spread([1.0, 2.0, 3.0, 4.0, 100.0]), spread([1.0])
+    (2.0, 0.0)
+    """
+    if len(times) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return high - low
+
+
+def shapes(value: Value) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a value's tensors without the batch dimension."""
+    tensors = value if isinstance(value, tuple) else (value,)
+    return tuple(tuple(tensor.shape[1:]) for tensor in tensors)
+
+
+def weight_bytes(layer: Any, dtype: str) -> int:
+    """Bytes of a layer's parameters and buffers in a dtype; those that are shared within it count once."""
+    from dovetail.pipeline.models.spec import torch_dtype
+
+    if hasattr(layer, "weight_bytes"):
+        return int(layer.weight_bytes)
+    size = torch_dtype(dtype).itemsize
+    tensors = {id(t): t for t in (*layer.parameters(), *layer.buffers())}.values()
+    return sum(t.numel() * (size if t.is_floating_point() else t.element_size()) for t in tensors)
+
+
+def highest_use(run: Callable[[Value], Value], value: Value, device: str) -> tuple[Value, int]:
+    """The result of a call, and the most bytes that tensors made by it held at one time (its result included)."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        run(value)  # libraries allocate their workspace on the first call
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        out = run(value)
+        torch.cuda.synchronize(device)
+        return out, max(0, torch.cuda.max_memory_allocated(device) - before)
+    from dovetail.pipeline.profile.live_bytes import LiveBytes
+
+    with LiveBytes() as live:
+        out = run(value)
+    return out, max(live.highest, tensor_bytes(out))
+
+
+def tensor_bytes(value: Value) -> int:
+    """Bytes of a value's tensors."""
+    return sum(t.numel() * t.element_size() for t in (value if isinstance(value, tuple) else (value,)))

@@ -1,0 +1,1 @@
+"""Oracles, generators and emulated devices for tests and benchmarks, one module for each level."""

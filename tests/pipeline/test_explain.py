@@ -1,0 +1,74 @@
+"""The curves against plans made one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from dovetail.core.charts import charts_of
+from dovetail.core.journal import Reader
+from dovetail.pipeline import explain as module
+from dovetail.pipeline.explain import curves, curves_of
+from dovetail.pipeline.plan import Constraints, Plan
+from dovetail.pipeline.planner import plan
+from dovetail.pipeline.simulate import record
+from dovetail.testing.pipeline import random_pipeline
+
+
+def test_every_point_is_the_best_plan() -> None:
+    checked = slowed = 0
+    for seed in range(60):
+        pipeline = random_pipeline(seed, links=seed % 2 == 0)
+        limits = Constraints(replicas=1 + seed % 2, data_mbps=(None, 50.0)[seed % 3 == 0], latency_cap_s=99.0)
+        charts = {chart.title: chart for chart in curves(pipeline, limits)}
+        free = replace(limits, latency_cap_s=None)
+        if not isinstance(plan(pipeline, constraints=free), Plan):
+            assert not charts
+            continue
+        for devices, pace in charts["Throughput by number of devices"].series[0].points if charts else ():
+            found = plan(pipeline, constraints=replace(free, max_stages=int(devices)))
+            assert isinstance(found, Plan)
+            assert found.throughput_items_s == pytest.approx(pace, rel=1e-9)
+            checked += 1
+        if charts:
+            points = dict(charts["Throughput by speed of the links"].series[0].points)
+            now = plan(pipeline, constraints=free)
+            assert isinstance(now, Plan)
+            assert points[1.0] == pytest.approx(now.throughput_items_s)
+            assert list(points.values()) == sorted(points.values())
+            assert list(points) == [2.0**i for i in range(-4, 5)]
+            slow = replace(
+                pipeline,
+                classes=[replace(c, bw_mbps=c.bw_mbps / 16) for c in pipeline.classes],
+                link_mbps=pipeline.link_mbps and [[mbps / 16 for mbps in row] for row in pipeline.link_mbps],
+            )
+            then = plan(slow, constraints=replace(free, data_mbps=free.data_mbps and free.data_mbps / 16))
+            assert isinstance(then, Plan)
+            assert points[1 / 16] == pytest.approx(then.throughput_items_s)
+            slowed += points[1 / 16] < points[1.0]
+    assert checked > 60
+    assert slowed > 5
+
+
+def test_too_much_work_leaves_points_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = random_pipeline(60)
+    assert [len(chart.series[0].points) for chart in curves(pipeline)][1] == 9
+    monkeypatch.setattr(module, "_MOST_LOOK_UPS", 5.0 * 4 * 4 * len(pipeline.classes))
+    monkeypatch.setattr(module, "_MOST_ADDITIONS", 0.0)
+    (only,) = curves(pipeline)
+    assert only.log_x
+    assert 3 <= len(only.series[0].points) < 9
+    monkeypatch.setattr(module, "_MOST_LOOK_UPS", 0.0)
+    assert curves(pipeline) == []
+
+
+def test_a_journal_holds_them(tmp_path: Path) -> None:
+    made = plan(random_pipeline(60))
+    assert isinstance(made, Plan)
+    record(made, 3, 1, tmp_path / "run.jsonl")
+    header = Reader(tmp_path / "run.jsonl").header
+    assert charts_of(header.facts, "run") == curves_of(made) != []
+    made.problem = None
+    assert curves_of(made) == []

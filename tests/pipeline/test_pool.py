@@ -1,0 +1,120 @@
+"""A plan holds the problem it was made for, and the problem can be planned again after a change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.core.errors import InputError
+from dovetail.pipeline.explain import what_if
+from dovetail.pipeline.inputs.pool import by_host, slowed, with_hosts, without
+from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.plan import Constraints, Objective, Plan, read_plan
+from dovetail.pipeline.planner import again, plan
+from dovetail.pipeline.policies.auction import auction
+from dovetail.pipeline.policies.proportional import by_memory
+from dovetail.testing.pipeline import random_pipeline
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 500),
+    objective=st.sampled_from(["throughput", "latency", "batch", "devices", "energy", "money"]),
+    replicas=st.integers(1, 2),
+    cuts=st.none() | st.frozensets(st.integers(1, 5)),
+)
+def test_a_plan_that_was_written_plans_again_to_itself(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    objective: Objective,
+    replicas: int,
+    cuts: frozenset[int] | None,
+) -> None:
+    constraints = Constraints(allowed_cuts=cuts, replicas=replicas, link_bits=(32, 8), max_stages=4)
+    made = plan(random_pipeline(seed, links=seed % 2 == 0), objective, constraints, microbatches=3, slack=0.2)
+    if not isinstance(made, Plan):
+        return
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(made)))
+    read = read_plan(file)
+    assert read == made
+    assert again(read) == made
+
+
+def test_every_method_keeps_the_problem() -> None:
+    pipeline = random_pipeline(26)
+    for method in (plan, auction, by_memory):
+        made = method(pipeline)
+        assert isinstance(made, Plan)
+        assert made.problem == pipeline
+        assert made.constraints == Constraints()
+
+
+def test_a_plan_of_an_older_version_says_what_it_lacks(tmp_path: Path) -> None:
+    made = plan(random_pipeline(60))
+    assert isinstance(made, Plan)
+    made.problem = made.constraints = None
+    with pytest.raises(InputError, match="does not hold the problem"):
+        again(made)
+
+
+def link_of(pipeline: Pipeline, one: str, two: str) -> tuple[float, float]:
+    at = {host: k for k, c in enumerate(pipeline.classes) for host in c.hosts}
+    assert pipeline.link_mbps is not None
+    assert pipeline.link_s is not None
+    return pipeline.link_mbps[at[one]][at[two]], pipeline.link_s[at[one]][at[two]]
+
+
+def hosts_of(pipeline: Pipeline) -> list[str]:
+    return [host for c in pipeline.classes for host in c.hosts]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 300), pick=st.randoms(use_true_random=False))
+def test_links_follow_every_change(seed: int, pick: object) -> None:
+    before = random_pipeline(seed, links=True)
+    hosts = hosts_of(before)
+    host = pick.choice(hosts)  # type: ignore[attr-defined]
+    gone = without(before, {host})
+    slow = slowed(before, host, 3.0)
+    assert hosts_of(gone) == [h for h in hosts if h != host]
+    assert sorted(hosts_of(slow)) == sorted(hosts)
+    for changed in (gone, slow, by_host(before)):
+        for one in hosts_of(changed):
+            for two in hosts_of(changed):
+                assert link_of(changed, one, two) == link_of(before, one, two)
+    times = {h: c.time_s for c in before.classes for h in c.hosts}
+    after = {h: c.time_s for c in slow.classes for h in c.hosts}
+    assert after == times | {host: [3.0 * t for t in times[host]]}
+
+
+def test_planning_again_without_a_host_frees_the_pin() -> None:
+    pipeline = random_pipeline(60)
+    host = hosts_of(pipeline)[0]
+    made = plan(pipeline, constraints=Constraints(first=host))
+    assert isinstance(made, Plan)
+    assert made.stages[0].host == host
+    assert again(made) == made
+    after = again(made, without(pipeline, {host}))
+    assert isinstance(after, Plan)
+    assert all(host not in (stage.host, *stage.replicas) for stage in after.stages)
+    assert [row.type for row in what_if(pipeline, made, made.constraints)]
+
+
+def test_a_class_without_hosts_is_left_out_with_its_links() -> None:
+    before = random_pipeline(0, links=True)
+    after = with_hosts(before, 0, [])
+    assert len(after.classes) == len(before.classes) - 1
+    assert after.link_mbps is not None
+    assert len(after.link_mbps) == len(after.classes)
+
+
+def test_an_unknown_host_is_named() -> None:
+    with pytest.raises(InputError, match="'nobody' is not an available host"):
+        without(random_pipeline(60), ["nobody"])
+    with pytest.raises(InputError, match="factor: expected a positive number, found 0"):
+        slowed(random_pipeline(60), hosts_of(random_pipeline(60))[0], 0.0)
