@@ -30,10 +30,10 @@ from torch import Tensor
 
 from dovetail.core import registry
 from dovetail.dispatch import Dispatcher
-from dovetail.dispatch.curves import PUBLISHED
-from dovetail.dispatch.devices import Device
-from dovetail.dispatch.emulated import THREE, Sleeper
+from dovetail.dispatch.inputs.curves import PUBLISHED
+from dovetail.dispatch.inputs.devices import Device
 from dovetail.dispatch.simulate import SimDevice, simulate
+from dovetail.testing.dispatch import THREE, Sleeper
 
 ITEMS = 1_000_000
 ITERATIONS = 10

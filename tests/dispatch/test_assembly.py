@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dovetail.core.errors import InputError
-from dovetail.dispatch.assembly import Collected, Preallocated
-from dovetail.dispatch.batch import leaves
+from dovetail.dispatch.inputs.batch import leaves
+from dovetail.dispatch.live.assembly import Collected, Preallocated
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import InputError
-from dovetail.dispatch.batch import Pieces, Slices, SourceCursor, TensorBatch, TreeBatch, as_source
-from dovetail.dispatch.cursor import LocalCursor
+from dovetail.dispatch.inputs.batch import Pieces, Slices, SourceCursor, TensorBatch, TreeBatch, as_source
+from dovetail.dispatch.inputs.cursor import LocalCursor
 
 
 def taken(cursor: Any, sizes: list[int]) -> list[tuple[int, int]]:

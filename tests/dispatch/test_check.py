@@ -12,7 +12,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.core.errors import InputError
 from dovetail.dispatch.check import check_journal
-from dovetail.dispatch.curves import Curve
+from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.recording import record_simulated
 from dovetail.dispatch.simulate import SimDevice, simulate
 

@@ -14,8 +14,9 @@ torch: Any = pytest.importorskip("torch")
 from torch.func import functional_call, jacrev, vmap  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from dovetail.dispatch import Device, chunk_derivatives  # noqa: E402
-from dovetail.dispatch.derivatives import Derivatives  # noqa: E402
+from dovetail.dispatch import Device  # noqa: E402
+from dovetail.dispatch.derivatives import torch_func  # noqa: E402
+from dovetail.dispatch.derivatives.batched import Derivatives  # noqa: E402
 
 ROWS = 10
 SIZES = [3, 4, 10, 0, 1]
@@ -306,9 +307,9 @@ def test_both_ways_give_the_same_blocks(by: str) -> None:
     x, a, c = (torch.rand(*shape, dtype=torch.float64) for shape in ((4, 2, 3), (3,), (2, 2)))
     axes, out_axes = (0, None, None), (0, None, 0)
     if by == "_by_columns":
-        found = chunk_derivatives._by_columns(function, (x, a, c), axes, function(x, a, c))
+        found = torch_func._by_columns(function, (x, a, c), axes, function(x, a, c))
     else:
-        found = chunk_derivatives._by_rows(function, (x, a, c), axes, out_axes, 4)
+        found = torch_func._by_rows(function, (x, a, c), axes, out_axes, 4)
     for r in range(4):
         whole = jacrev(lambda *v: tuple(y[0] if o != 1 else y for o, y in enumerate(function(*v))), (0, 1, 2))(
             x[r : r + 1], a, c

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.dispatch import Device, Dispatcher, Pieces, Pool, Slices
-from dovetail.dispatch.errors import DeviceLostError
-from dovetail.dispatch.policy import View
-from dovetail.dispatch.progress import Told
+from dovetail.dispatch.live.errors import DeviceLostError
+from dovetail.dispatch.live.progress import RunProgress
+from dovetail.dispatch.policies.base import View
 
 TWO = [Device("a", where="cpu"), Device("b", where="cpu")]
 THREE = [*TWO, Device("c", where="cpu")]
@@ -382,9 +382,9 @@ def test_an_interrupt_of_the_caller_leaves_no_worker_behind() -> None:
         return x
 
     class Interrupting:
-        """Told of progress while the run goes on, and then stopped by the user."""
+        """RunProgress of progress while the run goes on, and then stopped by the user."""
 
-        def __call__(self, told: Told) -> None:
+        def __call__(self, told: RunProgress) -> None:
             begun.wait()
             raise KeyboardInterrupt
 
@@ -399,7 +399,7 @@ def test_an_interrupt_of_the_caller_leaves_no_worker_behind() -> None:
         dispatcher.function = lambda device: held
         with pytest.raises(KeyboardInterrupt):
             dispatcher.run(torch.arange(1000))
-        assert not dispatcher.pool.jobs
+        assert not dispatcher.pool.runs
         gate.set()
         dispatcher.progress = None
         assert dispatcher.run(torch.arange(3)).tolist() == [0, 1, 2]
@@ -490,7 +490,7 @@ def test_without_backup_nothing_is_done_twice() -> None:
 
 
 def test_a_report_a_trace_and_progress(tmp_path: Path) -> None:
-    told: list[Told] = []
+    told: list[RunProgress] = []
     trace = tmp_path / "trace.json"
     with Dispatcher(lambda x: x, TWO, sizes=10, trace=trace, progress=told.append, cache=False) as dispatcher:
         with pytest.raises(InputError, match="nothing has run"):
@@ -560,7 +560,7 @@ def test_several_tasks_share_a_pool() -> None:
 
 
 def test_the_one_that_had_less_goes_first() -> None:
-    """Two jobs on one device, chunk by chunk: the heavier one gets twice the chunks."""
+    """Two runs on one device, chunk by chunk: the heavier one gets twice the chunks."""
     order: list[str] = []
     gate = threading.Event()
 
@@ -577,7 +577,7 @@ def test_the_one_that_had_less_goes_first() -> None:
         light = Dispatcher(work("light"), pool=pool, sizes=1, cache=False, weight=1.0)
         heavy = Dispatcher(work("heavy"), pool=pool, sizes=1, cache=False, weight=2.0)
         futures = [light.submit(torch.zeros(90)), heavy.submit(torch.zeros(90))]
-        while len(pool.jobs) < 2:
+        while len(pool.runs) < 2:
             pass
         gate.set()
         for future in futures:

@@ -13,8 +13,9 @@ from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 
 pytest.importorskip("torch")
 
-from dovetail.dispatch.mpi import SimpleMPIScheduler, agreed, device_index, mpi, rank_on_host
-from dovetail.dispatch.mpi_batch import missing_of
+from dovetail.dispatch.compat.mpi import SimpleMPIScheduler, device_index, rank_on_host
+from dovetail.dispatch.live.mpi import agreed, mpi
+from dovetail.dispatch.live.mpi_batch import missing_of
 
 
 class Alone:

@@ -11,7 +11,7 @@ from dovetail.core.errors import InputError
 
 torch: Any = pytest.importorskip("torch")
 
-from dovetail.dispatch.options import (  # noqa: E402
+from dovetail.dispatch.compat.options import (  # noqa: E402
     KINDS,
     read_scheduler,
     read_schedulers,

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from dovetail.core import registry
 from dovetail.core.errors import InputError
-from dovetail.dispatch.cursor import LocalCursor
-from dovetail.dispatch.curves import PUBLISHED, Curve
-from dovetail.dispatch.ledger import Ledger
+from dovetail.dispatch.inputs.cursor import LocalCursor
+from dovetail.dispatch.inputs.curves import PUBLISHED, Curve
+from dovetail.dispatch.inputs.size_search import SizeSearch
+from dovetail.dispatch.policies.base import DECLINE, WAIT, DeviceState, View
 from dovetail.dispatch.policies.finish_together import FinishTogether
 from dovetail.dispatch.policies.fixed import Fixed
-from dovetail.dispatch.policy import DECLINE, WAIT, DeviceState, View
-from dovetail.dispatch.simulate import Outcome, SimDevice, simulate, state_of
-from dovetail.dispatch.sweep import Sweep
+from dovetail.dispatch.scheduler import ChunkScheduler
+from dovetail.dispatch.simulate import SimDevice, SimulatedRun, simulate, state_of
 
 NAMES = ["factoring", "finish_together", "fixed", "guided", "proportional"]
 
@@ -128,8 +128,8 @@ def test_a_device_that_changes_is_noticed_while_sizes_are_still_measured() -> No
     """The batch is too small for the next size, so that the measurements never come to their end."""
     state = DeviceState("cpu")
     for _ in range(7):
-        assert state.sweep is not None
-        state.observed(state.sweep.size, 0.001)
+        assert state.search is not None
+        state.observed(state.search.size, 0.001)
     assert state.curve is not None
     largest = int(state.curve.sizes[-1])
     for _ in range(8):
@@ -139,10 +139,10 @@ def test_a_device_that_changes_is_noticed_while_sizes_are_still_measured() -> No
 
 
 def test_a_sharp_optimum_is_found() -> None:
-    sweep = Sweep()
-    while not sweep.settled:
-        sweep.add(sweep.size, 0.001 + sweep.size * (1e-5 if sweep.size <= 64 else 1e-4))
-    curve = sweep.curve()
+    search = SizeSearch()
+    while not search.settled:
+        search.add(search.size, 0.001 + search.size * (1e-5 if search.size <= 64 else 1e-4))
+    curve = search.curve()
     assert curve is not None
     assert curve.best in (32, 64)
 
@@ -150,8 +150,8 @@ def test_a_sharp_optimum_is_found() -> None:
 def test_a_sweep_ends_at_what_fits() -> None:
     state = DeviceState("gpu")
     for _ in range(7):
-        assert state.sweep is not None
-        state.observed(state.sweep.size, 0.001)
+        assert state.search is not None
+        state.observed(state.search.size, 0.001)
     assert state.best == 512
     state.lower_limit(300)
     assert state.settled
@@ -204,7 +204,7 @@ def test_every_item_is_done_once_whatever_the_policy(
             assert all(row.stop - row.start <= device.size for row in found.rows if row.device == i)
 
 
-def batches(devices: list[SimDevice], items: int, count: int, name: str = "finish_together") -> list[Outcome]:
+def batches(devices: list[SimDevice], items: int, count: int, name: str = "finish_together") -> list[SimulatedRun]:
     """Batches one after the other, each with what the ones before taught."""
     states = [state_of(device) for device in devices]
     found = []
@@ -290,16 +290,16 @@ def test_the_static_split_is_good_with_right_rates_and_bad_with_wrong_ones() -> 
     assert simulate(wrong, 100_000, "finish_together").efficiency > 0.85
 
 
-# -- the ledger, by hand
+# -- the scheduler, by hand
 
 
-def ledger(count: int, items: int = 100, size: int = 10, **options: Any) -> Ledger:
+def scheduler(count: int, items: int = 100, size: int = 10, **options: Any) -> ChunkScheduler:
     states = [DeviceState(f"d{i}", size=size) for i in range(count)]
-    return Ledger(LocalCursor(0, items), Fixed(), states, total=items, **options)
+    return ChunkScheduler(LocalCursor(0, items), Fixed(), states, total=items, **options)
 
 
 def test_a_failed_range_goes_to_another_device_and_then_fails_for_good() -> None:
-    book = ledger(2, 20)
+    book = scheduler(2, 20)
     first = book.take(0, 0.0)
     assert first is not None
     book.failed(first, 1.0, ValueError("no"))
@@ -313,14 +313,14 @@ def test_a_failed_range_goes_to_another_device_and_then_fails_for_good() -> None
 
 
 def test_bad_data_takes_no_device_out_and_a_bad_device_goes() -> None:
-    data = ledger(2, 100, on_error="skip")
+    data = scheduler(2, 100, on_error="skip")
     for _ in range(3):
         for device in (0, 1):
             chunk = data.take(device, 0.0)
             assert chunk is not None
             data.failed(chunk, 0.0, ValueError("bad row"))
     assert all(state.alive for state in data.view.devices)
-    hardware = ledger(2, 100)
+    hardware = scheduler(2, 100)
     for _ in range(2):
         chunk = hardware.take(0, 0.0)
         assert chunk is not None
@@ -334,7 +334,7 @@ def test_bad_data_takes_no_device_out_and_a_bad_device_goes() -> None:
 
 
 def test_halving_keeps_every_item() -> None:
-    book = ledger(1, 10)
+    book = scheduler(1, 10)
     chunk = book.take(0, 0.0)
     assert chunk is not None
     book.halved(chunk, 0.0, MemoryError())
@@ -351,7 +351,7 @@ def test_halving_keeps_every_item() -> None:
 
 def test_of_two_copies_the_first_counts() -> None:
     states = [DeviceState("slow", linear(0.1, 100)), DeviceState("fast", linear(0.001, 10_000))]
-    book = Ledger(LocalCursor(0, 10), Fixed(size=10), states, total=10)
+    book = ChunkScheduler(LocalCursor(0, 10), Fixed(size=10), states, total=10)
     original = book.take(0, 0.0)
     assert original is not None
     copy = book.take(1, 0.0)
@@ -368,7 +368,7 @@ def test_of_two_copies_the_first_counts() -> None:
 
 def test_a_copy_that_fails_leaves_the_original_to_it() -> None:
     states = [DeviceState("slow", linear(0.1, 100)), DeviceState("fast", linear(0.001, 10_000))]
-    book = Ledger(LocalCursor(0, 10), Fixed(size=10), states, total=10)
+    book = ChunkScheduler(LocalCursor(0, 10), Fixed(size=10), states, total=10)
     original, copy = book.take(0, 0.0), book.take(1, 0.0)
     assert original is not None
     assert copy is not None

@@ -18,9 +18,9 @@ from dovetail.core.errors import InputError
 torch: Any = pytest.importorskip("torch")
 
 from dovetail.dispatch import Device, Dispatcher  # noqa: E402
-from dovetail.dispatch.derivatives import Derivatives  # noqa: E402
-from dovetail.dispatch.packing import Receiver, Sender  # noqa: E402
-from dovetail.dispatch.processes import ProcessWorker, SharedCursor  # noqa: E402
+from dovetail.dispatch.derivatives.batched import Derivatives  # noqa: E402
+from dovetail.dispatch.live.packing import Receiver, Sender  # noqa: E402
+from dovetail.dispatch.live.processes import ProcessWorker, SharedCursor  # noqa: E402
 
 TWO = [Device("a", where="cpu", threads=1), Device("b", where="cpu", threads=1)]
 FUNCTIONS = """

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.dispatch import Device, Dispatcher, progress
-from dovetail.dispatch.progress import Told
+from dovetail.dispatch import Device, Dispatcher
+from dovetail.dispatch.live import progress
+from dovetail.dispatch.live.progress import RunProgress
 
 
 @pytest.mark.parametrize("unsized", [False, True])
 def test_every_item_is_counted_once(unsized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
-    told: list[Told] = []
+    told: list[RunProgress] = []
     two = [Device("first", where="cpu"), Device("second", where="cpu")]
     with Dispatcher(lambda x: x, two, sizes=10, mode="sync", progress=told.append, cache=False) as dispatcher:
         dispatcher.run((torch.ones(20) for _ in range(5)) if unsized else torch.ones(100))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dovetail.dispatch import Device, Dispatcher
-from dovetail.dispatch.errors import DeviceLostError
+from dovetail.dispatch.live.errors import DeviceLostError
 
 
 class Faulty:

@@ -17,7 +17,7 @@ torch: Any = pytest.importorskip("torch")
 ray: Any = pytest.importorskip("ray")
 
 from dovetail.dispatch import Device, Dispatcher  # noqa: E402
-from dovetail.dispatch.ray_backend import devices_of_cluster, node_id  # noqa: E402
+from dovetail.dispatch.live.ray import devices_of_cluster, node_id  # noqa: E402
 
 # Ray leaves sockets and processes of its own to the garbage collector, and speaks of its coming changes.
 pytestmark = [

@@ -19,9 +19,9 @@ from dovetail.core.events import Arrived, Failed, Reject, Start
 from dovetail.core.journal import Reader
 from dovetail.dispatch import Device, Dispatcher
 from dovetail.dispatch.check import check_journal
-from dovetail.dispatch.curves import Curve
-from dovetail.dispatch.ledger import Row
-from dovetail.dispatch.recording import LIVE, Run, gaps, record_simulated, write
+from dovetail.dispatch.inputs.curves import Curve
+from dovetail.dispatch.recording import LIVE, RecordedRun, gaps, record_simulated, write
+from dovetail.dispatch.scheduler import ChunkRow
 from dovetail.dispatch.simulate import SimDevice, simulate
 
 TWO = [Device("first", where="cpu"), Device("second", where="cpu")]
@@ -31,8 +31,8 @@ def events(path: Path, kind: type[Any]) -> list[Any]:
     return [entry.event for entry in Reader(path) if isinstance(entry.event, kind)]
 
 
-def run_of(rows: list[Row], items: int | None = None, ended_s: float = 10.0) -> Run:
-    return Run(policy="fixed", mode=LIVE, devices=["a", "b"], peaks=[], items=items, rows=rows, ended_s=ended_s)
+def run_of(rows: list[ChunkRow], items: int | None = None, ended_s: float = 10.0) -> RecordedRun:
+    return RecordedRun(policy="fixed", mode=LIVE, devices=["a", "b"], peaks=[], items=items, rows=rows, ended_s=ended_s)
 
 
 curves = st.builds(
@@ -76,7 +76,7 @@ def test_any_simulated_run_gives_a_valid_journal(
 
 def test_chunks_that_a_device_holds_at_once_are_told_one_after_the_other(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    write(path, run_of([Row(0, 0, 5, 0.0, 4.0, 1, "done"), Row(0, 5, 9, 1.0, 6.0, 1, "done")], items=9))
+    write(path, run_of([ChunkRow(0, 0, 5, 0.0, 4.0, 1, "done"), ChunkRow(0, 5, 9, 1.0, 6.0, 1, "done")], items=9))
     first, second = events(path, Start)
     assert (first.ready_s, first.run_s) == (0.0, 4.0)
     assert (second.ready_s, second.run_s) == (1.0, 2.0)  # it waited from 1 s to 4 s
@@ -85,17 +85,17 @@ def test_chunks_that_a_device_holds_at_once_are_told_one_after_the_other(tmp_pat
 
 def test_chunks_that_end_at_the_same_instant_still_follow_each_other(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    write(path, run_of([Row(0, 0, 5, 0.0, 4.0, 1, "done"), Row(0, 5, 9, 0.0, 4.0, 1, "done")]))
+    write(path, run_of([ChunkRow(0, 0, 5, 0.0, 4.0, 1, "done"), ChunkRow(0, 5, 9, 0.0, 4.0, 1, "done")]))
     assert check_journal(path).valid
 
 
 def test_failed_and_lost_copies_are_told_as_such(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     rows = [
-        Row(0, 0, 5, 0.0, 1.0, 1, "ValueError: no"),
-        Row(1, 0, 5, 1.0, 3.0, 2, "done"),
-        Row(1, 5, 9, 3.5, 9.0, 1, "done"),
-        Row(0, 5, 9, 6.0, 12.0, 1, "lost"),
+        ChunkRow(0, 0, 5, 0.0, 1.0, 1, "ValueError: no"),
+        ChunkRow(1, 0, 5, 1.0, 3.0, 2, "done"),
+        ChunkRow(1, 5, 9, 3.5, 9.0, 1, "done"),
+        ChunkRow(0, 5, 9, 6.0, 12.0, 1, "lost"),
     ]
     figures = write(path, run_of(rows, items=9))
     assert (figures.completed, figures.rejected, figures.failures) == (2, 2, 2)
@@ -108,10 +108,10 @@ def test_failed_and_lost_copies_are_told_as_such(tmp_path: Path) -> None:
 
 
 def test_a_measured_bound_that_was_surpassed_is_not_told(tmp_path: Path) -> None:
-    rows = [Row(0, 0, 100, 0.0, 10.0, 1, "done")]
+    rows = [ChunkRow(0, 0, 100, 0.0, 10.0, 1, "done")]
     for peak, told in ((20.0, True), (5.0, False)):
         path = tmp_path / f"{peak}.jsonl"
-        run = Run(policy="fixed", mode=LIVE, devices=["a"], peaks=[peak], items=100, rows=rows, ended_s=10.0)
+        run = RecordedRun(policy="fixed", mode=LIVE, devices=["a"], peaks=[peak], items=100, rows=rows, ended_s=10.0)
         write(path, run)
         assert ("bound_makespan_s" in Reader(path).header.facts) is told
         assert check_journal(path).valid

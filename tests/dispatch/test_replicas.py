@@ -12,7 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from dovetail.dispatch import Device, Dispatcher  # noqa: E402
-from dovetail.dispatch.replicas import Mirror, Replicas  # noqa: E402
+from dovetail.dispatch.live.replicas import Mirror, Replicas  # noqa: E402
 
 # torch takes it for another device than "cpu": tensors have to be copied there, as to a GPU.
 ELSEWHERE = "cpu:0"

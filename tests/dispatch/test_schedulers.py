@@ -9,8 +9,7 @@ import torch
 
 from dovetail.core.errors import InputError
 from dovetail.dispatch import Device, SharedScheduler, SimpleScheduler, StaticHybridScheduler
-from dovetail.dispatch.devices import canonical, resolve
-from dovetail.dispatch.setup import devices_with
+from dovetail.dispatch.inputs.devices import canonical, devices_with, resolve
 
 
 def test_the_simple_scheduler_cuts_as_told() -> None:

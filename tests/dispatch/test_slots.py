@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dovetail.dispatch import Device, Dispatcher, SharedScheduler
-from dovetail.dispatch.ledger import Chunk
-from dovetail.dispatch.worker import BACKENDS, Ended
+from dovetail.dispatch.live.worker import BACKENDS, Ended
+from dovetail.dispatch.scheduler import Chunk
 
 
 class Deferred:
@@ -30,8 +30,8 @@ class Deferred:
     def start(self) -> None:
         pass
 
-    def begin(self, job: Any) -> None:
-        self._call = job.call_on(self.device)
+    def begin(self, run: Any) -> None:
+        self._call = run.call_on(self.device)
 
     def launch(self, chunk: Chunk) -> None:
         assert len(self._held) < self.slots
@@ -45,11 +45,11 @@ class Deferred:
         chunk = self._held.popleft()
         call = self._calls.pop(id(chunk))
         try:
-            result = call(chunk.job.slice(chunk.start, chunk.stop))
+            result = call(chunk.run.slice(chunk.start, chunk.stop))
         except Exception as error:
             return [(chunk, error)]
-        if chunk.job.claim(chunk):
-            chunk.job.output.write(chunk.start, chunk.stop, result)
+        if chunk.run.claim(chunk):
+            chunk.run.output.write(chunk.start, chunk.stop, result)
         return [(chunk, None)]
 
     def stop(self) -> None:

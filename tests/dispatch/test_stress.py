@@ -19,16 +19,16 @@ from torch import Tensor
 
 from dovetail.core.errors import DovetailError
 from dovetail.dispatch import Device, Dispatcher
-from dovetail.dispatch.batch import Pieces
-from dovetail.dispatch.curves import Curve
-from dovetail.dispatch.errors import DeviceLostError
-from dovetail.dispatch.job import Job
-from dovetail.dispatch.known import Known
-from dovetail.dispatch.ledger import Chunk
+from dovetail.dispatch.inputs.batch import Pieces
+from dovetail.dispatch.inputs.curves import Curve
+from dovetail.dispatch.live.batch_run import BatchRun
+from dovetail.dispatch.live.errors import DeviceLostError
+from dovetail.dispatch.live.pool import WorkerPool as Pool
+from dovetail.dispatch.live.tuning_cache import TuningCache
+from dovetail.dispatch.live.worker import Ended, HostWorker
+from dovetail.dispatch.policies.base import DeviceState, View
 from dovetail.dispatch.policies.finish_together import finish_s
-from dovetail.dispatch.policy import DeviceState, View
-from dovetail.dispatch.pool import Pool
-from dovetail.dispatch.worker import Ended, HostWorker
+from dovetail.dispatch.scheduler import Chunk
 
 POLICIES = ("fixed", "proportional", "guided", "factoring", "finish_together")
 X = torch.arange(100.0)
@@ -161,7 +161,7 @@ def test_random_runs_share_a_pool(seed: int) -> None:
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads)
         assert not errors
-    assert not pool.jobs
+    assert not pool.runs
     assert pool.holding == [[], [], []]
 
 
@@ -290,7 +290,7 @@ def test_all_jobs_of_a_pool_hear_of_a_device_that_is_gone(how: str) -> None:
     pool = Pool(cpus(1), init=go if how == "init" else None)
     dispatchers = [Dispatcher(go, pool=pool, sizes=5, cache=False) for _ in range(5)]
     futures = [dispatcher.submit(X) for dispatcher in dispatchers]
-    while len(pool.jobs) < 5:
+    while len(pool.runs) < 5:
         pass
     gate.set()
     assert [type(future.exception(30)) for future in futures] == [DeviceLostError] * 5
@@ -472,7 +472,7 @@ def test_overlapping_pools_leave_the_switching_of_threads_as_it_was() -> None:
     second = Dispatcher(lambda x: (gates[1].wait(10), x)[1], cpus(2), sizes=50, cache=False)
     with first, second:
         futures = [first.submit(X), second.submit(X)]
-        while not (first.pool.jobs and second.pool.jobs):
+        while not (first.pool.runs and second.pool.runs):
             pass
         assert sys.getswitchinterval() < before
         for gate, future in zip(gates, futures, strict=True):
@@ -549,7 +549,7 @@ def test_idle_workers_do_not_poll_for_a_reader_who_pauses() -> None:
 
         pool.changed.wait = wait  # type: ignore[method-assign]
         with pool.lock:
-            pool.jobs[0].ledger.wake_s = 0.0
+            pool.runs[0].scheduler.wake_s = 0.0
             pool.changed.notify_all()
         while len(asked) < 2:
             pass
@@ -558,24 +558,26 @@ def test_idle_workers_do_not_poll_for_a_reader_who_pauses() -> None:
 
 
 def test_a_device_that_was_busy_elsewhere_is_free_when_it_is() -> None:
-    """Another job's chunk was expected to take a minute, and took none."""
+    """Another run's chunk was expected to take a minute, and took none."""
     with Pool(cpus(2)) as pool:
         dispatcher = Dispatcher(lambda x: x, pool=pool, sizes=10, cache=False)
         source, spread = dispatcher._source((X,), {})
-        job, other = (dispatcher._job(source, dispatcher._output(source), spread, None, None)[0] for _ in range(2))
+        run, other = (
+            dispatcher._batch_run(source, dispatcher._output(source), spread, None, None)[0] for _ in range(2)
+        )
         chunk = Chunk(0, 10, 1)
-        chunk.job, chunk.due_s = other, 160.0
+        chunk.run, chunk.due_s = other, 160.0
         pool.holding[1].append(chunk)
-        pool._tell_away(job, 100.0)
-        state = job.ledger.view.devices[1]
+        pool._tell_away(run, 100.0)
+        state = run.scheduler.view.devices[1]
         assert (state.away, state.busy_until_s) == (True, 160.0)
         pool.holding[1].clear()
-        pool._tell_away(job, 101.0)
+        pool._tell_away(run, 101.0)
         assert (state.away, state.free_s(101.0)) == (False, 101.0)
 
 
 def test_threads_ask_what_is_known_while_others_learn() -> None:
-    known = Known(None, [Device("cpu")], [1], None)
+    known = TuningCache(None, [Device("cpu")], [1], None)
     form, stop = "form", threading.Event()
 
     def learn() -> None:
@@ -600,7 +602,7 @@ def test_threads_ask_what_is_known_while_others_learn() -> None:
 def test_modes_are_taken_over_whatever_they_were() -> None:
     from contextlib import ExitStack
 
-    from dovetail.dispatch.job import Modes
+    from dovetail.dispatch.live.batch_run import Modes
 
     plain = Modes()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), ExitStack() as stack:
@@ -614,9 +616,9 @@ def test_jobs_are_cancelled_whether_or_not_they_were_added() -> None:
     with Pool(cpus(1)) as pool:
         dispatcher = Dispatcher(lambda x: x, pool=pool, sizes=10, cache=False)
         source, spread = dispatcher._source((X,), {})
-        job: Job = dispatcher._job(source, dispatcher._output(source), spread, None, None)[0]
-        pool.cancel(job)
-        assert job.ended.is_set()
+        run: BatchRun = dispatcher._batch_run(source, dispatcher._output(source), spread, None, None)[0]
+        pool.cancel(run)
+        assert run.ended.is_set()
 
 
 LEFT = """

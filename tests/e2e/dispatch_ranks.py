@@ -12,8 +12,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from dovetail.dispatch.devices import Device  # noqa: E402
-from dovetail.dispatch.mpi import SimpleMPIScheduler, agreed, communicator  # noqa: E402
+from dovetail.dispatch.compat.mpi import SimpleMPIScheduler  # noqa: E402
+from dovetail.dispatch.inputs.devices import Device  # noqa: E402
+from dovetail.dispatch.live.mpi import agreed, communicator  # noqa: E402
 
 WORLD: Any = None  # set by main: who only reads this module must not start MPI
 OTHERS: Any = None  # for barriers inside of functions: the scheduler must not notice them

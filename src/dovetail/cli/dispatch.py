@@ -29,7 +29,7 @@ app = App(name="dispatch", help="Spread one batch over the CPU and GPUs of a nod
 
 
 def _target(function: str, batch: str | None, shape: str | None, dtype: str) -> tuple[Any, Any]:
-    from dovetail.dispatch.target import load, random_batch
+    from dovetail.dispatch.inputs.target import load, random_batch
 
     made = load(function)
     if not callable(made) and not hasattr(made, "on"):
@@ -134,7 +134,7 @@ def tune(
     format
         table or json.
     """
-    from dovetail.dispatch.devices import resolve
+    from dovetail.dispatch.inputs.devices import resolve
     from dovetail.dispatch.measure import curve_file, rates_of
     from dovetail.dispatch.measure import tune as tune_alone
 
@@ -223,7 +223,7 @@ def bench(
     format
         table or json.
     """
-    from dovetail.dispatch.devices import Device
+    from dovetail.dispatch.inputs.devices import Device
     from dovetail.dispatch.measure import together
     from dovetail.dispatch.measure import tune as tune_alone
 
@@ -285,7 +285,7 @@ def _by_policies(
 def _by_scheduler(
     function: Any, source: str, name: str | None, option: Pairs | None, dim: int | None, stack: ExitStack
 ) -> tuple[str, Any, str]:
-    from dovetail.dispatch.options import KINDS, read_scheduler, scheduler_from_flags
+    from dovetail.dispatch.compat.options import KINDS, read_scheduler, scheduler_from_flags
 
     if source in KINDS:
         if name is not None:
@@ -357,7 +357,7 @@ def simulate(
         table or json.
     """
     from dovetail.core import registry
-    from dovetail.dispatch.inputs import sim_devices, with_size
+    from dovetail.dispatch.inputs.curve_files import sim_devices, with_size
     from dovetail.dispatch.recording import record_simulated as record
     from dovetail.dispatch.simulate import simulate as simulate_run
 

@@ -6,31 +6,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dovetail.dispatch.batch import Pieces, Slices
-    from dovetail.dispatch.derivatives import Derivatives
-    from dovetail.dispatch.devices import Device
-    from dovetail.dispatch.dispatcher import Dispatcher
-    from dovetail.dispatch.mpi import SimpleMPIScheduler
-    from dovetail.dispatch.outcome import Outcome
-    from dovetail.dispatch.pool import Pool
-    from dovetail.dispatch.replicas import Replicas
-    from dovetail.dispatch.schedulers import SharedScheduler, SimpleScheduler, StaticHybridScheduler
-    from dovetail.dispatch.stream import Piece
+    from dovetail.dispatch.compat.mpi import SimpleMPIScheduler
+    from dovetail.dispatch.compat.schedulers import SharedScheduler, SimpleScheduler, StaticHybridScheduler
+    from dovetail.dispatch.derivatives.batched import Derivatives
+    from dovetail.dispatch.inputs.batch import Pieces, Slices
+    from dovetail.dispatch.inputs.devices import Device
+    from dovetail.dispatch.live.dispatcher import Dispatcher
+    from dovetail.dispatch.live.outcome import BatchOutcome as Outcome
+    from dovetail.dispatch.live.pool import WorkerPool as Pool
+    from dovetail.dispatch.live.replicas import Replicas
+    from dovetail.dispatch.live.stream import Piece
 
 _WHERE = {
-    "Derivatives": "derivatives",
-    "Device": "devices",
-    "Dispatcher": "dispatcher",
-    "Outcome": "outcome",
-    "Piece": "stream",
-    "Pieces": "batch",
-    "Pool": "pool",
-    "Replicas": "replicas",
-    "SharedScheduler": "schedulers",
-    "SimpleMPIScheduler": "mpi",
-    "SimpleScheduler": "schedulers",
-    "Slices": "batch",
-    "StaticHybridScheduler": "schedulers",
+    "Derivatives": "derivatives.batched:Derivatives",
+    "Device": "inputs.devices:Device",
+    "Dispatcher": "live.dispatcher:Dispatcher",
+    "Outcome": "live.outcome:BatchOutcome",
+    "Piece": "live.stream:Piece",
+    "Pieces": "inputs.batch:Pieces",
+    "Pool": "live.pool:WorkerPool",
+    "Replicas": "live.replicas:Replicas",
+    "SharedScheduler": "compat.schedulers:SharedScheduler",
+    "SimpleMPIScheduler": "compat.mpi:SimpleMPIScheduler",
+    "SimpleScheduler": "compat.schedulers:SimpleScheduler",
+    "Slices": "inputs.batch:Slices",
+    "StaticHybridScheduler": "compat.schedulers:StaticHybridScheduler",
 }
 __all__ = [
     "Derivatives",
@@ -53,7 +53,8 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for, and PyTorch with it, only now."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dovetail.dispatch.devices import load_torch
+    from dovetail.dispatch.inputs.devices import load_torch
 
     load_torch()
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    module, _, attribute = _WHERE[name].partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), attribute)

@@ -32,7 +32,7 @@ class _Range(Struct):
     stop: int
 
 
-class Facts(Struct):
+class BatchFacts(Struct):
     """What the level adds to a header. `missing`: ranges without a result; `noise`: how much times vary by chance."""
 
     items: int
@@ -43,11 +43,11 @@ class Facts(Struct):
     noise: float = 0.0
 
 
-class Rules:
+class BatchRules:
     """Follows a run that the core's checker finds possible."""
 
-    def __init__(self, header: Header, facts: Facts, faults: Findings) -> None:
-        self._facts, self._faults = facts, faults
+    def __init__(self, header: Header, facts: BatchFacts, findings: Findings) -> None:
+        self._facts, self._findings = facts, findings
         self._exact = header.mode == SIMULATED and not facts.noise
         self._open: dict[str, tuple[int, int]] = {}
         self._done: list[tuple[int, int, str]] = []
@@ -63,30 +63,30 @@ class Rules:
         try:
             found = msgspec.convert(event.facts, _Range)
         except msgspec.ValidationError as error:
-            self._faults.add("range", event.job, f"expected start and stop: {error}")
+            self._findings.add("range", event.job, f"expected start and stop: {error}")
             return
         if 0 <= found.start < found.stop <= self._facts.items:
             self._open[event.job] = (found.start, found.stop)
         else:
             expected = f"expected a range within 0 to {self._facts.items}"
-            self._faults.add("range", event.job, f"found {found.start} to {found.stop}, {expected}")
+            self._findings.add("range", event.job, f"found {found.start} to {found.stop}, {expected}")
 
     def finish(self, makespan_s: float) -> None:
         """What only the end can tell."""
-        self._faults.nowhere()
+        self._findings.nowhere()
         at, before = 0, ""
-        for start, stop, work in sorted(self._done):
+        for start, stop, job in sorted(self._done):
             if start < at:
-                self._faults.add("double", work, f"items {start} to {min(at, stop)} were done by {before} too")
+                self._findings.add("double", job, f"items {start} to {min(at, stop)} were done by {before} too")
             if stop > at:
-                at, before = stop, work
+                at, before = stop, job
         done = [(start, stop) for start, stop, _ in self._done]
         for start, stop in gaps([*done, *self._facts.missing], self._facts.items):
-            self._faults.add("gap", "", f"items {start} to {stop} were not done")
+            self._findings.add("gap", "", f"items {start} to {stop} were not done")
         lacking = gaps(done, self._facts.items)
         for start, stop in self._facts.missing:
             if not any(a <= start and stop <= b for a, b in lacking):
-                self._faults.add(
+                self._findings.add(
                     "result", "", f"items {start} to {stop} are called missing, but some of them were done"
                 )
         self._check_bound(makespan_s, sum(stop - start for start, stop in done))
@@ -96,26 +96,26 @@ class Rules:
         if bound_s is None:
             return
         if peak <= 0 or not close(bound_s, items / peak):
-            self._faults.add("bound", "", f"found {bound_s} s, expected {items} items over {peak} items/s")
+            self._findings.add("bound", "", f"found {bound_s} s, expected {items} items over {peak} items/s")
         if self._exact and makespan_s < bound_s and not close(makespan_s, bound_s):
-            self._faults.add("bound", "", f"found a makespan of {makespan_s} s, expected at least {bound_s} s")
+            self._findings.add("bound", "", f"found a makespan of {makespan_s} s, expected at least {bound_s} s")
 
 
 def check_journal(path: Path) -> Report:
     """Check a journal of this level."""
-    reader, faults = Reader(path), Findings()
+    reader, findings = Reader(path), Findings()
     header = core.check_header(reader.header, path)
     try:
-        facts = msgspec.convert(header.facts, Facts)
+        facts = msgspec.convert(header.facts, BatchFacts)
     except msgspec.ValidationError as error:
         keys, message = explain(error)
         raise InputError(f"{path}:1: {'.'.join(['facts', *map(str, keys)])}: {message}") from None
-    rules = Rules(header, facts, faults)
-    figures = core.check_journal(reader, faults, [rules])
+    rules = BatchRules(header, facts, findings)
+    figures = core.check_journal(reader, findings, [rules])
     rules.finish(figures.makespan_s)
     counted = recount(figures)
     if facts.bound_makespan_s is not None:
         counted["bound_makespan_s"] = facts.bound_makespan_s
     missing = ", ".join(f"{start} to {stop}" for start, stop in facts.missing)
     notes = [f"these items have no result, and the run says so: {missing}"] if missing else []
-    return Report.of(str(path), "journal", faults, notes, counted)
+    return Report.of(str(path), "journal", findings, notes, counted)

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.rates import Rate, RateTable
-from dovetail.dispatch.devices import Device
-from dovetail.dispatch.dispatcher import Dispatcher
-from dovetail.dispatch.known import hardware_name
-from dovetail.dispatch.report import Report
+from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.live.dispatcher import Dispatcher
+from dovetail.dispatch.live.tuning_cache import hardware_name
+from dovetail.dispatch.metrics import BatchReport
 
 _WARM = 2
 _RUNS = 12  # until sizes are settled; more are needed only when the batch is small
@@ -38,7 +38,7 @@ class Together(Struct, frozen=True):
     rate: float
     efficiency: float
     items: dict[str, int]
-    report: Report
+    report: BatchReport
 
 
 def tune(
@@ -48,11 +48,11 @@ def tune(
     with Dispatcher(function, [device], "finish_together", dim=dim, cache=cache, backend=backend) as dispatcher:
         for _ in range(_RUNS):
             dispatcher.attempt(batch).unwrap()
-            (state,) = dispatcher.known.latest()
+            (state,) = dispatcher.tuning.latest()
             if state.settled:
                 break
         best = max(dispatcher.attempt(batch).report.rate for _ in range(3))
-        (state,) = dispatcher.known.latest()
+        (state,) = dispatcher.tuning.latest()
         points = state.curve.points if state.curve is not None else []
         latency_s = points[0][1] if points else 0.0
         return Alone(device.name, hardware_name(device), state.best, best, latency_s, points, state.settled)

@@ -20,10 +20,11 @@ from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.dispatch.curves import Curve
-from dovetail.dispatch.ledger import Row
-from dovetail.dispatch.policy import Policy
-from dovetail.dispatch.simulate import Outcome, SimDevice
+from dovetail.dispatch.bounds import peak_rate
+from dovetail.dispatch.inputs.curve_files import SimDevice
+from dovetail.dispatch.policies.base import Policy
+from dovetail.dispatch.scheduler import ChunkRow
+from dovetail.dispatch.simulate import SimulatedRun
 
 LIVE, SIMULATED = "live", "simulated"
 PART = "call"
@@ -34,7 +35,7 @@ _SHAPES = {kind: TaskGraph(kind, [Task(PART, kind)], []) for kind in (_FIRST, _A
 Stamped = tuple[float, Any]
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class RecordedRun(Struct, frozen=True, kw_only=True):
     """What a journal tells of. `items`: of the batch, None if nobody knew; `peaks`: items/s, 0 if not known."""
 
     policy: str
@@ -42,7 +43,7 @@ class Run(Struct, frozen=True, kw_only=True):
     devices: list[str]
     peaks: list[float]
     items: int | None
-    rows: Sequence[Row]
+    rows: Sequence[ChunkRow]
     begun_s: float = 0.0
     ended_s: float
     options: dict[str, Any] = {}
@@ -50,7 +51,7 @@ class Run(Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] = {}
 
 
-def write(path: Path, run: Run) -> Figures:
+def write(path: Path, run: RecordedRun) -> Figures:
     """Write the journal of a run, and give its figures; what the engine would not allow is an error."""
     header = _header(run)
     shapes, metrics = header.build_graphs(), Metrics(header.pool)
@@ -72,13 +73,13 @@ def record_simulated(
     devices: Sequence[SimDevice],
     items: int,
     policy: str,
-    outcome: Outcome,
+    outcome: SimulatedRun,
     options: Mapping[str, Any] | None = None,
     noise: float = 0.0,
     seed: int = 0,
 ) -> Figures:
     """Write the journal of a simulated run."""
-    run = Run(
+    run = RecordedRun(
         policy=policy,
         mode=SIMULATED,
         devices=[device.name for device in devices],
@@ -91,16 +92,6 @@ def record_simulated(
         facts={"noise": noise, "slower": {device.name: device.slower for device in devices}},
     )
     return write(path, run)
-
-
-def peak_rate(curve: Curve, items: int) -> float:
-    """Items per second that no call over at most so many items exceeds.
-
-    >>> peak_rate(Curve([(1000, 0.004), (5000, 0.020), (9000, 0.060)]), 100_000)
-    250000.0
-    """
-    sizes = [size for size in curve.sizes if size <= items] + [items]
-    return max(size / curve.seconds(size) for size in sizes)
 
 
 def name_of(policy: Policy) -> str:
@@ -127,7 +118,7 @@ def gaps(ranges: Sequence[tuple[int, int]], items: int) -> list[tuple[int, int]]
     return found
 
 
-def _header(run: Run) -> Header:
+def _header(run: RecordedRun) -> Header:
     done = [(row.start, row.stop) for row in run.rows if row.state == "done"]
     items = max((stop for _, stop in done), default=0) if run.items is None else run.items
     facts = {"devices": run.devices, "items": items, "missing": gaps(done, items), **run.facts}
@@ -152,7 +143,7 @@ def _header(run: Run) -> Header:
     )
 
 
-def _steps(run: Run) -> Iterator[tuple[int, float, list[Any]]]:
+def _steps(run: RecordedRun) -> Iterator[tuple[int, float, list[Any]]]:
     """What happened at each instant, in the order in which the engine would have seen it."""
     events = sorted(_events(run), key=lambda stamped: (stamped[0], _rank(stamped[1])))
     for n, (t, group) in enumerate(groupby(events, key=lambda stamped: stamped[0]), start=1):
@@ -164,7 +155,7 @@ def _rank(event: Any) -> int:
     return (Finished, Failed, Arrived, Complete, Reject, Start).index(type(event))
 
 
-def _events(run: Run) -> Iterator[Stamped]:
+def _events(run: RecordedRun) -> Iterator[Stamped]:
     first_s = min((row.begun_s for row in run.rows), default=run.begun_s)
     zero_s = min(first_s, run.begun_s)  # a resumed run has rows of the one before
     end_s = run.ended_s - zero_s
@@ -190,7 +181,7 @@ def _events(run: Run) -> Iterator[Stamped]:
 
 
 def _chunk(
-    name: str, row: Row, taken_s: float, start_s: float, stop_s: float, copy: bool, policy: str
+    name: str, row: ChunkRow, taken_s: float, start_s: float, stop_s: float, copy: bool, policy: str
 ) -> Iterator[Stamped]:
     kind, why = _FIRST, f"{policy}: {row.stop - row.start} items"
     if row.attempt > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, inf
 
 from dovetail.core.registry import policy
-from dovetail.dispatch.policy import DECLINE, WAIT, DeviceState, View, probe
+from dovetail.dispatch.policies.base import DECLINE, WAIT, DeviceState, View, probe
 
 _PLENTY = 1.5  # longest chunks of work ahead, below which the end is planned
 _FAR_FROM_END = 0.5  # of the time left, for a chunk that is larger than need be

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.dispatch.policy import WAIT, View
+from dovetail.dispatch.policies.base import WAIT, View
 
 
 @policy("fixed", level="dispatch")

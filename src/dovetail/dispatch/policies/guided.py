@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, inf
 
 from dovetail.core.registry import policy
-from dovetail.dispatch.policy import DECLINE, View, probe, pull_rates
+from dovetail.dispatch.policies.base import DECLINE, View, probe, pull_rates
 
 
 @policy("guided", level="dispatch")

@@ -1,0 +1,1 @@
+"""Schedulers under the names, options and files that their users know."""

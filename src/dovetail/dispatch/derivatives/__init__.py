@@ -1,0 +1,1 @@
+"""Derivatives of a batched function, chunk by chunk over the devices."""

@@ -1,0 +1,1 @@
+"""What a run is given: batches, devices with their curves, functions by name."""

@@ -1,0 +1,168 @@
+"""The devices of a node: canonical names, what was asked for each, and whether they exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.errors import InputError, MissingExtraError, did_you_mean
+
+KINDS = ("cpu", "cuda", "xpu", "mps")
+
+
+class Device(Struct, frozen=True, forbid_unknown_fields=True):
+    """One device, and how it is used. Two may stand for the same hardware if their names differ."""
+
+    name: str
+    where: str = ""  # torch's name; the same as `name` by default
+    size: int | None = None  # items in a chunk; None: found by measuring, 0: all that is left
+    capacity: int | None = None  # items that may be under way
+    priority: float = 1.0
+    slots: int = 0  # chunks in flight; 0: as many as pay (three on CUDA, one elsewhere)
+    threads: int = 0  # of the CPU; 0: all cores but one per accelerator
+
+    @property
+    def place(self) -> str:
+        return self.where or self.name
+
+    @property
+    def kind(self) -> str:
+        """
+        >>> Device("cuda:1").kind
+        'cuda'
+        """
+        return self.place.partition(":")[0]
+
+    @property
+    def in_flight(self) -> int:
+        """Chunks that it holds at once; on CUDA one comes in, one is computed and one goes out."""
+        return self.slots or (3 if self.kind == "cuda" else 1)
+
+
+def canonical(name: str) -> str:
+    """One name per device: `cuda` is the first one, the CPU has no number.
+
+    >>> canonical("cuda"), canonical(" CUDA:1 "), canonical("cpu:0")
+    ('cuda:0', 'cuda:1', 'cpu')
+    """
+    kind, colon, index = name.strip().lower().partition(":")
+    if kind not in KINDS:
+        raise InputError(f"device {name!r}: expected one of {', '.join(KINDS)}{_nearest(kind)}")
+    if colon and not index.isdecimal():
+        raise InputError(f"device {name!r}: expected a number after the colon")
+    if kind == "cpu":
+        if int(index or 0):
+            raise InputError(f"device {name!r}: there is one CPU device; leave the number out")
+        return "cpu"
+    return kind if kind == "mps" else f"{kind}:{int(index or 0)}"
+
+
+def _nearest(kind: str) -> str:
+    hint = did_you_mean(kind, KINDS)
+    return hint if "did you mean" in hint else ""
+
+
+def load_torch() -> Any:
+    """torch, or an error that says how to install it."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError("torch", "PyTorch", "dispatching tensors") from None
+    return torch
+
+
+def check_exists(place: str) -> None:
+    """An error when this machine does not have the device."""
+    torch = load_torch()
+    kind, _, index = place.partition(":")
+    if kind == "cpu":
+        return
+    module = getattr(torch, kind, None)
+    found = module.device_count() if module is not None and getattr(module, "is_available", lambda: False)() else 0
+    if kind == "mps":
+        found = int(torch.backends.mps.is_available())
+    if int(index or 0) >= found:
+        raise InputError(
+            f"device {place!r} does not exist: PyTorch sees {found} {kind} device{'s' * (found != 1)} here"
+        )
+
+
+def resolve(devices: str | Device | Sequence[str | Device], *, exist: bool = True) -> list[Device]:
+    """Devices as they were given, with canonical names, each once.
+
+    >>> [device.name for device in resolve(["cuda", "cpu"], exist=False)]
+    ['cuda:0', 'cpu']
+    """
+    several = isinstance(devices, Sequence) and not isinstance(devices, str)
+    given: list[Any] = list(devices) if several else [devices]  # type: ignore[arg-type]
+    if not given:
+        raise InputError("expected at least one device, found none")
+    found: dict[str, Device] = {}
+    for each in given:
+        device = _checked(each if isinstance(each, Device) else Device(canonical(_name(each))))
+        if device.name in found:
+            raise InputError(f"device {device.name!r} is given twice; expected each once")
+        if exist:
+            check_exists(device.place)
+        found[device.name] = device
+    return list(found.values())
+
+
+def _name(device: Any) -> str:
+    """A name as it is, or that of a torch.device."""
+    if not isinstance(device, str) and type(device).__module__ != "torch":
+        raise InputError(f"device {device!r}: expected a name such as 'cpu' or 'cuda:0', or a Device")
+    return str(device)
+
+
+def _checked(device: Device) -> Device:
+    name = device.name if device.where else canonical(device.name)
+    device = Device(
+        name, canonical(device.place), device.size, device.capacity, device.priority, device.slots, device.threads
+    )
+    if device.size is not None and device.size < 0:
+        raise InputError(f"device {name!r}: expected a size >= 0, found {device.size}")
+    if device.capacity is not None and device.capacity < (device.size or 1):
+        raise InputError(
+            f"device {name!r}: capacity {device.capacity} is below size {device.size}; no chunk could ever be placed"
+        )
+    if device.slots < 0 or device.threads < 0:
+        raise InputError(f"device {name!r}: expected slots and threads >= 0")
+    return device
+
+
+def devices_with(
+    devices: str | Device | Sequence[str | Device],
+    sizes: int | Sequence[int] | None = None,
+    capacities: int | Sequence[int] | None = None,
+    priorities: float | Sequence[float] | None = None,
+    *,
+    exist: bool = True,
+) -> list[Device]:
+    """Devices with what was asked for each of them.
+
+    >>> [device.size for device in devices_with(["cuda", "cpu"], sizes=[23, 17], exist=False)]
+    [23, 17]
+    """
+    found = resolve(devices, exist=False)
+    for name, given in (("size", sizes), ("capacity", capacities), ("priority", priorities)):
+        if given is not None:
+            values = _spread(name, given, len(found))
+            found = [msgspec.structs.replace(device, **{name: v}) for device, v in zip(found, values, strict=True)]
+    return resolve(found, exist=exist)
+
+
+def _spread(name: str, given: Any, count: int) -> list[Any]:
+    values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    whole = name != "priority"
+    for value in values:
+        if not isinstance(value, int if whole else int | float):
+            raise InputError(f"{name} {value!r}: expected a {'whole ' * whole}number")
+    if len(values) == 1:
+        values *= count
+    if len(values) != count:
+        raise InputError(f"expected 1 or {count} values for {name}, one for each device; found {len(values)}")
+    return values

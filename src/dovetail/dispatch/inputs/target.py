@@ -1,0 +1,76 @@
+"""A function and a batch as the command line names them: `file.py:name` or `package.module:name`, and a shape."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.dispatch.inputs.devices import load_torch
+
+
+def load(source: str) -> Any:
+    """What `file.py:name` or `package.module:name` names.
+
+    >>> load("math:sqrt")(9.0)
+    3.0
+    """
+    place, colon, name = source.rpartition(":")
+    if not colon or not place or not name:
+        raise InputError(f"{source}: expected file.py:name or package.module:name")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [each for each in dir(found) if not each.startswith("_")]
+            raise InputError(f"{source}: {place} has no {part!r}{did_you_mean(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise InputError(f"{path}: expected a Python file, found {'a folder' if path.is_dir() else 'nothing'}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # so that what it defines can be found again by name
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # and also in other processes, which get this path
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{path}: cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _from_package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        text = f"{error}" if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{name}: cannot be imported: {text}") from error
+
+
+def random_batch(shape: Sequence[int], dtype: str = "float32", seed: int = 0) -> Any:
+    """A tensor of this shape with numbers between 0 and 1 (whole numbers of integer types: 0 to 9)."""
+    torch = load_torch()
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        names = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
+        raise InputError(f"--dtype {dtype}: no such type{did_you_mean(dtype, names)}")
+    if not shape or any(size < 1 for size in shape):
+        raise InputError(f"--shape {list(shape)}: expected at least one size, all of them at least 1")
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        if kind.is_floating_point:
+            return torch.rand(tuple(shape), generator=generator, dtype=kind)
+        return torch.randint(0, 10, tuple(shape), generator=generator).to(kind)
+    except (RuntimeError, MemoryError) as error:  # too large, or a type that has no random numbers
+        raise InputError(f"--shape {','.join(map(str, shape))} --dtype {dtype}: cannot be made: {error}") from error

@@ -1,0 +1,169 @@
+"""One run of one batch: its scheduler, where items come from and go to, and how the function is called on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from math import inf
+from threading import Event
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import InputError
+from dovetail.dispatch.export import Span
+from dovetail.dispatch.inputs.batch import Slices, Source, TensorBatch, TreeBatch, leaves, mapped
+from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.live.assembly import BatchOutput
+from dovetail.dispatch.live.replicas import Replicas
+from dovetail.dispatch.scheduler import Chunk, ChunkScheduler
+
+Hook = Callable[[Any, Device], Any]
+_AUTOCAST = ("cpu", "cuda")
+
+
+class Modes:
+    """What torch keeps per thread, as the caller had it: derivatives, inference, autocast."""
+
+    def __init__(self) -> None:
+        self.grad = torch.is_grad_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.autocast = {kind: torch.get_autocast_dtype(kind) for kind in _AUTOCAST if torch.is_autocast_enabled(kind)}
+
+    def enter(self, stack: ExitStack) -> None:
+        if self.inference != torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(self.inference))
+        stack.enter_context(torch.set_grad_enabled(self.grad))
+        for kind in _AUTOCAST:
+            if (dtype := self.autocast.get(kind)) is not None or torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+
+
+def placed_on(function: Any) -> Callable[[Device], Callable[..., Any]]:
+    """How to get the function on a device."""
+    if isinstance(function, torch.nn.Module):
+        function = Replicas(function)
+    if hasattr(function, "on"):
+        placed: Callable[[Device], Callable[..., Any]] = function.on
+        return placed
+    if not callable(function):
+        raise InputError(f"expected a function, a module or an object with on(device), found {type(function).__name__}")
+    return partial(_anywhere, function)
+
+
+def _anywhere(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
+    """A plain function is the same on every device. Unlike a lambda, this can be sent to another process."""
+    return function
+
+
+class Calling:
+    """The function and its hooks, and how the arguments are spread: as one, or as positional and keyword ones."""
+
+    def __init__(
+        self,
+        place: Callable[[Device], Callable[..., Any]],
+        preprocess: Hook | None,
+        postprocess: Hook | None,
+        spread: bool,
+    ) -> None:
+        self.place = place
+        self.preprocess = preprocess
+        self.postprocess = postprocess
+        self.spread = spread
+
+    def on(self, device: Device, home: torch.device | None, moved: bool = False) -> Callable[[Any], Any]:
+        """One call from the work of a chunk, as the source cut it or already on the device, to the result."""
+        function, before, after = self.place(device), self.preprocess, self.postprocess
+        if self.spread:
+            plain = function
+
+            def function(work: Any) -> Any:
+                return plain(*work[0], **work[1])
+
+        there = torch.device(device.place)
+        if before is None and not moved and home is not None and home != there:
+            function = _moving(function, there)
+        if before is None and after is None:
+            return function
+
+        def call(work: Any) -> Any:
+            result = function(before(work, device) if before else work)
+            return after(result, device) if after else result
+
+        return call
+
+
+def _moving(function: Callable[[Any], Any], there: torch.device) -> Callable[[Any], Any]:
+    def move(leaf: Any) -> Any:
+        return leaf.to(there) if isinstance(leaf, Tensor) else leaf
+
+    return lambda work: function(mapped(move, work))
+
+
+class BatchRun:
+    """What workers need for one run. The pool's lock guards the scheduler."""
+
+    def __init__(
+        self,
+        source: Source,
+        scheduler: ChunkScheduler,
+        output: BatchOutput,
+        calling: Calling,
+        devices: list[Device],
+        lock: AbstractContextManager[Any],
+        weight: float = 1.0,
+    ) -> None:
+        self.source = source
+        self.slice = source.slice
+        self.forgets = not isinstance(source, TensorBatch | TreeBatch | Slices)
+        self.scheduler = scheduler
+        self.output = output
+        self.calling = calling
+        self.devices = devices
+        self.home = home_of(source)
+        self.modes: Modes | None = None
+        self.ended = Event()
+        self.weight = weight
+        self.used_s = 0.0  # device time it had, for a fair share among runs
+        self.room: float = inf  # results that may wait for a reader
+        self.begun_s = self.ended_s = 0.0
+        self.spans: list[Span] | None = None  # when an accelerator copied and computed, if somebody wants to know
+        self.ready = _ready(self.home)
+        self._lock = lock
+        self._calls: dict[str, Callable[[Any], Any]] = {}
+
+    def call_on(self, device: Device, moved: bool = False) -> Callable[[Any], Any]:
+        """The function as it is called on a device, placed there once per run."""
+        call = self._calls.get(device.name)
+        if call is None:
+            call = self._calls[device.name] = self.calling.on(device, self.home, moved)
+        return call
+
+    def whole_leaves(self) -> list[Tensor]:
+        """The tensors that go whole to every chunk."""
+        if not isinstance(self.source, TreeBatch):
+            return []
+        return self.source.whole()
+
+    def claim(self, chunk: Chunk) -> bool:
+        """Whether this result counts: it is the only one for its range, or the first."""
+        if chunk.rival is None and not self.scheduler.backup:
+            chunk.claimed = True
+            return True
+        with self._lock:
+            return self.scheduler.claim(chunk)
+
+
+def _ready(home: torch.device | None) -> Any:
+    """An event after which a batch that is on a CUDA device may be read by other streams."""
+    if home is None or home.type != "cuda":
+        return None
+    return torch.cuda.current_stream(home).record_event()
+
+
+def home_of(source: Source) -> torch.device | None:
+    """Where a batch's tensors are, and its results shall be; None when the source does not show any tensors."""
+    tree = getattr(source, "tensor", getattr(source, "tree", None))
+    return next((leaf.device for _, leaf in leaves(tree) if isinstance(leaf, Tensor)), None)

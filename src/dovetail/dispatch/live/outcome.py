@@ -1,0 +1,33 @@
+"""What became of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from dovetail.dispatch.live.errors import Failure, combined
+from dovetail.dispatch.metrics import BatchReport
+
+
+class BatchOutcome(Struct, frozen=True):
+    """The result, the ranges that it lacks and why, and the report of the run."""
+
+    result: Any
+    missing: list[tuple[int, int]]
+    failures: list[Failure]
+    reporting: Callable[[], BatchReport]
+    output: Any = None
+
+    @property
+    def report(self) -> BatchReport:
+        return self.reporting()
+
+    def unwrap(self) -> Any:
+        """The result; or the error, if something failed, with this outcome as its attribute `outcome`."""
+        if self.failures:
+            error = combined(self.failures)
+            error.outcome = self  # type: ignore[attr-defined]
+            raise error
+        return self.result

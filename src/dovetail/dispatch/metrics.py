@@ -1,0 +1,99 @@
+"""What a run did: per device, as figures, as a log of chunks, as a journal, and as a trace that Perfetto opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+from msgspec import Struct
+
+from dovetail.core.metrics import Figures
+from dovetail.dispatch import recording
+from dovetail.dispatch.export import Span, write_trace
+from dovetail.dispatch.scheduler import ChunkRow, ChunkScheduler
+
+
+class DeviceReport(Struct, frozen=True):
+    """`rate`: items per second while busy. `alone`: what its curve says it reaches alone; 0 when not known."""
+
+    name: str
+    items: int
+    chunks: int
+    busy_s: float
+    busy: float
+    rate: float
+    alone: float
+    size: int
+
+
+class BatchReport(Struct, frozen=True):
+    """`efficiency`: items per second over the sum of what the devices reach alone; None while that is not known.
+
+    `total` is how many items the batch has, of which `items` were done; None if nobody knew before the end.
+    """
+
+    items: int
+    wall_s: float
+    devices: list[DeviceReport]
+    rows: list[ChunkRow]
+    begun_s: float = 0.0
+    spans: list[Span] = []
+    total: int | None = None
+    policy: str = ""
+
+    @property
+    def rate(self) -> float:
+        return self.items / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def efficiency(self) -> float | None:
+        alone = [device.alone for device in self.devices]
+        return self.rate / sum(alone) if alone and all(alone) else None
+
+    def write_journal(self, path: str | Path) -> Figures:
+        """Write the run as a journal, which `dovetail check` and `dovetail report` read."""
+        run = recording.RecordedRun(
+            policy=self.policy,
+            mode=recording.LIVE,
+            devices=[device.name for device in self.devices],
+            peaks=[device.alone for device in self.devices],
+            items=self.total,
+            rows=self.rows,
+            begun_s=self.begun_s,
+            ended_s=self.begun_s + self.wall_s,
+        )
+        return recording.write(Path(path), run)
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write the chunks in Chrome's trace format, one track per device."""
+        write_trace(path, [device.name for device in self.devices], self.rows, self.spans, self.begun_s)
+
+
+def report_of(
+    scheduler: ChunkScheduler, names: Sequence[str], begun_s: float, ended_s: float, spans: Sequence[Span] = ()
+) -> BatchReport:
+    """The figures of a run that has ended, from its log."""
+    wall_s = max(ended_s - begun_s, 1e-9)
+    devices, log = [], scheduler.log
+    for i, (name, state) in enumerate(zip(names, scheduler.view.devices, strict=True)):
+        rows = [row for row in log if row.device == i]
+        items = sum(row.stop - row.start for row in rows if row.state == "done")
+        busy_s = _union_s(rows)
+        alone = state.curve.rate / state.factor if state.curve is not None and state.factor > 0 else 0.0
+        rate = items / busy_s if busy_s else 0.0
+        share = min(1.0, busy_s / wall_s)
+        devices.append(DeviceReport(name, items, len(rows), busy_s, share, rate, alone, state.best))
+    items, total = sum(device.items for device in devices), scheduler.view.total
+    whole = None if total == inf else int(total)
+    return BatchReport(items, wall_s, devices, log, begun_s, list(spans), whole, recording.name_of(scheduler.policy))
+
+
+def _union_s(rows: Sequence[ChunkRow]) -> float:
+    """How long at least one chunk was under way."""
+    busy, end = 0.0, float("-inf")
+    for row in sorted(rows, key=lambda row: row.begun_s):
+        if row.ended_s > end:
+            busy += row.ended_s - max(row.begun_s, end)
+            end = row.ended_s
+    return busy
