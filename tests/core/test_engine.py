@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dovetail.core.check import Check
-from dovetail.core.engine import replay, simulate
+from dovetail.core.engine import replay, serve, simulate
 from dovetail.core.errors import DovetailError, InputError, PolicyError
 from dovetail.core.events import (
     Arrived,
@@ -29,6 +29,7 @@ from dovetail.core.events import (
     Woke,
 )
 from dovetail.core.executor import SimExecutor
+from dovetail.core.inbox import TimedInbox
 from dovetail.core.journal import Header, Reader, Writer
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
@@ -120,13 +121,16 @@ class Fifo:
 class Recorded:
     """Keeps what happened, as (time, event)."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: int = 0) -> None:
         self.events: list[tuple[float, Any]] = []
         self.steps: list[list[Any]] = []
+        self.instants: list[float] = []
+        self._before = before
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
-        assert n == len(self.steps) + 1
+        assert n == self._before + len(self.steps) + 1
         self.steps.append(list(events))
+        self.instants.append(t)
         self.events += [(t, event) for event in events]
 
     def times(self, kind: type, attribute: str = "job") -> list[tuple[float, str]]:
@@ -337,12 +341,66 @@ def test_a_work_without_parts_is_complete_on_arrival() -> None:
     ],
 )
 def test_an_executor_that_talks_nonsense_ends_the_run(answer: tuple[float, Stimulus], message: str) -> None:
-    class Nonsense:
+    class Nonsense(SimExecutor):
         def start(self, order: Start, now: float) -> tuple[float, Stimulus]:
             return answer
 
     with pytest.raises(DovetailError, match=message):
         run([(0.0, one("w"))], executor=Nonsense())
+
+
+# --- the same on a live loop --------------------------------------------------------------------------
+
+
+class Waking(Fifo):
+    """Asks to be woken now and then, and does nothing about it."""
+
+    def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
+        arrived = any(isinstance(stimulus, Arrived) for stimulus in stimuli)
+        return [*super().handle(stimuli, now), *([WakeAt(now + 1.5)] if arrived else [])]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_a_simulated_executor_under_the_live_loop_gives_the_simulation(
+    jobs: list[tuple[int, int]], failure_rate: float
+) -> None:
+    """Times are eighths: exact, so that they coincide often."""
+    arrivals = [(at / 8, one(f"j{i}", size / 8)) for i, (at, size) in enumerate(sorted(jobs))]
+    simulated, served = Recorded(), Recorded()
+    simulate(Waking(POOL, GRAPHS), POOL, GRAPHS, arrivals, SimExecutor(3, 0.0, failure_rate), [simulated])
+    inbox, executor = TimedInbox(arrivals), SimExecutor(3, 0.0, failure_rate)
+    executor.report_to(inbox)
+    serve(Waking(POOL, GRAPHS), POOL, GRAPHS, inbox, executor, inbox.now, [served])
+    assert served.events == simulated.events
+
+
+def test_observers_see_a_step_before_it_is_carried_out() -> None:
+    class Slow(SimExecutor):
+        def carry(self, orders: Sequence[Any], now: float) -> None:
+            carried.append(len(seen.steps))
+            super().carry(orders, now)
+
+    carried: list[int] = []
+    seen = Recorded()
+    simulate(Fifo(POOL, GRAPHS), POOL, GRAPHS, [(0.0, one("a")), (5.0, one("b"))], Slow(), [seen])
+    assert carried == [1, 3]
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_what_a_simulation_ran_is_lost_in_a_restart_and_run_again(kept: int) -> None:
+    arrivals = [(0.0, one("a", 2.0)), (1.0, one("b", 2.0)), (1.5, one("c", 2.0))]
+    whole = run(arrivals)
+    history = [(n, t, events) for n, (t, events) in enumerate(zip(whole.instants, whole.steps, strict=True), start=1)]
+    last_s = history[kept - 1][1] if kept else 0.0
+    inbox, executor = TimedInbox([arrival for arrival in arrivals if not kept or arrival[0] > last_s]), SimExecutor()
+    executor.report_to(inbox)
+    seen = Recorded(kept)
+    serve(Fifo(POOL, GRAPHS), POOL, GRAPHS, inbox, executor, inbox.now, [seen], history[:kept])
+    before = {event.job for _, _, events in history[:kept] for event in events if isinstance(event, Complete)}
+    assert before | {name for _, name in seen.times(Complete)} == {"a", "b", "c"}
 
 
 # --- the same as elsewhere --------------------------------------------------------------------------

@@ -1,11 +1,13 @@
-"""The simulated executor: how long a started task really takes, and whether it fails. Seeded, without state."""
+"""The simulated executor: how long a started task really takes, and whether it fails. Seeded."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from statistics import NormalDist
 
+from dovetail.core.agenda import Agenda, TotalOrder
 from dovetail.core.events import Change, Failed, Finished, Pause, Start, Stimulus, Stop
 
 _NORMAL = NormalDist()
@@ -37,6 +39,39 @@ class SimExecutor:
         self._failure_rate = failure_rate
         self._attempts: dict[tuple[str, str], int] = {}
         self._plain = not noise and not failure_rate
+        self._coming: dict[
+            tuple[str, str], tuple[float, Stimulus]
+        ] = {}  # reported ends, of which a change takes one back
+        self._many = 1024
+        self._agenda: Agenda = TotalOrder()
+
+    def report_to(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+
+    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+        coming, push = self._coming, self._agenda.push
+        for order in orders:
+            if type(order) is Start:
+                end = coming[order.job, order.task] = self.start(order, now)
+                push(*end)
+            else:
+                self._change(order, now)  # type: ignore[arg-type]
+        if len(coming) > self._many:
+            self._coming = {key: end for key, end in coming.items() if end[0] >= now}
+            self._many = 2 * len(self._coming) + 1024
+
+    def _change(self, order: Change, now: float) -> None:
+        key = (order.job, order.task)
+        if (old := self._coming.pop(key, None)) is not None:
+            self._agenda.cancel(old[1])
+        if (new := self.change(order, now)) is not None:
+            self._coming[key] = new
+            self._agenda.push(*new)
+
+    def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None:
+        """What runs in a simulation is lost with it."""
+        for job, task in desired:
+            self._agenda.push(now, Failed(job, task, "it was lost in a restart"))
 
     def start(self, order: Start, now: float) -> tuple[float, Stimulus]:
         if self._plain:

@@ -33,6 +33,10 @@ class HeapOrder:
     def push(self, at_s: float, stimulus: Stimulus) -> None:
         heapq.heappush(self._heap, _ByTime(at_s, stimulus))
 
+    def cancel(self, stimulus: Stimulus) -> None:
+        self._heap = [event for event in self._heap if event.stimulus is not stimulus]
+        heapq.heapify(self._heap)
+
     def pop(self) -> tuple[float, list[Stimulus]] | None:
         if not self._heap:
             return None

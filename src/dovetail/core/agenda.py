@@ -1,0 +1,86 @@
+"""What happens next, on virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from itertools import count
+from typing import Protocol
+
+from dovetail.core.errors import InputError
+from dovetail.core.events import (
+    Added,
+    Arrived,
+    Asked,
+    Failed,
+    Finished,
+    Measured,
+    Observed,
+    Settled,
+    Stimulus,
+    Woke,
+)
+
+ORDER: dict[type, int] = {
+    kind: place
+    for place, kind in enumerate((Added, Finished, Failed, Settled, Measured, Observed, Woke, Arrived, Asked))
+}
+
+
+class Agenda(Protocol):
+    """Takes what is to come, and gives what comes next."""
+
+    def push(self, at_s: float, stimulus: Stimulus) -> None: ...
+
+    def cancel(self, stimulus: Stimulus) -> None:
+        """It will not come after all: this very object, for another that equals it may."""
+        ...
+
+    def pop(self) -> tuple[float, list[Stimulus]] | None: ...
+
+
+class TotalOrder:
+    """The default agenda: ties are broken by (time, kind, sequence), and everything at one instant comes together.
+
+    Arrivals (and what is asked for later) are drawn from their iterator one ahead, so a million of them need no memory.
+    """
+
+    def __init__(self, arrivals: Iterable[tuple[float, Arrived | Asked]] = ()) -> None:
+        self._heap: list[tuple[float, int, int, Stimulus]] = []
+        self._arrivals = iter(arrivals)
+        self._next = next(self._arrivals, None)
+        self._count = count()
+        self._cancelled: dict[int, Stimulus] = {}  # by identity; kept alive, so that no other gets its place in memory
+
+    def push(self, at_s: float, stimulus: Stimulus) -> None:
+        heapq.heappush(self._heap, (at_s, ORDER[type(stimulus)], next(self._count), stimulus))
+
+    def cancel(self, stimulus: Stimulus) -> None:
+        self._cancelled[id(stimulus)] = stimulus
+
+    def peek(self) -> float | None:
+        """When something comes next."""
+        heap, cancelled = self._heap, self._cancelled
+        while heap and cancelled and cancelled.pop(id(heap[0][3]), None) is not None:
+            heapq.heappop(heap)
+        if heap and (self._next is None or heap[0][0] <= self._next[0]):
+            return heap[0][0]
+        return None if self._next is None else self._next[0]
+
+    def pop(self) -> tuple[float, list[Stimulus]] | None:
+        now = self.peek()
+        if now is None:
+            return None
+        heap, coming, cancelled = self._heap, self._next, self._cancelled
+        batch: list[Stimulus] = []
+        while heap and heap[0][0] == now:
+            stimulus = heapq.heappop(heap)[3]
+            if not cancelled or cancelled.pop(id(stimulus), None) is None:
+                batch.append(stimulus)
+        while coming is not None and coming[0] <= now:
+            if coming[0] < now:
+                raise InputError(f"arrivals are not in order of time: {coming[1].job} at {coming[0]} s, after {now} s")
+            batch.append(coming[1])
+            coming = next(self._arrivals, None)
+        self._next = coming
+        return now, batch
