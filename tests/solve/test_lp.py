@@ -1,18 +1,23 @@
-"""The facade: what it answers, that it stays warm, and that a change is seen."""
+"""The facade: what it answers, proven by prices; that it stays warm, and that a change is seen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from dataclasses import dataclass
+from itertools import product
+from math import inf, nan
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from dovetail.core.errors import DovetailError
 from dovetail.solve import LinearProgram
+
+Floats = NDArray[np.float64]
 
 
 def knapsack(*, maximise: bool = True) -> LinearProgram:
@@ -92,24 +97,196 @@ def test_least_cost() -> None:
     assert lp.solve().value == pytest.approx(4.5)
 
 
+# --- random programs ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Dense:
+    """A program as a table of numbers: optimise cost @ x at lower <= x <= upper, floor <= matrix @ x <= ceiling."""
+
+    maximise: bool
+    cost: Floats
+    lower: Floats
+    upper: Floats
+    matrix: Floats
+    floor: Floats
+    ceiling: Floats
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, *, loose: bool) -> Dense:
+        """With `loose`, bounds are often missing, so that there may be no solution or no end."""
+        rows, columns = (int(number) for number in generator.integers(1, 7, 2))
+        lower, upper = _interval(generator, columns, absent=0.3 if loose else 0.0)
+        floor, ceiling = _interval(generator, rows, absent=0.4)
+        matrix = np.where(generator.uniform(size=(rows, columns)) < 0.7, generator.uniform(-2, 3, (rows, columns)), 0.0)
+        if not loose:  # some point inside the bounds is allowed
+            inside = matrix @ generator.uniform(lower, upper)
+            floor, ceiling = np.minimum(floor, inside), np.maximum(ceiling, inside)
+        cost = generator.uniform(-2, 2, columns)
+        return cls(bool(generator.integers(2)), cost, lower, upper, matrix, floor, ceiling)
+
+    def load(self) -> LinearProgram:
+        """All at once, into a new solver."""
+        lp = LinearProgram(maximise=self.maximise)
+        assert lp.add_rows(self.floor, self.ceiling) == 0
+        assert self.append_columns(lp, 0) == 0
+        assert (lp.rows, lp.columns) == self.matrix.shape
+        return lp
+
+    def append_columns(self, lp: LinearProgram, first: int) -> int:
+        rows, count = len(self.floor), len(self.cost) - first
+        return lp.add_columns(
+            cost=self.cost[first:],
+            lower=self.lower[first:],
+            upper=self.upper[first:],
+            starts=np.arange(count) * rows,
+            rows=np.tile(np.arange(rows), count),
+            values=self.matrix[:, first:].T.ravel(),
+        )
+
+    def peer(self) -> tuple[str, float]:
+        """The status and the value by scipy, asked twice: it takes some programs without an end for infeasible."""
+        sign = -1.0 if self.maximise else 1.0
+        above, below = np.isfinite(self.ceiling), np.isfinite(self.floor)
+        matrix = np.vstack([self.matrix[above], -self.matrix[below]])
+        limits = np.concatenate([self.ceiling[above], -self.floor[below]])
+        bounds = np.stack([self.lower, self.upper], axis=1)
+        done = linprog(sign * self.cost, matrix, limits, bounds=bounds)
+        if done.status == 0:
+            return "optimal", sign * done.fun
+        feasible = linprog(0 * self.cost, matrix, limits, bounds=bounds).status == 0
+        return "unbounded" if feasible else "infeasible", nan
+
+
+def _interval(generator: np.random.Generator, count: int, absent: float) -> tuple[Floats, Floats]:
+    """Lower and upper bounds, some of them equal, some of them missing."""
+    lower = generator.uniform(-3, 1, count)
+    upper = lower + np.where(generator.uniform(size=count) < 0.2, 0.0, generator.uniform(0, 4, count))
+    lower[generator.uniform(size=count) < absent] = -inf
+    upper[generator.uniform(size=count) < absent] = inf
+    return lower, upper
+
+
+seeds = st.integers(0, 10**6).map(np.random.default_rng)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seeds)
+def test_a_program_is_solved_as_by_scipy_or_said_to_have_no_solution_or_no_end(generator: np.random.Generator) -> None:
+    dense = Dense.draw(generator, loose=True)
+    solution = dense.load().solve()
+    status, value = dense.peer()
+    assert solution.status == status
+    if status == "optimal":
+        assert solution.value == pytest.approx(value, abs=1e-7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seeds)
+def test_prices_prove_that_a_solution_is_best(generator: np.random.Generator) -> None:
+    """Whoever pays the prices for the rows gains nothing by moving any column: complementary slackness."""
+    dense = Dense.draw(generator, loose=False)
+    lp = dense.load()
+    value, x, prices = lp.solve().value, lp.values(), lp.row_prices()
+    used = dense.matrix @ x
+    near = 1e-7
+    assert (dense.lower - near <= x).all()
+    assert (x <= dense.upper + near).all()
+    assert (dense.floor - near <= used).all()
+    assert (used <= dense.ceiling + near).all()
+    assert value == pytest.approx(dense.cost @ x, abs=near)
+    sense = 1.0 if dense.maximise else -1.0  # a higher ceiling can only help
+    assert (sense * prices[used < dense.ceiling - near] <= near).all()
+    assert (sense * prices[used > dense.floor + near] >= -near).all()
+    gain = sense * (dense.cost - prices @ dense.matrix)  # of one more unit of a column
+    assert (gain[x < dense.upper - near] <= near).all()
+    assert (gain[x > dense.lower + near] >= -near).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(seeds)
+def test_warm_answers_are_those_of_a_cold_solver(generator: np.random.Generator) -> None:
+    dense = Dense.draw(generator, loose=False)
+    lp = dense.load()
+    lp.solve()
+    for _ in range(6):
+        _change(dense, lp, generator)
+        cold, warm = dense.load().solve(), lp.solve()
+        assert warm.status == cold.status
+        if cold.status == "optimal":
+            assert warm.value == pytest.approx(cold.value, abs=1e-7)
+            assert dense.cost @ lp.values() == pytest.approx(cold.value, abs=1e-7)
+
+
+def _change(dense: Dense, lp: LinearProgram, generator: np.random.Generator) -> None:
+    """One change of a random kind, in both."""
+    rows, columns = dense.matrix.shape
+    row, column = int(generator.integers(rows)), int(generator.integers(columns))
+    some = generator.permutation(columns)[: int(generator.integers(1, columns + 1))]
+    match generator.integers(6):
+        case 0:
+            dense.cost[some] = generator.uniform(-2, 2, len(some))
+            lp.set_costs(some, dense.cost[some])
+        case 1:
+            dense.lower[some], dense.upper[some] = _interval(generator, len(some), absent=0.0)
+            lp.set_bounds(some, dense.lower[some], dense.upper[some])
+        case 2:
+            dense.floor[row], dense.ceiling[row] = (bound[0] for bound in _interval(generator, 1, absent=0.3))
+            lp.set_row_bounds([row], [dense.floor[row]], [dense.ceiling[row]])
+        case 3:
+            dense.matrix[row, column] = generator.uniform(-2, 3)
+            lp.set_coefficient(row, column, dense.matrix[row, column])
+        case 4:
+            entries = generator.uniform(-2, 3, (2, columns))
+            dense.matrix = np.vstack([dense.matrix, entries])
+            dense.floor, dense.ceiling = np.append(dense.floor, [-inf, -inf]), np.append(dense.ceiling, [4.0, 5.0])
+            at = lp.add_rows([-inf, -inf], [4.0, 5.0], [0, columns], np.tile(np.arange(columns), 2), entries.ravel())
+            assert at == rows
+        case _:
+            dense.matrix = np.hstack([dense.matrix, generator.uniform(-2, 3, (rows, 2))])
+            dense.cost, dense.lower = np.append(dense.cost, [1.0, -1.0]), np.append(dense.lower, [0.0, -1.0])
+            dense.upper = np.append(dense.upper, [2.0, 1.0])
+            assert dense.append_columns(lp, columns) == columns
+
+
+def test_a_second_solve_starts_from_the_first() -> None:
+    """Work, not time: without a change it takes no step, after a small one few."""
+    generator = np.random.default_rng(1)
+    cold = again = after = 0
+    for _ in range(20):
+        dense = Dense.draw(generator, loose=False)
+        lp = dense.load()
+        cold += lp.solve().steps
+        again += lp.solve().steps
+        lp.set_row_bounds([0], [-inf], [dense.ceiling[0] * 1.01])
+        after += lp.solve().steps
+    assert cold > 20
+    assert again == 0
+    assert after < cold / 3
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6))
-def test_warm_answers_are_those_of_a_cold_solver(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    rows, columns = generator.integers(1, 6, 2)
-    matrix = generator.uniform(0, 1, (rows, columns))
-    bound, cost = generator.uniform(0, 3, rows), generator.uniform(-1, 2, columns)
+@given(seeds)
+def test_whole_numbers_are_the_best_of_all_whole_numbers(generator: np.random.Generator) -> None:
+    columns = int(generator.integers(1, 5))
+    weight, worth = generator.uniform(0.5, 3, columns), generator.uniform(-1, 2, columns)
     lp = LinearProgram(maximise=True)
-    lp.add_rows(np.full(rows, -inf), bound)
-    at = np.tile(np.arange(rows), columns)
-    starts = np.arange(0, rows * columns, rows)
+    lp.add_rows([-inf], [6.0])
     ones = np.ones(columns)
-    lp.add_columns(cost=cost, lower=0 * ones, upper=ones, starts=starts, rows=at, values=matrix.T.ravel())
-    for _ in range(4):
-        want = -linprog(-cost, A_ub=matrix, b_ub=bound, bounds=(0, 1)).fun
-        assert lp.solve().value == pytest.approx(want, abs=1e-8)
-        row, column = int(generator.integers(rows)), int(generator.integers(columns))
-        matrix[row, column], bound[row], cost[column] = generator.uniform(0, 2, 3)
-        lp.set_coefficient(row, column, matrix[row, column])
-        lp.set_row_bounds([row], [-inf], [bound[row]])
-        lp.set_costs([column], [cost[column]])
+    at = np.zeros(columns, dtype=int)
+    lp.add_columns(cost=worth, lower=0 * ones, upper=3 * ones, starts=np.arange(columns), rows=at, values=weight)
+    lp.set_integer(np.arange(columns))
+    choices = (np.array(each) for each in product(range(4), repeat=columns))
+    assert lp.solve().value == pytest.approx(max(worth @ each for each in choices if weight @ each <= 6.0))
+    assert lp.values() == pytest.approx(lp.values().round())
+
+
+def test_a_limit_is_said_and_lifts_nothing() -> None:
+    lp = LinearProgram(maximise=True, time_limit_s=0.0)
+    lp.add_rows([-inf], [5.0])
+    lp.add_columns(cost=[3.0, 2.0], lower=[0, 0], upper=[2, 4], starts=[0, 1], rows=[0, 0], values=[2.0, 1.0])
+    assert lp.solve().status == "limit"
+
+
+def test_an_empty_program_is_solved() -> None:
+    assert LinearProgram(maximise=True).solve().status == "optimal"

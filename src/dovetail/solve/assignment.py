@@ -12,14 +12,16 @@ Ints = NDArray[np.int64]
 
 
 def assign(cost: Callable[[int], Floats], rows: int, columns: int) -> Ints:
-    """The column of every row. There must be at least as many columns as rows; `cost` gives a row of the matrix.
+    """The column of every row; `cost` gives a row of the matrix, with infinity where a row may not go.
 
-    Rows are added one by one. Among equally short paths one that ends at once, in a free column, is taken.
+    There must be at least as many columns as rows. Rows are added one by one. Among equally short paths one that ends at once, in a free column, is taken.
 
     >>> matrix = np.array([[4.0, 1.0, 3.0], [2.0, 0.0, 5.0]])
     >>> assign(lambda row: matrix[row], 2, 3).tolist()
     [1, 0]
     """
+    if rows > columns:
+        raise ValueError(f"{rows} rows for {columns} columns")
     row_price, column_price = np.zeros(rows), np.zeros(columns)
     column_of, row_of = np.full(rows, -1), np.full(columns, -1)
     for row in range(rows):
@@ -54,6 +56,8 @@ def _shortest(
         path[open_columns[better]] = row
         now = distance[open_columns]
         shortest = float(now.min())
+        if shortest == np.inf:
+            raise ValueError("every assignment has a forbidden entry")
         nearest = np.flatnonzero(now == shortest)
         free = nearest[row_of[open_columns[nearest]] < 0]
         at = int(free[-1]) if len(free) else int(nearest[0])

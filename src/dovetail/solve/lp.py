@@ -18,10 +18,11 @@ TOLERANCE = 1e-10  # the least that the solver takes, so that shares can be comp
 
 @dataclass(slots=True, frozen=True)
 class Solution:
-    """What a solve found; the values of the columns are asked for separately."""
+    """What a solve found, and after how many simplex steps; the values of the columns are asked for separately."""
 
     status: Status
     value: float
+    steps: int
 
 
 class LinearProgram:
@@ -166,7 +167,7 @@ class LinearProgram:
         if status is None:
             told = highs.modelStatusToString(highs.getModelStatus())
             raise DovetailError(f"the solver stopped without an answer: {told}")
-        return Solution(status, highs.getObjectiveValue())
+        return Solution(status, highs.getObjectiveValue(), highs.getInfo().simplex_iteration_count)
 
     def values(self) -> NDArray[np.float64]:
         """The columns at the last solution."""
