@@ -26,10 +26,13 @@ from typing import Any
 import msgspec
 
 from dovetail.core.sweep import sweep
-from dovetail.workflow.generate import generate, statistics, synthetic_system, thrash_system, write_requests
-from dovetail.workflow.inputs import System, read_system
-from dovetail.workflow.simulation import Problem, run
-from dovetail.workflow.study import Cell, run_cell
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.generate import generate, statistics, write_requests
+from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
+from dovetail.workflow.inputs.system import System
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.simulate import run
+from dovetail.workflow.study import StudyCell, run_cell
 
 GOLDEN = Path(os.environ.get("DOVETAIL_GOLDEN", Path(__file__).parents[1] / "../shared/golden")).resolve() / "workflow"
 GSWARM_CPU_S = {"250": 1.2, "500": 4.1, "1000": 17.1, "2000": 61.9}  # its baseline, offline, overloaded, 8 GPUs
@@ -75,7 +78,7 @@ def speed(folder: Path) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for requests in (500, 1000, 2000, 4000, 16000):
         path = _requests(config, folder, requests, 25.0, 42, "json")
-        problem = Problem.read(config, path, gpus="8")
+        problem = WorkflowProblem.read(config, path, gpus="8")
         best = min(run(problem, "baseline").simulation_s for _ in range(3))
         command_s, command_cpu_s, _ = _command(config, path, folder, "baseline", "offline")
         nodes = sum(len(problem.shapes[work.of].tasks) for _, work in problem.requests.arrivals())
@@ -170,7 +173,7 @@ def _bare_heap_s(events: int) -> float:
 
 def quality(folder: Path) -> dict[str, Any]:
     """The default policy against baseline: same engine, same prices, same requests."""
-    cells: list[tuple[str, Cell]] = []
+    cells: list[tuple[str, StudyCell]] = []
     if GOLDEN.exists():
         for name, gpus in (("simple", (4, 8)), ("complex", (2, 4, 8))):
             for pool in gpus:
@@ -215,17 +218,17 @@ def _ratio(base: dict[str, Any], ours: dict[str, Any], key: str) -> float:
     return round(float(ours[key] / base[key]), 6)
 
 
-def _pair(name: str, config: Path, requests: Path, gpus: str, mode: Any) -> list[tuple[str, Cell]]:
+def _pair(name: str, config: Path, requests: Path, gpus: str, mode: Any) -> list[tuple[str, StudyCell]]:
     """The same cell under both policies; faulty requests of the golden sets are rejected under both."""
     return [
-        (name, Cell(config=config, requests=requests, policy=policy, gpus=gpus, mode=mode, on_error="reject"))
+        (name, StudyCell(config=config, requests=requests, policy=policy, gpus=gpus, mode=mode, on_error="reject"))
         for policy in ("baseline", "dovetail")
     ]
 
 
 def _loads(
     name: str, config: Path, gpus: int, loads: tuple[str | float, ...], seed: int, folder: Path
-) -> list[tuple[str, Cell]]:
+) -> list[tuple[str, StudyCell]]:
     system = read_system(config)
     per_request = _gpu_s_per_request(system, seed)
     cells = []
@@ -255,7 +258,7 @@ def validity(folder: Path, cases: int) -> dict[str, Any]:
 
 
 def _faults(case: tuple[int, str]) -> list[str]:
-    from dovetail.workflow.fuzz import check_case
+    from dovetail.testing.workflow.random_workloads import check_case
 
     seed, folder = case
     with tempfile.TemporaryDirectory(dir=folder) as own:

@@ -16,8 +16,8 @@ from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task
 from dovetail.workflow.bounds import BoundsAccumulator
-from dovetail.workflow.execution_log import ExecutionLog
-from dovetail.workflow.outputs import summary
+from dovetail.workflow.compat.execution_log import ExecutionLog
+from dovetail.workflow.metrics import summary
 
 CONFIG: dict[str, Any] = {
     "models": {"llm": {"memory_gb": 8, "gpus_required": 2, "load_time_seconds": 10}},

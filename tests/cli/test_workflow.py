@@ -19,7 +19,7 @@ from dovetail.core import registry
 from dovetail.core.events import Reject
 from dovetail.core.journal import Ended, Reader
 from dovetail.workflow.check import check_journal
-from dovetail.workflow.simulation import DEFAULT_POLICY
+from dovetail.workflow.choices import DEFAULT_POLICY
 
 CONFIG: dict[str, Any] = {
     "models": {

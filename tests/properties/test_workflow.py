@@ -10,8 +10,16 @@ import pytest
 from dovetail.core import registry
 from dovetail.core.events import Failed, Finished, Start
 from dovetail.core.journal import Reader
+from dovetail.testing.workflow.random_workloads import (
+    MOST_GPUS,
+    RandomWorkload,
+    check_case,
+    policies_for,
+    random_case,
+    read_case,
+    run_case,
+)
 from dovetail.workflow.check import check_journal
-from dovetail.workflow.fuzz import MOST_GPUS, Case, check_case, policies_for, random_case, read_case, run_case
 
 CASES = 320  # bench/workflow.py runs 10,000
 BLOCK = 20
@@ -25,7 +33,7 @@ def test_every_policy_gives_a_valid_schedule_of_everything(tmp_path: Path, first
 # --- that the cases try what they should ----------------------------------------------------------
 
 
-def features(case: Case) -> set[str]:
+def features(case: RandomWorkload) -> set[str]:
     """What is special about a case."""
     models = case.config["models"].values()
     widths = {model["gpus_required"] for model in models}

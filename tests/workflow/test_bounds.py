@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
+from dovetail.testing.workflow.every_schedule import every_schedule
 from dovetail.workflow import bounds as module
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator
-from dovetail.workflow.exact import Placed, every_schedule, solve
+from dovetail.workflow.optimise.exact import Placed, solve
 
 TYPES = {"gpu": DeviceType("gpu"), "slow": DeviceType("slow", speed=0.5), "fast": DeviceType("fast", speed=2.0)}
 

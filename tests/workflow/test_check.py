@@ -19,10 +19,11 @@ from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task
 from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.check import CODES, check_journal
-from dovetail.workflow.check_log import check_log
-from dovetail.workflow.costs import Costs, ModelCost, least_setup
-from dovetail.workflow.execution_log import ExecutionLog
-from dovetail.workflow.outputs import summary
+from dovetail.workflow.compat.check_log import check_log
+from dovetail.workflow.compat.execution_log import ExecutionLog
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.metrics import summary
+from dovetail.workflow.residents import least_setup
 
 Row = dict[str, Any]
 Plant = Callable[[Any], object]
@@ -116,7 +117,7 @@ class Files:
         self.old = folder / "old.json"
         self.write_inputs(CONFIG, REQUESTS)
         metrics = Metrics(HEADER.pool)
-        bounds = BoundsAccumulator(HEADER.pool, HEADER.build_graphs(), least_setup(MODELS, Costs()))
+        bounds = BoundsAccumulator(HEADER.pool, HEADER.build_graphs(), least_setup(MODELS, CostRules()))
         with Writer(self.journal, HEADER) as writer, ExecutionLog(HEADER, self.log) as log:
             for n, (t, events) in enumerate(STEPS, start=1):
                 for observer in (metrics, bounds, writer, log):

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.core.errors import InputError
-from dovetail.workflow.generate import generate
-from dovetail.workflow.importers.comfyui import CATEGORIES, LOADERS, TYPES, import_comfyui
-from dovetail.workflow.importers.common import Imported, Names, bridge, find_cycle
-from dovetail.workflow.inputs import System, read_system
-from dovetail.workflow.requests import Requests
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.generate import generate
+from dovetail.workflow.inputs.importers.comfyui import CATEGORIES, LOADERS, TYPES, import_comfyui
+from dovetail.workflow.inputs.importers.common import Imported, Names, bridge, find_cycle
+from dovetail.workflow.inputs.requests import Requests
+from dovetail.workflow.inputs.system import System
 
 Edge = tuple[str, str]
 Drawn = list[tuple[int, str, list[Any], list[tuple[str, int, int, str]]]]

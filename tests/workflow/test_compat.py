@@ -17,10 +17,11 @@ from dovetail.core import registry
 from dovetail.core.events import Arrived, Finished, Start
 from dovetail.core.journal import Writer
 from dovetail.workflow.check import check_journal
-from dovetail.workflow.compat import HeapOrder
-from dovetail.workflow.outputs import summary
-from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import Problem, run
+from dovetail.workflow.choices import Mode
+from dovetail.workflow.compat.heap_order import HeapOrder
+from dovetail.workflow.metrics import summary
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.simulate import run
 
 Run = tuple[str, str, tuple[int, ...], float, float]  # request, node, GPUs, start, end
 
@@ -201,7 +202,7 @@ def test_every_node_starts_where_and_when_the_older_scheduler_started_it(tmp_pat
         config, rows, gpus = workload(seed)
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "requests.json").write_text(json.dumps({"requests": rows}))
-        problem = Problem.read(
+        problem = WorkflowProblem.read(
             tmp_path / "config.json", tmp_path / "requests.json", gpus=str(gpus), mode=mode, compat="gswarm"
         )
         starts = Starts()
@@ -229,7 +230,7 @@ def test_every_policy_copes_with_the_files_and_the_order_of_the_older_scheduler(
         config_path.write_text(json.dumps(config))
         requests_path.write_text(json.dumps({"requests": rows}))
         mode: Mode = "online" if seed % 2 and policy != "optimise" else "offline"
-        problem = Problem.read(config_path, requests_path, gpus=str(gpus), mode=mode, compat="gswarm")
+        problem = WorkflowProblem.read(config_path, requests_path, gpus=str(gpus), mode=mode, compat="gswarm")
         header = problem.header(policy, options, 0)
         with Writer(journal_path, header) as journal:
             outcome = run(problem, policy, options, observers=[journal])

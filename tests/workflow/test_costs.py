@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.costs import Costs, ModelCost, Residents, least_setup
-from dovetail.workflow.view import ReadyNode, Run, View, Window
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.policies.base import ReadyNode, Request, View, Window
+from dovetail.workflow.residents import Residents, least_setup
 
 MODELS = {
     "llm7b": ModelCost(14.0, 30.0),
@@ -23,10 +24,10 @@ MODELS = {
 
 
 def residents(
-    costs: Costs | None = None, gpus: str = "4", rates: RateTable | None = None, per_host: int = 8
+    costs: CostRules | None = None, gpus: str = "4", rates: RateTable | None = None, per_host: int = 8
 ) -> Residents:
     types = {"big": DeviceType("big", 20 * 1024), "small": DeviceType("small", 8 * 1024, 0.5)}
-    return Residents(Pool.parse(gpus, types, per_host), MODELS, costs or Costs(), rates)
+    return Residents(Pool.parse(gpus, types, per_host), MODELS, costs or CostRules(), rates)
 
 
 # --- the seed's formula ---------------------------------------------------------------------------
@@ -50,7 +51,7 @@ def test_a_switch_moves_both_models_over_pcie_and_adds_an_overhead() -> None:
 
 
 def test_the_constants_of_the_formula_can_be_changed() -> None:
-    held = residents(Costs(pcie_gb_s=4, overhead_s=0.5))
+    held = residents(CostRules(pcie_gb_s=4, overhead_s=0.5))
     held.load([0], "llm7b")
     assert held.price(0, "sd") == 18 / 4 + 0.5
 
@@ -78,7 +79,7 @@ def test_the_slowest_gpu_of_a_window_sets_the_price() -> None:
 
 
 def test_as_the_older_scheduler_priced_it_only_the_first_gpu_counts() -> None:
-    held = residents(Costs(window="primary"))
+    held = residents(CostRules(window="primary"))
     held.load([0], "sd")
     assert held.setup([0, 1, 2, 3], "llm30b") == (4 + 60) / 16 + 2
     held.load([0, 1, 2, 3], "llm30b")
@@ -87,8 +88,8 @@ def test_as_the_older_scheduler_priced_it_only_the_first_gpu_counts() -> None:
     assert held.replaced([0, 1, 2, 3], "llm30b") is None
 
 
-@pytest.mark.parametrize("costs", [Costs(), Costs(window="primary")])
-def test_a_node_that_needs_no_gpu_costs_nothing(costs: Costs) -> None:
+@pytest.mark.parametrize("costs", [CostRules(), CostRules(window="primary")])
+def test_a_node_that_needs_no_gpu_costs_nothing(costs: CostRules) -> None:
     held = residents(costs)
     assert held.setup([], "tool") == 0.0
     assert held.replaced([], "tool") is None
@@ -104,7 +105,7 @@ def test_a_model_is_cut_into_equal_parts_rounded_up() -> None:
 
 
 def test_models_stay_while_there_is_room_and_the_least_recently_used_leaves() -> None:
-    held = residents(Costs(resident="memory"), "big:1")  # 20 GB
+    held = residents(CostRules(resident="memory"), "big:1")  # 20 GB
     for model in ("llm7b", "sd", "tiny"):
         held.load([0], model)
     assert list(held.held[0]) == ["llm7b", "sd", "tiny"]
@@ -116,7 +117,7 @@ def test_models_stay_while_there_is_room_and_the_least_recently_used_leaves() ->
 
 
 def test_only_as_many_leave_as_must() -> None:
-    held = residents(Costs(resident="memory"), "big:1")
+    held = residents(CostRules(resident="memory"), "big:1")
     for model in ("sd", "tiny", "llm7b"):  # full
         held.load([0], model)
     assert held.evicted(0, "more") == ["sd"]
@@ -126,7 +127,7 @@ def test_only_as_many_leave_as_must() -> None:
 
 
 def test_what_has_room_is_only_copied() -> None:
-    held = residents(Costs(resident="memory"), "big:1")
+    held = residents(CostRules(resident="memory"), "big:1")
     assert held.price(0, "sd") == 10.0  # the first on an empty GPU
     held.load([0], "sd")
     assert held.price(0, "tiny") == 2 / 16 + 2
@@ -134,7 +135,7 @@ def test_what_has_room_is_only_copied() -> None:
 
 
 def test_several_that_leave_are_all_moved() -> None:
-    held = residents(Costs(resident="memory"), "big:1")
+    held = residents(CostRules(resident="memory"), "big:1")
     for model in ("sd", "tiny", "llm7b"):
         held.load([0], model)
     assert held.price(0, "llm30b") == (4 + 2 + 14 + 60) / 16 + 2
@@ -144,7 +145,7 @@ def test_several_that_leave_are_all_moved() -> None:
 
 
 def test_a_model_in_host_memory_costs_the_transfer_from_disk_the_load() -> None:
-    held = residents(Costs(dram_gb=64.0, ssd_gb_s=2.0))
+    held = residents(CostRules(dram_gb=64.0, ssd_gb_s=2.0))
     assert held.price(0, "llm7b") == 30.0
     held.load([0], "llm7b")
     assert held.price(1, "llm7b") == 14 / 16 + 2  # an empty GPU of the same host
@@ -153,14 +154,14 @@ def test_a_model_in_host_memory_costs_the_transfer_from_disk_the_load() -> None:
 
 
 def test_a_disk_cannot_be_outrun() -> None:
-    held = residents(Costs(dram_gb=64.0, ssd_gb_s=0.25))
+    held = residents(CostRules(dram_gb=64.0, ssd_gb_s=0.25))
     assert held.price(0, "llm7b") == 14 / 0.25
     held.load([0], "sd")
     assert held.price(0, "llm7b") == 4 / 16 + 14 / 0.25
 
 
 def test_host_memory_keeps_the_last_used_and_nothing_that_is_larger_than_it() -> None:
-    held = residents(Costs(dram_gb=16.0))
+    held = residents(CostRules(dram_gb=16.0))
     for model in ("llm7b", "tiny", "sd"):  # llm7b must leave host memory for sd
         held.load([0], model)
     assert held.price(1, "tiny") == 2 / 16 + 2
@@ -172,7 +173,7 @@ def test_host_memory_keeps_the_last_used_and_nothing_that_is_larger_than_it() ->
 
 
 def test_each_host_has_its_own_memory() -> None:
-    held = residents(Costs(dram_gb=64.0), "4", per_host=2)
+    held = residents(CostRules(dram_gb=64.0), "4", per_host=2)
     held.load([0], "llm7b")
     assert held.price(1, "llm7b") == 14 / 16 + 2
     assert held.price(2, "llm7b") == 30.0
@@ -192,7 +193,7 @@ def test_each_host_has_its_own_memory() -> None:
     ],
 )
 def test_part_of_loading_hides_behind_the_run(overlap: float, setup_s: float, run_s: float, visible_s: float) -> None:
-    assert residents(Costs(overlap=overlap)).visible(setup_s, run_s) == visible_s
+    assert residents(CostRules(overlap=overlap)).visible(setup_s, run_s) == visible_s
 
 
 # --- measured numbers -----------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def test_a_measured_switch_goes_before_the_formula() -> None:
         [Rate("sd", "small", 0.25)],
         [Switch("sd", 1.5, "llm7b"), Switch("sd", 2.5, "llm7b", "small"), Switch("sd", 7.0)],
     )
-    held = residents(Costs(), "big:1,small:1", table)
+    held = residents(CostRules(), "big:1,small:1", table)
     assert [held.price(gpu, "sd") for gpu in (0, 1)] == [7.0, 7.0]
     held.load([0, 1], "llm7b")
     assert [held.price(gpu, "sd") for gpu in (0, 1)] == [1.5, 2.5]
@@ -226,9 +227,9 @@ def test_a_measured_switch_goes_before_the_formula() -> None:
 def test_a_measured_rate_goes_before_the_speed_of_the_gpu(window: Window, model: str, seconds: float) -> None:
     types = {"big": DeviceType("big"), "small": DeviceType("small", speed=0.5)}
     rates = [Rate("sd", "big", 2.0), Rate("sd", "small", 0.25), Rate("llm30b", "big", 2.5, 4)]
-    view = View(Pool.parse("big:4,small:1", types), MODELS, Costs(), RateTable(rates))
+    view = View(Pool.parse("big:4,small:1", types), MODELS, CostRules(), RateTable(rates))
     shape = TaskGraph("one", [Task("a", model, MODELS[model].width)], [])
-    task = ReadyNode(Run("r", shape, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
+    task = ReadyNode(Request("r", shape, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
     assert view.run_s(task, window) == seconds
 
 
@@ -238,16 +239,16 @@ def test_a_measured_rate_goes_before_the_speed_of_the_gpu(window: Window, model:
 @pytest.mark.parametrize(
     ("costs", "problem"),
     [
-        (Costs(), None),
-        (Costs(pcie_gb_s=0), "pcie_gb_s: expected a positive number, found 0"),
-        (Costs(ssd_gb_s=float("inf")), "ssd_gb_s: expected a positive number, found inf"),
-        (Costs(overhead_s=-1), "overhead_s: expected a number >= 0, found -1"),
-        (Costs(noise=float("nan")), "noise: expected a number >= 0, found nan"),
-        (Costs(dram_gb=float("inf")), "dram_gb: expected a number >= 0, found inf"),
-        (Costs(overlap=1.01), "overlap: expected 0 to 1, found 1.01"),
+        (CostRules(), None),
+        (CostRules(pcie_gb_s=0), "pcie_gb_s: expected a positive number, found 0"),
+        (CostRules(ssd_gb_s=float("inf")), "ssd_gb_s: expected a positive number, found inf"),
+        (CostRules(overhead_s=-1), "overhead_s: expected a number >= 0, found -1"),
+        (CostRules(noise=float("nan")), "noise: expected a number >= 0, found nan"),
+        (CostRules(dram_gb=float("inf")), "dram_gb: expected a number >= 0, found inf"),
+        (CostRules(overlap=1.01), "overlap: expected 0 to 1, found 1.01"),
     ],
 )
-def test_wrong_costs_are_told(costs: Costs, problem: str | None) -> None:
+def test_wrong_costs_are_told(costs: CostRules, problem: str | None) -> None:
     assert costs.problem() == problem
 
 
@@ -255,21 +256,21 @@ def test_wrong_costs_are_told(costs: Costs, problem: str | None) -> None:
 
 
 def test_the_least_by_hand() -> None:
-    least = least_setup(MODELS, Costs())
+    least = least_setup(MODELS, CostRules())
     assert least["sd"] == (0 + 4) / 16 + 2  # from the model without memory
     assert least["tiny"] == 1.0  # loading it afresh is cheaper than any switch
     assert least["tool"] == 0.0
-    assert least_setup({"sd": MODELS["sd"]}, Costs()) == {"sd": 10.0}
+    assert least_setup({"sd": MODELS["sd"]}, CostRules()) == {"sd": 10.0}
     two = {name: MODELS[name] for name in ("llm7b", "sd")}
-    assert least_setup(two, Costs())["sd"] == (14 + 4) / 16 + 2
-    for costs in (Costs(resident="memory"), Costs(dram_gb=64.0)):  # nothing need leave for it
+    assert least_setup(two, CostRules())["sd"] == (14 + 4) / 16 + 2
+    for costs in (CostRules(resident="memory"), CostRules(dram_gb=64.0)):  # nothing need leave for it
         assert least_setup(two, costs)["sd"] == 4 / 16 + 2
-    assert least_setup(MODELS, Costs(overlap=0.5))["sd"] == 2.25 / 2
-    assert least_setup(MODELS, Costs(), RateTable([], [Switch("sd", 0.5, "tiny", "small")]))["sd"] == 0.5
+    assert least_setup(MODELS, CostRules(overlap=0.5))["sd"] == 2.25 / 2
+    assert least_setup(MODELS, CostRules(), RateTable([], [Switch("sd", 0.5, "tiny", "small")]))["sd"] == 0.5
 
 
 costs = st.builds(
-    Costs,
+    CostRules,
     pcie_gb_s=st.sampled_from([0.5, 16.0]),
     overhead_s=st.sampled_from([0.0, 2.0]),
     window=st.sampled_from(["slowest", "primary"]),
@@ -294,7 +295,7 @@ starts = st.lists(st.tuples(st.sampled_from(["llm7b", "sd", "tiny", "llm30b"]), 
 @settings(deadline=None)
 @given(costs, switches, starts)
 def test_no_load_ever_costs_less_than_the_least(
-    costs: Costs, switches: list[Switch], starts: list[tuple[str, int, float]]
+    costs: CostRules, switches: list[Switch], starts: list[tuple[str, int, float]]
 ) -> None:
     """The lower bounds count one set-up of each model at this price: it must never be charged less the first time."""
     table = RateTable([], switches)

@@ -13,7 +13,8 @@ from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.core.events import Arrived
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.exact import Placed, every_schedule, solve
+from dovetail.testing.workflow.every_schedule import every_schedule
+from dovetail.workflow.optimise.exact import Placed, solve
 
 WIDTHS = {"a": 1, "b": 2, "c": 1}
 LOAD_S = {"a": 3.0, "b": 2.0, "c": 0.5}

@@ -20,22 +20,16 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import InputError
 from dovetail.core.rates import RateTable
-from dovetail.workflow.dice import Dice
-from dovetail.workflow.generate import (
-    Arrivals,
-    Format,
-    Statistics,
-    draw_s,
-    generate,
-    statistics,
-    synthetic_system,
-    thrash_system,
-    write_requests,
-)
-from dovetail.workflow.inputs import Model, System, check_fit, make_pool, read_system
-from dovetail.workflow.requests import Requests
+from dovetail.workflow.choices import ArrivalPattern, FileFormat
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.fit import check_fit, make_pool
+from dovetail.workflow.inputs.generate import Statistics, draw_s, generate, statistics, write_requests
+from dovetail.workflow.inputs.requests import Requests
+from dovetail.workflow.inputs.seeded_random import SeededRandom
+from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
+from dovetail.workflow.inputs.system import Model, System
 
-ARRIVALS: tuple[Arrivals, ...] = ("poisson", "uniform", "bursty")
+ARRIVALS: tuple[ArrivalPattern, ...] = ("poisson", "uniform", "bursty")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -58,7 +52,9 @@ def model(**fields: Any) -> Model:
 
 
 @pytest.mark.parametrize("format", ["json", "yaml", "jsonl"])
-def test_the_same_seed_gives_the_same_bytes_in_another_process(format: Format, system: System, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_in_another_process(
+    format: FileFormat, system: System, tmp_path: Path
+) -> None:
     given_here = {"requests": 30, "duration_min": 2.0, "seed": 5, "arrivals": "bursty"}
     write_requests(generate(system, **given_here), tmp_path / "here", format, given_here)  # type: ignore[arg-type]
     program = (
@@ -108,7 +104,7 @@ def test_every_synthetic_system_and_its_requests_are_valid(
     workflows: int,
     max_width: int,
     max_nodes: int,
-    arrivals: Arrivals,
+    arrivals: ArrivalPattern,
 ) -> None:
     folder = tmp_path_factory.mktemp("synthetic")
     config = synthetic_system(seed, models=models, workflows=workflows, max_width=max_width, max_nodes=max_nodes)
@@ -131,7 +127,7 @@ def test_every_synthetic_system_and_its_requests_are_valid(
 
 
 @pytest.mark.parametrize("format", ["json", "yaml", "jsonl"])
-def test_what_is_written_is_read_as_it_was(format: Format, system: System, tmp_path: Path) -> None:
+def test_what_is_written_is_read_as_it_was(format: FileFormat, system: System, tmp_path: Path) -> None:
     file = tmp_path / "deep" / f"requests.{format}"
     rows = list(generate(system, requests=20, duration_min=3, seed=1))
     assert write_requests(iter(rows), file, format, {"seed": 1}) == 20
@@ -144,7 +140,9 @@ def test_what_is_written_is_read_as_it_was(format: Format, system: System, tmp_p
 
 
 @pytest.mark.parametrize(("format", "empty"), [("json", {"requests": []}), ("yaml", {"requests": []}), ("jsonl", None)])
-def test_no_requests_make_an_empty_but_valid_file(format: Format, empty: Any, system: System, tmp_path: Path) -> None:
+def test_no_requests_make_an_empty_but_valid_file(
+    format: FileFormat, empty: Any, system: System, tmp_path: Path
+) -> None:
     file = tmp_path / "requests"
     assert write_requests(generate(system, requests=0, duration_min=20, seed=1), file, format) == 0
     assert yaml.safe_load(file.read_text()) == empty
@@ -180,7 +178,7 @@ def test_the_examples_are_valid() -> None:
 # --- distributed as promised --------------------------------------------------------------------------
 
 
-def _gaps(system: System, arrivals: Arrivals, requests: int) -> list[float]:
+def _gaps(system: System, arrivals: ArrivalPattern, requests: int) -> list[float]:
     rows = generate(system, requests=requests, duration_min=requests / 60, seed=11, arrivals=arrivals)
     times = [_seconds(row["timestamp"]) for row in rows]
     return [b - a for a, b in pairwise(times)]
@@ -191,7 +189,9 @@ def _seconds(timestamp: str) -> float:
 
 
 @pytest.mark.parametrize(("arrivals", "spread"), [("poisson", 1.0), ("bursty", 3.5)])
-def test_the_mean_gap_is_the_duration_over_the_requests(system: System, arrivals: Arrivals, spread: float) -> None:
+def test_the_mean_gap_is_the_duration_over_the_requests(
+    system: System, arrivals: ArrivalPattern, spread: float
+) -> None:
     gaps = _gaps(system, arrivals, 10_000)
     mean = math.fsum(gaps) / len(gaps)
     assert abs(mean - 1.0) < 4 * spread / math.sqrt(len(gaps))
@@ -217,7 +217,7 @@ def test_workflows_are_drawn_by_weight(system: System) -> None:
 
 
 def _mean_and_std(of: Model, draws: int = 4000) -> tuple[float, float]:
-    dice = Dice(1)
+    dice = SeededRandom(1)
     drawn = [draw_s(of, dice) for _ in range(draws)]
     mean = math.fsum(drawn) / draws
     return mean, math.sqrt(math.fsum((x - mean) ** 2 for x in drawn) / draws)
@@ -262,12 +262,12 @@ def test_no_time_is_zero_or_negative(
         inference_time_mean=seconds,
         inference_time_std=std,
     )
-    dice = Dice(seed)
+    dice = SeededRandom(seed)
     assert all(0 < draw_s(of, dice) < math.inf for _ in range(20))
 
 
 def test_an_llm_makes_whole_tokens_and_at_least_one() -> None:
-    dice, wide = Dice(1), model(tokens_per_second=4, token_mean=3, token_std=9)
+    dice, wide = SeededRandom(1), model(tokens_per_second=4, token_mean=3, token_std=9)
     tokens = [4 * draw_s(wide, dice) for _ in range(200)]
     assert min(tokens) == 1
     assert all(count.is_integer() for count in tokens)

@@ -11,8 +11,10 @@ import yaml
 
 from dovetail.core.errors import InputError
 from dovetail.core.rates import Rate, RateTable
-from dovetail.workflow.costs import Costs
-from dovetail.workflow.inputs import MOST, System, check_fit, make_pool, read_system
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.costs import CostRules
+from dovetail.workflow.inputs.fit import check_fit, make_pool
+from dovetail.workflow.inputs.system import MOST, System
 
 SYSTEM = """\
 models:
@@ -88,7 +90,7 @@ gpus: a100:2
 costs: {overlap: 0.5}
 """,
     )
-    assert system.costs == Costs(overlap=0.5)
+    assert system.costs == CostRules(overlap=0.5)
     assert system.model_costs["llm"].batch_curve == (1.0, 1.25)
     assert make_pool(system, None).speeds == [2.0, 2.0]
     assert make_pool(system, "3").speeds == [1.0, 1.0, 1.0]
@@ -319,7 +321,7 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 def test_cost_options_go_over_those_of_the_file_and_are_converted(tmp_path: Path) -> None:
     text = changed("workflows:", "costs: {overlap: 0.5, noise: 0.1}\nworkflows:")
     costs = read(tmp_path, text, cost_options={"overlap": "0.25", "batching": "true"}).costs
-    assert costs == Costs(overlap=0.25, noise=0.1, batching=True)
+    assert costs == CostRules(overlap=0.25, noise=0.1, batching=True)
 
 
 @pytest.mark.parametrize(

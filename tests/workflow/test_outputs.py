@@ -16,8 +16,9 @@ from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task
 from dovetail.workflow.bounds import Bounds
-from dovetail.workflow.execution_log import ExecutionLog, log_summary
-from dovetail.workflow.outputs import Rejections, TextLog, gap, metrics_block, summary, switch_overhead
+from dovetail.workflow.compat.execution_log import ExecutionLog, log_summary
+from dovetail.workflow.compat.text_log import TextLog
+from dovetail.workflow.metrics import RejectionReasons, gap, metrics_block, summary, switch_overhead
 
 HEADER = Header(
     level="workflow",
@@ -116,7 +117,7 @@ def test_many_lines_are_written_in_order_and_all() -> None:
 
 
 def test_the_metrics_block() -> None:
-    rejections = Rejections()
+    rejections = RejectionReasons()
     figures = follow(rejections)
     assert metrics_block(figures, BOUNDS, rejections.reasons, skipped=3).splitlines() == [
         "",
@@ -161,7 +162,7 @@ def test_the_metrics_block() -> None:
 
 
 def test_only_the_first_reasons_are_shown() -> None:
-    rejections = Rejections()
+    rejections = RejectionReasons()
     metrics = Metrics(HEADER.pool)
     whys = ["why 0", "why 0", *(f"why {i}" for i in range(9))]
     events = [x for i, why in enumerate(whys) for x in (Arrived(f"r{i}", "w", fault=why), Reject(f"r{i}", why))]

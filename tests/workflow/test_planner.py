@@ -15,17 +15,18 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.costs import Costs, ModelCost
-from dovetail.workflow.exact import solve
-from dovetail.workflow.fuzz import random_case, read_case
-from dovetail.workflow.planner import optimise
+from dovetail.testing.workflow.random_workloads import random_case, read_case
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.optimise.exact import solve
+from dovetail.workflow.optimise.planner import optimise
+from dovetail.workflow.policies.base import Request, View
 from dovetail.workflow.policies.optimise import Optimise
+from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.simulation import Problem, run
-from dovetail.workflow.view import Run, View
+from dovetail.workflow.simulate import run
 
 
-def exact_cases(folder: Path, count: int, **changes: Any) -> Iterator[tuple[int, Problem]]:
+def exact_cases(folder: Path, count: int, **changes: Any) -> Iterator[tuple[int, WorkflowProblem]]:
     """Offline cases in which everything goes as expected and no batch is made."""
     seed = 0
     while count:
@@ -39,7 +40,7 @@ def exact_cases(folder: Path, count: int, **changes: Any) -> Iterator[tuple[int,
             yield seed, problem
 
 
-def figure(problem: Problem, policy: Any, objective: str) -> float:
+def figure(problem: WorkflowProblem, policy: Any, objective: str) -> float:
     figures = run(problem, policy).figures
     return figures.makespan_s if objective == "makespan" else figures.response_s.mean
 
@@ -88,8 +89,8 @@ ALONE = {name: TaskGraph(name, [Task("n", name)], []) for name in MODELS}
 
 
 def test_a_plan_names_every_node_its_window_and_where_it_came_from() -> None:
-    view = View(Pool.parse("1", {}), MODELS, Costs())
-    runs = [Run(f"r{i}", ALONE[of], (5.0,), 0.0, None, 1.0) for i, of in enumerate("abab")]
+    view = View(Pool.parse("1", {}), MODELS, CostRules())
+    runs = [Request(f"r{i}", ALONE[of], (5.0,), 0.0, None, 1.0) for i, of in enumerate("abab")]
     plan = optimise(view, runs)
     # one load, four runs, one switch of 4 s: better is not possible
     assert plan.value == 10 + 4 * 5 + 4
@@ -105,9 +106,9 @@ def test_local_search_may_hold_a_gpu_back_for_what_comes() -> None:
         "short": TaskGraph("short", [Task("n", "m")], []),
         "long": TaskGraph("long", [Task(f"n{i}", "m") for i in range(4)], [(f"n{i}", f"n{i + 1}") for i in range(3)]),
     }
-    view = View(Pool.parse("2", {}), models, Costs())
-    runs = [Run(f"s{i}", shapes["short"], (5.0,), 0.0, None, 1.0) for i in range(4)]
-    runs.append(Run("l", shapes["long"], (5.0,) * 4, 0.0, None, 1.0))
+    view = View(Pool.parse("2", {}), models, CostRules())
+    runs = [Request(f"s{i}", shapes["short"], (5.0,), 0.0, None, 1.0) for i in range(4)]
+    runs.append(Request("l", shapes["long"], (5.0,) * 4, 0.0, None, 1.0))
     assert optimise(view, runs).value == 20.0
 
 
@@ -158,6 +159,6 @@ def test_what_arrives_after_the_plan_was_made_runs_where_the_plan_leaves_room() 
     pool = Pool.parse("2", {})
     arrivals = [(float(i), Arrived(f"r{i}", of, (5.0,))) for i, of in enumerate("abbaab")]
     metrics = Metrics(pool)
-    scheduler = WorkflowScheduler(View(pool, MODELS, Costs()), ALONE, Optimise(schedules=5))
+    scheduler = WorkflowScheduler(View(pool, MODELS, CostRules()), ALONE, Optimise(schedules=5))
     simulate(scheduler, pool, ALONE, arrivals, SimExecutor(), [metrics])
     assert metrics.figures().completed == 6

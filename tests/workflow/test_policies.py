@@ -14,13 +14,13 @@ from dovetail.core.events import Arrived, Finished, Reject, Start
 from dovetail.core.rates import Rate, RateTable
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.costs import Costs, ModelCost
-from dovetail.workflow.fuzz import Case, random_case, read_case
-from dovetail.workflow.policies import ListPolicy, Place, Policy, View, Wait
+from dovetail.testing.workflow.random_workloads import RandomWorkload, random_case, read_case
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.policies.base import ListPolicy, Place, Policy, ReadyNode, View, Wait, Window
 from dovetail.workflow.policies.dovetail import Dovetail
+from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.simulation import Problem, run
-from dovetail.workflow.view import ReadyNode, Window
+from dovetail.workflow.simulate import run
 
 OURS = ("baseline", "deadline", "dovetail", "heft", "hybrid", "offline", "online", "optimise", "srpt", "static")
 Rule = Callable[[View, Place | None], None]
@@ -51,7 +51,7 @@ class Watched(Policy):
         return choice
 
 
-def cases(folder: Path, seeds: range = range(60)) -> Iterator[tuple[Case, Problem]]:
+def cases(folder: Path, seeds: range = range(60)) -> Iterator[tuple[RandomWorkload, WorkflowProblem]]:
     for seed in seeds:
         case = random_case(seed)
         yield case, read_case(case, folder)
@@ -274,7 +274,7 @@ def test_srpt_the_request_with_the_least_left_goes_first_and_ages(tmp_path: Path
 
     watch(tmp_path, "srpt", rule, {"hysteresis": 0.0})
     srpt = registry.create("workflow", "srpt", {"ageing": 0.5})
-    view = View(Pool.parse("1", {}), MODELS, Costs())
+    view = View(Pool.parse("1", {}), MODELS, CostRules())
     scheduler = WorkflowScheduler(view, SHAPES, srpt)
     scheduler.handle([Arrived("running", "one", (100.0,))], 0.0)
     scheduler.handle([Arrived("long", "one", (30.0,))], 0.0)
@@ -338,7 +338,7 @@ def test_with_admission_only_a_hopeless_request_is_rejected_and_at_once(tmp_path
 
 def test_admission_knows_the_fastest_measured_rate() -> None:
     def first(rates: RateTable) -> list[Any]:
-        view = View(Pool.parse("1", {}), MODELS, Costs(), rates)
+        view = View(Pool.parse("1", {}), MODELS, CostRules(), rates)
         deadline = registry.create("workflow", "deadline", {"admit": True})
         return WorkflowScheduler(view, SHAPES, deadline).handle([Arrived("r", "one", (30.0,), 20.0)], 0.0)
 
@@ -411,7 +411,7 @@ def test_static_runs_a_model_only_where_it_is_pinned(tmp_path: Path) -> None:
 
 def pins(forecast: dict[str, float], gpus: int) -> dict[str, list[Window]]:
     static = registry.create("workflow", "static")
-    static.begin(View(Pool.parse(str(gpus), {}), MODELS, Costs(), forecast=forecast))
+    static.begin(View(Pool.parse(str(gpus), {}), MODELS, CostRules(), forecast=forecast))
     found: dict[str, list[Window]] = static.pins
     return found
 
@@ -435,7 +435,7 @@ def test_static_gives_replicas_to_the_model_with_the_most_work() -> None:
 
 
 def test_static_never_switches_when_every_model_has_its_own_gpus() -> None:
-    view = View(Pool.parse("4", {}), MODELS, Costs(), forecast={"llm": 50.0, "sd": 50.0, "pair": 50.0})
+    view = View(Pool.parse("4", {}), MODELS, CostRules(), forecast={"llm": 50.0, "sd": 50.0, "pair": 50.0})
     scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", "static"))
     works = [Arrived(f"{model}{i}", OF[model], (5.0,)) for i in range(9) for model in ("llm", "sd", "pair")]
     orders = scheduler.handle(works, 0.0)
@@ -448,7 +448,7 @@ def test_static_never_switches_when_every_model_has_its_own_gpus() -> None:
 
 
 def test_static_shared_gpus_change_their_model_only_for_who_waited_longer_than_the_switch_is_worth() -> None:
-    view = View(Pool.parse("1", {}), MODELS, Costs(), forecast={"llm": 50.0, "sd": 50.0})
+    view = View(Pool.parse("1", {}), MODELS, CostRules(), forecast={"llm": 50.0, "sd": 50.0})
     scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", "static", {"hysteresis": 4.0}))
     price = (8 + 4) / 16 + 2  # times 4: 11 s
 
@@ -466,7 +466,7 @@ def test_static_shared_gpus_change_their_model_only_for_who_waited_longer_than_t
 
 
 def start_of(policy: str | Policy, gpus: int = 2, types: dict[str, DeviceType] | None = None) -> tuple[View, Any]:
-    view = View(Pool.parse(str(gpus), types or {}), MODELS, Costs())
+    view = View(Pool.parse(str(gpus), types or {}), MODELS, CostRules())
     chosen = registry.create("workflow", policy) if isinstance(policy, str) else policy
     return view, WorkflowScheduler(view, SHAPES, chosen).handle
 
@@ -577,7 +577,7 @@ def test_dovetail_reserved_gpus_are_given_only_to_who_finishes_in_time(tmp_path:
 @pytest.mark.parametrize("name", OURS)
 def test_a_model_never_lands_on_a_gpu_too_small_for_it(name: str) -> None:
     types = {"big": DeviceType("big", 8 * 1024), "small": DeviceType("small", 4 * 1024, 0.5)}
-    view = View(Pool.parse("small:3,big:1", types), MODELS, Costs(), forecast={"llm": 10.0, "sd": 10.0})
+    view = View(Pool.parse("small:3,big:1", types), MODELS, CostRules(), forecast={"llm": 10.0, "sd": 10.0})
     options = {"schedules": 3} if name == "optimise" else {}
     scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", name, options))
     works = [Arrived(f"l{i}", "one", (5.0,)) for i in range(3)] + [Arrived(f"s{i}", "draw", (5.0,)) for i in range(9)]
@@ -600,7 +600,7 @@ def test_where_no_aligned_window_has_room_any_other_will_do(name: str) -> None:
         "big": DeviceType("big", 8 * 1024),
         "huge": DeviceType("huge", 16 * 1024),
     }
-    view = View(Pool.parse("small:2,big:1,huge:1", types), MODELS, Costs(), forecast={"pair": 10.0})
+    view = View(Pool.parse("small:2,big:1,huge:1", types), MODELS, CostRules(), forecast={"pair": 10.0})
     assert view.roomy_windows("pair") == {(2, 3)}
     options = {"schedules": 3} if name == "optimise" else {}
     scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", name, options))

@@ -13,9 +13,13 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.core.rates import RateTable
 from dovetail.workflow import requests as module
-from dovetail.workflow.inputs import System, check_fit, make_pool, read_system
-from dovetail.workflow.requests import Mode, Requests
-from dovetail.workflow.simulation import Problem, run
+from dovetail.workflow.choices import Mode
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.fit import check_fit, make_pool
+from dovetail.workflow.inputs.requests import Requests
+from dovetail.workflow.inputs.system import System
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.simulate import run
 
 SYSTEM: dict[str, Any] = {
     "models": {
@@ -411,7 +415,7 @@ def test_a_workflow_that_nobody_asks_for_may_be_too_wide(tmp_path: Path) -> None
     config = {**SYSTEM, "workflows": {**SYSTEM["workflows"], "talk": {"nodes": [{"id": "say", "model": "llm"}]}}}
     (tmp_path / "s.json").write_text(json.dumps(config))
     (tmp_path / "r.jsonl").write_text('{"request_id": "a", "workflow_id": "talk"}\n')
-    problem = Problem.read(tmp_path / "s.json", tmp_path / "r.jsonl", gpus="1")
+    problem = WorkflowProblem.read(tmp_path / "s.json", tmp_path / "r.jsonl", gpus="1")
     assert run(problem).figures.completed == 1
 
 
@@ -442,7 +446,7 @@ def test_a_rejected_request_arrives_at_its_time_if_that_can_be_read(read: Reader
 def test_stand_in_names_do_not_break_a_run(tmp_path: Path, system: System) -> None:
     items = [rows()[0], rows()[0], {**rows()[0], "request_id": "a#2"}, {"workflow_id": "story"}, {}]
     (tmp_path / "r.json").write_text(json.dumps({"requests": items}))
-    problem = Problem.read(tmp_path / "system.json", tmp_path / "r.json", gpus="2", on_error="reject")
+    problem = WorkflowProblem.read(tmp_path / "system.json", tmp_path / "r.json", gpus="2", on_error="reject")
     figures = run(problem).figures
     assert figures.completed >= 1
     assert figures.completed + figures.rejected == 5

@@ -19,11 +19,10 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Instructio
 from dovetail.core.journal import Reader
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.costs import Costs, ModelCost
-from dovetail.workflow.fuzz import options_of, policies_for, random_case, read_case, run_case
-from dovetail.workflow.policies import Place, Policy, View, Wait
+from dovetail.testing.workflow.random_workloads import options_of, policies_for, random_case, read_case, run_case
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.policies.base import Place, Policy, ReadyNode, View, Wait
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.view import ReadyNode
 
 MODELS = {
     "llm": ModelCost(8.0, 10.0, batch_curve=(1.0, 1.5, 1.8)),
@@ -52,9 +51,9 @@ class Bench:
     """A scheduler on the table: put something in, see what comes out."""
 
     def __init__(
-        self, gpus: int = 1, policy: str | Policy = "baseline", retries: int = 0, costs: Costs | None = None
+        self, gpus: int = 1, policy: str | Policy = "baseline", retries: int = 0, costs: CostRules | None = None
     ) -> None:
-        self.view = View(Pool.parse(str(gpus), {}), MODELS, costs or Costs())
+        self.view = View(Pool.parse(str(gpus), {}), MODELS, costs or CostRules())
         chosen = registry.create("workflow", policy) if isinstance(policy, str) else policy
         self.scheduler = WorkflowScheduler(self.view, SHAPES, chosen, retries)
 
@@ -324,7 +323,7 @@ def test_before_time_zero_there_are_no_gpus() -> None:
 
 
 def test_a_batch_shares_its_window_and_takes_as_long_as_its_slowest_times_the_curve() -> None:
-    bench = Bench(costs=Costs(batching=True))
+    bench = Bench(costs=CostRules(batching=True))
     works = [Arrived(f"r{i}", "one", (float(i),)) for i in (4, 2, 3, 1)]
     run_s = 4.0 * 1.8
     assert bench(0.0, *works) == [
@@ -339,7 +338,7 @@ def test_a_batch_shares_its_window_and_takes_as_long_as_its_slowest_times_the_cu
 
 
 def test_one_of_a_batch_may_fail() -> None:
-    bench = Bench(costs=Costs(batching=True), retries=1)
+    bench = Bench(costs=CostRules(batching=True), retries=1)
     assert len(bench(0.0, Arrived("r", "one", (4.0,)), Arrived("s", "one", (4.0,)))) == 2
     assert bench(13.0, Failed("r", "a", "broken")) == []
     assert bench(16.0, Finished("s", "a")) == [Complete("s"), Start("r", "a", "llm", (0,), 13.0, 4.0, "warm")]
@@ -355,7 +354,7 @@ class Youngest(Policy):
 
 
 def test_a_batch_is_never_larger_than_the_curve_whoever_is_chosen() -> None:
-    bench = Bench(policy=Youngest(), costs=Costs(batching=True))
+    bench = Bench(policy=Youngest(), costs=CostRules(batching=True))
     works = [Arrived(f"r{i}", "pair", (4.0,)) for i in range(4)]
     assert [(order.job, order.run_s) for order in bench(0.0, *works) if isinstance(order, Start)] == [
         ("r3", 6.0),
@@ -364,7 +363,7 @@ def test_a_batch_is_never_larger_than_the_curve_whoever_is_chosen() -> None:
 
 
 def test_models_without_a_curve_are_not_batched() -> None:
-    bench = Bench(costs=Costs(batching=True))
+    bench = Bench(costs=CostRules(batching=True))
     bench(0.0, Arrived("r", "chain", (1.0, 1.0)), Arrived("s", "chain", (1.0, 1.0)))
     orders = bench(11.5, Finished("r", "a"), Finished("s", "a"))
     assert started(orders) == [("r", "b", (0,))]
@@ -395,7 +394,7 @@ def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path, policy: 
 _PRINT_DIGESTS = """
 import hashlib, sys
 from pathlib import Path
-from dovetail.workflow.fuzz import policies_for, random_case, read_case, run_case
+from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 folder = Path(sys.argv[1])
 for seed in range(int(sys.argv[2])):
     case = random_case(seed)

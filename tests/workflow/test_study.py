@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
+from dovetail.testing.workflow.random_workloads import random_case, read_case
 from dovetail.workflow.check import check_journal
-from dovetail.workflow.fuzz import random_case, read_case
-from dovetail.workflow.simulation import Problem, run
-from dovetail.workflow.study import Cell, compare, fewest_gpus, run_cell
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.simulate import run
+from dovetail.workflow.study import StudyCell, compare, fewest_gpus, run_cell
 
 CONFIG: dict[str, Any] = {
     "models": {
@@ -42,18 +43,18 @@ ROWS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def cell(tmp_path: Path) -> Cell:
+def cell(tmp_path: Path) -> StudyCell:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "requests.json").write_text(json.dumps({"requests": ROWS}))
-    return Cell(config=tmp_path / "config.json", requests=tmp_path / "requests.json", policy="dovetail", gpus="4")
+    return StudyCell(config=tmp_path / "config.json", requests=tmp_path / "requests.json", policy="dovetail", gpus="4")
 
 
 # --- compare --------------------------------------------------------------------------------------
 
 
-def test_a_cell_gives_the_figures_of_a_run_and_a_valid_journal(tmp_path: Path, cell: Cell) -> None:
+def test_a_cell_gives_the_figures_of_a_run_and_a_valid_journal(tmp_path: Path, cell: StudyCell) -> None:
     figures = run_cell(replace(cell, mode="online", journal=tmp_path / "journal.jsonl"))
-    outcome = run(Problem.read(cell.config, cell.requests, gpus="4", mode="online"))
+    outcome = run(WorkflowProblem.read(cell.config, cell.requests, gpus="4", mode="online"))
     assert figures["makespan_s"] == outcome.figures.makespan_s
     assert figures["bound_makespan_s"] == outcome.bounds.makespan_s
     assert (figures["policy"], figures["gpus"], figures["seed"]) == ("dovetail", "4", 0)
@@ -62,7 +63,7 @@ def test_a_cell_gives_the_figures_of_a_run_and_a_valid_journal(tmp_path: Path, c
     assert report.counted["makespan_s"] == figures["makespan_s"]
 
 
-def test_one_row_per_pool_and_policy_in_the_order_of_the_cells(cell: Cell) -> None:
+def test_one_row_per_pool_and_policy_in_the_order_of_the_cells(cell: StudyCell) -> None:
     cells = [replace(cell, gpus=gpus, policy=policy) for gpus in ("2", "8") for policy in ("srpt", "baseline")]
     rows = compare(cells, jobs=1)
     assert [(row["gpus"], row["policy"]) for row in rows] == [
@@ -79,7 +80,7 @@ def test_one_row_per_pool_and_policy_in_the_order_of_the_cells(cell: Cell) -> No
         assert "makespan_s_min" not in row, "one run has no spread"
 
 
-def test_processes_give_what_one_process_gives(cell: Cell) -> None:
+def test_processes_give_what_one_process_gives(cell: StudyCell) -> None:
     cells = [replace(cell, gpus=gpus, policy=policy) for gpus in ("2", "4") for policy in ("heft", "static")]
     done: list[int] = []
     alone, together = compare(cells, jobs=1), compare(cells, jobs=2, progress=done.append)
@@ -89,7 +90,7 @@ def test_processes_give_what_one_process_gives(cell: Cell) -> None:
     assert done == [1, 2, 3, 4]
 
 
-def test_seeds_are_averaged_with_their_spread(cell: Cell) -> None:
+def test_seeds_are_averaged_with_their_spread(cell: StudyCell) -> None:
     cells = [replace(cell, seed=seed, costs={"noise": "0.5"}) for seed in (1, 2, 3)]
     [row] = compare(cells, jobs=1)
     spans = [run_cell(one)["makespan_s"] for one in cells]
@@ -100,7 +101,7 @@ def test_seeds_are_averaged_with_their_spread(cell: Cell) -> None:
     assert row["completed"] == len(ROWS)
 
 
-def test_rejected_requests_are_in_the_row(tmp_path: Path, cell: Cell) -> None:
+def test_rejected_requests_are_in_the_row(tmp_path: Path, cell: StudyCell) -> None:
     rows = [*ROWS, {"request_id": "x", "workflow_id": "never asked for"}]
     cell.requests.write_text(json.dumps({"requests": rows}))
     [row] = compare([replace(cell, on_error="reject")], jobs=1)
@@ -111,7 +112,7 @@ def test_rejected_requests_are_in_the_row(tmp_path: Path, cell: Cell) -> None:
         compare([cell], jobs=1)
 
 
-def test_a_file_that_changed_is_read_again(cell: Cell) -> None:
+def test_a_file_that_changed_is_read_again(cell: StudyCell) -> None:
     before = run_cell(cell)["completed"]
     cell.requests.write_text(json.dumps({"requests": ROWS[:7]}))
     assert (before, run_cell(cell)["completed"]) == (40, 7)
@@ -120,11 +121,11 @@ def test_a_file_that_changed_is_read_again(cell: Cell) -> None:
 # --- plan -----------------------------------------------------------------------------------------
 
 
-def every_size(cell: Cell, target: str, most: int) -> dict[int, float]:
+def every_size(cell: StudyCell, target: str, most: int) -> dict[int, float]:
     """What each pool size gives: the brute force."""
     found = {}
     for gpus in range(1, most + 1):
-        problem = Problem.read(cell.config, cell.requests, gpus=str(gpus), mode=cell.mode, on_error="reject")
+        problem = WorkflowProblem.read(cell.config, cell.requests, gpus=str(gpus), mode=cell.mode, on_error="reject")
         figures = run(problem, cell.policy).figures
         if not figures.rejected:
             response = figures.response_s
@@ -135,7 +136,7 @@ def every_size(cell: Cell, target: str, most: int) -> dict[int, float]:
 @pytest.mark.parametrize("target", ["makespan", "mean", "p99"])
 @pytest.mark.parametrize("mode", ["offline", "online"])
 @pytest.mark.parametrize("policy", ["dovetail", "baseline"])
-def test_the_answer_holds_against_every_pool_size(cell: Cell, target: Any, mode: Any, policy: str) -> None:
+def test_the_answer_holds_against_every_pool_size(cell: StudyCell, target: Any, mode: Any, policy: str) -> None:
     cell = replace(cell, mode=mode, policy=policy)
     sizes = every_size(cell, target, 32)
     assert min(sizes) == 2, "the widest node that is asked for"
@@ -153,7 +154,7 @@ def test_the_answer_holds_against_every_pool_size(cell: Cell, target: Any, mode:
         assert answer.reason
 
 
-def test_a_size_below_a_bound_is_ruled_out_without_a_run(cell: Cell) -> None:
+def test_a_size_below_a_bound_is_ruled_out_without_a_run(cell: StudyCell) -> None:
     area_s = sum(sum(row["node_execution_times"].values()) for row in ROWS)
     answer = fewest_gpus(cell, "makespan", area_s / 8, most=64)
     assert answer.ruled_out
@@ -169,29 +170,29 @@ def test_a_size_below_a_bound_is_ruled_out_without_a_run(cell: Cell) -> None:
         (20.0, 3, "GPUs"),
     ],
 )
-def test_a_limit_that_cannot_be_met_is_told(cell: Cell, limit_s: float, most: int, reason: str) -> None:
+def test_a_limit_that_cannot_be_met_is_told(cell: StudyCell, limit_s: float, most: int, reason: str) -> None:
     answer = fewest_gpus(cell, "makespan", limit_s, most=most)
     assert (answer.gpus, answer.value_s) == (None, None)
     assert reason in answer.reason
 
 
-def test_a_loose_limit_is_met_by_the_widest_node(cell: Cell) -> None:
+def test_a_loose_limit_is_met_by_the_widest_node(cell: StudyCell) -> None:
     answer = fewest_gpus(cell, "p99", 1e9)
     assert (answer.gpus, answer.reason) == (2, "the widest node needs 2 GPUs")
 
 
-def test_nothing_to_do_is_done_by_one_gpu(cell: Cell) -> None:
+def test_nothing_to_do_is_done_by_one_gpu(cell: StudyCell) -> None:
     cell.requests.write_text('{"requests": []}')
     assert fewest_gpus(cell, "makespan", 1.0).gpus == 1
 
 
 @pytest.mark.parametrize("limit_s", [0.0, -5.0, float("nan")])
-def test_a_limit_must_be_positive(cell: Cell, limit_s: float) -> None:
+def test_a_limit_must_be_positive(cell: StudyCell, limit_s: float) -> None:
     with pytest.raises(InputError, match="the limit must be positive"):
         fewest_gpus(cell, "mean", limit_s)
 
 
-def test_a_target_needs_all_requests(cell: Cell) -> None:
+def test_a_target_needs_all_requests(cell: StudyCell) -> None:
     rows = [*ROWS, {"request_id": "x", "workflow_id": "nothing", "timestamp": 0}]
     cell.requests.write_text(json.dumps({"requests": rows}))
     with pytest.raises(InputError, match="unknown workflow 'nothing'"):
@@ -206,7 +207,7 @@ def test_random_cases_are_answered_as_brute_force_answers_them(tmp_path: Path) -
     for seed in range(40):
         case = random_case(seed)
         read_case(case._replace(rows=[row for row in case.rows if row["workflow_id"] != "nothing"]), tmp_path)
-        cell = Cell(config=config, requests=requests, policy="dovetail", gpus="1", mode=case.mode)
+        cell = StudyCell(config=config, requests=requests, policy="dovetail", gpus="1", mode=case.mode)
         sizes = every_size(cell, "makespan", 12)
         if not sizes:
             continue

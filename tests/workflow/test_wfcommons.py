@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.workflow.generate import generate
-from dovetail.workflow.importers.common import Imported
-from dovetail.workflow.importers.wfcommons import Width, import_wfcommons
-from dovetail.workflow.inputs import System, read_system
-from dovetail.workflow.requests import Requests
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.generate import generate
+from dovetail.workflow.inputs.importers.common import Imported
+from dovetail.workflow.inputs.importers.wfcommons import Width, import_wfcommons
+from dovetail.workflow.inputs.requests import Requests
+from dovetail.workflow.inputs.system import System
 
 ROOT = Path(__file__).parents[2]
 INSTANCES = (ROOT / os.environ.get("DOVETAIL_TRACES", "../shared/traces")).resolve() / "wfinstances"

@@ -89,7 +89,7 @@ def examine(log: Path, config: Path | None = None, requests: Path | None = None)
         if path is not None and not path.is_file():
             raise InputError(f"{path}: {'is a folder; expected a file' if path.is_dir() else 'no such file'}")
     if not is_journal(log):
-        from dovetail.workflow.check_log import check_log
+        from dovetail.workflow.compat.check_log import check_log
 
         return check_log(log, config, requests)
     reader = open_journal(log)

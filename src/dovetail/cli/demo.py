@@ -87,9 +87,10 @@ def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
 
 def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:
     from dovetail.cli.workflow_inputs import write_config
-    from dovetail.workflow.generate import generate, synthetic_system, write_requests
-    from dovetail.workflow.inputs import read_system
-    from dovetail.workflow.study import Cell, run_cell
+    from dovetail.workflow.inputs.configuration import read_system
+    from dovetail.workflow.inputs.generate import generate, write_requests
+    from dovetail.workflow.inputs.synthetic import synthetic_system
+    from dovetail.workflow.study import StudyCell, run_cell
 
     config, requests = out / "system_config.yaml", out / "workflow_requests.jsonl"
     made = synthetic_system(_SEED, models=6, workflows=4, max_width=4)
@@ -99,7 +100,7 @@ def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:
     table, journals = [], []
     for policy in _POLICIES:
         journal = out / f"{policy}_journal.jsonl"
-        cell = Cell(
+        cell = StudyCell(
             config=config, requests=requests, policy=policy, gpus=str(made["gpus"]), mode="online", journal=journal
         )
         figures = run_cell(cell)

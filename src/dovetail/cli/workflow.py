@@ -13,9 +13,8 @@ from dovetail.cli.workflow_run import CONFIG, REQUESTS, run, warn
 from dovetail.cli.workflow_study import compare, plan
 from dovetail.core import registry
 from dovetail.core.errors import InputError
-from dovetail.workflow.inputs import OnError
-from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import Problem
+from dovetail.workflow.choices import Mode, OnError
+from dovetail.workflow.problem import WorkflowProblem
 
 app = App(name="workflow", help="Schedule workflows of many models on a pool of GPUs.")
 for verb in (run, compare, plan, generate, import_app):
@@ -53,7 +52,7 @@ def validate(
     format
         table or json.
     """
-    problem = Problem.read(config, requests, gpus=gpus, mode=mode, rates=rates)
+    problem = WorkflowProblem.read(config, requests, gpus=gpus, mode=mode, rates=rates)
     warn(problem)
     facts = {
         "models": len(problem.models),
@@ -131,7 +130,7 @@ def bound(
     format
         table or json.
     """
-    problem = Problem.read(
+    problem = WorkflowProblem.read(
         config, requests, gpus=gpus, mode=mode, on_error=on_error, costs=pairs("--cost", cost), rates=rates
     )
     warn(problem)
@@ -150,11 +149,11 @@ def bound(
     return 0
 
 
-def _optimum(problem: Problem, time_limit_s: float) -> Any:
-    from dovetail.workflow.costs import Costs
-    from dovetail.workflow.exact import solve
+def _optimum(problem: WorkflowProblem, time_limit_s: float) -> Any:
+    from dovetail.workflow.inputs.costs import CostRules
+    from dovetail.workflow.optimise.exact import solve
 
-    known = Costs(problem.costs.pcie_gb_s, problem.costs.overhead_s)
+    known = CostRules(problem.costs.pcie_gb_s, problem.costs.overhead_s)
     if problem.costs != known or problem.rates:
         raise InputError("--exact knows only the default rules of price: no cost extension and no rate table")
     nodes = sum(len(problem.shapes[work.of].tasks) for _, work in problem.requests.arrivals() if not work.fault)

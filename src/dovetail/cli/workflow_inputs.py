@@ -12,10 +12,12 @@ from cyclopts import App
 from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table
 from dovetail.core.errors import InputError
 from dovetail.core.files import refuse_overwrite
-from dovetail.workflow.generate import Arrivals, Statistics, synthetic_system, thrash_system, write_requests
-from dovetail.workflow.generate import generate as make_rows
-from dovetail.workflow.importers.common import Imported
-from dovetail.workflow.inputs import read_system
+from dovetail.workflow.choices import ArrivalPattern
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.generate import Statistics, write_requests
+from dovetail.workflow.inputs.generate import generate as make_rows
+from dovetail.workflow.inputs.importers.common import Imported
+from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
 
 FileFormat = Literal["json", "yaml", "jsonl"]
 import_app = App(name="import", help="Turn workflows of other systems into our files.")
@@ -28,7 +30,7 @@ def generate(
     requests: int = 500,
     duration: float | None = None,
     rate: float | None = None,
-    arrivals: Arrivals = "poisson",
+    arrivals: ArrivalPattern = "poisson",
     workflow: Pairs | None = None,
     seed: int = 0,
     start: str = "2024-01-01T00:00:00",
@@ -135,7 +137,7 @@ def comfyui(
     format
         table or json.
     """
-    from dovetail.workflow.importers.comfyui import import_comfyui
+    from dovetail.workflow.inputs.importers.comfyui import import_comfyui
 
     _refuse(files, out, requests, force)
     result = import_comfyui(files, keep_utility=keep_utility, keep_loaders=keep_loaders)
@@ -175,7 +177,7 @@ def wfcommons(
     format
         table or json.
     """
-    from dovetail.workflow.importers.wfcommons import import_wfcommons
+    from dovetail.workflow.inputs.importers.wfcommons import import_wfcommons
 
     _refuse(files, out, requests, force)
     return _finish(import_wfcommons(files, width=width, switch_s=switch_s), out, requests, format)

@@ -13,10 +13,10 @@ from dovetail.cli.common import Flag, Format, Pairs, make_folder, pairs, print_j
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.events import Complete, Reject
 from dovetail.core.files import refuse_overwrite
-from dovetail.workflow.inputs import OnError
-from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import DEFAULT_POLICY, Compat, Outcome, Problem, make_policy
-from dovetail.workflow.simulation import run as simulate_run
+from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.simulate import RunResult, make_policy
+from dovetail.workflow.simulate import run as simulate_run
 
 Output = Literal["journal", "log", "executions"]
 CONFIG = Path("system_config.yaml")
@@ -116,7 +116,7 @@ def run(
     options = pairs("--option", option)
     make_policy(policy, options, mode)  # a wrong name or option shows before anything is read or written
     refuse_overwrite([out / _FILES[kind].format(policy) for kind in dict.fromkeys(write)], [config, requests, rates])
-    problem = Problem.read(
+    problem = WorkflowProblem.read(
         config,
         requests,
         gpus=gpus,
@@ -155,7 +155,7 @@ _TITLES: dict[Output, str] = {
 
 
 def _simulate(
-    problem: Problem,
+    problem: WorkflowProblem,
     header: Any,
     options: dict[str, Any],
     out: Path,
@@ -165,15 +165,16 @@ def _simulate(
     seed: int,
     failure_rate: float,
     retries: int,
-) -> tuple[Outcome, dict[str, Any]]:
+) -> tuple[RunResult, dict[str, Any]]:
     """Run with all outputs attached; what was written so far is closed and kept whatever happens."""
     from dovetail.core.journal import Writer
-    from dovetail.workflow.execution_log import ExecutionLog
-    from dovetail.workflow.outputs import Rejections, TextLog, summary
+    from dovetail.workflow.compat.execution_log import ExecutionLog
+    from dovetail.workflow.compat.text_log import TextLog
+    from dovetail.workflow.metrics import RejectionReasons, summary
 
     make_folder(out)
     path = {kind: out / name.format(header.policy) for kind, name in _FILES.items()}
-    rejections = Rejections()
+    rejections = RejectionReasons()
     observers: list[Any] = [rejections]
     with ExitStack() as stack:
         journal = stack.enter_context(Writer(path["journal"], header, resume)) if "journal" in write else None
@@ -241,14 +242,14 @@ class _Progress:
             self._done(self._count)
 
 
-def _print_block(outcome: Outcome, figures: dict[str, Any], problem: Problem) -> None:
-    from dovetail.workflow.outputs import metrics_block
+def _print_block(outcome: RunResult, figures: dict[str, Any], problem: WorkflowProblem) -> None:
+    from dovetail.workflow.metrics import metrics_block
 
     print(metrics_block(outcome.figures, outcome.bounds, figures["rejections"], problem.requests.skipped_count))
     print()
 
 
-def warn(problem: Problem) -> None:
+def warn(problem: WorkflowProblem) -> None:
     for text, times in problem.requests.warnings.items():
         print(f"warning: {problem.requests.path}: {text} ({times} requests)", file=sys.stderr)
     for text in problem.requests.skipped:

@@ -10,10 +10,9 @@ from cyclopts import Parameter
 from dovetail.cli.common import Format, Pairs, atomic_write, make_folder, pairs, print_json, print_table, progress
 from dovetail.core.errors import InputError
 from dovetail.core.files import refuse_overwrite
-from dovetail.workflow.inputs import OnError
-from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import DEFAULT_POLICY, Compat, make_policy
-from dovetail.workflow.study import Cell, Target, fewest_gpus
+from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError, Target
+from dovetail.workflow.simulate import make_policy
+from dovetail.workflow.study import StudyCell, fewest_gpus
 from dovetail.workflow.study import compare as run_cells
 
 _COLUMNS = {
@@ -89,7 +88,7 @@ def compare(
     names = _names(policy, mode)
     gpus, seeds = tuple(dict.fromkeys(gpus)), tuple(dict.fromkeys(seed))
     cells = [
-        Cell(
+        StudyCell(
             config=config,
             requests=requests,
             policy=name,
@@ -143,7 +142,7 @@ def _names(given: tuple[str, ...], mode: Mode) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def _check(cells: list[Cell]) -> bool:
+def _check(cells: list[StudyCell]) -> bool:
     """Read the inputs once for each pool here, so that an error shows before any process starts; whether there is
     noise, without which seeds make no difference."""
     pools = {cell.gpus: cell for cell in cells}
@@ -163,7 +162,7 @@ def _cell(row: dict[str, Any], key: str) -> Any:
     return round(value, 2) if isinstance(value, float) else value
 
 
-def _page(out: Path, cells: list[Cell], rows: list[dict[str, Any]]) -> None:
+def _page(out: Path, cells: list[StudyCell], rows: list[dict[str, Any]]) -> None:
     import msgspec
 
     from dovetail.core.journal import Reader
@@ -231,7 +230,7 @@ def plan(
         raise InputError("give one limit: --p99, --mean or --makespan SECONDS")
     [(target, limit)] = given.items()
     make_policy(policy, pairs("--option", option), mode)
-    cell = Cell(
+    cell = StudyCell(
         config=config,
         requests=requests,
         policy=policy,

@@ -36,7 +36,8 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, St
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.costs import Costs, ModelCost, least_setup
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.residents import least_setup
 
 Floats = NDArray[np.float64]
 
@@ -190,7 +191,7 @@ def bounds_for(
     pool: Pool,
     shapes: Mapping[str, TaskGraph],
     models: Mapping[str, ModelCost],
-    costs: Costs,
+    costs: CostRules,
     rates: RateTable,
     free_setups: bool = False,
 ) -> BoundsAccumulator:

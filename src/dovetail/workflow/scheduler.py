@@ -19,8 +19,7 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import ReadyNode, Run, View, Window
+from dovetail.workflow.policies.base import Place, Policy, ReadyNode, Request, View, Wait, Window
 
 
 class WorkflowScheduler:
@@ -79,7 +78,7 @@ class WorkflowScheduler:
             return
         shape = self._shapes[event.of]
         due = None if event.due_s is None else now + event.due_s
-        run = self._runs[event.job] = Run(event.job, shape, event.sizes, now, due, event.weight)
+        run = self._runs[event.job] = Request(event.job, shape, event.sizes, now, due, event.weight)
         demand = self.view.demand
         for part, size in zip(shape.tasks, event.sizes, strict=True):
             demand[part.kind] += size * part.width
@@ -142,7 +141,7 @@ class WorkflowScheduler:
             raise self._mistake("rank", error) from error
         view.enqueue(task)
 
-    def _reject(self, run: Run, why: str, out: list[Instruction]) -> None:
+    def _reject(self, run: Request, why: str, out: list[Instruction]) -> None:
         view = self.view
         del self._runs[run.id]
         out.append(Reject(run.id, why))

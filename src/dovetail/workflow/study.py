@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,17 +13,15 @@ from msgspec.structs import replace
 from dovetail.core.errors import InputError
 from dovetail.core.sweep import sweep
 from dovetail.workflow.bounds import Bounds
-from dovetail.workflow.inputs import OnError
-from dovetail.workflow.recording import record
-from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import Compat, Problem
+from dovetail.workflow.choices import Compat, Mode, OnError, Target
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.simulate import record
 
-Target = Literal["makespan", "mean", "p99"]
 _SCANNED = 16  # pool sizes tried one by one
 _KEYS: dict[Target, str] = {"makespan": "makespan_s", "mean": "avg_request_s", "p99": "p99_request_s"}
 
 
-class Cell(Struct, frozen=True, kw_only=True):
+class StudyCell(Struct, frozen=True, kw_only=True):
     """One run of a study."""
 
     config: Path
@@ -39,7 +37,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     rates: Path | None = None
     journal: Path | None = None
 
-    def problem(self) -> Problem:
+    def problem(self) -> WorkflowProblem:
         return _read(
             self.config,
             self.requests,
@@ -71,21 +69,21 @@ def _read(
     costs: tuple[tuple[str, Any], ...],
     rates: Path | None,
     versions: tuple[tuple[int, int] | None, ...],
-) -> Problem:
+) -> WorkflowProblem:
     """Cells that differ only in policy or seed share their inputs within a process, until a file changes."""
-    return Problem.read(
+    return WorkflowProblem.read(
         config, requests, gpus=gpus, mode=mode, on_error=on_error, compat=compat, costs=dict(costs), rates=rates
     )
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
+def run_cell(cell: StudyCell) -> dict[str, Any]:
     """Run one cell, in whatever process; gives the summary's figures."""
     outcome, figures = record(cell.problem(), cell.policy, cell.options, cell.journal, seed=cell.seed)
     return figures | {"gpus": cell.gpus, "seed": cell.seed, "simulation_s": outcome.simulation_s}
 
 
 def compare(
-    cells: Sequence[Cell], jobs: int | None = None, progress: Callable[[int], None] = lambda done: None
+    cells: Sequence[StudyCell], jobs: int | None = None, progress: Callable[[int], None] = lambda done: None
 ) -> list[dict[str, Any]]:
     """Run all cells in parallel; one row per (policy, pool), figures averaged over seeds, with their spread."""
     rows = sweep(run_cell, cells, jobs, progress)
@@ -121,7 +119,11 @@ class Capacity(Struct):
 
 
 def fewest_gpus(
-    cell: Cell, target: Target, limit_s: float, most: int = 1024, progress: Callable[[int], None] = lambda done: None
+    cell: StudyCell,
+    target: Target,
+    limit_s: float,
+    most: int = 1024,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Capacity:
     """The fewest GPUs with which a figure stays within a limit.
 
@@ -191,14 +193,14 @@ def _first_open(value: Callable[[int], float], ruled_out: Mapping[int, float], l
     return high
 
 
-def _widest(cell: Cell) -> int:
+def _widest(cell: StudyCell) -> int:
     """The fewest GPUs on which every node of the requests fits."""
     problem = replace(cell, gpus="4096").problem()
     used = {work.of for _, work in problem.requests.arrivals() if not work.fault}
     return max([part.width for name in used for part in problem.shapes[name].tasks], default=1) or 1
 
 
-def _bounds(problem: Problem) -> Bounds:
+def _bounds(problem: WorkflowProblem) -> Bounds:
     bounds = problem.new_bounds()
     for at_s, work in problem.requests.arrivals():
         bounds.add(at_s, work)

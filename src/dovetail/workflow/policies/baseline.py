@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import ReadyNode, View
+from dovetail.workflow.policies.base import Place, Policy, ReadyNode, View, Wait
 
 
 @policy("baseline", level="workflow")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import Queue, ReadyNode, View, Window
+from dovetail.workflow.policies.base import Place, Policy, Queue, ReadyNode, View, Wait, Window
 
 _MEMORY_S = 100.0  # a GPU idle for much longer than this is a good place to load another model
 

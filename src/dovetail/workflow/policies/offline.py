@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import View
+from dovetail.workflow.policies.base import Place, Policy, View, Wait
 
 
 @policy("offline", level="workflow")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import ReadyNode, View, Window
+from dovetail.workflow.policies.base import Place, Policy, ReadyNode, View, Wait, Window
 
 
 @policy("online", level="workflow")

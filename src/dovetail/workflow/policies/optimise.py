@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.planner import Key, Objective, Plan, optimise
-from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import ReadyNode, Run, View, Window
+from dovetail.workflow.optimise.planner import NodeKey, Objective, PlannedStarts, optimise
+from dovetail.workflow.policies.base import Place, Policy, ReadyNode, Request, View, Wait, Window
 
 
 @policy("optimise", level="workflow")
@@ -32,12 +31,12 @@ class Optimise(Policy):
         self.schedules = schedules
         self.budget_s = budget_s
         self.seed = seed
-        self.plan: Plan | None = None
-        self._runs: dict[str, Run] = {}
-        self._window: dict[Key, Window] = {}  # of every planned node
-        self._next: list[list[Key]] = []  # planned nodes of each GPU, the next one last
-        self._ready: dict[Key, ReadyNode] = {}
-        self._unplanned: dict[Key, ReadyNode] = {}
+        self.plan: PlannedStarts | None = None
+        self._runs: dict[str, Request] = {}
+        self._window: dict[NodeKey, Window] = {}  # of every planned node
+        self._next: list[list[NodeKey]] = []  # planned nodes of each GPU, the next one last
+        self._ready: dict[NodeKey, ReadyNode] = {}
+        self._unplanned: dict[NodeKey, ReadyNode] = {}
 
     def rank(self, task: ReadyNode, view: View) -> float:
         key = (task.run.id, task.name)
@@ -66,7 +65,7 @@ class Optimise(Policy):
                 return Place(task, window, "planned")
         return self._place_unplanned(view) if self._unplanned else None
 
-    def _is_past(self, key: Key) -> bool:
+    def _is_past(self, key: NodeKey) -> bool:
         """Whether a planned node has started, on its own or in a batch, or its request was rejected."""
         task = self._ready.get(key)
         return not self._runs[key[0]].open or (task is not None and task.gone)

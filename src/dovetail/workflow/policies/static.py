@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policy import Place, Policy, Wait
-from dovetail.workflow.view import View, Window
+from dovetail.workflow.policies.base import Place, Policy, View, Wait, Window
 
 
 @policy("static", level="workflow")

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import Document, Key
-from dovetail.workflow.importers.common import Imported, Names, find_cycle, request
+from dovetail.workflow.inputs.importers.common import Imported, Names, find_cycle, request
 
 Width = Literal["one", "cores"]
 Kind = tuple[str, int]  # what a task runs, and on how many GPUs

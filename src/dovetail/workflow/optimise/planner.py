@@ -18,19 +18,18 @@ from dovetail.core.events import Arrived, Start
 from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.registry import create
-from dovetail.workflow.policy import ListPolicy, Policy
+from dovetail.workflow.policies.base import ListPolicy, Policy, ReadyNode, Request, View, Window
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.view import ReadyNode, Run, View, Window
 
 Objective = Literal["makespan", "mean"]
-Key = tuple[str, str]
+NodeKey = tuple[str, str]
 _OTHERS = ("baseline", "offline", "hybrid", "online", "srpt", "deadline", "heft", "static")
 
 
-class Plan(Struct):
+class PlannedStarts(Struct):
     """Nodes in the order in which they start, each with its window, and what that gives."""
 
-    starts: list[tuple[Key, Window]]
+    starts: list[tuple[NodeKey, Window]]
     value: float
     origin: str
 
@@ -38,7 +37,7 @@ class Plan(Struct):
 class _Ranked(ListPolicy):
     """Greedy by given ranks."""
 
-    def __init__(self, ranks: dict[Key, float], hysteresis: float) -> None:
+    def __init__(self, ranks: dict[NodeKey, float], hysteresis: float) -> None:
         super().__init__(hysteresis=hysteresis)
         self.ranks = ranks
 
@@ -57,8 +56,8 @@ class _Order:
     """Notes who starts when and where."""
 
     def __init__(self) -> None:
-        self.starts: list[tuple[Key, Window]] = []
-        self.times: dict[Key, float] = {}
+        self.starts: list[tuple[NodeKey, Window]] = []
+        self.times: dict[NodeKey, float] = {}
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
@@ -71,15 +70,15 @@ class _Order:
 class _Search:
     """Simulates one policy after another on the same works, and keeps the best."""
 
-    def __init__(self, view: View, runs: Sequence[Run], objective: Objective, budget: int, budget_s: float | None):
+    def __init__(self, view: View, runs: Sequence[Request], objective: Objective, budget: int, budget_s: float | None):
         self._view = view
         self._shapes = {run.shape.name: run.shape for run in runs}
         self._arrivals = [(0.0, Arrived(run.id, run.shape.name, tuple(run.sizes))) for run in runs]
         self._objective = objective
         self._left = budget
         self._until = None if budget_s is None else time.monotonic() + budget_s
-        self.best: Plan | None = None
-        self.times: dict[Key, float] = {}
+        self.best: PlannedStarts | None = None
+        self.times: dict[NodeKey, float] = {}
 
     @property
     def spent(self) -> bool:
@@ -97,19 +96,19 @@ class _Search:
         value = figures.makespan_s if self._objective == "makespan" else figures.response_s.mean
         if self.best is not None and value >= self.best.value:
             return False
-        self.best = Plan(order.starts, value, origin)
+        self.best = PlannedStarts(order.starts, value, origin)
         self.times = order.times
         return True
 
 
 def optimise(
     view: View,
-    runs: Sequence[Run],
+    runs: Sequence[Request],
     objective: Objective = "makespan",
     schedules: int = 200,
     budget_s: float | None = None,
     seed: int = 0,
-) -> Plan:
+) -> PlannedStarts:
     """The best plan found for works that are all there at the start; never worse than the default policy's schedule."""
     search = _Search(view, runs, objective, schedules, budget_s)
     search.attempt(create("workflow", "dovetail"), "dovetail")

@@ -17,10 +17,18 @@ from dovetail.core.events import Arrived, Complete, Reject, Start
 from dovetail.core.files import explain, read_bytes
 from dovetail.core.findings import Findings, Report, close, compare
 from dovetail.core.journal import Header
-from dovetail.workflow.check import Examined, need_config
-from dovetail.workflow.check_old_log import OldLog
-from dovetail.workflow.execution_log import RequestRow, log_summary
-from dovetail.workflow.log_rows import Log, Row, Span, check_workflows, end_of, number, tell
+from dovetail.workflow.check.examination import Examination, need_config
+from dovetail.workflow.compat.check_old_log import OldLog
+from dovetail.workflow.compat.execution_log import RequestRow, log_summary
+from dovetail.workflow.compat.log_rows import (
+    ExecutionRow,
+    LoggedRun,
+    LogSpan,
+    check_workflows,
+    end_of,
+    events_of,
+    number,
+)
 
 
 def check_log(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:
@@ -28,7 +36,7 @@ def check_log(path: Path, config: Path | None = None, requests: Path | None = No
     need_config(config, requests)
     text = read_bytes(path)
     try:
-        log = msgspec.json.decode(text, type=Log)
+        log = msgspec.json.decode(text, type=LoggedRun)
     except msgspec.ValidationError as error:
         keys, message = explain(error)
         raise InputError(f"{path}: {'.'.join(map(str, keys)) or 'execution log'}: {message}") from None
@@ -47,7 +55,7 @@ def check_log(path: Path, config: Path | None = None, requests: Path | None = No
     return OldLog(path, log, faults, config, requests).check(limit, place)
 
 
-def _check_ours(path: Path, log: Log, faults: Findings, config: Path | None, requests: Path | None) -> Report:
+def _check_ours(path: Path, log: LoggedRun, faults: Findings, config: Path | None, requests: Path | None) -> Report:
     if log.pool is None:
         raise InputError(f"{path}: missing key `pool`")
     header = Header(
@@ -60,7 +68,7 @@ def _check_ours(path: Path, log: Log, faults: Findings, config: Path | None, req
         graphs=log.graphs,
         facts=log.facts | {"models": log.models, "costs": log.costs, "compat": log.compat},
     )
-    run = Examined(path, core.check_header(header, path), faults)
+    run = Examination(path, core.check_header(header, path), faults)
     run.hold_to_rules(config, requests)
     spans = [_our_span(i, row, faults) for i, row in enumerate([*log.executions, *log.failures])]
     arrivals, closings = _our_requests(log.requests, faults)
@@ -72,7 +80,7 @@ def _check_ours(path: Path, log: Log, faults: Findings, config: Path | None, req
             faults.at(two.n, two.t)
             found = f"found decision {two.decision} at {two.t} s after {one.decision} at {one.t} s"
             faults.add("row", f"{two.start.job}/{two.start.task}", found)
-    figures, bounds = run.follow(tell(spans, arrivals, closings))
+    figures, bounds = run.follow(events_of(spans, arrivals, closings))
     rejected = sorted(event.job for _, event in closings if isinstance(event, Reject))
     if rejected != sorted(row.get("request_id", "") for row in log.rejected_requests):
         faults.add("row", "rejected_requests", f"found {len(log.rejected_requests)}, expected {len(rejected)} of these")
@@ -113,7 +121,7 @@ def _our_requests(
     return arrivals, closings
 
 
-def _our_span(i: int, row: Row, faults: Findings) -> Span:
+def _our_span(i: int, row: ExecutionRow, faults: Findings) -> LogSpan:
     faults.at(i, row.start_time)
     who = f"{row.request_id}/{row.node_id}"
     needed = (
@@ -150,4 +158,4 @@ def _our_span(i: int, row: Row, faults: Findings) -> Span:
         row.from_model,
         row.batch,
     )
-    return Span(i, t, end_of(row, t, faults), start, row.reason, row.decision)
+    return LogSpan(i, t, end_of(row, t, faults), start, row.reason, row.decision)

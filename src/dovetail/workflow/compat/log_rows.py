@@ -12,13 +12,13 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, St
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Ended, TaskGraphRecord
 from dovetail.core.resources import Pool
-from dovetail.workflow.check import Steps
-from dovetail.workflow.execution_log import RequestRow
+from dovetail.workflow.check.examination import Steps
+from dovetail.workflow.compat.execution_log import RequestRow
 
 Maybe = float | None | UnsetType
 
 
-class Row(Struct, gc=False):
+class ExecutionRow(Struct, gc=False):
     """An execution as any of the formats has it."""
 
     request_id: str
@@ -41,10 +41,10 @@ class Row(Struct, gc=False):
     reason: str = ""
 
 
-class Log(Struct):
+class LoggedRun(Struct):
     """An execution log; in the older ones only the first two are there."""
 
-    executions: list[Row]
+    executions: list[ExecutionRow]
     summary: dict[str, Any] = {}
     made_by: str = ""
     policy: str = ""
@@ -58,12 +58,12 @@ class Log(Struct):
     facts: dict[str, Any] = {}
     graphs: tuple[TaskGraphRecord, ...] = ()
     requests: list[RequestRow] = []
-    failures: list[Row] = []
+    failures: list[ExecutionRow] = []
     rejected_requests: list[dict[str, str]] = []
     gpu_assignments: dict[str, dict[str, Any]] = {}
 
 
-class Span(Struct, gc=False):
+class LogSpan(Struct, gc=False):
     """From the decision to the end; `failed` is why it failed."""
 
     n: int
@@ -74,8 +74,8 @@ class Span(Struct, gc=False):
     decision: int = 0  # orders simultaneous starts
 
 
-def tell(
-    spans: Sequence[Span],
+def events_of(
+    spans: Sequence[LogSpan],
     arrivals: Sequence[tuple[float, Arrived]],
     closings: Sequence[tuple[float, Complete | Reject]],
 ) -> Steps:
@@ -118,7 +118,7 @@ def number(value: Maybe, default: float = 0.0) -> float:
     return value if isinstance(value, int | float) else default
 
 
-def end_of(row: Row, t: float, faults: Findings) -> float:
+def end_of(row: ExecutionRow, t: float, faults: Findings) -> float:
     """When a row ends; one that ends before it begins is a fault and takes no time."""
     if row.end_time >= row.start_time and row.end_time >= t:
         return row.end_time
@@ -127,7 +127,7 @@ def end_of(row: Row, t: float, faults: Findings) -> float:
     return t
 
 
-def check_workflows(rows: Sequence[Row], of: Mapping[str, str], faults: Findings) -> None:
+def check_workflows(rows: Sequence[ExecutionRow], of: Mapping[str, str], faults: Findings) -> None:
     for i, row in enumerate(rows):
         if row.workflow_id != of.get(row.request_id, row.workflow_id):
             faults.at(i, row.start_time)

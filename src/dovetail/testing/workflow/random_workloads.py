@@ -13,12 +13,11 @@ import msgspec
 from dovetail.core import registry
 from dovetail.core.errors import DovetailError
 from dovetail.workflow.check import check_journal
-from dovetail.workflow.dice import Dice
-from dovetail.workflow.inputs import OnError
-from dovetail.workflow.recording import record
-from dovetail.workflow.requests import Mode
-from dovetail.workflow.simulation import Problem
-from dovetail.workflow.synthetic import Config, synthetic_system, thrash_system
+from dovetail.workflow.choices import Mode, OnError
+from dovetail.workflow.inputs.seeded_random import SeededRandom
+from dovetail.workflow.inputs.synthetic import RawSystem, synthetic_system, thrash_system
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.simulate import record
 
 MOST_GPUS = 9
 _USUAL: dict[str, dict[str, Any]] = {"optimise": {"schedules": 12}}
@@ -32,10 +31,10 @@ _HARSH: dict[str, dict[str, Any]] = {  # bring out what is rare otherwise
 }
 
 
-class Case(NamedTuple):
+class RandomWorkload(NamedTuple):
     """A workload: a configuration, requests, a pool, and what may happen to them."""
 
-    config: Config
+    config: RawSystem
     rows: list[dict[str, Any]]
     gpus: str
     mode: Mode
@@ -46,122 +45,122 @@ class Case(NamedTuple):
     retries: int
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int) -> RandomWorkload:
     """The case of this number: widths from 0 to the whole pool, one or two types of GPU, ties, and every cost rule.
 
     >>> random_case(7) == random_case(7)
     True
     """
-    dice = Dice(seed)
-    config = _system(dice, seed)
-    pool = dice.between(1, MOST_GPUS)
+    rng = SeededRandom(seed)
+    config = _system(rng, seed)
+    pool = rng.between(1, MOST_GPUS)
     for model in config["models"].values():
-        model["gpus_required"] = _width(dice, pool)
-        if dice.random() < 0.5:
-            model["batch_curve"] = [1.0, 1.3, 1.5, 2.0][: dice.between(1, 4)]
-    gpus = _gpus(dice, config, pool)
-    costs = _costs(dice, ":" in gpus and "memory_gb" in config["gpu_types"]["big"])
-    rates = _rates(dice, config) if dice.random() < 0.15 else {}
-    rough = dice.random() < 0.25
-    return Case(
+        model["gpus_required"] = _width(rng, pool)
+        if rng.random() < 0.5:
+            model["batch_curve"] = [1.0, 1.3, 1.5, 2.0][: rng.between(1, 4)]
+    gpus = _gpus(rng, config, pool)
+    costs = _costs(rng, ":" in gpus and "memory_gb" in config["gpu_types"]["big"])
+    rates = _rates(rng, config) if rng.random() < 0.15 else {}
+    rough = rng.random() < 0.25
+    return RandomWorkload(
         config=config,
-        rows=[_row(dice, config, i, rough) for i in range(dice.between(1, 14))],
+        rows=[_row(rng, config, i, rough) for i in range(rng.between(1, 14))],
         gpus=gpus,
-        mode=dice.choice(("offline", "online")),
+        mode=rng.choice(("offline", "online")),
         costs=costs,
         rates=rates,
-        on_error=dice.choice(("reject", "skip")),
-        failure_rate=dice.choice((0.1, 0.5)) if rough else 0.0,
-        retries=dice.between(0, 2),
+        on_error=rng.choice(("reject", "skip")),
+        failure_rate=rng.choice((0.1, 0.5)) if rough else 0.0,
+        retries=rng.between(0, 2),
     )
 
 
-def _system(dice: Dice, seed: int) -> Config:
-    if dice.random() < 0.15:
-        return thrash_system(dice.between(2, 8))
-    sizes = {"models": dice.between(1, 6), "workflows": dice.between(1, 4), "max_nodes": dice.between(1, 7)}
+def _system(rng: SeededRandom, seed: int) -> RawSystem:
+    if rng.random() < 0.15:
+        return thrash_system(rng.between(2, 8))
+    sizes = {"models": rng.between(1, 6), "workflows": rng.between(1, 4), "max_nodes": rng.between(1, 7)}
     return synthetic_system(seed, **sizes)
 
 
-def _width(dice: Dice, pool: int) -> int:
+def _width(rng: SeededRandom, pool: int) -> int:
     """Mostly narrow, sometimes odd, rarely no GPU at all or more than there are."""
-    luck = dice.random()
+    luck = rng.random()
     if luck < 0.45:
         return 1
     if luck < 0.55:
         return 0
     if luck < 0.6:
         return pool + 1
-    return dice.between(1, pool)
+    return rng.between(1, pool)
 
 
-def _gpus(dice: Dice, config: Config, pool: int) -> str:
+def _gpus(rng: SeededRandom, config: RawSystem, pool: int) -> str:
     """One type of GPU, or two that differ in speed and, as often as not, in memory; the large ones hold any model."""
-    if dice.random() < 0.6:
+    if rng.random() < 0.6:
         return str(pool)
-    big = dice.between(0, pool)
-    types: Config = {"big": {"speed": dice.choice((1.0, 2.0))}, "small": {"speed": dice.choice((1.0, 0.5))}}
-    if dice.random() < 0.7:
+    big = rng.between(0, pool)
+    types: RawSystem = {"big": {"speed": rng.choice((1.0, 2.0))}, "small": {"speed": rng.choice((1.0, 0.5))}}
+    if rng.random() < 0.7:
         largest = max(model["memory_gb"] for model in config["models"].values())
-        types["big"]["memory_gb"] = largest + dice.between(0, 20)
-        types["small"]["memory_gb"] = largest * dice.random() + 1
+        types["big"]["memory_gb"] = largest + rng.between(0, 20)
+        types["small"]["memory_gb"] = largest * rng.random() + 1
     config["gpu_types"] = types
-    return f"big:{big},small:{pool - big}" if dice.random() < 0.5 else f"small:{pool - big},big:{big}"
+    return f"big:{big},small:{pool - big}" if rng.random() < 0.5 else f"small:{pool - big},big:{big}"
 
 
-def _costs(dice: Dice, memory_known: bool) -> dict[str, Any]:
+def _costs(rng: SeededRandom, memory_known: bool) -> dict[str, Any]:
     """Each rule on its own or with others, the plain prices half the time."""
     rules: dict[str, Any] = {
         "window": "primary",
-        "overlap": dice.choice((0.3, 1.0)),
-        "dram_gb": float(dice.between(10, 200)),
+        "overlap": rng.choice((0.3, 1.0)),
+        "dram_gb": float(rng.between(10, 200)),
         "batching": True,
         "noise": 0.4,
         "overhead_s": 0.0,
     }
     if memory_known:
         rules["resident"] = "memory"
-    if dice.random() < 0.5:
+    if rng.random() < 0.5:
         return {}
-    return {name: value for name, value in rules.items() if dice.random() < 0.3}
+    return {name: value for name, value in rules.items() if rng.random() < 0.3}
 
 
-def _rates(dice: Dice, config: Config) -> dict[str, Any]:
-    model = dice.choice(list(config["models"]))
-    device = dice.choice([*config.get("gpu_types", ()), "gpu"])
-    rate = {"kind": model, "device": device, "rate": dice.choice((0.5, 3.0)), "width": dice.between(1, 3)}
-    return {"rates": [rate], "switches": [{"to": model, "seconds": float(dice.between(0, 3)), "device": device}]}
+def _rates(rng: SeededRandom, config: RawSystem) -> dict[str, Any]:
+    model = rng.choice(list(config["models"]))
+    device = rng.choice([*config.get("gpu_types", ()), "gpu"])
+    rate = {"kind": model, "device": device, "rate": rng.choice((0.5, 3.0)), "width": rng.between(1, 3)}
+    return {"rates": [rate], "switches": [{"to": model, "seconds": float(rng.between(0, 3)), "device": device}]}
 
 
-def _row(dice: Dice, config: Config, i: int, rough: bool) -> dict[str, Any]:
+def _row(rng: SeededRandom, config: RawSystem, i: int, rough: bool) -> dict[str, Any]:
     """A request; whole seconds make ties, and a rough case has requests with faults, deadlines and missing times."""
-    of = dice.choice(list(config["workflows"]))
-    whole = dice.random() < 0.5
+    of = rng.choice(list(config["workflows"]))
+    whole = rng.random() < 0.5
     times = {}
     for node in config["workflows"][of]["nodes"]:
-        if not rough or dice.random() < 0.9:
-            times[node["id"]] = float(dice.between(1, 20)) if whole else 0.01 + round(dice.exponential(10.0), 6)
+        if not rough or rng.random() < 0.9:
+            times[node["id"]] = float(rng.between(1, 20)) if whole else 0.01 + round(rng.exponential(10.0), 6)
     row: dict[str, Any] = {
         "request_id": f"r{i}",
         "workflow_id": of,
-        "timestamp": float(dice.between(0, 60)) if whole else round(60 * dice.random(), 6),
+        "timestamp": float(rng.between(0, 60)) if whole else round(60 * rng.random(), 6),
         "node_execution_times": times,
     }
-    if dice.random() < 0.3:
-        row |= {"deadline_seconds": float(dice.between(1, 200)), "priority": float(dice.between(1, 4))}
-    if rough and dice.random() < 0.1:
+    if rng.random() < 0.3:
+        row |= {"deadline_seconds": float(rng.between(1, 200)), "priority": float(rng.between(1, 4))}
+    if rough and rng.random() < 0.1:
         row["workflow_id"] = "nothing"
     return row
 
 
-def read_case(case: Case, folder: Path) -> Problem:
+def read_case(case: RandomWorkload, folder: Path) -> WorkflowProblem:
     """Write the case's files and read them as a user's."""
     config, requests, rates = (folder / name for name in ("config.json", "requests.json", "rates.json"))
     config.write_bytes(msgspec.json.encode(case.config))
     requests.write_bytes(msgspec.json.encode({"requests": case.rows}))
     if case.rates:
         rates.write_bytes(msgspec.json.encode(case.rates))
-    return Problem.read(
+    return WorkflowProblem.read(
         config,
         requests,
         gpus=case.gpus,
@@ -172,7 +171,7 @@ def read_case(case: Case, folder: Path) -> Problem:
     )
 
 
-def policies_for(case: Case) -> list[str]:
+def policies_for(case: RandomWorkload) -> list[str]:
     """All that are registered, but in online mode those that plan ahead."""
     names = registry.names("workflow")
     return [name for name in names if case.mode == "offline" or not registry.create("workflow", name).plans_ahead]
@@ -183,7 +182,7 @@ def options_of(policy: str, seed: int) -> dict[str, Any]:
     return (_HARSH if seed % 2 else _USUAL).get(policy, {})
 
 
-def run_case(problem: Problem, case: Case, policy: str, seed: int, journal: Path) -> None:
+def run_case(problem: WorkflowProblem, case: RandomWorkload, policy: str, seed: int, journal: Path) -> None:
     """Run a policy on a case and write its journal."""
     options = options_of(policy, seed)
     record(problem, policy, options, journal, seed=seed, failure_rate=case.failure_rate, retries=case.retries)

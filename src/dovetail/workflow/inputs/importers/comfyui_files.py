@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import Document, Key
-from dovetail.workflow.importers.common import find_cycle
+from dovetail.workflow.inputs.importers.common import find_cycle
 
 _POSITIONS = {  # what the values of an editor's node are, by position; the API names them
     "KSampler": ("seed", "", "steps", "cfg"),
@@ -24,7 +24,7 @@ _OFF = {2: "muted", 4: "bypassed"}
 _TYPED = frozenset({"MODEL", "CLIP", "VAE", "CONTROL_NET", "UPSCALE_MODEL", "CLIP_VISION", "GUIDER"})
 
 
-class Node(Struct):
+class ComfyNode(Struct):
     id: str
     type: str
     values: dict[str, Any]
@@ -32,7 +32,7 @@ class Node(Struct):
     off: str = ""
 
 
-class Link(Struct):
+class ComfyLink(Struct):
     """`role` is what the target uses it for: `model`, `clip`, `positive`, ..."""
 
     source: str
@@ -42,12 +42,12 @@ class Link(Struct):
     label: str
 
 
-class Graph(Struct):
+class ComfyGraph(Struct):
     path: Path
-    nodes: dict[str, Node]
-    links: list[Link]
+    nodes: dict[str, ComfyNode]
+    links: list[ComfyLink]
     subgraphs: dict[str, str]  # type of the node that stands for it: its name
-    into: dict[str, list[Link]] = field(default_factory=dict)
+    into: dict[str, list[ComfyLink]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.into = {node: [] for node in self.nodes}
@@ -73,7 +73,7 @@ class _ApiNode(Struct):
     inputs: dict[str, Any] = field(default_factory=dict)
 
 
-def read_graph(path: Path) -> Graph:
+def read_graph(path: Path) -> ComfyGraph:
     """Read a file of either format; links to nowhere and cycles are errors."""
     doc = Document.read(path)
     data = doc.data
@@ -92,7 +92,7 @@ def read_graph(path: Path) -> Graph:
     return graph
 
 
-def _read_ui(doc: Document, data: Mapping[str, Any]) -> Graph:
+def _read_ui(doc: Document, data: Mapping[str, Any]) -> ComfyGraph:
     given: dict[str, _UiNode] = {}
     for i, raw in enumerate(data["nodes"]):
         node = doc.convert(raw, _UiNode, ("nodes", i))
@@ -115,10 +115,10 @@ def _read_ui(doc: Document, data: Mapping[str, Any]) -> Graph:
                 raise doc.error(("nodes", i, "inputs", j), message)
     nodes = {name: _ui_node(name, node) for name, node in given.items()}
     links += _wireless(nodes)
-    return Graph(doc.path, nodes, links, dict(_subgraphs(data)))
+    return ComfyGraph(doc.path, nodes, links, dict(_subgraphs(data)))
 
 
-def _ui_node(name: str, given: _UiNode) -> Node:
+def _ui_node(name: str, given: _UiNode) -> ComfyNode:
     widgets = given.widgets_values
     if isinstance(widgets, dict):
         values, listed = widgets, list(widgets.values())
@@ -126,10 +126,10 @@ def _ui_node(name: str, given: _UiNode) -> Node:
         listed = widgets if isinstance(widgets, list) else []
         positions = _POSITIONS.get(given.type, ())
         values = {key: value for key, value in zip(positions, listed, strict=False) if key}
-    return Node(name, given.type, values, _texts(listed), _OFF.get(given.mode, ""))
+    return ComfyNode(name, given.type, values, _texts(listed), _OFF.get(given.mode, ""))
 
 
-def _ui_link(doc: Document, i: int, raw: Any, nodes: Mapping[str, _UiNode]) -> tuple[Any, Link]:
+def _ui_link(doc: Document, i: int, raw: Any, nodes: Mapping[str, _UiNode]) -> tuple[Any, ComfyLink]:
     if isinstance(raw, dict):
         raw = [raw.get(key) for key in ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")]
     if not isinstance(raw, list) or len(raw) < 5 or any(isinstance(end, list | dict | None) for end in raw[:5]):
@@ -144,16 +144,16 @@ def _ui_link(doc: Document, i: int, raw: Any, nodes: Mapping[str, _UiNode]) -> t
     role = inputs[slot].name if isinstance(slot, int) and 0 <= slot < len(inputs) else ""
     if kind and kind[0] in _TYPED:
         role = kind[0].lower()
-    return number, Link(str(source), str(target), role, ("links", i), label)
+    return number, ComfyLink(str(source), str(target), role, ("links", i), label)
 
 
-def _wireless(nodes: Mapping[str, Node]) -> Iterator[Link]:
+def _wireless(nodes: Mapping[str, ComfyNode]) -> Iterator[ComfyLink]:
     """Pairs of set and get nodes are links too: they meet by the name in their first value."""
     setters = {node.texts[0]: node for node in nodes.values() if node.type == "SetNode" and node.texts}
     for i, node in enumerate(nodes.values()):
         setter = setters.get(node.texts[0]) if node.type == "GetNode" and node.texts else None
         if setter is not None:
-            yield Link(setter.id, node.id, "", ("nodes", i), f"{node.texts[0]!r} ({setter.id} -> {node.id})")
+            yield ComfyLink(setter.id, node.id, "", ("nodes", i), f"{node.texts[0]!r} ({setter.id} -> {node.id})")
 
 
 def _subgraphs(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -163,7 +163,7 @@ def _subgraphs(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield str(raw["id"]), str(raw.get("name", raw["id"]))
 
 
-def _read_api(doc: Document, data: Mapping[str, Any], at: tuple[Key, ...]) -> Graph:
+def _read_api(doc: Document, data: Mapping[str, Any], at: tuple[Key, ...]) -> ComfyGraph:
     given = {name: doc.convert(raw, _ApiNode, (*at, name)) for name, raw in data.items()}
     nodes, links = {}, []
     for name, node in given.items():
@@ -176,9 +176,9 @@ def _read_api(doc: Document, data: Mapping[str, Any], at: tuple[Key, ...]) -> Gr
             if source not in given:
                 raise doc.error(keys, f"link {value!r}: there is no node {source}")
             role = re.sub(r"\d+$", "", key)
-            links.append(Link(source, name, role, keys, f"link {value!r} ({source} -> {name})"))
-        nodes[name] = Node(name, node.class_type, values, _texts(list(values.values())))
-    return Graph(doc.path, nodes, links, {})
+            links.append(ComfyLink(source, name, role, keys, f"link {value!r} ({source} -> {name})"))
+        nodes[name] = ComfyNode(name, node.class_type, values, _texts(list(values.values())))
+    return ComfyGraph(doc.path, nodes, links, {})
 
 
 def _texts(values: list[Any]) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import yaml
@@ -22,26 +22,11 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import written_whole
-from dovetail.workflow.dice import Dice
-from dovetail.workflow.inputs import DEFAULT_NODE_S, Model, System
-from dovetail.workflow.synthetic import synthetic_system, thrash_system
+from dovetail.workflow.choices import ArrivalPattern, FileFormat
+from dovetail.workflow.inputs.seeded_random import SeededRandom
+from dovetail.workflow.inputs.system import DEFAULT_NODE_S, Model, System
 
-__all__ = [
-    "Arrivals",
-    "Format",
-    "Row",
-    "Statistics",
-    "draw_s",
-    "generate",
-    "statistics",
-    "synthetic_system",
-    "thrash_system",
-    "write_requests",
-]
-
-Row = dict[str, Any]
-Arrivals = Literal["poisson", "uniform", "bursty"]
-Format = Literal["json", "yaml", "jsonl"]
+RawRequest = dict[str, Any]  # as it stands in a file
 
 DEFAULT_TOKENS = 1000.0
 SPREAD = 0.2  # a spread that is not given, as a share of the mean
@@ -62,22 +47,22 @@ _PROMPTS = (
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-def draw_s(model: Model, dice: Dice) -> float:
+def draw_s(model: Model, rng: SeededRandom) -> float:
     """How long a node of this model takes, by the rule at the head of this module.
 
     >>> sizes = {"memory_gb": 14, "gpus_required": 1, "load_time_seconds": 30}
-    >>> draw_s(Model(**sizes, tokens_per_second=50, token_mean=100, token_std=0), Dice(1))
+    >>> draw_s(Model(**sizes, tokens_per_second=50, token_mean=100, token_std=0), SeededRandom(1))
     2.0
     """
     rate = model.tokens_per_second or 0.0
     tokens, seconds = model.token_mean or 0.0, model.inference_time_mean or 0.0
     if rate > 0 and (seconds <= 0 or (tokens > 0 and model.type == "llm")):
         tokens = tokens if tokens > 0 else DEFAULT_TOKENS
-        drawn = max(1, int(dice.normal(tokens, _std(model.token_std, tokens)))) / rate
+        drawn = max(1, int(rng.normal(tokens, _std(model.token_std, tokens)))) / rate
     elif seconds > 0:
-        drawn = max(seconds / 100, dice.normal(seconds, _std(model.inference_time_std, seconds)))
+        drawn = max(seconds / 100, rng.normal(seconds, _std(model.inference_time_std, seconds)))
     else:
-        drawn = max(DEFAULT_NODE_S / 100, dice.normal(DEFAULT_NODE_S, SPREAD * DEFAULT_NODE_S))
+        drawn = max(DEFAULT_NODE_S / 100, rng.normal(DEFAULT_NODE_S, SPREAD * DEFAULT_NODE_S))
     return max(LEAST_S, round(drawn, 6))
 
 
@@ -94,8 +79,8 @@ def generate(
     seed: int,
     start: str = "2024-01-01T00:00:00",
     workflows: Mapping[str, float] | None = None,
-    arrivals: Arrivals = "poisson",
-) -> Iterator[Row]:
+    arrivals: ArrivalPattern = "poisson",
+) -> Iterator[RawRequest]:
     """Requests in the order in which they arrive, one at a time: a million need no more memory than one.
 
     The mean gap is `duration_min / requests`, or `1 / rate_per_min`: give one of them. Gaps are exponential (`poisson`,
@@ -103,7 +88,7 @@ def generate(
     of 8 on average and long between them (`bursty`). `workflows` weighs the workflows; without it all are as likely.
 
     >>> import tempfile
-    >>> from dovetail.workflow.inputs import read_system
+    >>> from dovetail.workflow.inputs.configuration import read_system
     >>> file = Path(tempfile.mkdtemp()) / "system.json"
     >>> _ = file.write_bytes(msgspec.json.encode(thrash_system()))
     >>> for row in generate(read_system(file), requests=2, rate_per_min=6, seed=1):
@@ -119,7 +104,7 @@ def generate(
     except ValueError:
         raise InputError(f"--start {start}: not a time; expected 2024-01-01T00:00:00") from None
     names, bounds = _weights(system, workflows, needed=requests > 0)
-    return _rows(system, requests, Dice(seed), first, names, bounds, gap_s, arrivals)
+    return _rows(system, requests, SeededRandom(seed), first, names, bounds, gap_s, arrivals)
 
 
 def _mean_gap_s(requests: int, duration_min: float | None, rate_per_min: float | None) -> float:
@@ -152,26 +137,26 @@ def _weights(system: System, given: Mapping[str, float] | None, needed: bool) ->
 def _rows(
     system: System,
     requests: int,
-    dice: Dice,
+    rng: SeededRandom,
     first: datetime,
     names: list[str],
     bounds: list[float],
     gap_s: float,
-    arrivals: Arrivals,
-) -> Iterator[Row]:
+    arrivals: ArrivalPattern,
+) -> Iterator[RawRequest]:
     digits = max(4, len(str(requests)))
     steps = {name: _steps(system, name) for name in names}
     at_us = 0  # whole microseconds, so that a long sum neither drifts nor differs between machines
     for i in range(requests):
-        at_us = round(i * gap_s * 1e6) if arrivals == "uniform" else at_us + round(_gap_s(dice, gap_s, arrivals) * 1e6)
-        name = names[min(bisect_right(bounds, dice.random()), len(names) - 1)]
+        at_us = round(i * gap_s * 1e6) if arrivals == "uniform" else at_us + round(_gap_s(rng, gap_s, arrivals) * 1e6)
+        name = names[min(bisect_right(bounds, rng.random()), len(names) - 1)]
         try:
             time = first + timedelta(microseconds=at_us)
         except OverflowError:
             raise InputError(f"request {i + 1} would arrive after the year 9999; expected a shorter duration") from None
-        prompt = dice.choice(_PROMPTS)
+        prompt = rng.choice(_PROMPTS)
         configs = {
-            node: {option: dice.choice(choices) for option, choices in options.items()}
+            node: {option: rng.choice(choices) for option, choices in options.items()}
             for node, _, options in steps[name]
             if options
         }
@@ -181,16 +166,16 @@ def _rows(
             "workflow_id": name,
             "input_data": {"user_prompt": prompt},
             "node_configs": configs,
-            "node_execution_times": {node: draw_s(model, dice) for node, model, _ in steps[name]},
+            "node_execution_times": {node: draw_s(model, rng) for node, model, _ in steps[name]},
         }
 
 
-def _gap_s(dice: Dice, mean_s: float, arrivals: Arrivals) -> float:
+def _gap_s(rng: SeededRandom, mean_s: float, arrivals: ArrivalPattern) -> float:
     if arrivals == "poisson":
-        return dice.exponential(mean_s)
-    if dice.random() * BURST >= 1:
-        return dice.exponential(mean_s * BURST_GAP)
-    return dice.exponential(mean_s * (BURST - (BURST - 1) * BURST_GAP))  # makes the mean over all gaps mean_s
+        return rng.exponential(mean_s)
+    if rng.random() * BURST >= 1:
+        return rng.exponential(mean_s * BURST_GAP)
+    return rng.exponential(mean_s * (BURST - (BURST - 1) * BURST_GAP))  # makes the mean over all gaps mean_s
 
 
 def _steps(system: System, workflow: str) -> list[tuple[str, Model, dict[str, list[Any]]]]:
@@ -213,7 +198,7 @@ class Statistics(Struct):
     workflows: dict[str, int] = field(default_factory=dict)
     gpu_hours: dict[str, float] = field(default_factory=dict)
 
-    def count(self, system: System, rows: Iterable[Row]) -> Iterator[Row]:
+    def count(self, system: System, rows: Iterable[RawRequest]) -> Iterator[RawRequest]:
         """Pass rows on while counting them, so that a stream is counted on its way into a file."""
         first = last = None
         for row in rows:
@@ -232,7 +217,7 @@ class Statistics(Struct):
             yield row
 
 
-def statistics(system: System, rows: Iterable[Row]) -> Statistics:
+def statistics(system: System, rows: Iterable[RawRequest]) -> Statistics:
     """Count requests that are not needed afterwards."""
     result = Statistics()
     for _ in result.count(system, rows):
@@ -240,7 +225,9 @@ def statistics(system: System, rows: Iterable[Row]) -> Statistics:
     return result
 
 
-def write_requests(rows: Iterable[Row], path: Path, format: Format, metadata: Mapping[str, Any] | None = None) -> int:
+def write_requests(
+    rows: Iterable[RawRequest], path: Path, format: FileFormat, metadata: Mapping[str, Any] | None = None
+) -> int:
     """Write rows as they come, whatever their number; the file appears when it is whole. Returns how many there were.
 
     `metadata` heads a JSON or YAML file: give what `generate` was given, and the file tells how to make it
@@ -259,7 +246,7 @@ def write_requests(rows: Iterable[Row], path: Path, format: Format, metadata: Ma
     return count
 
 
-def _head(format: Format, metadata: dict[str, Any] | None) -> bytes:
+def _head(format: FileFormat, metadata: dict[str, Any] | None) -> bytes:
     if format == "json":
         given = b'"metadata":' + msgspec.json.encode(metadata) + b",\n" if metadata else b""
         return b"{" + given + b'"requests":['
@@ -268,7 +255,7 @@ def _head(format: Format, metadata: dict[str, Any] | None) -> bytes:
     return b""
 
 
-def _body(format: Format, row: Row, before: int) -> bytes:
+def _body(format: FileFormat, row: RawRequest, before: int) -> bytes:
     if format == "json":
         return (b",\n" if before else b"\n") + msgspec.json.encode(row)
     if format == "yaml":

@@ -1,121 +1,19 @@
-"""The level's results: the text log, the block of metrics and the summary.
-
-The first two keep the lines that people's scripts know, with definitions that hold: a node counts on every
-GPU of its window, waiting is from ready to the decision, a response is a duration.
-"""
+"""A run's figures as text and as a flat summary, beside their lower bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import Reject
 from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures, recount
 from dovetail.workflow.bounds import Bounds
 
-_LINES = 4096  # of the text log, written at once
 _REASONS = 5
 
 
-class TextLog:
-    """Writes one line per thing that happened, with its simulated time; the console may get only the first lines.
-
-    >>> import sys
-    >>> log = TextLog(sys.stdout)
-    >>> log.step(1, 0.0, [Arrived("req_001", "text", (8.5,)), Start("req_001", "a", "llm", (0,), 0.0, 8.5, "", 3.0)])
-    >>> log.close()
-    [0.00s] Processing request req_001 (workflow: text)
-    [0.00s] Scheduling model switch on GPU(s) [0] from None to llm (switch time: 3.00s)
-    [0.00s] Scheduled node a of request req_001 on GPU(s) [0] (start: 3.00s, end: 11.50s)
-    """
-
-    def __init__(self, file: TextIO, console: TextIO | None = None, console_lines: int | None = None) -> None:
-        self._file = file
-        self._console = console
-        self._left = console_lines
-        self._lines: list[str] = []
-        self._kept_back = 0
-        self._running: dict[tuple[str, str], str] = {}
-        self._names: dict[tuple[int, ...], str] = {}
-
-    def begin(self, header: Header, requests: int | None = None) -> None:
-        """What runs, on what."""
-        count = "" if requests is None else f" with {requests} requests"
-        self.say(f"Starting {header.policy} scheduler{count}")
-        self.say(f"Mode: {header.mode}, Simulate: {bool(header.facts.get('simulate'))}")
-        self.say(f"Available GPUs: {[device.id for device in header.pool.devices]}")
-        self.say("Starting discrete event simulation...")
-
-    def end(self, t: float) -> None:
-        self.say(f"Simulation completed at time {t:.2f}s")
-
-    def say(self, text: str) -> None:
-        """A line of its own."""
-        self._lines.append(text)
-        if len(self._lines) >= _LINES:
-            self.flush()
-
-    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
-        lines, batch = self._lines, 0
-        for event in events:
-            kind = type(event)
-            if kind is Start:
-                ids = self._ids(event.devices)
-                self._running[event.job, event.task] = ids
-                start = t + event.setup_s
-                if event.setup_s and (not event.batch or event.batch != batch):
-                    lines.append(
-                        f"[{t:.2f}s] Scheduling model switch on GPU(s) {ids} from {event.replaces} to {event.kind} "
-                        f"(switch time: {event.setup_s:.2f}s)"
-                    )
-                batch = event.batch
-                lines.append(
-                    f"[{t:.2f}s] Scheduled node {event.task} of request {event.job} on GPU(s) {ids} "
-                    f"(start: {start:.2f}s, end: {start + event.run_s:.2f}s)"
-                )
-            elif kind is Finished:
-                ids = self._running.pop((event.job, event.task))
-                lines.append(f"[{t:.2f}s] Completed node {event.task} of request {event.job} on GPU(s) {ids}")
-            elif kind is Arrived:
-                lines.append(f"[{t:.2f}s] Processing request {event.job} (workflow: {event.of})")
-            elif kind is Complete:
-                lines.append(f"[{t:.2f}s] Request {event.job} completed")
-            elif kind is Reject:
-                lines.append(f"[{t:.2f}s] Request {event.job} rejected: {event.why}")
-            elif kind is Failed:
-                ids = self._running.pop((event.job, event.task))
-                lines.append(f"[{t:.2f}s] Failed node {event.task} of request {event.job} on GPU(s) {ids}: {event.why}")
-        if len(lines) >= _LINES:
-            self.flush()
-
-    def _ids(self, devices: tuple[int, ...]) -> str:
-        found = self._names.get(devices)
-        if found is None:
-            found = self._names[devices] = str(list(devices))
-        return found
-
-    def flush(self) -> None:
-        lines, self._lines = self._lines, []
-        if not lines:
-            return
-        self._file.write("\n".join(lines) + "\n")
-        if self._console is not None:
-            shown = lines if self._left is None else lines[: self._left]
-            self._kept_back += len(lines) - len(shown)
-            if self._left is not None:
-                self._left -= len(shown)
-            if shown:
-                self._console.write("\n".join(shown) + "\n")
-
-    def close(self) -> None:
-        """Write what is left, and tell the console how much it was not shown."""
-        self.flush()
-        if self._console is not None and self._kept_back:
-            self._console.write(f"... {self._kept_back} more lines in {getattr(self._file, 'name', 'the log')}\n")
-
-
-class Rejections:
+class RejectionReasons:
     """How many works were rejected for which reason, the first reasons that came up."""
 
     def __init__(self) -> None:

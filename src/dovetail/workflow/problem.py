@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from dovetail.core import registry
-from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
-from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Observer, TaskGraphRecord
-from dovetail.core.metrics import Figures, Metrics
+from dovetail.core.journal import Header, TaskGraphRecord
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
-from dovetail.workflow.compat import HeapOrder
-from dovetail.workflow.costs import Costs, ModelCost
-from dovetail.workflow.inputs import OnError, check_fit, make_pool, read_system
-from dovetail.workflow.policies import Policy, View
-from dovetail.workflow.requests import Mode, Requests
-from dovetail.workflow.scheduler import WorkflowScheduler
-
-DEFAULT_POLICY = "dovetail"
-Compat = Literal["gswarm"]
+from dovetail.workflow.bounds import BoundsAccumulator, bounds_for
+from dovetail.workflow.choices import Compat, Mode, OnError
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.fit import check_fit, make_pool
+from dovetail.workflow.inputs.requests import Requests
+from dovetail.workflow.policies.base import View
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class WorkflowProblem(Struct, frozen=True, kw_only=True):
     """Validated inputs, ready to be scheduled by any policy."""
 
     config: Path
@@ -43,7 +33,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     pool: Pool
     shapes: dict[str, TaskGraph]
     models: dict[str, ModelCost]
-    costs: Costs
+    costs: CostRules
     rates: RateTable
 
     @classmethod
@@ -59,7 +49,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         costs: Mapping[str, Any] | None = None,
         rates: Path | None = None,
         gpus_per_server: int = 8,
-    ) -> Problem:
+    ) -> WorkflowProblem:
         """Read and validate everything before anything runs."""
         for path in (config, requests):
             if path.exists() and not path.is_file() and not path.is_dir():
@@ -118,64 +108,3 @@ class Problem(Struct, frozen=True, kw_only=True):
     def new_bounds(self) -> BoundsAccumulator:
         """Nothing below these bounds is a schedule."""
         return bounds_for(self.pool, self.shapes, self.models, self.costs, self.rates)
-
-
-def make_policy(name: str, options: Mapping[str, Any] | None, mode: Mode) -> Policy:
-    """A policy by name, for a mode that it can work in."""
-    chosen: Policy = registry.create("workflow", name, options)
-    if chosen.plans_ahead and mode == "online":
-        raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline)")
-    return chosen
-
-
-class Outcome(Struct, frozen=True):
-    """What a run came to. `bounds` are over the requests that were completed."""
-
-    figures: Figures
-    bounds: Bounds
-    steps: int
-    end_s: float
-    simulation_s: float  # how long the simulation itself took
-
-
-def run(
-    problem: Problem,
-    policy: str | Policy = DEFAULT_POLICY,
-    options: Mapping[str, Any] | None = None,
-    *,
-    seed: int = 0,
-    failure_rate: float = 0.0,
-    retries: int = 0,
-    observers: Sequence[Observer] = (),
-) -> Outcome:
-    """Simulate a problem under a policy; observers follow every step."""
-    chosen = make_policy(policy, options, problem.mode) if isinstance(policy, str) else policy
-    scheduler = WorkflowScheduler(problem.new_view(), problem.shapes, chosen, retries)
-    metrics, bounds = Metrics(problem.pool), problem.new_bounds()
-    executor = SimExecutor(seed, problem.costs.noise, failure_rate)
-    arrivals = problem.requests.arrivals()
-    began = time.perf_counter()
-    with _no_garbage():
-        steps, end_s = simulate(
-            scheduler,
-            problem.pool,
-            problem.shapes,
-            () if problem.compat else arrivals,
-            executor,
-            [metrics, bounds, *observers],
-            HeapOrder(arrivals) if problem.compat else None,
-        )
-    took = time.perf_counter() - began
-    return Outcome(metrics.figures(), bounds.result(), steps, end_s, took)
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """A run makes no reference cycles, but keeps many objects alive that the collector would visit again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

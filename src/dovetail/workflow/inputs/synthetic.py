@@ -5,10 +5,10 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from dovetail.workflow.costs import Costs
-from dovetail.workflow.dice import Dice
+from dovetail.workflow.inputs.costs import CostRules
+from dovetail.workflow.inputs.seeded_random import SeededRandom
 
-Config = dict[str, Any]
+RawSystem = dict[str, Any]
 
 _LLM = {"max_length": [128, 256, 512], "temperature": [0.2, 0.7, 1.0]}
 _IMAGE = {"steps": [20, 30, 50], "guidance_scale": [5.0, 7.5]}
@@ -19,7 +19,7 @@ _SHAPES = ("chain", "fork", "diamond", "random")
 
 def synthetic_system(
     seed: int, *, models: int = 6, workflows: int = 4, max_width: int = 4, max_nodes: int = 8
-) -> Config:
+) -> RawSystem:
     """A configuration in the format of `read_system`: LLMs of several sizes beside image, embedding and audio models.
 
     No model spans more than `max_width` GPUs, and `gpus` is a pool that holds two of the widest. Workflows are chains,
@@ -29,17 +29,17 @@ def synthetic_system(
     >>> sorted(config), len(config["models"]), len(config["workflows"])
     (['gpus', 'models', 'workflows'], 3, 2)
     """
-    dice = Dice(seed)
-    made: Config = {}
+    rng = SeededRandom(seed)
+    made: RawSystem = {}
     for i in range(models):
-        kind = "llm" if i == 0 else dice.choice(("llm", *_OTHERS))
-        name, model = _llm(dice, max_width) if kind == "llm" else _other(dice, kind)
+        kind = "llm" if i == 0 else rng.choice(("llm", *_OTHERS))
+        name, model = _llm(rng, max_width) if kind == "llm" else _other(rng, kind)
         made[f"{name}_{i + 1}"] = model
-    graphs = {f"workflow_{i + 1}": _workflow(dice, made, max_nodes) for i in range(workflows)}
+    graphs = {f"workflow_{i + 1}": _workflow(rng, made, max_nodes) for i in range(workflows)}
     return {"models": made, "workflows": graphs, "gpus": 2 * max_width}
 
 
-def thrash_system(models: int = 12, gpus: int = 2, run_s: float = 2.0) -> Config:
+def thrash_system(models: int = 12, gpus: int = 2, run_s: float = 2.0) -> RawSystem:
     """Many equal models, few GPUs, and short nodes: a policy that switches on every node spends most time loading.
 
     Workflow k asks model k, then its neighbour; a switch costs 4.5 s at the default prices, a run 2 s.
@@ -56,10 +56,10 @@ def thrash_system(models: int = 12, gpus: int = 2, run_s: float = 2.0) -> Config
     return {"models": made, "workflows": graphs, "gpus": gpus}
 
 
-def _model(name: str, memory_gb: float, gpus: int, kind: str, run_s: float | None = None) -> Config:
+def _model(name: str, memory_gb: float, gpus: int, kind: str, run_s: float | None = None) -> RawSystem:
     """A first load reads the weights from disk, at the default prices."""
-    costs = Costs()
-    model: Config = {
+    costs = CostRules()
+    model: RawSystem = {
         "name": name,
         "type": kind,
         "memory_gb": memory_gb,
@@ -71,26 +71,26 @@ def _model(name: str, memory_gb: float, gpus: int, kind: str, run_s: float | Non
     return model
 
 
-def _llm(dice: Dice, max_width: int) -> tuple[str, Config]:
-    size, gpus = dice.choice([llm for llm in _LLMS if llm[1] <= max(max_width, 1)])
-    tokens = 50 * dice.between(2, 12)
-    rate = round(400 * gpus / size * (0.8 + 0.4 * dice.random()), 1)
+def _llm(rng: SeededRandom, max_width: int) -> tuple[str, RawSystem]:
+    size, gpus = rng.choice([llm for llm in _LLMS if llm[1] <= max(max_width, 1)])
+    tokens = 50 * rng.between(2, 12)
+    rate = round(400 * gpus / size * (0.8 + 0.4 * rng.random()), 1)
     tokens_of = {"tokens_per_second": rate, "token_mean": tokens, "token_std": tokens // 5, "config": deepcopy(_LLM)}
     return f"llm_{size}b", _model(f"LLM {size}B", 2.0 * size, gpus, "llm") | tokens_of
 
 
-def _other(dice: Dice, kind: str) -> tuple[str, Config]:
+def _other(rng: SeededRandom, kind: str) -> tuple[str, RawSystem]:
     if kind == "image":
-        memory_gb, run_s = float(dice.between(6, 24)), float(dice.between(3, 15))
+        memory_gb, run_s = float(rng.between(6, 24)), float(rng.between(3, 15))
         return "image", _model("Image", memory_gb, 1, "image_generation", run_s) | {"config": deepcopy(_IMAGE)}
     if kind == "embedding":
-        return "embedding", _model("Embedding", float(dice.between(1, 4)), 1, "embedding", dice.between(2, 10) / 10)
-    return "audio", _model("Speech to text", float(dice.between(2, 10)), 1, "audio", float(dice.between(2, 8)))
+        return "embedding", _model("Embedding", float(rng.between(1, 4)), 1, "embedding", rng.between(2, 10) / 10)
+    return "audio", _model("Speech to text", float(rng.between(2, 10)), 1, "audio", float(rng.between(2, 8)))
 
 
-def _workflow(dice: Dice, models: Config, max_nodes: int) -> Config:
-    shape = dice.choice(_SHAPES)
-    count = dice.between(1, max_nodes)
+def _workflow(rng: SeededRandom, models: RawSystem, max_nodes: int) -> RawSystem:
+    shape = rng.choice(_SHAPES)
+    count = rng.between(1, max_nodes)
     last = count - 1
     if shape == "chain":
         edges = [(i, i + 1) for i in range(last)]
@@ -99,16 +99,16 @@ def _workflow(dice: Dice, models: Config, max_nodes: int) -> Config:
     elif shape == "diamond":
         edges = [edge for i in range(1, last) for edge in ((0, i), (i, last))] or [(i, i + 1) for i in range(last)]
     else:
-        edges = [(i, j) for j in range(count) for i in range(j) if dice.random() < 0.35]
+        edges = [(i, j) for j in range(count) for i in range(j) if rng.random() < 0.35]
     names = list(models)
-    return _graph(shape.capitalize(), [dice.choice(names) for _ in range(count)], edges, models)
+    return _graph(shape.capitalize(), [rng.choice(names) for _ in range(count)], edges, models)
 
 
-def _graph(name: str, models: list[str], edges: list[tuple[int, int]], known: Config) -> Config:
+def _graph(name: str, models: list[str], edges: list[tuple[int, int]], known: RawSystem) -> RawSystem:
     nodes = []
     for i, model in enumerate(models):
         inputs = [f"output_{s + 1}" for s, t in edges if t == i] or ["user_prompt"]
-        node: Config = {"id": f"step_{i + 1}", "model": model, "inputs": inputs, "outputs": [f"output_{i + 1}"]}
+        node: RawSystem = {"id": f"step_{i + 1}", "model": model, "inputs": inputs, "outputs": [f"output_{i + 1}"]}
         if "config" in known[model]:
             node["config_options"] = list(known[model]["config"])
         nodes.append(node)

@@ -1,21 +1,23 @@
-"""What a policy sees: the ready nodes, the GPUs and what they hold, and the prices. It may read, never change."""
+"""What a workflow policy is: what it sees (`View`, which it may read and never change), what it answers, and from what
+class it derives."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.costs import Costs, ModelCost, Residents
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.residents import Residents
 
 Window = tuple[int, ...]
 
 
-class Run:
+class Request:
     """A request under way."""
 
     __slots__ = (
@@ -76,7 +78,7 @@ class ReadyNode:
         "width",
     )
 
-    def __init__(self, run: Run, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
+    def __init__(self, run: Request, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
         part = run.shape.tasks[index]
         self.run = run
         self.index = index
@@ -143,7 +145,7 @@ class Queue:
         return [task for _, _, task in found]
 
     def tasks(self) -> list[ReadyNode]:
-        """All of them, in order. Costs time: a policy for large queues looks at heads only."""
+        """All of them, in order. CostRules time: a policy for large queues looks at heads only."""
         return [task for _, _, task in sorted(self._heap) if not task.gone]
 
 
@@ -159,7 +161,7 @@ class View:
         self,
         pool: Pool,
         models: Mapping[str, ModelCost],
-        costs: Costs,
+        costs: CostRules,
         rates: RateTable | None = None,
         forecast: Mapping[str, float] | None = None,
     ) -> None:
@@ -172,7 +174,7 @@ class View:
         self.now = 0.0
         self.queues: dict[str, Queue] = {}
         self.wide_waiting = 0  # queues of models that span several GPUs
-        self.runs: dict[str, Run] = {}  # requests under way, in order of arrival
+        self.runs: dict[str, Request] = {}  # requests under way, in order of arrival
         self.demand: dict[str, float] = dict.fromkeys(models, 0.0)
         self.free = [True] * len(pool)
         self.free_count = len(pool)
@@ -273,3 +275,68 @@ class View:
         if not queue.count:
             del self.queues[task.model]
             self.wide_waiting -= task.width > 1
+
+
+class Place(NamedTuple):
+    """Start this node on these GPUs now, because."""
+
+    task: ReadyNode
+    window: Window
+    why: str
+
+
+class Wait(NamedTuple):
+    """Start nothing; look again at `until_s` at the latest."""
+
+    until_s: float
+
+
+class Policy:
+    """State in, decision with a reason out. Keyword parameters of `__init__` are the policy's options."""
+
+    plans_ahead = False  # whether it must see all requests at its first decision, and so belongs to offline mode
+
+    def begin(self, view: View) -> None:
+        """Called once, before the first decision."""
+
+    def rank(self, task: ReadyNode, view: View) -> Any:
+        """The order within a model's queue: the smallest goes first. Asked once, when the node becomes ready."""
+        return task.seq
+
+    def choose(self, view: View) -> Place | Wait | None:
+        """The next node to start, or nothing. Asked again after each start, until it starts nothing."""
+        raise NotImplementedError
+
+    def refuse(self, task: ReadyNode, view: View) -> str | None:
+        """Why a ready node's request should be rejected now, or None (admission control)."""
+        return None
+
+
+class ListPolicy(Policy):
+    """Greedy over the queue heads: the smallest `rank` plus `hysteresis` x the price of the switch goes first, on its
+    cheapest free window. Derive from it and give a `rank` in seconds."""
+
+    aligned = True
+
+    def __init__(self, *, hysteresis: float = 0.0) -> None:
+        self.hysteresis = hysteresis
+
+    def choose(self, view: View) -> Place | Wait | None:
+        best: tuple[Any, ...] | None = None
+        size = len(view.pool)
+        setup = view.residents.setup
+        for queue in view.queues.values():
+            if queue.width > view.free_count:
+                continue
+            windows = view.free_windows(queue.model, self.aligned)
+            if not windows:
+                continue
+            task = queue.head
+            price, window = min([(setup(w, queue.model), w) for w in windows])
+            key = (task.rank + self.hysteresis * price * queue.width / size, task.seq, window, task, price)
+            if best is None or key < best:
+                best = key
+        if best is None:
+            return None
+        _, _, window, task, price = best
+        return Place(task, window, "warm" if price == 0 else "cheapest window")

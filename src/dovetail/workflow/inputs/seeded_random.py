@@ -10,11 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Dice:
+class SeededRandom:
     """Random draws from `random()` alone: its sequence for a seed never changes between Python versions, that of the
     library's distributions may.
 
-    >>> [Dice(7).between(1, 6), Dice(7).choice("abc"), round(Dice(7).exponential(10), 3)]
+    >>> [SeededRandom(7).between(1, 6), SeededRandom(7).choice("abc"), round(SeededRandom(7).exponential(10), 3)]
     [2, 'a', 3.913]
     """
 

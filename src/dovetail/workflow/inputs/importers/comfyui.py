@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import InputError
-from dovetail.workflow.costs import Costs
-from dovetail.workflow.importers.comfyui_files import Graph, Link, Node, read_graph
-from dovetail.workflow.importers.common import Imported, Names, bridge, request
+from dovetail.workflow.inputs.costs import CostRules
+from dovetail.workflow.inputs.importers.comfyui_files import ComfyGraph, ComfyLink, ComfyNode, read_graph
+from dovetail.workflow.inputs.importers.common import Imported, Names, bridge, request
 
 
 class Category(NamedTuple):
@@ -109,14 +109,14 @@ def import_comfyui(paths: Sequence[Path], *, keep_utility: bool = False, keep_lo
     return result
 
 
-def _category(node: Node) -> str:
+def _category(node: ComfyNode) -> str:
     return _OF_ROLE[LOADERS[node.type]] if node.type in LOADERS else TYPES[node.type]
 
 
 class _File:
     """One file's nodes that stay, the weights of each, and the order between them."""
 
-    def __init__(self, graph: Graph, keep_utility: bool, keep_loaders: bool) -> None:
+    def __init__(self, graph: ComfyGraph, keep_utility: bool, keep_loaders: bool) -> None:
         self.graph = graph
         self.folded: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -140,7 +140,7 @@ class _File:
         own = {node.id: self._own(node) for node in kept}
         self.weights = {node: weights or self._shared(node, own) for node, weights in own.items()}
 
-    def _own(self, node: Node) -> Weights | None:
+    def _own(self, node: ComfyNode) -> Weights | None:
         """The weights that a node names, or is given by a loader, however many nodes pass them on."""
         category = _category(node)
         if category == "utility":
@@ -156,7 +156,7 @@ class _File:
         role = role or main or CATEGORIES[category].roles[0]
         return Weights(name if role == (main or role) else f"{name}_{role}", role)
 
-    def _bringing(self, node: Node, roles: Iterable[str]) -> Link | None:
+    def _bringing(self, node: ComfyNode, roles: Iterable[str]) -> ComfyLink | None:
         links = self.graph.into[node.id]
         if node.type in _PASSES_ON:
             return links[0] if links else None
@@ -223,7 +223,7 @@ class _File:
         return [f"{path}: {what}: {', '.join(which)}" for what, which in said if which]
 
 
-def _weights_name(node: Node) -> str | None:
+def _weights_name(node: ComfyNode) -> str | None:
     """The weights that a node names: the stem of the file, of all files if there are several."""
     found = [text for text in node.texts if _WEIGHTS_FILE.search(text)]
     if not found and node.type in LOADERS:
@@ -253,7 +253,7 @@ class _Models:
         return self._names.of(weights, weights.name)
 
     def config(self) -> dict[str, Any]:
-        costs = Costs()
+        costs = CostRules()
         made = {}
         for weights, category in self._categories.items():
             figures = CATEGORIES[category]

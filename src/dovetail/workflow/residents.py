@@ -1,61 +1,13 @@
-"""What it costs to run a model on a GPU: time to make it resident, time to run; and what is resident where.
-
-The default is the rule that workflow files are written for: one model per GPU, `load_time_seconds` on an empty GPU,
-`(old + new) / PCIe + overhead` otherwise. Everything else is an extension, off until asked for.
-"""
+"""Which models the GPUs hold, and what it costs to change that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import Literal
-
-from msgspec import Struct
 
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
-
-MIB_PER_GB = 1024
-
-
-class ModelCost(Struct, frozen=True, omit_defaults=True):
-    """What the cost rules need to know of a model. `batch_curve[k-1]` is the slow-down of a batch of k."""
-
-    memory_gb: float
-    load_s: float
-    width: int = 1
-    batch_curve: tuple[float, ...] = ()
-
-    @property
-    def shard_mib(self) -> int:
-        """Memory on each GPU of its window."""
-        return -(-int(self.memory_gb * MIB_PER_GB) // max(self.width, 1))
-
-
-class Costs(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The rules of price. Defaults are the seed formula; each extension is described in docs/workflow.md."""
-
-    pcie_gb_s: float = 16.0
-    overhead_s: float = 2.0
-    window: Literal["slowest", "primary"] = "slowest"  # which GPU of a window sets the price of a switch
-    resident: Literal["one", "memory"] = "one"  # how many models a GPU may hold
-    overlap: float = 0.0  # share of loading that hides behind running, 0 to 1
-    dram_gb: float = 0.0  # host memory that keeps models; 0: not modelled
-    ssd_gb_s: float = 2.0  # how fast a model that host memory does not keep is read, at best
-    batching: bool = False
-    noise: float = 0.0  # relative spread of real durations
-
-    def problem(self) -> str | None:
-        """What is wrong with these values, or None."""
-        for name in ("pcie_gb_s", "ssd_gb_s"):
-            if not 0 < getattr(self, name) < inf:
-                return f"{name}: expected a positive number, found {getattr(self, name)}"
-        for name in ("overhead_s", "dram_gb", "noise"):
-            if not 0 <= getattr(self, name) < inf:
-                return f"{name}: expected a number >= 0, found {getattr(self, name)}"
-        if not 0 <= self.overlap <= 1:
-            return f"overlap: expected 0 to 1, found {self.overlap}"
-        return None
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
 
 
 class Residents:
@@ -63,7 +15,7 @@ class Residents:
     with it."""
 
     def __init__(
-        self, pool: Pool, models: Mapping[str, ModelCost], costs: Costs, rates: RateTable | None = None
+        self, pool: Pool, models: Mapping[str, ModelCost], costs: CostRules, rates: RateTable | None = None
     ) -> None:
         self.costs = costs
         self._models = models
@@ -178,7 +130,7 @@ class Residents:
             del dram[next(iter(dram))]
 
 
-def least_setup(models: Mapping[str, ModelCost], costs: Costs, rates: RateTable | None = None) -> dict[str, float]:
+def least_setup(models: Mapping[str, ModelCost], costs: CostRules, rates: RateTable | None = None) -> dict[str, float]:
     """For each model the least that making it resident can ever cost: what the lower bounds may count on."""
     known: dict[str, float] = {}
     for switch in rates.switches.values() if rates else ():

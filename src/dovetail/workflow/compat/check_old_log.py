@@ -19,11 +19,25 @@ from dovetail.core.metrics import Figures
 from dovetail.core.rates import RateTable, Switch
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.check import Examined, Rates, Rules
-from dovetail.workflow.costs import Costs, Residents
-from dovetail.workflow.inputs import DEFAULT_NODE_S, System, check_fit, read_system
-from dovetail.workflow.log_rows import Log, Row, Span, check_workflows, end_of, number, tell
-from dovetail.workflow.requests import Mode, Requests
+from dovetail.workflow.check.examination import Examination
+from dovetail.workflow.check.starts import StartRules
+from dovetail.workflow.choices import Mode
+from dovetail.workflow.compat.log_rows import (
+    ExecutionRow,
+    LoggedRun,
+    LogSpan,
+    check_workflows,
+    end_of,
+    events_of,
+    number,
+)
+from dovetail.workflow.facts import RateRecords
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.costs import CostRules
+from dovetail.workflow.inputs.fit import check_fit
+from dovetail.workflow.inputs.requests import Requests
+from dovetail.workflow.inputs.system import DEFAULT_NODE_S, System
+from dovetail.workflow.residents import Residents
 
 
 class OldLog:
@@ -33,7 +47,9 @@ class OldLog:
     must keep to one of them, with the first GPU of a window setting the price.
     """
 
-    def __init__(self, path: Path, log: Log, faults: Findings, config: Path | None, requests: Path | None) -> None:
+    def __init__(
+        self, path: Path, log: LoggedRun, faults: Findings, config: Path | None, requests: Path | None
+    ) -> None:
         self._path, self._log, self._faults = path, log, faults
         self._mode: Mode = "online" if log.summary.get("mode") == "online" else "offline"
         self._notes: list[str] = []
@@ -69,7 +85,7 @@ class OldLog:
 
     def _guess_arrivals(self) -> list[tuple[float, Arrived]]:
         """Requests as the executions show them: offline all at 0, online no later than their first decision."""
-        rows: dict[str, dict[str, Row]] = {}
+        rows: dict[str, dict[str, ExecutionRow]] = {}
         for row in self._log.executions:
             rows.setdefault(row.request_id, {}).setdefault(row.node_id, row)
         arrivals = []
@@ -88,21 +104,21 @@ class OldLog:
             facts["models"] = msgspec.to_builtins(self._system.model_costs)
         records = tuple(map(TaskGraphRecord.of, self._shapes.values()))
         header = Header(level="workflow", policy="", mode=self._mode, pool=self._pool, graphs=records, facts=facts)
-        run = Examined(self._path, header, self._faults, free_setups=bool(self._log.gpu_assignments))
+        run = Examination(self._path, header, self._faults, free_setups=bool(self._log.gpu_assignments))
         run.notes += self._notes
         tries = [Findings(limit, place), Findings(limit, place)]
         if self._system is not None:
             run.followers += self._both_rules(run, self._system, tries)
         spans = self._spans()
         check_workflows(self._log.executions, {event.job: event.of for _, event in self._arrivals}, self._faults)
-        figures, bounds = run.follow(tell(spans, self._arrivals, self._closings()))
+        figures, bounds = run.follow(events_of(spans, self._arrivals, self._closings()))
         first, second = tries
         baseline = sum(first.counts.values()) <= sum(second.counts.values())
         self._faults.take(first if baseline else second)
         self._check_summary(figures, spans, baseline)
         return run.report("execution log of an older scheduler", figures, bounds)
 
-    def _both_rules(self, run: Examined, system: System, tries: Sequence[Findings]) -> list[Rules]:
+    def _both_rules(self, run: Examination, system: System, tries: Sequence[Findings]) -> list[StartRules]:
         models = run.facts.models
         load_always = [
             Switch(new, models[old].memory_gb / run.facts.costs.pcie_gb_s + models[new].load_s, old)
@@ -115,8 +131,8 @@ class OldLog:
             run.notes.append("the log does not say what switches took: prices were not checked")
         both = []
         for faults, switches in zip(tries, ([], load_always), strict=True):
-            facts = msgspec.structs.replace(run.facts, rates=Rates(switches=switches))
-            rules = Rules(run.header, facts, faults)
+            facts = msgspec.structs.replace(run.facts, rates=RateRecords(switches=switches))
+            rules = StartRules(run.header, facts, faults)
             rules.priced, rules.names_replaced = priced, False
             rules.guesses = _Guesses(system)
             self._preload(rules.residents)
@@ -130,7 +146,7 @@ class OldLog:
                 if gpu.isdigit() and int(gpu) < len(self._pool):
                     residents.load([int(gpu)], str(model))
 
-    def _spans(self) -> list[Span]:
+    def _spans(self) -> list[LogSpan]:
         """The executions as spans, in the order of their decisions."""
         instants = sorted({*self._ends.values(), *(t for t, _ in self._arrivals)})
         begun = []
@@ -142,7 +158,7 @@ class OldLog:
             if at >= 0 and instants[at] >= t - error:
                 t = instants[at]
             begun.append((t, i, row))
-        residents = Residents(self._pool, {}, Costs(window="primary"))
+        residents = Residents(self._pool, {}, CostRules(window="primary"))
         self._preload(residents)
         spans = []
         for t, i, row in sorted(begun, key=itemgetter(0, 1)):
@@ -155,10 +171,10 @@ class OldLog:
             setup_s = number(row.switch_time)
             name, node, model = row.request_id, row.node_id, row.model_name
             start = Start(name, node, model, window, self._ready(row), _run_s(row), "", setup_s, replaces)
-            spans.append(Span(i, t, end_of(row, t, self._faults), start, decision=i))
+            spans.append(LogSpan(i, t, end_of(row, t, self._faults), start, decision=i))
         return spans
 
-    def _check_row(self, row: Row) -> None:
+    def _check_row(self, row: ExecutionRow) -> None:
         found, took = row.execution_time, row.end_time - row.start_time
         if found is None and row.start_time == 0:
             return  # they wrote nothing for a start at 0
@@ -166,13 +182,13 @@ class OldLog:
             who = f"{row.request_id}/{row.node_id}"
             self._faults.add("row", who, f"found execution_time {found}, expected {took} from start_time to end_time")
 
-    def _window(self, row: Row) -> tuple[int, ...]:
+    def _window(self, row: ExecutionRow) -> tuple[int, ...]:
         if row.gpu_id is None:
             return ()
         model = self._system.models.get(row.model_name) if self._system is not None else None
         return tuple(range(row.gpu_id, row.gpu_id + (1 if model is None else model.gpus_required)))
 
-    def _ready(self, row: Row) -> float:
+    def _ready(self, row: ExecutionRow) -> float:
         t, event = self._arrived.get(row.request_id, (0.0, None))
         shape = self._shapes.get(event.of) if event is not None else None
         i = shape.index.get(row.node_id) if shape is not None else None
@@ -192,7 +208,7 @@ class OldLog:
             closings.append((inf, Reject(work, event.fault)) if event.fault else (last.get(work, inf), Complete(work)))
         return closings
 
-    def _check_summary(self, figures: Figures, spans: Sequence[Span], baseline: bool) -> None:
+    def _check_summary(self, figures: Figures, spans: Sequence[LogSpan], baseline: bool) -> None:
         """By the older definitions, where they are definitions."""
         claimed, faults = self._log.summary, self._faults
         faults.nowhere()
@@ -233,11 +249,11 @@ class _Guesses:
         return close(found, 1000 / (given.tokens_per_second or 100)) or close(found, given.inference_time_mean or 5.0)
 
 
-def _run_s(row: Row) -> float:
+def _run_s(row: ExecutionRow) -> float:
     return number(row.estimated_time, row.end_time - row.start_time)
 
 
-def _guess_shapes(rows: Iterable[Row]) -> dict[str, TaskGraph]:
+def _guess_shapes(rows: Iterable[ExecutionRow]) -> dict[str, TaskGraph]:
     """Workflows as the executions show them: the nodes that occur, in no order, each on its first GPU."""
     parts: dict[str, dict[str, Task]] = {}
     for row in rows:

@@ -22,7 +22,8 @@ from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Arrived
 from dovetail.core.files import Document, explain, is_json_lines, parse, read_bytes
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.inputs import DEFAULT_NODE_S, MOST, OnError, System
+from dovetail.workflow.choices import OnError
+from dovetail.workflow.inputs.system import DEFAULT_NODE_S, MOST, System
 
 Mode = Literal["offline", "online"]
 _SHOWN = 20  # faults shown at once

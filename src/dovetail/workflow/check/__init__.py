@@ -1,0 +1,59 @@
+"""The level's own rules over a run: prices, residents, durations, memory, bounds, and agreement with the input files.
+
+They apply to journals and, through the same events, to execution logs (`compat/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.core import check as core
+from dovetail.core.findings import Findings, Report, compare
+from dovetail.core.journal import Reader
+from dovetail.core.metrics import Figures, recount
+from dovetail.workflow.check.examination import Examination, need_config
+from dovetail.workflow.metrics import summary
+
+CODES = core.CODES | {
+    "model": "a model that is not described, or not as wide as the nodes that use it",
+    "run": "an expected run time that is not size / speed",
+    "price": "a setup that does not cost what the residents of its GPUs make it cost",
+    "window": "a node on GPUs that are not neighbours",
+    "replaces": "a model said to be replaced that is not the one",
+    "memory": "a model on a GPU that is too small for it",
+    "retry": "a node tried more often than was allowed",
+    "bound": "a figure below its lower bound: no schedule can be that good",
+    "config": "a model, a workflow or a GPU type that differs from the configuration file",
+    "requests": "a request that differs from the file, is not in it, or is missing from the run",
+    "row": "a row of an execution log that contradicts itself",
+}
+
+
+def check_journal(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:
+    """Check a journal of this level, and whether it is a run of these files."""
+    need_config(config, requests)
+    reader, faults = Reader(path), Findings(limit)
+    header = core.check_header(reader.header, path)
+    run = Examination(path, header, faults)
+    run.hold_to_rules(config, requests)
+    figures, bounds = run.follow(core.read_steps(reader, faults), reader)
+    if run.lower.claimed is not None:
+        check_claims(run.lower.claimed, summary(header, figures, bounds, run.facts.skipped), figures, faults)
+    return run.report("journal", figures, bounds)
+
+
+def check_claims(claimed: Mapping[str, Any], expected: Mapping[str, Any], figures: Figures, faults: Findings) -> None:
+    """The keys of the summary that the core does not know, and those that may not be left out."""
+    known = recount(figures)
+    compare(claimed, {k: v for k, v in expected.items() if isinstance(v, int | float) and k not in known}, faults)
+    for key in ("policy", "mode"):
+        if key in claimed and claimed[key] != expected[key]:
+            faults.add("summary", key, f"found {claimed[key]!r}, expected {expected[key]!r}")
+    for key in _CLAIMS:
+        if key not in claimed:
+            faults.add("summary", key, "is missing")
+
+
+_CLAIMS = ("makespan_s", "switches", "switch_time_s", "avg_request_s", "p99_request_s", "completed", "rejected")

@@ -1,0 +1,49 @@
+"""Whether a figure of a run is below what any schedule can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.core.events import Arrived
+from dovetail.core.findings import Findings, close
+from dovetail.core.journal import Ended, Header
+from dovetail.core.metrics import Figures
+from dovetail.workflow.bounds import Bounds, bounds_for
+from dovetail.workflow.facts import WorkflowFacts
+
+
+class LowerBounds:
+    """Holds the figures of a run against its lower bounds, and keeps what the run claims of itself."""
+
+    def __init__(self, header: Header, facts: WorkflowFacts, faults: Findings, free_setups: bool = False) -> None:
+        self._faults = faults
+        self._shapes = header.build_graphs()
+        self._bounds = bounds_for(header.pool, self._shapes, facts.models, facts.costs, facts.table, free_setups)
+        self.void = self._bounds.void or ("" if facts.exact else "run times are not exact")
+        self.claimed: dict[str, Any] | None = None
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self._bounds.step(n, t, [event for event in events if type(event) is not Arrived or self._counts(event)])
+        for event in events:
+            if isinstance(event, Ended):
+                self.claimed = event.summary
+
+    def _counts(self, event: Arrived) -> bool:
+        shape = self._shapes.get(event.of)
+        return shape is not None and len(event.sizes) == len(shape.tasks)
+
+    def finish(self, figures: Figures, notes: list[str]) -> Bounds:
+        bounds = self._bounds.result()
+        if self.void:
+            notes.append(f"bounds were not checked: {self.void}")
+            return bounds
+        for name, found, bound in (
+            ("makespan", figures.makespan_s, bounds.makespan_s),
+            ("mean response", figures.response_s.mean, bounds.mean_s),
+            ("median response", figures.response_s.median, bounds.median_s),
+            ("P99 response", figures.response_s.p99, bounds.p99_s),
+        ):
+            if found < bound and not close(found, bound):
+                self._faults.add("bound", name, f"found {found} s, but no schedule is below {bound} s")
+        return bounds

@@ -1,0 +1,68 @@
+"""A run told in events, from whatever file, held to the rules of all levels and of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.check import Check
+from dovetail.core.errors import InputError
+from dovetail.core.findings import Findings, Report
+from dovetail.core.journal import Header, Observer, Reader
+from dovetail.core.metrics import Figures, recount
+from dovetail.workflow.bounds import Bounds
+from dovetail.workflow.check.below import LowerBounds
+from dovetail.workflow.check.files import InputFiles
+from dovetail.workflow.check.starts import StartRules
+from dovetail.workflow.facts import WorkflowFacts
+
+
+def need_config(config: Path | None, requests: Path | None) -> None:
+    if requests is not None and config is None:
+        raise InputError("--requests needs --config: requests name the workflows of a configuration")
+
+
+Steps = Iterable[tuple[int, float, list[Any]]]
+
+
+class Examination:
+    """A run told in events, from whatever file: the core's invariants, its bounds, and what else follows it."""
+
+    def __init__(self, path: Path, header: Header, faults: Findings, free_setups: bool = False) -> None:
+        self.path = path
+        self.header = header
+        self.faults = faults
+        self.facts = WorkflowFacts.of(header, path)
+        self.notes: list[str] = []
+        self.lower = LowerBounds(header, self.facts, faults, free_setups)
+        self.followers: list[Observer] = [self.lower]
+        self._files: InputFiles | None = None
+
+    def hold_to_rules(self, config: Path | None, requests: Path | None) -> None:
+        """The level's rules, and the files that the run is said to be of."""
+        if self.facts.simulate:
+            self.notes.append("prices and run times were not checked: they were measured, not computed")
+        else:
+            self.followers.append(StartRules(self.header, self.facts, self.faults))
+        if config is not None:
+            self._files = InputFiles(self.header, self.facts, self.faults, config, requests)
+            self.followers.append(self._files)
+
+    def follow(self, steps: Steps, reader: Reader | None = None) -> tuple[Figures, Bounds]:
+        check = Check(self.header, self.faults, self.followers, self.facts.exact)
+        for n, t, events in steps:
+            check.step(n, t, events)
+        figures = check.finish(reader is not None and reader.torn)
+        total = self.facts.requests.get("total")
+        if total is not None and total != figures.arrived + self.facts.skipped:
+            found = f"found {figures.arrived} arrivals and {self.facts.skipped} skipped, expected {total}"
+            self.faults.add("requests", "", found)
+        if self._files is not None:
+            self._files.finish()
+            self.notes += self._files.notes
+        return figures, self.lower.finish(figures, self.notes)
+
+    def report(self, kind: str, figures: Figures, bounds: Bounds) -> Report:
+        below = {"bound_makespan_s": bounds.makespan_s, "bound_mean_s": bounds.mean_s, "bound_p99_s": bounds.p99_s}
+        return Report.of(str(self.path), kind, self.faults, self.notes, recount(figures) | below)

@@ -1,0 +1,97 @@
+"""Whether a run is one of the files it is said to be of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.core.events import Arrived
+from dovetail.core.findings import Findings, close
+from dovetail.core.journal import Header, TaskGraphRecord
+from dovetail.core.resources import DeviceType
+from dovetail.workflow.choices import Mode, OnError
+from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.inputs.fit import check_fit
+from dovetail.workflow.inputs.requests import Requests
+
+
+class InputFiles:
+    """Holds a run against the files it is said to be of."""
+
+    def __init__(
+        self, header: Header, facts: WorkflowFacts, faults: Findings, config: Path, requests: Path | None
+    ) -> None:
+        self._faults = faults
+        self.notes: list[str] = []
+        on_error: OnError = "skip" if facts.skipped else "reject"
+        system = read_system(config, on_error, facts.compat)
+        if facts.costs != system.costs:
+            self.notes.append(
+                "the costs of the run are not those of the configuration: --cost or --compat changed them"
+            )
+        check_fit(system, header.pool, config, on_error, facts.compat, facts.table)
+        shapes = {name: TaskGraphRecord.of(shape) for name, shape in system.shapes().items()}
+        types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
+        for what, found, expected in (
+            ("models", facts.models, system.model_costs),
+            ("workflows", {record.name: record for record in header.graphs}, shapes),
+            ("gpu_types", header.pool.types, {name: types.get(name) for name in header.pool.types}),
+        ):
+            for name in {**found, **expected}:
+                self._compare(f"{what}.{name}", found.get(name), expected.get(name))
+        self._arrivals: Iterator[tuple[float, Arrived]] | None = None
+        if requests is not None:
+            mode: Mode = "online" if header.mode == "online" else "offline"
+            self._arrivals = Requests(requests, system, mode, on_error, facts.compat).arrivals()
+        self._pending: dict[str, tuple[float, Arrived]] = {}
+
+    def _compare(self, what: str, found: Any, expected: Any) -> None:
+        if isinstance(found, TaskGraphRecord) and isinstance(expected, TaskGraphRecord):
+            same = found.tasks == expected.tasks and found.never == expected.never
+            if same and set(found.edges) == set(expected.edges):
+                return
+        if found != expected:
+            message = f"found {_brief(found)}, expected {_brief(expected)} as in the configuration"
+            self._faults.add("config", what, message)
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for event in events:
+            if type(event) is Arrived and self._arrivals is not None:
+                self._compare_arrival(t, event, self._arrivals)
+
+    def _compare_arrival(self, t: float, event: Arrived, arrivals: Iterator[tuple[float, Arrived]]) -> None:
+        given = self._pending.pop(event.job, None)
+        while given is None:
+            coming = next(arrivals, None)
+            if coming is None:
+                self._faults.add("requests", event.job, "is not in the file of requests")
+                return
+            if coming[1].job == event.job:
+                given = coming
+            else:
+                self._pending[coming[1].job] = coming
+        expected_s, expected = given
+        if not close(t, expected_s):
+            self._faults.add("requests", event.job, f"arrived at {t} s, expected {expected_s} s")
+        for name in ("of", "sizes", "due_s", "weight"):
+            found, wanted = getattr(event, name), getattr(expected, name)
+            if found != wanted and not (name != "of" and event.fault and expected.fault):
+                self._faults.add("requests", event.job, f"found {name} {found!r}, expected {wanted!r}")
+        if bool(event.fault) != bool(expected.fault):
+            message = f"found fault {event.fault!r}, expected {expected.fault or 'none'!r}"
+            self._faults.add("requests", event.job, message)
+
+    def finish(self) -> None:
+        for work in self._pending:
+            self._faults.add("requests", work, "is in the file of requests, but not in the run")
+        for _, arrived in self._arrivals or ():
+            self._faults.add("requests", arrived.job, "is in the file of requests, but not in the run")
+
+
+def _brief(value: Any) -> str:
+    text = "nothing" if value is None else msgspec.json.encode(value).decode()
+    return text if len(text) <= 200 else text[:200] + "..."

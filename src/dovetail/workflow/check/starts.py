@@ -1,0 +1,121 @@
+"""What each start must cost and take: prices, residents, durations, memory, retries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
+from dovetail.core.findings import Findings, close
+from dovetail.core.journal import Header
+from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.inputs.costs import ModelCost
+from dovetail.workflow.residents import Residents
+
+
+class StartRules:
+    """Recounts what each start must cost and take, from the header's facts and what ran before."""
+
+    def __init__(self, header: Header, facts: WorkflowFacts, faults: Findings) -> None:
+        self._facts = facts
+        self._faults = faults
+        self._shapes = header.build_graphs()
+        self._rates = facts.table
+        self._types = [device.type for device in header.pool.devices]
+        self._speeds, self._memories = header.pool.speeds, header.pool.memories
+        self.residents = Residents(header.pool, facts.models, facts.costs, self._rates)
+        self.priced = True  # off where a log does not say what a switch took
+        self.names_replaced = True  # off where a log does not say what was replaced
+        self.guesses: Callable[[str, float, float], bool] | None = None  # other run times that may stand
+        self._arrived: dict[str, Arrived] = {}
+        self._failed: dict[tuple[str, str], int] = {}
+        for shape in self._shapes.values():
+            for part in shape.tasks:
+                model = facts.models.get(part.kind)
+                if model is None:
+                    faults.add("model", f"{shape.name}/{part.name}", f"found {part.kind!r}, which is not described")
+                elif model.width != part.width:
+                    found = f"found {part.width} GPUs, expected {model.width} for {part.kind!r}"
+                    faults.add("model", f"{shape.name}/{part.name}", found)
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        batches: dict[int, list[Start]] = {}
+        for event in events:
+            if isinstance(event, Start) and event.batch:
+                batches.setdefault(event.batch, []).append(event)
+        for event in events:
+            kind = type(event)
+            if kind is Start:
+                members = batches.get(event.batch, [event])
+                if members[0] is event:
+                    self._check(members)
+            elif kind is Arrived:
+                self._arrived[event.job] = event
+            elif kind is Complete or kind is Reject:
+                self._arrived.pop(event.job, None)
+            elif kind is Failed:
+                key = (event.job, event.task)
+                self._failed[key] = self._failed.get(key, 0) + 1
+
+    def _check(self, members: Sequence[Start]) -> None:
+        start = members[0]
+        who, model = f"{start.job}/{start.task}", self._facts.models.get(start.kind)
+        if model is None:
+            self._faults.add("model", who, f"found {start.kind!r}, which is not described")
+            return
+        if start.devices and start.devices != tuple(range(start.devices[0], start.devices[0] + len(start.devices))):
+            self._faults.add("window", who, f"found GPUs {list(start.devices)}, expected neighbours")
+        for member in members:
+            failed = self._failed.get((member.job, member.task), 0)
+            if failed > self._facts.retries:
+                message = f"started after {failed} failures, expected at most {self._facts.retries} retries"
+                self._faults.add("retry", f"{member.job}/{member.task}", message)
+        if len(members) > 1 and (not self._facts.costs.batching or len(members) > len(model.batch_curve)):
+            allowed = max(len(model.batch_curve), 1) if self._facts.costs.batching else 1
+            self._faults.add("batch", who, f"found {len(members)} nodes in one batch, expected at most {allowed}")
+        else:
+            self._check_run(members, who, model)
+        for gpu in start.devices:
+            memory = self._memories[gpu]
+            if memory is not None and memory < model.shard_mib:
+                found = f"{start.kind!r} needs {model.shard_mib} MiB, GPU {gpu} has {memory}"
+                self._faults.add("memory", who, found)
+        self._check_setup(start, who)
+
+    def _check_run(self, members: Sequence[Start], who: str, model: ModelCost) -> None:
+        sizes = [self._size(start) for start in members]
+        if None in sizes:
+            return  # of unknown works or parts, which is a fault already
+        start, size = members[0], max(size for size in sizes if size is not None)
+        expected = size / self._speed(start) if start.devices else size
+        if len(members) > 1:
+            expected *= model.batch_curve[len(members) - 1]
+        if not close(start.run_s, expected) and not (
+            self.guesses is not None and self.guesses(start.kind, start.run_s, size)
+        ):
+            self._faults.add("run", who, f"found run_s {start.run_s}, expected {expected}")
+
+    def _size(self, start: Start) -> float | None:
+        arrived = self._arrived.get(start.job)
+        shape = self._shapes.get(arrived.of) if arrived is not None else None
+        if arrived is None or shape is None or len(arrived.sizes) != len(shape.tasks):
+            return None
+        i = shape.index.get(start.task)
+        return None if i is None else arrived.sizes[i]
+
+    def _speed(self, start: Start) -> float:
+        rate, width = self._rates.rate, len(start.devices)
+        return min(rate(start.kind, self._types[gpu], width) or self._speeds[gpu] for gpu in start.devices)
+
+    def _check_setup(self, start: Start, who: str) -> None:
+        residents, gpus = self.residents, start.devices
+        whole = residents.setup(gpus, start.kind) if gpus else 0.0
+        replaces = residents.replaced(gpus, start.kind) if whole else None
+        expected = residents.visible(whole, start.run_s)
+        if self.priced and not close(start.setup_s, expected):
+            held = {gpu: list(residents.held[gpu]) for gpu in gpus}
+            message = f"found setup_s {start.setup_s}, expected {expected} for {start.kind!r} on GPUs that hold {held}"
+            self._faults.add("price", who, message)
+        if self.names_replaced and start.replaces != replaces:
+            self._faults.add("replaces", who, f"found {start.replaces!r}, expected {replaces!r}")
+        residents.load(gpus, start.kind)

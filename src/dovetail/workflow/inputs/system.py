@@ -1,0 +1,97 @@
+"""The level's files: the system configuration (models, workflows, GPU types, costs), read and validated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from dovetail.core.resources import DeviceType
+from dovetail.core.tasks import Task, TaskGraph
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+
+DEFAULT_NODE_S = 10.0
+MOST = 1e12  # seconds, GB or times as fast: more than that is a slip
+
+
+class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A model of the configuration. What `base_model` names fills in what is missing here."""
+
+    name: str = ""
+    memory_gb: float
+    gpus_required: int
+    load_time_seconds: float
+    tokens_per_second: float | None = None
+    token_mean: float | None = None
+    token_std: float | None = None
+    inference_time_mean: float | None = None
+    inference_time_std: float | None = None
+    type: str = "llm"
+    base_model: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    batch_curve: tuple[float, ...] = ()
+
+    def estimate_s(self) -> tuple[float, str]:
+        """How long a node takes when its request does not say: seconds, and which rule gave them."""
+        if self.tokens_per_second:
+            return (self.token_mean or 1000.0) / self.tokens_per_second, "tokens"
+        if self.inference_time_mean:
+            return self.inference_time_mean, "inference_time_mean"
+        return DEFAULT_NODE_S, "default"
+
+    @property
+    def cost(self) -> ModelCost:
+        return ModelCost(self.memory_gb, self.load_time_seconds, self.gpus_required, self.batch_curve)
+
+
+class Node(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    id: str
+    model: str
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    config_options: list[str] = field(default_factory=list)
+
+
+class Edge(Struct, forbid_unknown_fields=True):
+    source: str = field(name="from")
+    target: str = field(name="to")
+
+
+class Workflow(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    nodes: list[Node]
+    edges: list[Edge] = field(default_factory=list)
+    name: str = ""
+    description: str = ""
+
+
+class GpuType(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    memory_gb: float | None = None
+    speed: float = 1.0
+
+
+class System(Struct, omit_defaults=True):
+    """A validated configuration. `faults` tells which workflows cannot run, and why."""
+
+    models: dict[str, Model]
+    workflows: dict[str, Workflow]
+    gpu_types: dict[str, DeviceType]
+    costs: CostRules
+    gpus: str | None
+    faults: dict[str, str]
+    never: dict[str, dict[str, str]]
+
+    @property
+    def model_costs(self) -> dict[str, ModelCost]:
+        return {name: model.cost for name, model in self.models.items()}
+
+    def shapes(self) -> dict[str, TaskGraph]:
+        """The workflows that can run, as graphs of parts."""
+        return {name: self._shape(name) for name in self.workflows if name not in self.faults}
+
+    def _shape(self, name: str) -> TaskGraph:
+        workflow = self.workflows[name]
+        parts = [Task(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes]
+        names = {n.id for n in workflow.nodes}
+        never = self.never.get(name, {})  # need no edges: they do not wait for one another
+        edges = [(e.source, e.target) for e in workflow.edges if e.source in names and e.target in names - never.keys()]
+        return TaskGraph(name, parts, edges, never)

@@ -1,0 +1,109 @@
+"""Simulated runs of a problem, with or without a journal."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from dovetail.core import registry
+from dovetail.core.engine import simulate
+from dovetail.core.errors import InputError
+from dovetail.core.executor import SimExecutor
+from dovetail.core.journal import Observer, Writer
+from dovetail.core.metrics import Figures, Metrics
+from dovetail.workflow.bounds import Bounds
+from dovetail.workflow.choices import DEFAULT_POLICY, Mode
+from dovetail.workflow.compat.heap_order import HeapOrder
+from dovetail.workflow.metrics import summary
+from dovetail.workflow.policies.base import Policy
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.scheduler import WorkflowScheduler
+
+
+def make_policy(name: str, options: Mapping[str, Any] | None, mode: Mode) -> Policy:
+    """A policy by name, for a mode that it can work in."""
+    chosen: Policy = registry.create("workflow", name, options)
+    if chosen.plans_ahead and mode == "online":
+        raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline)")
+    return chosen
+
+
+class RunResult(Struct, frozen=True):
+    """What a run came to. `bounds` are over the requests that were completed."""
+
+    figures: Figures
+    bounds: Bounds
+    steps: int
+    end_s: float
+    simulation_s: float  # how long the simulation itself took
+
+
+def run(
+    problem: WorkflowProblem,
+    policy: str | Policy = DEFAULT_POLICY,
+    options: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    failure_rate: float = 0.0,
+    retries: int = 0,
+    observers: Sequence[Observer] = (),
+) -> RunResult:
+    """Simulate a problem under a policy; observers follow every step."""
+    chosen = make_policy(policy, options, problem.mode) if isinstance(policy, str) else policy
+    scheduler = WorkflowScheduler(problem.new_view(), problem.shapes, chosen, retries)
+    metrics, bounds = Metrics(problem.pool), problem.new_bounds()
+    executor = SimExecutor(seed, problem.costs.noise, failure_rate)
+    arrivals = problem.requests.arrivals()
+    began = time.perf_counter()
+    with _no_garbage():
+        steps, end_s = simulate(
+            scheduler,
+            problem.pool,
+            problem.shapes,
+            () if problem.compat else arrivals,
+            executor,
+            [metrics, bounds, *observers],
+            HeapOrder(arrivals) if problem.compat else None,
+        )
+    took = time.perf_counter() - began
+    return RunResult(metrics.figures(), bounds.result(), steps, end_s, took)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """A run makes no reference cycles, but keeps many objects alive that the collector would visit again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def record(
+    problem: WorkflowProblem,
+    policy: str,
+    options: Mapping[str, Any],
+    journal: Path | None,
+    *,
+    seed: int = 0,
+    **luck: Any,
+) -> tuple[RunResult, dict[str, Any]]:
+    """Run a policy on a problem, write its journal if a path is given, and sum it up.
+
+    `luck` is the failure rate and the retries.
+    """
+    header = problem.header(policy, options, seed, **luck)
+    with Writer(journal, header) if journal is not None else nullcontext() as writer:
+        outcome = run(problem, policy, options, seed=seed, observers=[writer] if writer else [], **luck)
+        figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
+        if writer is not None:
+            writer.end(outcome.steps + 1, outcome.end_s, figures)
+    return outcome, figures
