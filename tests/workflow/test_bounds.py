@@ -33,13 +33,13 @@ def chain(name: str, *widths: int) -> TaskGraph:
 
 def bound(
     pool: str,
-    shapes: Sequence[TaskGraph],
+    graphs: Sequence[TaskGraph],
     works: Sequence[tuple[float, str, tuple[float, ...]]],
     setup_min: dict[str, float] | None = None,
     batch_gain: float = 1.0,
 ) -> Bounds:
     accumulator = BoundsAccumulator(
-        Pool.parse(pool, TYPES), {shape.name: shape for shape in shapes}, setup_min or {}, batch_gain
+        Pool.parse(pool, TYPES), {graph.name: graph for graph in graphs}, setup_min or {}, batch_gain
     )
     for i, (arrival_s, of, sizes) in enumerate(works):
         accumulator.add(arrival_s, Arrived(f"w{i}", of, sizes))
@@ -100,10 +100,10 @@ def test_the_widest_part_needs_the_slowest_gpu() -> None:
 
 def test_path_waits_for_arrival_and_for_the_first_load() -> None:
     """The late work can find its models loaded; the early one waits for its second model at least."""
-    shapes = [chain("c", 1, 2)]
-    late = bound("4", shapes, [(0.0, "c", (1.0, 1.0)), (20.0, "c", (2.0, 3.0))], {"m1": 2.0, "m2": 9.0})
+    graphs = [chain("c", 1, 2)]
+    late = bound("4", graphs, [(0.0, "c", (1.0, 1.0)), (20.0, "c", (2.0, 3.0))], {"m1": 2.0, "m2": 9.0})
     assert (late.path_s, late.binding) == (25.0, "path")
-    early = bound("4", shapes, [(0.0, "c", (1.0, 1.0))], {"m1": 2.0, "m2": 9.0})
+    early = bound("4", graphs, [(0.0, "c", (1.0, 1.0))], {"m1": 2.0, "m2": 9.0})
     assert early.path_s == 10.0
 
 
@@ -166,8 +166,8 @@ def test_of_works_that_cannot_complete_only_what_runs_counts_and_only_for_the_ma
     ghost = TaskGraph(
         "ghost", [Task("a", "m1"), Task("b", "m1")], [], never={"b": "waits for a name that is not a node"}
     )
-    shapes = {shape.name: shape for shape in (single(1), single(4), ghost)}
-    accumulator = BoundsAccumulator(Pool.parse("2", {}), shapes, {"m4": 50.0})
+    graphs = {graph.name: graph for graph in (single(1), single(4), ghost)}
+    accumulator = BoundsAccumulator(Pool.parse("2", {}), graphs, {"m4": 50.0})
     accumulator.add(0.0, Arrived("x", "w1", (3.0,)))
     alone = accumulator.result()
     accumulator.add(0.0, Arrived("too wide", "w4", (100.0,)))
@@ -206,14 +206,14 @@ def test_sizes_must_match_the_shape() -> None:
 
 def some_works(seed: int, count: int) -> tuple[dict[str, TaskGraph], Works]:
     rng = random.Random(seed)
-    shapes = {shape.name: shape for shape in (single(1), chain("c", 1, 2, 1), chain("d", 4, 3), chain("e", 1, 5))}
+    graphs = {graph.name: graph for graph in (single(1), chain("c", 1, 2, 1), chain("d", 4, 3), chain("e", 1, 5))}
     works: Works = []
     now = 0.0
     for i in range(count):
         now += rng.choice([0.0, 0.0, rng.expovariate(0.2)])
-        shape = rng.choice(list(shapes.values()))
-        works.append((now, Arrived(f"r{i}", shape.name, tuple(rng.uniform(0.1, 30.0) for _ in shape.tasks))))
-    return shapes, works
+        graph = rng.choice(list(graphs.values()))
+        works.append((now, Arrived(f"r{i}", graph.name, tuple(rng.uniform(0.1, 30.0) for _ in graph.tasks))))
+    return graphs, works
 
 
 def assert_close(one: Bounds, other: Bounds) -> None:
@@ -224,9 +224,9 @@ def assert_close(one: Bounds, other: Bounds) -> None:
 
 def test_pieces_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handled seven at a time, and asked in between, the works give what they give at once."""
-    shapes, works = some_works(1, 60)
+    graphs, works = some_works(1, 60)
     pool = Pool.parse("8", {})
-    whole, pieces = (BoundsAccumulator(pool, shapes, {"m2": 3.0}) for _ in range(2))
+    whole, pieces = (BoundsAccumulator(pool, graphs, {"m2": 3.0}) for _ in range(2))
     for arrival_s, work in works:
         whole.add(arrival_s, work)
         pieces.add(arrival_s, work)
@@ -238,9 +238,9 @@ def test_pieces_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_counts_what_it_completed() -> None:
     """As an observer: rejected works, faulty ones and those left open leave no trace but the first arrival."""
-    shapes, works = some_works(2, 50)
+    graphs, works = some_works(2, 50)
     pool = Pool.parse("8", {})
-    observer, expected = (BoundsAccumulator(pool, shapes, {"m2": 3.0}) for _ in range(2))
+    observer, expected = (BoundsAccumulator(pool, graphs, {"m2": 3.0}) for _ in range(2))
     for n, (arrival_s, work) in enumerate(works):
         observer.step(n, arrival_s, [work, Arrived(f"bad{n}", "unknown", (), fault="no such workflow")])
     for n, (arrival_s, work) in enumerate(works):
@@ -258,7 +258,7 @@ def test_a_run_counts_what_it_completed() -> None:
 def figures_of(schedule: Sequence[Placed], works: Works) -> list[float]:
     ends: dict[str, float] = {}
     for placed in schedule:
-        ends[placed.work] = max(placed.end_s, ends.get(placed.work, 0.0))
+        ends[placed.request] = max(placed.end_s, ends.get(placed.request, 0.0))
     responses = [ends[work.job] - arrival_s for arrival_s, work in works]
     return [max(ends.values()), *map(float, (np.mean(responses), *np.percentile(responses, [50, 99])))]
 
@@ -271,7 +271,7 @@ def assert_below(result: Bounds, figures: Sequence[float]) -> None:
 
 
 class Case:
-    """A random pool, models with prices, shapes and works that all fit."""
+    """A random pool, models with prices, graphs and works that all fit."""
 
     def __init__(self, draw: st.DrawFn, pools: Sequence[str], parts: int) -> None:
         self.pool = Pool.parse(draw(st.sampled_from(pools)), TYPES)
@@ -280,25 +280,25 @@ class Case:
         self.widths = {kind: draw(width) for kind in "xyz"}
         self.load_s = {kind: draw(price) for kind in self.widths}
         self.prices = {(old, new): draw(price) for old in self.widths for new in self.widths if old != new}
-        self.shapes: dict[str, TaskGraph] = {}
+        self.graphs: dict[str, TaskGraph] = {}
         self.works: Works = []
         together = draw(st.booleans())
         left = parts
         while left:
-            shape = self._shape(draw, min(left, 3))
-            self.shapes[shape.name] = shape
-            left -= len(shape.tasks)
-            sizes = tuple(draw(st.integers(0, 10)) / 2 for _ in shape.tasks)
+            graph = self._graph(draw, min(left, 3))
+            self.graphs[graph.name] = graph
+            left -= len(graph.tasks)
+            sizes = tuple(draw(st.integers(0, 10)) / 2 for _ in graph.tasks)
             arrival_s = 1.0 if together else draw(st.integers(0, 8)) / 2
-            self.works.append((arrival_s, Arrived(f"r{len(self.works)}", shape.name, sizes)))
+            self.works.append((arrival_s, Arrived(f"r{len(self.works)}", graph.name, sizes)))
 
-    def _shape(self, draw: st.DrawFn, most: int) -> TaskGraph:
+    def _graph(self, draw: st.DrawFn, most: int) -> TaskGraph:
         kinds = draw(st.lists(st.sampled_from(sorted(self.widths)), min_size=1, max_size=most))
         names = [f"n{i}" for i in range(len(kinds))]
         pairs = [(names[i], names[j]) for j in range(len(names)) for i in range(j)]
         edges = [pair for pair in pairs if draw(st.booleans())]
         parts = [Task(name, kind, self.widths[kind]) for name, kind in zip(names, kinds, strict=True)]
-        return TaskGraph(f"s{len(self.shapes)}", parts, edges)
+        return TaskGraph(f"s{len(self.graphs)}", parts, edges)
 
     def switch_s(self, old: str, new: str) -> float:
         return self.prices[old, new]
@@ -308,7 +308,7 @@ class Case:
             new: min([self.load_s[new], *(price for (_, to), price in self.prices.items() if to == new)])
             for new in self.widths
         }
-        accumulator = BoundsAccumulator(self.pool, self.shapes, least)
+        accumulator = BoundsAccumulator(self.pool, self.graphs, least)
         for arrival_s, work in self.works:
             accumulator.add(arrival_s, work)
         return accumulator.result()
@@ -324,7 +324,7 @@ def cases(pools: Sequence[str], parts: int) -> st.SearchStrategy[Case]:
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(cases(["1", "2", "3", "slow:1,gpu:1", "fast:1,gpu:1,slow:1", "5"], parts=4))
 def test_no_schedule_is_below(case: Case) -> None:
-    schedules = every_schedule(case.works, case.shapes, case.pool, case.load_s, case.switch_s)
+    schedules = every_schedule(case.works, case.graphs, case.pool, case.load_s, case.switch_s)
     best = np.min([figures_of(schedule, case.works) for schedule in schedules], axis=0)
     assert_below(case.bounds(), best)
 
@@ -333,7 +333,7 @@ def test_no_schedule_is_below(case: Case) -> None:
 @given(cases(["4", "8", "slow:2,fast:2"], parts=7))
 def test_the_optimum_is_not_below(case: Case) -> None:
     inputs: tuple[Works, dict[str, TaskGraph], Pool, dict[str, float], Callable[[str, str], float]]
-    inputs = (case.works, case.shapes, case.pool, case.load_s, case.switch_s)
+    inputs = (case.works, case.graphs, case.pool, case.load_s, case.switch_s)
     fast = solve(*inputs, ticks_per_s=4, time_limit_s=10)
     short = solve(*inputs, ticks_per_s=4, time_limit_s=10, objective="mean")
     result = case.bounds()
@@ -347,27 +347,27 @@ def test_the_optimum_is_not_below(case: Case) -> None:
 @pytest.mark.parametrize("pool", ["8", "fast:2,gpu:4,slow:2"])
 def test_long_list_schedules_are_not_below(seed: int, pool: str) -> None:
     """Two hundred works, more than the thresholds that the bounds look at, placed one by one without setups."""
-    shapes, works = some_works(seed, 200)
+    graphs, works = some_works(seed, 200)
     gpus = Pool.parse(pool, TYPES)
     if seed % 2:
         works = [(0.0, work) for _, work in works]
-    works_of = {work.job: (arrival_s, shapes[work.of], work.sizes) for arrival_s, work in works}
+    works_of = {work.job: (arrival_s, graphs[work.of], work.sizes) for arrival_s, work in works}
     free = [0.0] * len(gpus)
     schedule: list[Placed] = []
     for name in sorted(works_of, key=lambda name: (works_of[name][0], sum(works_of[name][2]))):
-        arrival_s, shape, sizes = works_of[name]
+        arrival_s, graph, sizes = works_of[name]
         ends: dict[int, float] = {}
-        for i in shape.topological:
-            ready_s = max([arrival_s, *(ends[j] for j in shape.after[i])])
+        for i in graph.topological:
+            ready_s = max([arrival_s, *(ends[j] for j in graph.after[i])])
             options = []
-            for window in gpus.windows(shape.tasks[i].width, aligned=False):
+            for window in gpus.windows(graph.tasks[i].width, aligned=False):
                 start_s = max([ready_s, *(free[gpu] for gpu in window)])
                 options.append((start_s + sizes[i] / min(gpus.speeds[gpu] for gpu in window), start_s, window))
             ends[i], start_s, window = min(options)
-            schedule.append(Placed(name, shape.tasks[i].name, window, start_s, start_s, ends[i]))
+            schedule.append(Placed(name, graph.tasks[i].name, window, start_s, start_s, ends[i]))
             for gpu in window:
                 free[gpu] = ends[i]
-    accumulator = BoundsAccumulator(gpus, shapes, {})
+    accumulator = BoundsAccumulator(gpus, graphs, {})
     for arrival_s, work in works:
         accumulator.add(arrival_s, work)
     assert_below(accumulator.result(), figures_of(schedule, works))

@@ -228,8 +228,8 @@ def test_a_measured_rate_goes_before_the_speed_of_the_gpu(window: Window, model:
     types = {"big": DeviceType("big"), "small": DeviceType("small", speed=0.5)}
     rates = [Rate("sd", "big", 2.0), Rate("sd", "small", 0.25), Rate("llm30b", "big", 2.5, 4)]
     view = View(Pool.parse("big:4,small:1", types), MODELS, CostRules(), RateTable(rates))
-    shape = TaskGraph("one", [Task("a", model, MODELS[model].width)], [])
-    task = ReadyNode(Request("r", shape, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
+    graph = TaskGraph("one", [Task("a", model, MODELS[model].width)], [])
+    task = ReadyNode(Request("r", graph, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
     assert view.run_s(task, window) == seconds
 
 

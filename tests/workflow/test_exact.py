@@ -33,7 +33,7 @@ def chain(name: str, kinds: str) -> TaskGraph:
     return TaskGraph(name, parts, pairwise(names))
 
 
-SHAPES = {kinds: chain(kinds, kinds) for kinds in ("a", "b", "c", "ab", "ca")}
+GRAPHS = {kinds: chain(kinds, kinds) for kinds in ("a", "b", "c", "ab", "ca")}
 
 
 @st.composite
@@ -42,7 +42,7 @@ def cases(draw: st.DrawFn) -> tuple[Pool, Works, bool]:
     works: Works = []
     left = 4
     while left:
-        of = draw(st.sampled_from([name for name in SHAPES if len(name) <= left]))
+        of = draw(st.sampled_from([name for name in GRAPHS if len(name) <= left]))
         sizes = tuple(draw(st.integers(0, 12)) / 2 for _ in of)
         works.append((draw(st.sampled_from([0.0, 0.0, 1.5, 4.0])), Arrived(f"w{len(works)}", of, sizes)))
         left -= len(of)
@@ -54,28 +54,28 @@ def makespan_s(schedule: list[Placed]) -> float:
 
 
 def mean_s(schedule: list[Placed], works: Works) -> float:
-    done = {work.job: max(placed.end_s for placed in schedule if placed.work == work.job) for _, work in works}
+    done = {work.job: max(placed.end_s for placed in schedule if placed.request == work.job) for _, work in works}
     return sum(done[work.job] - arrival_s for arrival_s, work in works) / len(works)
 
 
 def assert_valid(schedule: list[Placed], works: Works, pool: Pool, aligned: bool) -> None:
     """Each part once, after its arrival and predecessors, alone on its window, set up for what the window held."""
-    at = {(placed.work, placed.part): placed for placed in schedule}
-    assert len(at) == len(schedule) == sum(len(SHAPES[work.of].tasks) for _, work in works)
+    at = {(placed.request, placed.node): placed for placed in schedule}
+    assert len(at) == len(schedule) == sum(len(GRAPHS[work.of].tasks) for _, work in works)
     kinds = {}
     for arrival_s, work in works:
-        shape = SHAPES[work.of]
-        for i, part in enumerate(shape.tasks):
+        graph = GRAPHS[work.of]
+        for i, part in enumerate(graph.tasks):
             placed = at[work.job, part.name]
             kinds[work.job, part.name] = part.kind
             assert placed.gpus in pool.windows(part.width, aligned)
-            ready_s = max([arrival_s, *(at[work.job, shape.tasks[j].name].end_s for j in shape.after[i])])
+            ready_s = max([arrival_s, *(at[work.job, graph.tasks[j].name].end_s for j in graph.after[i])])
             assert placed.setup_start_s >= ready_s - 1e-9
             run_s = work.sizes[i] / min(pool.speeds[gpu] for gpu in placed.gpus)
             assert placed.end_s - placed.start_s == pytest.approx(run_s)
     free, held = [-math.inf] * len(pool), [""] * len(pool)
     for placed in schedule:
-        kind = kinds[placed.work, placed.part]
+        kind = kinds[placed.request, placed.node]
         prices = [0.0 if held[g] == kind else switch_s(held[g], kind) if held[g] else LOAD_S[kind] for g in placed.gpus]
         assert placed.setup_start_s >= max(free[gpu] for gpu in placed.gpus) - 1e-9
         assert placed.start_s - placed.setup_start_s == pytest.approx(max(prices))
@@ -87,11 +87,11 @@ def assert_valid(schedule: list[Placed], works: Works, pool: Pool, aligned: bool
 @given(cases())
 def test_no_schedule_is_better(case: tuple[Pool, Works, bool]) -> None:
     pool, works, aligned = case
-    schedules = list(every_schedule(works, SHAPES, pool, LOAD_S, switch_s, aligned))
-    fast = solve(works, SHAPES, pool, LOAD_S, switch_s, aligned, ticks_per_s=2)
+    schedules = list(every_schedule(works, GRAPHS, pool, LOAD_S, switch_s, aligned))
+    fast = solve(works, GRAPHS, pool, LOAD_S, switch_s, aligned, ticks_per_s=2)
     assert fast.optimal
     assert fast.value_s == fast.bound_s == pytest.approx(min(map(makespan_s, schedules)))
-    short = solve(works, SHAPES, pool, LOAD_S, switch_s, aligned, objective="mean", ticks_per_s=2)
+    short = solve(works, GRAPHS, pool, LOAD_S, switch_s, aligned, objective="mean", ticks_per_s=2)
     assert short.optimal
     assert short.value_s == pytest.approx(min(mean_s(schedule, works) for schedule in schedules))
     assert makespan_s(fast.starts) == pytest.approx(fast.value_s)
@@ -102,24 +102,24 @@ def test_no_schedule_is_better(case: tuple[Pool, Works, bool]) -> None:
 @given(cases())
 def test_the_schedules_keep_the_rules(case: tuple[Pool, Works, bool]) -> None:
     pool, works, aligned = case
-    best = solve(works, SHAPES, pool, LOAD_S, switch_s, aligned, ticks_per_s=2)
+    best = solve(works, GRAPHS, pool, LOAD_S, switch_s, aligned, ticks_per_s=2)
     assert_valid(best.starts, works, pool, aligned)
-    for schedule in islice(every_schedule(works, SHAPES, pool, LOAD_S, switch_s, aligned), 50):
+    for schedule in islice(every_schedule(works, GRAPHS, pool, LOAD_S, switch_s, aligned), 50):
         assert_valid(schedule, works, pool, aligned)
 
 
 def test_two_models_on_two_gpus_are_not_mixed() -> None:
     """Each GPU keeps one model: 3 + 4 + 4 on one, 0.5 + 4 + 4 on the other. Mixing would pay 4 seconds for a switch."""
     works = [(0.0, Arrived(f"{kind}{i}", kind, (4.0,))) for kind in "ac" for i in range(2)]
-    best = solve(works, SHAPES, Pool.parse("2", {}), LOAD_S, switch_s)
+    best = solve(works, GRAPHS, Pool.parse("2", {}), LOAD_S, switch_s)
     assert (best.value_s, best.bound_s, best.optimal) == (11.0, 11.0, True)
-    assert len({(placed.work[0], placed.gpus) for placed in best.starts}) == 2
+    assert len({(placed.request[0], placed.gpus) for placed in best.starts}) == 2
 
 
 def test_a_window_pays_for_its_dearest_gpu() -> None:
     """Two loads of `a` and `c` end at 4 and 1.5; `b` then replaces `a` (6) and `c` (6) on both GPUs."""
     works = [(0.0, Arrived("x", "a", (1.0,))), (0.0, Arrived("y", "c", (1.0,))), (9.0, Arrived("z", "b", (1.0,)))]
-    best = solve(works, SHAPES, Pool.parse("2", {}), {**LOAD_S, "b": 20.0}, switch_s)
+    best = solve(works, GRAPHS, Pool.parse("2", {}), {**LOAD_S, "b": 20.0}, switch_s)
     assert best.value_s == 9.0 + 6.0 + 1.0
     assert best.starts[-1] == Placed("z", "n0", (0, 1), 9.0, 15.0, 16.0)
 
@@ -127,16 +127,16 @@ def test_a_window_pays_for_its_dearest_gpu() -> None:
 def test_alignment_and_speed_narrow_the_choice() -> None:
     works = [(0.0, Arrived("x", "b", (4.0,)))]
     pool = Pool.parse("slow:1,gpu:2", TYPES)
-    assert solve(works, SHAPES, pool, LOAD_S, switch_s).starts[0].gpus == (1, 2)
-    assert solve(works, SHAPES, pool, LOAD_S, switch_s, aligned=True).starts[0].gpus == (1, 2)  # aligned among its type
+    assert solve(works, GRAPHS, pool, LOAD_S, switch_s).starts[0].gpus == (1, 2)
+    assert solve(works, GRAPHS, pool, LOAD_S, switch_s, aligned=True).starts[0].gpus == (1, 2)  # aligned among its type
     mixed = Pool.parse("slow:1,gpu:1,slow:1", TYPES)
-    aligned = solve(works, SHAPES, mixed, LOAD_S, switch_s, aligned=True)
+    aligned = solve(works, GRAPHS, mixed, LOAD_S, switch_s, aligned=True)
     assert aligned.starts == [Placed("x", "n0", (0, 1), 0.0, 2.0, 10.0)]  # no type has two in a row
 
 
 def test_rounding_is_upwards_and_the_bound_allows_for_it() -> None:
     works = [(0.0, Arrived("x", "a", (1.0001,)))]
-    best = solve(works, SHAPES, Pool.parse("1", {}), LOAD_S, switch_s)
+    best = solve(works, GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s)
     assert best.value_s == pytest.approx(4.001)
     assert best.bound_s == pytest.approx(4.0)
     assert best.bound_s <= 4.0001 <= best.value_s
@@ -144,12 +144,12 @@ def test_rounding_is_upwards_and_the_bound_allows_for_it() -> None:
 
 def test_faulty_works_are_left_out() -> None:
     works = [(0.0, Arrived("x", "nothing", (), fault="unknown workflow"))]
-    assert solve(works, SHAPES, Pool.parse("1", {}), LOAD_S, switch_s).starts == []
+    assert solve(works, GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s).starts == []
 
 
 def test_a_work_that_cannot_complete_is_refused() -> None:
     with pytest.raises(InputError, match="x/n0 cannot run on this pool"):
-        solve([(0.0, Arrived("x", "b", (1.0,)))], SHAPES, Pool.parse("1", {}), LOAD_S, switch_s)
+        solve([(0.0, Arrived("x", "b", (1.0,)))], GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s)
 
 
 def test_without_the_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +162,4 @@ def test_without_the_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(MissingExtraError, match=r"dovetail\[exact\]"):
-        solve([], SHAPES, Pool.parse("1", {}), LOAD_S, switch_s)
+        solve([], GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s)

@@ -57,9 +57,9 @@ def changed(old: str, new: str) -> str:
 def test_content_decides_not_the_suffix(tmp_path: Path, name: str, as_json: bool) -> None:
     path = tmp_path / name
     path.write_text(json.dumps(yaml.safe_load(SYSTEM)) if as_json else SYSTEM)
-    shape = read_system(path).shapes()["story"]
-    assert [(part.name, part.kind, part.width) for part in shape.tasks] == [("write", "llm", 1), ("draw", "sd", 2)]
-    assert shape.after == ((), (0,))
+    graph = read_system(path).graphs()["story"]
+    assert [(part.name, part.kind, part.width) for part in graph.tasks] == [("write", "llm", 1), ("draw", "sd", 2)]
+    assert graph.after == ((), (0,))
 
 
 def test_all_fields_of_the_format_are_known(tmp_path: Path) -> None:
@@ -126,13 +126,13 @@ def test_a_base_model_fills_in_what_is_missing_over_any_number_of_steps(tmp_path
 
 def test_edges_may_be_absent_and_a_doubled_edge_counts_once(tmp_path: Path) -> None:
     twice = changed("- {from: write, to: draw}", "- {from: write, to: draw}\n    - {from: write, to: draw}")
-    assert read(tmp_path, twice).shapes()["story"].after == ((), (0,))
-    assert read(tmp_path, SYSTEM.split("    edges:")[0]).shapes()["story"].after == ((), ())
+    assert read(tmp_path, twice).graphs()["story"].after == ((), (0,))
+    assert read(tmp_path, SYSTEM.split("    edges:")[0]).graphs()["story"].after == ((), ())
 
 
 def test_a_model_may_need_no_gpu(tmp_path: Path) -> None:
-    shape = read(tmp_path, changed("gpus_required: 2", "gpus_required: 0")).shapes()["story"]
-    assert [part.width for part in shape.tasks] == [1, 0]
+    graph = read(tmp_path, changed("gpus_required: 2", "gpus_required: 0")).graphs()["story"]
+    assert [part.width for part in graph.tasks] == [1, 0]
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_a_faulty_workflow_can_be_set_aside(tmp_path: Path, fault: str, on_error
     other = "\n  talk:\n    nodes: [{id: say, model: llm}]\n"
     system = read(tmp_path, changed(*change).rstrip() + other, on_error=on_error)
     assert {name: text.replace(f"{tmp_path}/", "") for name, text in system.faults.items()} == {"story": message}
-    assert list(system.shapes()) == ["talk"]
+    assert list(system.graphs()) == ["talk"]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -417,7 +417,7 @@ def test_very_large_numbers_up_to_the_limit_are_usable(tmp_path: Path) -> None:
 def test_compat_ignores_what_the_older_scheduler_ignored(tmp_path: Path, change: tuple[str, str]) -> None:
     system = read(tmp_path, changed(*change), compat=True)
     assert system.faults == {}
-    assert system.shapes()["story"].never == {}
+    assert system.graphs()["story"].never == {}
 
 
 @pytest.mark.parametrize(
@@ -432,15 +432,15 @@ def test_compat_ignores_what_the_older_scheduler_ignored(tmp_path: Path, change:
     ],
 )
 def test_compat_lets_a_node_wait_for_ever(tmp_path: Path, change: tuple[str, str], never: dict[str, str]) -> None:
-    shape = read(tmp_path, changed(*change), compat=True).shapes()["story"]
-    assert {shape.tasks[i].name: why for i, why in shape.never.items()} == never
-    assert all(i not in shape.never for i in shape.roots)
+    graph = read(tmp_path, changed(*change), compat=True).graphs()["story"]
+    assert {graph.tasks[i].name: why for i, why in graph.never.items()} == never
+    assert all(i not in graph.never for i in graph.roots)
 
 
 def test_compat_lets_a_node_that_is_too_wide_wait_for_ever(tmp_path: Path) -> None:
     system = read(tmp_path, compat=True)
     check_fit(system, make_pool(system, "1"), Path("system.yaml"), "fail", True, RateTable())
-    assert list(system.shapes()["story"].never.values()) == ["needs 2 GPUs, the pool has 1"]
+    assert list(system.graphs()["story"].never.values()) == ["needs 2 GPUs, the pool has 1"]
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,13 @@ def test_a_plan_names_every_node_its_window_and_where_it_came_from() -> None:
 def test_local_search_may_hold_a_gpu_back_for_what_comes() -> None:
     """A short chain before a long one: the longest path must start first, which no arrival order tells."""
     models = {"m": ModelCost(0.0, 0.0)}
-    shapes = {
+    graphs = {
         "short": TaskGraph("short", [Task("n", "m")], []),
         "long": TaskGraph("long", [Task(f"n{i}", "m") for i in range(4)], [(f"n{i}", f"n{i + 1}") for i in range(3)]),
     }
     view = View(Pool.parse("2", {}), models, CostRules())
-    runs = [Request(f"s{i}", shapes["short"], (5.0,), 0.0, None, 1.0) for i in range(4)]
-    runs.append(Request("l", shapes["long"], (5.0,) * 4, 0.0, None, 1.0))
+    runs = [Request(f"s{i}", graphs["short"], (5.0,), 0.0, None, 1.0) for i in range(4)]
+    runs.append(Request("l", graphs["long"], (5.0,) * 4, 0.0, None, 1.0))
     assert optimise(view, runs).value == 20.0
 
 
@@ -127,12 +127,12 @@ def test_it_is_never_below_the_optimum_and_often_at_it(
         case = case._replace(gpus=str(pool), rows=case.rows[:3])
         problem = read_case(case, tmp_path)
         works = [(at_s, work) for at_s, work in problem.requests.arrivals() if not work.fault]
-        parts = [part for _, work in works for part in problem.shapes[work.of].tasks]
+        parts = [part for _, work in works for part in problem.graphs[work.of].tasks]
         if not 3 <= len(parts) <= 7 or any(not part.width for part in parts):
             continue
         view = problem.new_view()
         loads = {name: model.load_s for name, model in problem.models.items()}
-        best = solve(works, problem.shapes, problem.pool, loads, view.residents.reload_s, time_limit_s=5.0)
+        best = solve(works, problem.graphs, problem.pool, loads, view.residents.reload_s, time_limit_s=5.0)
         found = figure(problem, Optimise(schedules=150), "makespan")
         assert found >= best.bound_s - 1e-9, f"case {seed}"
         assert figure(problem, "dovetail", "makespan") >= best.bound_s - 1e-9

@@ -37,11 +37,11 @@ class Watched(Policy):
     def begin(self, view: View) -> None:
         self.policy.begin(view)
 
-    def rank(self, task: ReadyNode, view: View) -> Any:
-        return self.policy.rank(task, view)
+    def rank(self, node: ReadyNode, view: View) -> Any:
+        return self.policy.rank(node, view)
 
-    def refuse(self, task: ReadyNode, view: View) -> str | None:
-        return self.policy.refuse(task, view)
+    def refuse(self, node: ReadyNode, view: View) -> str | None:
+        return self.policy.refuse(node, view)
 
     def choose(self, view: View) -> Place | Wait | None:
         choice = self.policy.choose(view)
@@ -68,7 +68,7 @@ def watch(folder: Path, name: str, rule: Rule, options: dict[str, Any] | None = 
 
 
 def ready(view: View) -> list[ReadyNode]:
-    return [task for queue in view.queues.values() for task in queue.tasks()]
+    return [node for queue in view.queues.values() for node in queue.nodes()]
 
 
 def free_windows(view: View, model: str, aligned: bool) -> list[Window]:
@@ -100,8 +100,8 @@ def test_these_are_the_policies_and_each_says_what_it_promises() -> None:
 def test_what_is_chosen_is_ready_and_its_gpus_are_free_with_room_for_it(tmp_path: Path, name: str) -> None:
     def rule(view: View, choice: Place | None) -> None:
         if choice is not None:
-            assert choice.task in ready(view)
-            assert choice.window in free_windows(view, choice.task.model, aligned=False)
+            assert choice.node in ready(view)
+            assert choice.window in free_windows(view, choice.node.model, aligned=False)
             assert choice.why
 
     watch(tmp_path, name, rule, {"schedules": 5} if name == "optimise" else None)
@@ -131,7 +131,7 @@ def test_these_leave_no_gpu_idle_that_a_ready_node_could_use(tmp_path: Path, nam
 def test_windows_are_aligned_so_that_they_do_not_fragment_the_pool(tmp_path: Path, name: str) -> None:
     def rule(view: View, choice: Place | None) -> None:
         if choice is not None:
-            assert choice.window in free_windows(view, choice.task.model, aligned=True)
+            assert choice.window in free_windows(view, choice.node.model, aligned=True)
 
     watch(tmp_path, name, rule)
 
@@ -160,9 +160,9 @@ def test_a_wrong_name_or_option_is_told(name: str, options: dict[str, str], mess
 
 def test_baseline_first_ready_first_served_warm_or_longest_idle(tmp_path: Path) -> None:
     def rule(view: View, choice: Place | None) -> None:
-        fitting = [task for task in ready(view) if free_windows(view, task.model, aligned=False)]
-        first = min(fitting, key=lambda task: task.seq, default=None)
-        assert (choice.task if choice else None) is first
+        fitting = [node for node in ready(view) if free_windows(view, node.model, aligned=False)]
+        first = min(fitting, key=lambda node: node.seq, default=None)
+        assert (choice.node if choice else None) is first
         if choice is None or first is None:
             return
         windows = free_windows(view, first.model, aligned=False)
@@ -185,10 +185,10 @@ def test_offline_no_switch_while_something_can_run_warm_then_the_largest_group(t
             return
         options = [(model, window) for model in view.queues for window in free_windows(view, model, aligned=True)]
         if any(is_warm(view, model, window) for model, window in options):
-            assert is_warm(view, choice.task.model, choice.window)
+            assert is_warm(view, choice.node.model, choice.window)
             return
-        work = {model: sum(task.gpu_s for task in view.queues[model].tasks()) for model, _ in options}
-        assert work[choice.task.model] == pytest.approx(max(work.values()))
+        work = {model: sum(node.gpu_s for node in view.queues[model].nodes()) for model, _ in options}
+        assert work[choice.node.model] == pytest.approx(max(work.values()))
 
     watch(tmp_path, "offline", rule)
 
@@ -200,13 +200,13 @@ def test_hybrid_the_batch_of_highest_priority_on_the_gpus_free_longest(tmp_path:
         priority = {}
         for model, queue in view.queues.items():
             if free_windows(view, model, aligned=True):
-                tasks = queue.tasks()
-                work_s = sum(task.size for task in tasks)
+                tasks = queue.nodes()
+                work_s = sum(node.size for node in tasks)
                 priority[model] = 1000 * len(tasks) + work_s - 10 * view.models[model].load_s
-        assert priority[choice.task.model] == pytest.approx(max(priority.values()))
+        assert priority[choice.node.model] == pytest.approx(max(priority.values()))
         free_since = {
             window: max(view.idle_since[gpu] for gpu in window)
-            for window in free_windows(view, choice.task.model, aligned=True)
+            for window in free_windows(view, choice.node.model, aligned=True)
         }
         assert free_since[choice.window] == min(free_since.values())
 
@@ -219,24 +219,24 @@ def test_online_the_least_cost_goes_first(tmp_path: Path) -> None:
     def rule(view: View, choice: Place | None) -> None:
         if choice is None:
             return
-        oldest = sorted(ready(view), key=lambda task: task.seq)
+        oldest = sorted(ready(view), key=lambda node: node.seq)
         mean = sum(view.executions) / len(view.pool)
 
-        def cost(task: ReadyNode, window: Window) -> float:
-            coming = [other for other in oldest if other is not task][:lookahead]
+        def cost(node: ReadyNode, window: Window) -> float:
+            coming = [other for other in oldest if other is not node][:lookahead]
             future = 0.0
             for other in coming:
-                if other.model == task.model:
-                    future -= 0.1 * view.models[task.model].load_s
+                if other.model == node.model:
+                    future -= 0.1 * view.models[node.model].load_s
                 else:
-                    future += 0.1 * view.residents.reload_s(task.model, other.model)
+                    future += 0.1 * view.residents.reload_s(node.model, other.model)
             balance = sum(view.executions[gpu] - mean for gpu in window) / len(window)
-            waited = view.now - task.ready_s
-            return -alpha * waited + beta * view.setup_s(window, task.model) + gamma * future + delta * balance
+            waited = view.now - node.ready_s
+            return -alpha * waited + beta * view.setup_s(window, node.model) + gamma * future + delta * balance
 
-        heads = [queue.tasks()[0] for queue in view.queues.values()]
-        costs = [cost(task, w) for task in heads for w in free_windows(view, task.model, aligned=True)]
-        assert cost(choice.task, choice.window) == pytest.approx(min(costs))
+        heads = [queue.nodes()[0] for queue in view.queues.values()]
+        costs = [cost(node, w) for node in heads for w in free_windows(view, node.model, aligned=True)]
+        assert cost(choice.node, choice.window) == pytest.approx(min(costs))
 
     watch(tmp_path, "online", rule)
 
@@ -247,7 +247,7 @@ def test_online_the_least_cost_goes_first(tmp_path: Path) -> None:
 def test_heft_the_longest_path_goes_first_where_it_finishes_earliest(tmp_path: Path) -> None:
     def rule(view: View, choice: Place | None) -> None:
         kept: set[int] = set()
-        for head in sorted((queue.tasks()[0] for queue in view.queues.values()), key=lambda t: (-t.tail_s, t.seq)):
+        for head in sorted((queue.nodes()[0] for queue in view.queues.values()), key=lambda t: (-t.tail_s, t.seq)):
             ends = {
                 window: view.free_at(window) + view.setup_s(window, head.model) + view.run_s(head, window)
                 for window in view.roomy_windows(head.model)
@@ -258,7 +258,7 @@ def test_heft_the_longest_path_goes_first_where_it_finishes_earliest(tmp_path: P
             window = min(ends, key=lambda w: (ends[w], w))
             if all(view.free[gpu] for gpu in window):
                 assert choice is not None
-                assert (choice.task, choice.window) == (head, window)
+                assert (choice.node, choice.window) == (head, window)
                 return
             kept |= set(window)  # it waits for these; others may use only the rest
         assert choice is None
@@ -270,32 +270,32 @@ def test_srpt_the_request_with_the_least_left_goes_first_and_ages(tmp_path: Path
     def rule(view: View, choice: Place | None) -> None:
         if choice is not None:
             heads = [queue.head for queue in view.queues.values() if free_windows(view, queue.model, aligned=True)]
-            assert choice.task.rank == min(head.rank for head in heads)
+            assert choice.node.rank == min(head.rank for head in heads)
 
     watch(tmp_path, "srpt", rule, {"hysteresis": 0.0})
     srpt = registry.create("workflow", "srpt", {"ageing": 0.5})
     view = View(Pool.parse("1", {}), MODELS, CostRules())
-    scheduler = WorkflowScheduler(view, SHAPES, srpt)
+    scheduler = WorkflowScheduler(view, GRAPHS, srpt)
     scheduler.handle([Arrived("running", "one", (100.0,))], 0.0)
     scheduler.handle([Arrived("long", "one", (30.0,))], 0.0)
     scheduler.handle([Arrived("short", "one", (10.0,)), Arrived("heavy", "one", (30.0,), weight=5.0)], 10.0)
     scheduler.handle([Arrived("late", "one", (10.0,))], 80.0)
-    order = [task.run.id for task in view.queues["llm"].tasks()]
+    order = [node.request.id for node in view.queues["llm"].nodes()]
     # GPU-seconds left, per weight, + half of when it became ready: 30, 10 + 5, 6 + 5, 10 + 40
     assert order == ["heavy", "short", "long", "late"]
 
 
 def test_deadline_the_earliest_latest_start_goes_first(tmp_path: Path) -> None:
-    def latest_start(task: ReadyNode) -> float:
-        due_s = task.run.due_s
+    def latest_start(node: ReadyNode) -> float:
+        due_s = node.request.due_s
         if due_s is None:
-            due_s = task.run.arrived_s + 10.0 * task.run.shape.longest_path(task.run.sizes)
-        return due_s - task.tail_s
+            due_s = node.request.arrived_s + 10.0 * node.request.graph.longest_path(node.request.sizes)
+        return due_s - node.tail_s
 
     def rule(view: View, choice: Place | None) -> None:
         if choice is not None:
-            tasks = [task for task in ready(view) if free_windows(view, task.model, aligned=True)]
-            assert latest_start(choice.task) == min(map(latest_start, tasks))
+            tasks = [node for node in ready(view) if free_windows(view, node.model, aligned=True)]
+            assert latest_start(choice.node) == min(map(latest_start, tasks))
 
     watch(tmp_path, "deadline", rule, {"hysteresis": 0.0})
 
@@ -320,9 +320,9 @@ def test_with_admission_only_a_hopeless_request_is_rejected_and_at_once(tmp_path
     rejected = 0
 
     def rule(view: View, choice: Place | None) -> None:
-        for task in ready(view):
-            if task.ready_s == view.now and task.run.due_s is not None:
-                assert view.now + task.tail_s / view.fastest <= task.run.due_s, "it should have been rejected"
+        for node in ready(view):
+            if node.ready_s == view.now and node.request.due_s is not None:
+                assert view.now + node.tail_s / view.fastest <= node.request.due_s, "it should have been rejected"
 
     for _, problem in cases(tmp_path):
         fates = Fates()
@@ -340,7 +340,7 @@ def test_admission_knows_the_fastest_measured_rate() -> None:
     def first(rates: RateTable) -> list[Any]:
         view = View(Pool.parse("1", {}), MODELS, CostRules(), rates)
         deadline = registry.create("workflow", "deadline", {"admit": True})
-        return WorkflowScheduler(view, SHAPES, deadline).handle([Arrived("r", "one", (30.0,), 20.0)], 0.0)
+        return WorkflowScheduler(view, GRAPHS, deadline).handle([Arrived("r", "one", (30.0,), 20.0)], 0.0)
 
     assert first(RateTable()) == [Reject("r", "cannot meet its deadline: 30.0 s of work left, 20.0 s of time")]
     assert isinstance(first(RateTable([Rate("llm", "gpu", 2.0)]))[0], Start)
@@ -350,8 +350,8 @@ def test_admission_knows_the_fastest_measured_rate() -> None:
 
 
 class Oldest(ListPolicy):
-    def rank(self, task: ReadyNode, view: View) -> float:
-        return task.ready_s
+    def rank(self, node: ReadyNode, view: View) -> float:
+        return node.ready_s
 
 
 @pytest.mark.parametrize("hysteresis", [0.0, 8.0])
@@ -360,14 +360,14 @@ def test_a_list_policy_weighs_rank_against_the_price_of_the_switch(tmp_path: Pat
         if choice is None:
             return
 
-        def key(task: ReadyNode) -> float:
-            prices = [view.setup_s(window, task.model) for window in free_windows(view, task.model, aligned=True)]
-            return float(task.rank + hysteresis * min(prices) * task.width / len(view.pool))
+        def key(node: ReadyNode) -> float:
+            prices = [view.setup_s(window, node.model) for window in free_windows(view, node.model, aligned=True)]
+            return float(node.rank + hysteresis * min(prices) * node.width / len(view.pool))
 
         heads = [queue.head for queue in view.queues.values() if free_windows(view, queue.model, aligned=True)]
-        assert key(choice.task) == pytest.approx(min(map(key, heads)))
-        prices = [view.setup_s(w, choice.task.model) for w in free_windows(view, choice.task.model, aligned=True)]
-        assert view.setup_s(choice.window, choice.task.model) == min(prices)
+        assert key(choice.node) == pytest.approx(min(map(key, heads)))
+        prices = [view.setup_s(w, choice.node.model) for w in free_windows(view, choice.node.model, aligned=True)]
+        assert view.setup_s(choice.window, choice.node.model) == min(prices)
 
     for case, problem in cases(tmp_path):
         run(problem, Watched(Oldest(hysteresis=hysteresis), rule), failure_rate=case.failure_rate)
@@ -383,9 +383,9 @@ MODELS = {
     "new": ModelCost(4.0, 5.0),
     "tool": ModelCost(0.0, 0.0, 0),
 }
-SHAPES = {
-    shape.name: shape
-    for shape in (
+GRAPHS = {
+    graph.name: graph
+    for graph in (
         TaskGraph("one", [Task("a", "llm")], []),
         TaskGraph("draw", [Task("a", "sd")], []),
         TaskGraph("two", [Task("a", "pair", 2)], []),
@@ -403,8 +403,8 @@ def test_static_runs_a_model_only_where_it_is_pinned(tmp_path: Path) -> None:
 
         def rule(view: View, choice: Place | None, static: Any = static) -> None:
             if choice is not None:
-                assert choice.window in static.pins[choice.task.model]
-                assert choice.task.seq == min(task.seq for task in view.queues[choice.task.model].tasks())
+                assert choice.window in static.pins[choice.node.model]
+                assert choice.node.seq == min(node.seq for node in view.queues[choice.node.model].nodes())
 
         run(problem, Watched(static, rule), failure_rate=case.failure_rate, retries=case.retries)
 
@@ -436,7 +436,7 @@ def test_static_gives_replicas_to_the_model_with_the_most_work() -> None:
 
 def test_static_never_switches_when_every_model_has_its_own_gpus() -> None:
     view = View(Pool.parse("4", {}), MODELS, CostRules(), forecast={"llm": 50.0, "sd": 50.0, "pair": 50.0})
-    scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", "static"))
+    scheduler = WorkflowScheduler(view, GRAPHS, registry.create("workflow", "static"))
     works = [Arrived(f"{model}{i}", OF[model], (5.0,)) for i in range(9) for model in ("llm", "sd", "pair")]
     orders = scheduler.handle(works, 0.0)
     switches, done = 0, 0
@@ -449,7 +449,7 @@ def test_static_never_switches_when_every_model_has_its_own_gpus() -> None:
 
 def test_static_shared_gpus_change_their_model_only_for_who_waited_longer_than_the_switch_is_worth() -> None:
     view = View(Pool.parse("1", {}), MODELS, CostRules(), forecast={"llm": 50.0, "sd": 50.0})
-    scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", "static", {"hysteresis": 4.0}))
+    scheduler = WorkflowScheduler(view, GRAPHS, registry.create("workflow", "static", {"hysteresis": 4.0}))
     price = (8 + 4) / 16 + 2  # times 4: 11 s
 
     def next_after(t: float, *stimuli: Any) -> list[str]:
@@ -468,7 +468,7 @@ def test_static_shared_gpus_change_their_model_only_for_who_waited_longer_than_t
 def start_of(policy: str | Policy, gpus: int = 2, types: dict[str, DeviceType] | None = None) -> tuple[View, Any]:
     view = View(Pool.parse(str(gpus), types or {}), MODELS, CostRules())
     chosen = registry.create("workflow", policy) if isinstance(policy, str) else policy
-    return view, WorkflowScheduler(view, SHAPES, chosen).handle
+    return view, WorkflowScheduler(view, GRAPHS, chosen).handle
 
 
 def names(orders: list[Any]) -> list[tuple[str, Window]]:
@@ -560,11 +560,11 @@ def test_dovetail_reserved_gpus_are_given_only_to_who_finishes_in_time(tmp_path:
 
         def rule(view: View, choice: Place | None, policy: Dovetail = policy) -> None:
             nonlocal reserved
-            if policy._reserved is None or choice is None or choice.task is policy._reserved[0]:
+            if policy._reserved is None or choice is None or choice.node is policy._reserved[0]:
                 return
             reserved += 1
             kept = policy._reserved[1]
-            ends_s = view.now + view.setup_s(choice.window, choice.task.model) + view.run_s(choice.task, choice.window)
+            ends_s = view.now + view.setup_s(choice.window, choice.node.model) + view.run_s(choice.node, choice.window)
             assert not set(kept) & set(choice.window) or ends_s <= view.free_at(kept)
 
         run(problem, Watched(policy, rule))
@@ -579,7 +579,7 @@ def test_a_model_never_lands_on_a_gpu_too_small_for_it(name: str) -> None:
     types = {"big": DeviceType("big", 8 * 1024), "small": DeviceType("small", 4 * 1024, 0.5)}
     view = View(Pool.parse("small:3,big:1", types), MODELS, CostRules(), forecast={"llm": 10.0, "sd": 10.0})
     options = {"schedules": 3} if name == "optimise" else {}
-    scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", name, options))
+    scheduler = WorkflowScheduler(view, GRAPHS, registry.create("workflow", name, options))
     works = [Arrived(f"l{i}", "one", (5.0,)) for i in range(3)] + [Arrived(f"s{i}", "draw", (5.0,)) for i in range(9)]
     orders, done = scheduler.handle(works, 0.0), 0
     while starts := [order for order in orders if isinstance(order, Start)]:
@@ -603,5 +603,5 @@ def test_where_no_aligned_window_has_room_any_other_will_do(name: str) -> None:
     view = View(Pool.parse("small:2,big:1,huge:1", types), MODELS, CostRules(), forecast={"pair": 10.0})
     assert view.roomy_windows("pair") == {(2, 3)}
     options = {"schedules": 3} if name == "optimise" else {}
-    scheduler = WorkflowScheduler(view, SHAPES, registry.create("workflow", name, options))
+    scheduler = WorkflowScheduler(view, GRAPHS, registry.create("workflow", name, options))
     assert names(scheduler.handle([Arrived("r", "two", (5.0,))], 0.0)) == [("r", (2, 3))]

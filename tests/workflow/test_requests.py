@@ -12,8 +12,8 @@ import yaml
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.core.rates import RateTable
-from dovetail.workflow import requests as module
 from dovetail.workflow.choices import Mode
+from dovetail.workflow.inputs import requests as module
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.fit import check_fit, make_pool
 from dovetail.workflow.inputs.requests import Requests

@@ -31,9 +31,9 @@ MODELS = {
     "wide": ModelCost(16.0, 20.0, 2),
     "tool": ModelCost(0.0, 0.0, 0),
 }
-SHAPES = {
-    shape.name: shape
-    for shape in (
+GRAPHS = {
+    graph.name: graph
+    for graph in (
         TaskGraph("one", [Task("a", "llm")], []),
         TaskGraph("pair", [Task("a", "pair")], []),
         TaskGraph("chain", [Task("a", "llm"), Task("b", "sd")], [("a", "b")]),
@@ -55,7 +55,7 @@ class Bench:
     ) -> None:
         self.view = View(Pool.parse(str(gpus), {}), MODELS, costs or CostRules())
         chosen = registry.create("workflow", policy) if isinstance(policy, str) else policy
-        self.scheduler = WorkflowScheduler(self.view, SHAPES, chosen, retries)
+        self.scheduler = WorkflowScheduler(self.view, GRAPHS, chosen, retries)
 
     def __call__(self, now: float, *stimuli: Stimulus) -> list[Instruction]:
         return self.scheduler.handle(stimuli, now)
@@ -68,7 +68,7 @@ class Bench:
             all(view.free)
             and view.free_count == len(view.pool)
             and not view.queues
-            and not view.runs
+            and not view.requests
             and not any(view.demand.values())
         )
 
@@ -235,14 +235,14 @@ class Picky(Policy):
     def begin(self, view: View) -> None:
         self.begun.append(view.now)
 
-    def refuse(self, task: ReadyNode, view: View) -> str | None:
-        return f"no {self.model} today" if task.model == self.model else None
+    def refuse(self, node: ReadyNode, view: View) -> str | None:
+        return f"no {self.model} today" if node.model == self.model else None
 
     def choose(self, view: View) -> Place | Wait | None:
         heads = [queue.head for queue in view.queues.values() if view.free_windows(queue.model)]
         if not heads:
             return None
-        head = min(heads, key=lambda task: task.seq)
+        head = min(heads, key=lambda node: node.seq)
         return Place(head, view.free_windows(head.model)[0], "first")
 
 
@@ -350,7 +350,7 @@ class Youngest(Policy):
     """Starts the node that became ready last."""
 
     def choose(self, view: View) -> Place | Wait | None:
-        return Place(next(iter(view.queues.values())).tasks()[-1], (0,), "youngest")
+        return Place(next(iter(view.queues.values())).nodes()[-1], (0,), "youngest")
 
 
 def test_a_batch_is_never_larger_than_the_curve_whoever_is_chosen() -> None:
@@ -384,7 +384,7 @@ def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path, policy: 
         problem = read_case(case, tmp_path)
         run_case(problem, case, policy, seed, tmp_path / "journal.jsonl")
         chosen = registry.create("workflow", policy, options_of(policy, seed))
-        again = WorkflowScheduler(problem.new_view(), problem.shapes, chosen, case.retries)
+        again = WorkflowScheduler(problem.new_view(), problem.graphs, chosen, case.retries)
         for n, _, orders, recorded in replay(again, Reader(tmp_path / "journal.jsonl")):
             assert orders == recorded, f"case {seed}, step {n}"
             decided += len(orders)

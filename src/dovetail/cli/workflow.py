@@ -56,7 +56,7 @@ def validate(
     warn(problem)
     facts = {
         "models": len(problem.models),
-        "workflows": len(problem.shapes),
+        "workflows": len(problem.graphs),
         "requests": len(problem.requests),
         "gpus": len(problem.pool),
         "gpu_seconds": sum(problem.requests.forecast.values()),
@@ -135,8 +135,8 @@ def bound(
     )
     warn(problem)
     bounds = problem.new_bounds()
-    for at_s, work in problem.requests.arrivals():
-        bounds.add(at_s, work)
+    for at_s, request in problem.requests.arrivals():
+        bounds.add(at_s, request)
     found = bounds.result()
     figures: dict[str, Any] = {f"bound_{key}": value for key, value in _fields(found).items()}
     if exact:
@@ -156,7 +156,9 @@ def _optimum(problem: WorkflowProblem, time_limit_s: float) -> Any:
     known = CostRules(problem.costs.pcie_gb_s, problem.costs.overhead_s)
     if problem.costs != known or problem.rates:
         raise InputError("--exact knows only the default rules of price: no cost extension and no rate table")
-    nodes = sum(len(problem.shapes[work.of].tasks) for _, work in problem.requests.arrivals() if not work.fault)
+    nodes = sum(
+        len(problem.graphs[request.of].tasks) for _, request in problem.requests.arrivals() if not request.fault
+    )
     if nodes > _EXACT_NODES:
         raise InputError(f"--exact is for {_EXACT_NODES} nodes at most, these requests have {nodes}")
     view, windows = problem.new_view(), problem.pool.windows
@@ -165,7 +167,7 @@ def _optimum(problem: WorkflowProblem, time_limit_s: float) -> Any:
             raise InputError(f"--exact knows no limits of memory, and {name!r} does not fit on every GPU")
     loads = {name: model.load_s for name, model in problem.models.items()}
     reload_s = view.residents.reload_s
-    return solve(problem.requests.arrivals(), problem.shapes, problem.pool, loads, reload_s, time_limit_s=time_limit_s)
+    return solve(problem.requests.arrivals(), problem.graphs, problem.pool, loads, reload_s, time_limit_s=time_limit_s)
 
 
 @app.command

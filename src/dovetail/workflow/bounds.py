@@ -1,8 +1,8 @@
-"""Certified lower bounds: what no schedule of these works on this pool can beat.
+"""Certified lower bounds: what no schedule of these requests on this pool can beat.
 
-The problem: rigid parts that hold a window of GPUs, in the order of their shape, after their arrival, with a setup
+The problem: rigid nodes that hold a window of GPUs, in the order of their graph, after their arrival, with a setup
 wherever a model is not resident. All bounds rest on *measures*. A measure gives every width `g` a weight `w(g)` such
-that, whatever windows are held at one instant, the sum of `w(g) * (slowest speed in the window)` is at most 1. A part
+that, whatever windows are held at one instant, the sum of `w(g) * (slowest speed in the window)` is at most 1. A node
 of size `s` runs for `s / speed` seconds, so it fills `w(g) * s` of the seconds that the pool has. With the speeds
 sorted, `v(1)` the fastest of `G`:
 
@@ -15,7 +15,7 @@ sorted, `v(1)` the fastest of `G`:
 
 A setup holds its window as a run does, and each model used is set up at least once.
 
-The figures hold for the sizes given: noise that shortens parts, or rates above the pool's speeds, void them. They are
+The figures hold for the sizes given: noise that shortens nodes, or rates above the pool's speeds, void them. They are
 exact up to floating-point rounding; compare with a relative tolerance.
 """
 
@@ -41,13 +41,13 @@ from dovetail.workflow.residents import least_setup
 
 Floats = NDArray[np.float64]
 
-_CHUNK = 1 << 16  # works handled at once
+_CHUNK = 1 << 16  # requests handled at once
 _GRID = 32  # thresholds of heads, and of tails: so many lowest, so many highest, so many between
 _WINDOWS = 9  # arrival instants between which responses are bounded
 
 
 class Bounds(Struct, frozen=True):
-    """No schedule that completes all works has a smaller makespan, mean, median or 99th percentile of response.
+    """No schedule that completes all requests has a smaller makespan, mean, median or 99th percentile of response.
 
     The makespan is the last completion on the clock; a response is completion minus arrival. `area_s` to
     `head_body_tail_s` are what each argument gives for the makespan; `binding` names the simplest that is largest.
@@ -66,16 +66,16 @@ class Bounds(Struct, frozen=True):
 
 
 class BoundsAccumulator:
-    """Collects works and bounds every schedule of them; keeps eight bytes per part and nine per work.
+    """Collects requests and bounds every schedule of them; keeps eight bytes per node and nine per request.
 
-    `setup_min` is the least that making a model resident can cost; `batch_gain` is how much less GPU time a part may
-    need when it shares a run with others (the run is never shorter than the part alone). A work with a fault, or one
-    that is too wide for this pool, does not count; of one with a part that never becomes ready, what runs all the same
+    `setup_min` is the least that making a model resident can cost; `batch_gain` is how much less GPU time a node may
+    need when it shares a run with others (the run is never shorter than the node alone). A request with a fault, or one
+    that is too wide for this pool, does not count; of one with a node that never becomes ready, what runs all the same
     counts for the makespan. `void` tells why nothing can be said; then all bounds are 0.
 
     >>> from dovetail.core.tasks import Task
-    >>> shapes = {"one": TaskGraph("one", [Task("a", "llm")], [])}
-    >>> bounds = BoundsAccumulator(Pool.parse("2", {}), shapes, {"llm": 3.0})
+    >>> graphs = {"one": TaskGraph("one", [Task("a", "llm")], [])}
+    >>> bounds = BoundsAccumulator(Pool.parse("2", {}), graphs, {"llm": 3.0})
     >>> for name in ("x", "y", "z"):
     ...     bounds.add(0.0, Arrived(name, "one", (10.0,)))
     >>> bounds.result().area_s  # 30 GPU-seconds and one load, on two GPUs
@@ -85,7 +85,7 @@ class BoundsAccumulator:
     def __init__(
         self,
         pool: Pool,
-        shapes: Mapping[str, TaskGraph],
+        graphs: Mapping[str, TaskGraph],
         setup_min: Mapping[str, float],
         batch_gain: float = 1.0,
         void: str = "",
@@ -94,19 +94,19 @@ class BoundsAccumulator:
         self._speeds = sorted(pool.speeds, reverse=True)
         self._setup_min = setup_min
         self._gain = batch_gain
-        self._stores = [_Store(i, shape, self._speeds, setup_min) for i, shape in enumerate(shapes.values())]
-        self._by_name = dict(zip(shapes, self._stores, strict=True))
+        self._stores = [_Store(i, graph, self._speeds, setup_min) for i, graph in enumerate(graphs.values())]
+        self._by_name = dict(zip(graphs, self._stores, strict=True))
         self._open: dict[str, int] = {}
         self._first_s = float("inf")
         self._failures = False
 
-    def add(self, arrival_s: float, work: Arrived) -> None:
-        """Count a work that will complete."""
-        if not work.fault:
-            self._keep(arrival_s, work, 1)
+    def add(self, arrival_s: float, request: Arrived) -> None:
+        """Count a request that will complete."""
+        if not request.fault:
+            self._keep(arrival_s, request, 1)
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
-        """Follow a run: a work counts once it is complete, and never if it is rejected or left open."""
+        """Follow a run: a request counts once it is complete, and never if it is rejected or left open."""
         for event in events:
             kind = type(event)
             if kind is Start or kind is Finished:  # most events, and nothing to learn from them
@@ -124,18 +124,18 @@ class BoundsAccumulator:
             elif kind is Failed:
                 self._failures = True
 
-    def _reject(self, work: str) -> None:
-        """A work that was waiting for what never comes has run all that it could, unless something failed."""
-        place = self._open.pop(work, None)
+    def _reject(self, request: str) -> None:
+        """A request that was waiting for what never comes has run all that it could, unless something failed."""
+        place = self._open.pop(request, None)
         if place is not None and not self._failures:
             row, number = divmod(place, len(self._stores))
             self._stores[number].counts[row] = self._stores[number].partly
 
-    def _keep(self, arrival_s: float, work: Arrived, counts: int) -> int:
-        store = self._by_name[work.of]
-        sizes = work.sizes
-        if len(sizes) != store.parts:
-            raise ValueError(f"{work.job} has {len(sizes)} sizes, but {work.of} has {store.parts} parts")
+    def _keep(self, arrival_s: float, request: Arrived, counts: int) -> int:
+        store = self._by_name[request.of]
+        sizes = request.sizes
+        if len(sizes) != store.nodes:
+            raise ValueError(f"{request.job} has {len(sizes)} sizes, but {request.of} has {store.nodes} nodes")
         if arrival_s < self._first_s:
             self._first_s = arrival_s
         store.arrivals.append(arrival_s)
@@ -144,7 +144,7 @@ class BoundsAccumulator:
         return (len(store.counts) - 1) * len(self._stores) + store.number
 
     def result(self) -> Bounds:
-        """The bounds for the works counted so far; zeros if there are none."""
+        """The bounds for the requests counted so far; zeros if there are none."""
         counted = [store for store in self._stores if any(store.counts)]
         stores = [store for store in counted if store.completes]
         running = [store for store in counted if store.completes or store.partly]
@@ -175,7 +175,7 @@ class BoundsAccumulator:
         )
 
     def _responses(self, stores: Sequence[_Store], tally: _Tally | None) -> tuple[float, float, float]:
-        """Bounds of the mean, the median and the P99 of the responses of works that complete."""
+        """Bounds of the mean, the median and the P99 of the responses of requests that complete."""
         if not stores:
             return 0.0, 0.0, 0.0
         tally = tally or _Tally(stores, self._first_s)
@@ -189,7 +189,7 @@ class BoundsAccumulator:
 
 def bounds_for(
     pool: Pool,
-    shapes: Mapping[str, TaskGraph],
+    graphs: Mapping[str, TaskGraph],
     models: Mapping[str, ModelCost],
     costs: CostRules,
     rates: RateTable,
@@ -208,30 +208,30 @@ def bounds_for(
     void = "run times are not exact" if costs.noise else ""
     if any(factor < 1 for curve in curves for factor in curve):
         void = "a batch is faster than a single node"
-    used = {part.kind for shape in shapes.values() for part in shape.tasks}
+    used = {node.kind for graph in graphs.values() for node in graph.tasks}
     least = {} if free_setups else least_setup({m: c for m, c in models.items() if m in used}, costs, rates)
-    return BoundsAccumulator(Pool(pool.devices, fastest), shapes, least, gain, void)
+    return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gain, void)
 
 
 class _Store:
-    """The works of one shape: arrivals, sizes row after row, and which rows count."""
+    """The requests of one graph: arrivals, sizes row after row, and which rows count."""
 
-    __slots__ = ("arrivals", "counts", "number", "partly", "parts", "runs", "setups", "shape", "sizes", "speeds")
+    __slots__ = ("arrivals", "counts", "graph", "nodes", "number", "partly", "runs", "setups", "sizes", "speeds")
 
-    def __init__(self, number: int, shape: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
+    def __init__(self, number: int, graph: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
         self.number = number
-        self.shape = shape
-        self.parts = len(shape.tasks)
-        stuck = set(shape.never)
-        for i in shape.topological:
-            if not stuck.isdisjoint(shape.after[i]):
+        self.graph = graph
+        self.nodes = len(graph.tasks)
+        stuck = set(graph.never)
+        for i in graph.topological:
+            if not stuck.isdisjoint(graph.after[i]):
                 stuck.add(i)
-        fits = all(part.width <= len(speeds) for i, part in enumerate(shape.tasks) if i not in stuck)
-        self.runs = [fits and i not in stuck for i in range(self.parts)]
+        fits = all(node.width <= len(speeds) for i, node in enumerate(graph.tasks) if i not in stuck)
+        self.runs = [fits and i not in stuck for i in range(self.nodes)]
         self.partly = not all(self.runs) and any(self.runs)
         fastest = [max(speeds[0], 1.0), *speeds]  # the slowest of g GPUs is no faster than the g-th fastest of all
-        self.speeds = [fastest[part.width] if part.width <= len(speeds) else 1.0 for part in shape.tasks]
-        self.setups = [setup_min.get(part.kind, 0.0) * runs for part, runs in zip(shape.tasks, self.runs, strict=True)]
+        self.speeds = [fastest[node.width] if node.width <= len(speeds) else 1.0 for node in graph.tasks]
+        self.setups = [setup_min.get(node.kind, 0.0) * runs for node, runs in zip(graph.tasks, self.runs, strict=True)]
         self.arrivals = array("d")
         self.sizes = array("d")
         self.counts = bytearray()
@@ -241,52 +241,52 @@ class _Store:
         return all(self.runs)
 
     def chunks(self) -> Iterator[tuple[Floats, Floats]]:
-        """Arrivals of the works that count, and their sizes with one row per part."""
+        """Arrivals of the requests that count, and their sizes with one row per node."""
         for low in range(0, len(self.counts), _CHUNK):
             high = min(low + _CHUNK, len(self.counts))
             counted = np.frombuffer(bytes(self.counts[low:high]), dtype=np.bool_)
-            sizes = np.array(self.sizes[low * self.parts : high * self.parts]).reshape(high - low, self.parts)
+            sizes = np.array(self.sizes[low * self.nodes : high * self.nodes]).reshape(high - low, self.nodes)
             counted_sizes = np.ascontiguousarray(sizes[counted].T) * np.array(self.runs)[:, None]
             yield np.array(self.arrivals[low:high])[counted], counted_sizes
 
     def times(self, arrivals: Floats, sizes: Floats, first_s: float) -> tuple[list[Floats], list[Floats], Floats]:
-        """Earliest start of each part, least time from its end to the work's end, and earliest end of the work.
+        """Earliest start of each node, least time from its end to the request's end, and earliest end of the request.
 
-        A part starts after its arrival, after its predecessors, and after some first setup of its model, which no
+        A node starts after its arrival, after its predecessors, and after some first setup of its model, which no
         schedule begins before the first arrival of all.
         """
-        shape = self.shape
+        graph = self.graph
         runs = [sizes[i] / speed for i, speed in enumerate(self.speeds)]
-        heads, tails = [arrivals] * self.parts, [np.zeros_like(arrivals)] * self.parts
+        heads, tails = [arrivals] * self.nodes, [np.zeros_like(arrivals)] * self.nodes
         ends = arrivals
-        for i in shape.topological:
+        for i in graph.topological:
             heads[i] = np.maximum(arrivals, first_s + self.setups[i])
-            for j in shape.after[i]:
+            for j in graph.after[i]:
                 heads[i] = np.maximum(heads[i], heads[j] + runs[j])
             ends = np.maximum(ends, heads[i] + runs[i])
-        for i in reversed(shape.topological):
-            for j in shape.before[i]:
+        for i in reversed(graph.topological):
+            for j in graph.before[i]:
                 tails[i] = np.maximum(tails[i], tails[j] + runs[j])
         return heads, tails, ends
 
 
 class _Tally:
-    """What one pass over the works leaves: figures per work, and sizes by width, head and tail.
+    """What one pass over the requests leaves: figures per request, and sizes by width, head and tail.
 
-    `heads` and `tails` are thresholds, the first of which all parts reach; any choice of them gives valid bounds, and
-    few enough distinct values are all taken. `body[w, h, q]` is the size of the parts of a width that reach both.
+    `heads` and `tails` are thresholds, the first of which all nodes reach; any choice of them gives valid bounds, and
+    few enough distinct values are all taken. `body[w, h, q]` is the size of the nodes of a width that reach both.
     """
 
     def __init__(self, stores: Sequence[_Store], first_s: float) -> None:
-        self.widths = sorted({part.width for store in stores for part in compress(store.shape.tasks, store.runs)})
+        self.widths = sorted({node.width for store in stores for node in compress(store.graph.tasks, store.runs)})
         self.kinds: dict[str, tuple[int, float]] = {}  # the least width, and the longest tail
         self._choose_thresholds(stores, first_s)
         cells = len(self.heads) * len(self.tails)
         body = np.zeros((len(self.widths), cells))
         arrivals, responses, sizes = [], [], []
         for store in stores:
-            parts = compress(enumerate(store.shape.tasks), store.runs)
-            columns = [(i, self.widths.index(part.width)) for i, part in parts]
+            nodes = compress(enumerate(store.graph.tasks), store.runs)
+            columns = [(i, self.widths.index(node.width)) for i, node in nodes]
             for chunk_arrivals, chunk in store.chunks():
                 heads, tails, ends = store.times(chunk_arrivals, chunk, first_s)
                 by_width = np.zeros((len(ends), len(self.widths)))
@@ -295,7 +295,7 @@ class _Tally:
                     head = np.searchsorted(self.heads, heads[i], side="right") - 1
                     cell = head * len(self.tails) + np.searchsorted(self.tails, tails[i], side="right") - 1
                     body[column] += np.bincount(cell, weights=chunk[i], minlength=cells)
-                    self._use(store.shape.tasks[i].kind, self.widths[column], tails[i])
+                    self._use(store.graph.tasks[i].kind, self.widths[column], tails[i])
                 arrivals.append(chunk_arrivals)
                 responses.append(ends - chunk_arrivals)
                 sizes.append(by_width)
@@ -307,7 +307,7 @@ class _Tally:
     def _choose_thresholds(self, stores: Sequence[_Store], first_s: float) -> None:
         heads, tails = [np.array([first_s])], [np.zeros(1)]
         for store in stores:
-            stride = 1 + len(store.counts) * store.parts // (1 << 14)
+            stride = 1 + len(store.counts) * store.nodes // (1 << 14)
             for arrivals, sizes in store.chunks():
                 for some in (slice(0, _GRID), slice(None, None, stride)):
                     some_heads, some_tails, _ = store.times(arrivals[some], sizes[:, some], first_s)
@@ -346,7 +346,7 @@ def _measures(speeds: Sequence[float], widths: Sequence[int]) -> Floats:
 
 
 def _setups(tally: _Tally, measures: Floats, setup_min: Mapping[str, float], slowest: float) -> Floats:
-    """What setups fill, for each measure and each tail: a model needed by a part with that tail is set up before it."""
+    """What setups fill, for each measure and each tail: a model needed by a node with that tail is set up before it."""
     filled = np.zeros((len(measures), len(tally.tails)))
     for kind, (width, tail) in tally.kinds.items():
         weight = measures[:, tally.widths.index(width)] * slowest * setup_min.get(kind, 0.0)
@@ -368,10 +368,10 @@ def _head_body_tail(tally: _Tally, measures: Floats, setups: Floats, gain: float
 def _ordered_responses(arrivals: Floats, responses: Floats, loads: Sequence[Floats]) -> Floats:
     """A bound for the smallest response, the second smallest, and so on.
 
-    No response is shorter than its own longest path. And if `k` of `n` works respond within `x`, then at least
-    `j = m - (n - k)` of the `m` works that arrive from `a` to `b` are done between `a` and `b + x`: `x` is at least the
-    sum of the `j` smallest loads among them, less `b - a`. With all arrivals at once this says that the k-th completion
-    waits for the k smallest loads.
+    No response is shorter than its own longest path. And if `k` of `n` requests respond within `x`, then at least
+    `j = m - (n - k)` of the `m` requests that arrive from `a` to `b` are done between `a` and `b + x`: `x` is at least
+    the sum of the `j` smallest loads among them, less `b - a`. With all arrivals at once this says that the k-th
+    completion waits for the k smallest loads.
     """
     bound = np.sort(responses)
     cuts = np.unique(np.quantile(arrivals, np.linspace(0, 1, _WINDOWS), method="inverted_cdf"))
@@ -387,7 +387,7 @@ def _ordered_responses(arrivals: Floats, responses: Floats, loads: Sequence[Floa
 
 
 def _srpt_mean(arrivals: Floats, loads: Floats) -> float:
-    """Mean response of the shortest-remaining-first order on one machine that any part of a work may fill.
+    """Mean response of the shortest-remaining-first order on one machine that any part of a request may fill.
 
     Every schedule is one for that machine too, and there no order has a smaller mean.
 

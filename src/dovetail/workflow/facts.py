@@ -21,7 +21,7 @@ class RateRecords(Struct):
 
 
 class WorkflowFacts(Struct):
-    """What the level knows of a run besides its pool and shapes, as its header keeps it."""
+    """What the level knows of a run besides its pool and graphs, as its header keeps it."""
 
     models: dict[str, ModelCost] = {}
     costs: CostRules = CostRules()

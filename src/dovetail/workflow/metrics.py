@@ -14,7 +14,7 @@ _REASONS = 5
 
 
 class RejectionReasons:
-    """How many works were rejected for which reason, the first reasons that came up."""
+    """How many requests were rejected for which reason, the first reasons that came up."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, int] = {}

@@ -31,7 +31,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     mode: Mode
     compat: bool
     pool: Pool
-    shapes: dict[str, TaskGraph]
+    graphs: dict[str, TaskGraph]
     models: dict[str, ModelCost]
     costs: CostRules
     rates: RateTable
@@ -71,7 +71,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             mode=mode,
             compat=old,
             pool=pool,
-            shapes=system.shapes(),
+            graphs=system.graphs(),
             models=system.model_costs,
             costs=system.costs,
             rates=table,
@@ -98,7 +98,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             mode=self.mode,
             seed=seed,
             pool=self.pool,
-            graphs=tuple(TaskGraphRecord.of(shape) for shape in self.shapes.values()),
+            graphs=tuple(TaskGraphRecord.of(graph) for graph in self.graphs.values()),
             facts=msgspec.to_builtins({key: value for key, value in (known | facts).items() if value}),
         )
 
@@ -107,4 +107,4 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
 
     def new_bounds(self) -> BoundsAccumulator:
         """Nothing below these bounds is a schedule."""
-        return bounds_for(self.pool, self.shapes, self.models, self.costs, self.rates)
+        return bounds_for(self.pool, self.graphs, self.models, self.costs, self.rates)

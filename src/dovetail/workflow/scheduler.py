@@ -25,12 +25,12 @@ from dovetail.workflow.policies.base import Place, Policy, ReadyNode, Request, V
 class WorkflowScheduler:
     """`retries` is how often a failed node is tried again before its request is rejected."""
 
-    def __init__(self, view: View, shapes: Mapping[str, TaskGraph], policy: Policy, retries: int = 0) -> None:
+    def __init__(self, view: View, graphs: Mapping[str, TaskGraph], policy: Policy, retries: int = 0) -> None:
         self.view = view
-        self._shapes = shapes
+        self._graphs = graphs
         self._policy = policy
         self._retries = retries
-        self._runs = view.runs
+        self._requests = view.requests
         self._running: dict[tuple[str, str], tuple[ReadyNode, Window]] = {}
         self._batches: dict[int, int] = {}
         self._batch_of: dict[tuple[str, str], int] = {}
@@ -57,17 +57,17 @@ class WorkflowScheduler:
         return out
 
     def close(self, now: float) -> list[Instruction]:
-        """What is left can never be completed: its parts wait for something that will not come."""
+        """What is left can never be completed: its nodes wait for something that will not come."""
         out: list[Instruction] = []
-        for run in self._runs.values():
-            never = run.shape.never
+        for request in self._requests.values():
+            never = request.graph.never
             if not never:
                 continue
             i, why = next(iter(never.items()))
-            out.append(Reject(run.id, f"node {run.shape.tasks[i].name!r} {why}"))
+            out.append(Reject(request.id, f"node {request.graph.tasks[i].name!r} {why}"))
         for order in out:
             assert type(order) is Reject
-            del self._runs[order.job]
+            del self._requests[order.job]
         return out
 
     # --- what happened ----------------------------------------------------------------------------
@@ -76,46 +76,46 @@ class WorkflowScheduler:
         if event.fault:
             out.append(Reject(event.job, event.fault))
             return
-        shape = self._shapes[event.of]
+        graph = self._graphs[event.of]
         due = None if event.due_s is None else now + event.due_s
-        run = self._runs[event.job] = Request(event.job, shape, event.sizes, now, due, event.weight)
+        request = self._requests[event.job] = Request(event.job, graph, event.sizes, now, due, event.weight)
         demand = self.view.demand
-        for part, size in zip(shape.tasks, event.sizes, strict=True):
-            demand[part.kind] += size * part.width
-        for i in shape.roots:
-            if run.open:  # the policy may have refused it for the root before
-                self._ready(ReadyNode(run, i, now, next(self._seq)), now, out)
+        for task, size in zip(graph.tasks, event.sizes, strict=True):
+            demand[task.kind] += size * task.width
+        for i in graph.roots:
+            if request.open:  # the policy may have refused it for the root before
+                self._ready(ReadyNode(request, i, now, next(self._seq)), now, out)
 
     def _finished(self, event: Finished, now: float, out: list[Instruction]) -> None:
-        task, window = self._running.pop((event.job, event.task))
+        node, window = self._running.pop((event.job, event.task))
         self._release((event.job, event.task), window)
-        run = task.run
-        if event.job not in self._runs:  # rejected while this part ran
+        request = node.request
+        if event.job not in self._requests:  # rejected while this node ran
             return
-        run.left -= 1
-        run.gpu_s_left -= task.gpu_s
-        if not run.left:
-            del self._runs[event.job]
-            run.close()
+        request.left -= 1
+        request.gpu_s_left -= node.gpu_s
+        if not request.left:
+            del self._requests[event.job]
+            request.close()
             out.append(Complete(event.job))
             return
-        waiting, never = run.waiting, run.shape.never
-        for j in run.shape.before[task.index]:
+        waiting, never = request.waiting, request.graph.never
+        for j in request.graph.before[node.index]:
             waiting[j] -= 1
-            if not waiting[j] and j not in never and run.open:
-                self._ready(ReadyNode(run, j, now, next(self._seq)), now, out)
+            if not waiting[j] and j not in never and request.open:
+                self._ready(ReadyNode(request, j, now, next(self._seq)), now, out)
 
     def _failed(self, event: Failed, now: float, out: list[Instruction]) -> None:
-        task, window = self._running.pop((event.job, event.task))
+        node, window = self._running.pop((event.job, event.task))
         self._release((event.job, event.task), window)
-        if event.job not in self._runs:
+        if event.job not in self._requests:
             return
-        task.run.started ^= 1 << task.index
-        self.view.demand[task.model] += task.gpu_s
-        if task.attempt <= self._retries:
-            self._ready(ReadyNode(task.run, task.index, now, next(self._seq), task.attempt + 1), now, out)
+        node.request.started ^= 1 << node.index
+        self.view.demand[node.model] += node.gpu_s
+        if node.attempt <= self._retries:
+            self._ready(ReadyNode(node.request, node.index, now, next(self._seq), node.attempt + 1), now, out)
             return
-        self._reject(task.run, f"node {event.task!r} failed {task.attempt} times: {event.why}", out)
+        self._reject(node.request, f"node {event.task!r} failed {node.attempt} times: {event.why}", out)
 
     def _release(self, key: tuple[str, str], window: Window) -> None:
         batch = self._batch_of.pop(key, 0)
@@ -127,33 +127,33 @@ class WorkflowScheduler:
         if window:
             self.view.release(window)
 
-    def _ready(self, task: ReadyNode, now: float, out: list[Instruction]) -> None:
+    def _ready(self, node: ReadyNode, now: float, out: list[Instruction]) -> None:
         view = self.view
-        if self._refuses and (why := self._policy.refuse(task, view)) is not None:
-            self._reject(task.run, why, out)
+        if self._refuses and (why := self._policy.refuse(node, view)) is not None:
+            self._reject(node.request, why, out)
             return
-        if not task.width:  # needs no GPU
-            self._start(Place(task, (), "needs no GPU"), now, out)
+        if not node.width:  # needs no GPU
+            self._start(Place(node, (), "needs no GPU"), now, out)
             return
         try:
-            task.rank = self._policy.rank(task, view)
+            node.rank = self._policy.rank(node, view)
         except Exception as error:
             raise self._mistake("rank", error) from error
-        view.enqueue(task)
+        view.enqueue(node)
 
-    def _reject(self, run: Request, why: str, out: list[Instruction]) -> None:
+    def _reject(self, request: Request, why: str, out: list[Instruction]) -> None:
         view = self.view
-        del self._runs[run.id]
-        out.append(Reject(run.id, why))
-        task = run.queued
-        while task is not None:
-            if not task.gone:
-                view.dequeue(task)
-            task = task.sibling
-        run.close()
-        for i, part in enumerate(run.shape.tasks):
-            if not run.started >> i & 1:
-                view.demand[part.kind] -= run.sizes[i] * part.width
+        del self._requests[request.id]
+        out.append(Reject(request.id, why))
+        node = request.queued
+        while node is not None:
+            if not node.gone:
+                view.dequeue(node)
+            node = node.sibling
+        request.close()
+        for i, task in enumerate(request.graph.tasks):
+            if not request.started >> i & 1:
+                view.demand[task.kind] -= request.sizes[i] * task.width
 
     # --- what to do -------------------------------------------------------------------------------
 
@@ -175,8 +175,8 @@ class WorkflowScheduler:
                     self._wake_s = choice.until_s
                     out.append(WakeAt(choice.until_s))
                 return
-            if choice.task.gone:
-                raise PolicyError(f"[{now:.2f}s] the policy chose {choice.task.run.id}/{choice.task.name} twice")
+            if choice.node.gone:
+                raise PolicyError(f"[{now:.2f}s] the policy chose {choice.node.request.id}/{choice.node.name} twice")
             self._start(choice, now, out)
 
     def _mistake(self, method: str, error: Exception) -> PolicyError:
@@ -184,39 +184,39 @@ class WorkflowScheduler:
         return PolicyError(f"[{self.view.now:.2f}s] {name} failed: {type(error).__name__}: {error}")
 
     def _start(self, choice: Place, now: float, out: list[Instruction]) -> None:
-        task, window, why = choice
+        node, window, why = choice
         view = self.view
-        tasks = self._batch(task) if view.costs.batching else (task,)
-        run_s = view.run_s(task, window)
+        nodes = self._batch(node) if view.costs.batching else (node,)
+        run_s = view.run_s(node, window)
         batch = 0
-        if len(tasks) > 1:
+        if len(nodes) > 1:
             batch = next(self._next_batch)
-            self._batches[batch] = len(tasks)
-            slowest = max(tasks, key=lambda t: t.size)
-            run_s = view.run_s(slowest, window) * view.models[task.model].batch_curve[len(tasks) - 1]
-        setup_s, replaces = view.residents.setup(window, task.model), None
+            self._batches[batch] = len(nodes)
+            slowest = max(nodes, key=lambda t: t.size)
+            run_s = view.run_s(slowest, window) * view.models[node.model].batch_curve[len(nodes) - 1]
+        setup_s, replaces = view.residents.setup(window, node.model), None
         if setup_s:
-            replaces = view.residents.replaced(window, task.model)
+            replaces = view.residents.replaced(window, node.model)
             setup_s = view.residents.visible(setup_s, run_s)
-        for member in tasks:
-            run = member.run
-            key = (run.id, member.name)
+        for member in nodes:
+            request = member.request
+            key = (request.id, member.name)
             out.append(Start(*key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch))
             self._running[key] = (member, window)
             if batch:
                 self._batch_of[key] = batch
-            run.started |= 1 << member.index
+            request.started |= 1 << member.index
             view.demand[member.model] -= member.gpu_s
             if window:
                 view.dequeue(member)
         if window:
-            view.occupy(window, task.model, now + setup_s + run_s)
+            view.occupy(window, node.model, now + setup_s + run_s)
 
-    def _batch(self, task: ReadyNode) -> Sequence[ReadyNode]:
+    def _batch(self, node: ReadyNode) -> Sequence[ReadyNode]:
         """The node and those that may ride along: the next of its model, as many as the curve allows."""
-        most = len(self.view.models[task.model].batch_curve)
-        queue = self.view.queues.get(task.model)
+        most = len(self.view.models[node.model].batch_curve)
+        queue = self.view.queues.get(node.model)
         if most < 2 or queue is None or queue.count < 2:
-            return [task]
-        others = [other for other in queue.first(most) if other is not task]
-        return [task, *others[: most - 1]]
+            return [node]
+        others = [other for other in queue.first(most) if other is not node]
+        return [node, *others[: most - 1]]

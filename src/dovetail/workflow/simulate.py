@@ -56,7 +56,7 @@ def run(
 ) -> RunResult:
     """Simulate a problem under a policy; observers follow every step."""
     chosen = make_policy(policy, options, problem.mode) if isinstance(policy, str) else policy
-    scheduler = WorkflowScheduler(problem.new_view(), problem.shapes, chosen, retries)
+    scheduler = WorkflowScheduler(problem.new_view(), problem.graphs, chosen, retries)
     metrics, bounds = Metrics(problem.pool), problem.new_bounds()
     executor = SimExecutor(seed, problem.costs.noise, failure_rate)
     arrivals = problem.requests.arrivals()
@@ -65,7 +65,7 @@ def run(
         steps, end_s = simulate(
             scheduler,
             problem.pool,
-            problem.shapes,
+            problem.graphs,
             () if problem.compat else arrivals,
             executor,
             [metrics, bounds, *observers],

@@ -196,14 +196,14 @@ def _first_open(value: Callable[[int], float], ruled_out: Mapping[int, float], l
 def _widest(cell: StudyCell) -> int:
     """The fewest GPUs on which every node of the requests fits."""
     problem = replace(cell, gpus="4096").problem()
-    used = {work.of for _, work in problem.requests.arrivals() if not work.fault}
-    return max([part.width for name in used for part in problem.shapes[name].tasks], default=1) or 1
+    used = {request.of for _, request in problem.requests.arrivals() if not request.fault}
+    return max([node.width for name in used for node in problem.graphs[name].tasks], default=1) or 1
 
 
 def _bounds(problem: WorkflowProblem) -> Bounds:
     bounds = problem.new_bounds()
-    for at_s, work in problem.requests.arrivals():
-        bounds.add(at_s, work)
+    for at_s, request in problem.requests.arrivals():
+        bounds.add(at_s, request)
     return bounds.result()
 
 

@@ -18,8 +18,8 @@ class LowerBounds:
 
     def __init__(self, header: Header, facts: WorkflowFacts, faults: Findings, free_setups: bool = False) -> None:
         self._faults = faults
-        self._shapes = header.build_graphs()
-        self._bounds = bounds_for(header.pool, self._shapes, facts.models, facts.costs, facts.table, free_setups)
+        self._graphs = header.build_graphs()
+        self._bounds = bounds_for(header.pool, self._graphs, facts.models, facts.costs, facts.table, free_setups)
         self.void = self._bounds.void or ("" if facts.exact else "run times are not exact")
         self.claimed: dict[str, Any] | None = None
 
@@ -30,8 +30,8 @@ class LowerBounds:
                 self.claimed = event.summary
 
     def _counts(self, event: Arrived) -> bool:
-        shape = self._shapes.get(event.of)
-        return shape is not None and len(event.sizes) == len(shape.tasks)
+        graph = self._graphs.get(event.of)
+        return graph is not None and len(event.sizes) == len(graph.tasks)
 
     def finish(self, figures: Figures, notes: list[str]) -> Bounds:
         bounds = self._bounds.result()

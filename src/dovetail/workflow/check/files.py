@@ -34,11 +34,11 @@ class InputFiles:
                 "the costs of the run are not those of the configuration: --cost or --compat changed them"
             )
         check_fit(system, header.pool, config, on_error, facts.compat, facts.table)
-        shapes = {name: TaskGraphRecord.of(shape) for name, shape in system.shapes().items()}
+        graphs = {name: TaskGraphRecord.of(graph) for name, graph in system.graphs().items()}
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
         for what, found, expected in (
             ("models", facts.models, system.model_costs),
-            ("workflows", {record.name: record for record in header.graphs}, shapes),
+            ("workflows", {record.name: record for record in header.graphs}, graphs),
             ("gpu_types", header.pool.types, {name: types.get(name) for name in header.pool.types}),
         ):
             for name in {**found, **expected}:
@@ -86,8 +86,8 @@ class InputFiles:
             self._faults.add("requests", event.job, message)
 
     def finish(self) -> None:
-        for work in self._pending:
-            self._faults.add("requests", work, "is in the file of requests, but not in the run")
+        for request in self._pending:
+            self._faults.add("requests", request, "is in the file of requests, but not in the run")
         for _, arrived in self._arrivals or ():
             self._faults.add("requests", arrived.job, "is in the file of requests, but not in the run")
 

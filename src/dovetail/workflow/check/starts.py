@@ -19,7 +19,7 @@ class StartRules:
     def __init__(self, header: Header, facts: WorkflowFacts, faults: Findings) -> None:
         self._facts = facts
         self._faults = faults
-        self._shapes = header.build_graphs()
+        self._graphs = header.build_graphs()
         self._rates = facts.table
         self._types = [device.type for device in header.pool.devices]
         self._speeds, self._memories = header.pool.speeds, header.pool.memories
@@ -29,14 +29,14 @@ class StartRules:
         self.guesses: Callable[[str, float, float], bool] | None = None  # other run times that may stand
         self._arrived: dict[str, Arrived] = {}
         self._failed: dict[tuple[str, str], int] = {}
-        for shape in self._shapes.values():
-            for part in shape.tasks:
-                model = facts.models.get(part.kind)
+        for graph in self._graphs.values():
+            for node in graph.tasks:
+                model = facts.models.get(node.kind)
                 if model is None:
-                    faults.add("model", f"{shape.name}/{part.name}", f"found {part.kind!r}, which is not described")
-                elif model.width != part.width:
-                    found = f"found {part.width} GPUs, expected {model.width} for {part.kind!r}"
-                    faults.add("model", f"{shape.name}/{part.name}", found)
+                    faults.add("model", f"{graph.name}/{node.name}", f"found {node.kind!r}, which is not described")
+                elif model.width != node.width:
+                    found = f"found {node.width} GPUs, expected {model.width} for {node.kind!r}"
+                    faults.add("model", f"{graph.name}/{node.name}", found)
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         batches: dict[int, list[Start]] = {}
@@ -85,7 +85,7 @@ class StartRules:
     def _check_run(self, members: Sequence[Start], who: str, model: ModelCost) -> None:
         sizes = [self._size(start) for start in members]
         if None in sizes:
-            return  # of unknown works or parts, which is a fault already
+            return  # of unknown requests or nodes, which is a fault already
         start, size = members[0], max(size for size in sizes if size is not None)
         expected = size / self._speed(start) if start.devices else size
         if len(members) > 1:
@@ -97,10 +97,10 @@ class StartRules:
 
     def _size(self, start: Start) -> float | None:
         arrived = self._arrived.get(start.job)
-        shape = self._shapes.get(arrived.of) if arrived is not None else None
-        if arrived is None or shape is None or len(arrived.sizes) != len(shape.tasks):
+        graph = self._graphs.get(arrived.of) if arrived is not None else None
+        if arrived is None or graph is None or len(arrived.sizes) != len(graph.tasks):
             return None
-        i = shape.index.get(start.task)
+        i = graph.index.get(start.task)
         return None if i is None else arrived.sizes[i]
 
     def _speed(self, start: Start) -> float:

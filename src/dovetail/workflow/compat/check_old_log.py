@@ -56,12 +56,12 @@ class OldLog:
         self._pool = self._find_pool()
         self._system: System | None = None
         if config is None:
-            self._shapes = _guess_shapes(log.executions)
+            self._graphs = _guess_graphs(log.executions)
             self._notes.append("without --config, all but the first GPU of a window, order and prices were not checked")
         else:
             self._system = read_system(config, "reject", compat=True)
             check_fit(self._system, self._pool, config, "reject", True, RateTable())
-            self._shapes = self._system.shapes()
+            self._graphs = self._system.graphs()
         if requests is None or self._system is None:
             self._known = self._mode == "offline"
             unknown = "run times" if self._known else "arrivals, run times"
@@ -89,20 +89,20 @@ class OldLog:
         for row in self._log.executions:
             rows.setdefault(row.request_id, {}).setdefault(row.node_id, row)
         arrivals = []
-        for work, nodes in rows.items():
+        for request, nodes in rows.items():
             of = next(iter(nodes.values())).workflow_id
-            shape = self._shapes.get(of)
-            names = [part.name for part in shape.tasks] if shape is not None else []
+            graph = self._graphs.get(of)
+            names = [node.name for node in graph.tasks] if graph is not None else []
             sizes = tuple([max(_run_s(nodes[name]), 0.0) if name in nodes else 0.0 for name in names])
             first = min(row.start_time - number(row.switch_time) for row in nodes.values())
-            arrivals.append((0.0 if self._known else first, Arrived(work, of, sizes)))
+            arrivals.append((0.0 if self._known else first, Arrived(request, of, sizes)))
         return arrivals
 
     def check(self, limit: int, place: Callable[[int, float], str]) -> Report:
         facts: dict[str, Any] = {"costs": {"window": "primary"}, "compat": True}
         if self._system is not None:
             facts["models"] = msgspec.to_builtins(self._system.model_costs)
-        records = tuple(map(TaskGraphRecord.of, self._shapes.values()))
+        records = tuple(map(TaskGraphRecord.of, self._graphs.values()))
         header = Header(level="workflow", policy="", mode=self._mode, pool=self._pool, graphs=records, facts=facts)
         run = Examination(self._path, header, self._faults, free_setups=bool(self._log.gpu_assignments))
         run.notes += self._notes
@@ -190,22 +190,24 @@ class OldLog:
 
     def _ready(self, row: ExecutionRow) -> float:
         t, event = self._arrived.get(row.request_id, (0.0, None))
-        shape = self._shapes.get(event.of) if event is not None else None
-        i = shape.index.get(row.node_id) if shape is not None else None
-        if shape is None or i is None:
+        graph = self._graphs.get(event.of) if event is not None else None
+        i = graph.index.get(row.node_id) if graph is not None else None
+        if graph is None or i is None:
             return t
-        before = [self._ends.get((row.request_id, shape.tasks[j].name), t) for j in shape.after[i]]
+        before = [self._ends.get((row.request_id, graph.tasks[j].name), t) for j in graph.after[i]]
         return max([t, *before])
 
     def _closings(self) -> list[tuple[float, Complete | Reject]]:
         """Every request must have ended with its last node; the log has no word for one that did not."""
         last: dict[str, float] = {}
-        for (work, _), end in self._ends.items():
-            last[work] = max(end, last.get(work, end))
+        for (request, _), end in self._ends.items():
+            last[request] = max(end, last.get(request, end))
         closings: list[tuple[float, Complete | Reject]] = []
         for _, event in self._arrivals:
-            work = event.job
-            closings.append((inf, Reject(work, event.fault)) if event.fault else (last.get(work, inf), Complete(work)))
+            request = event.job
+            closings.append(
+                (inf, Reject(request, event.fault)) if event.fault else (last.get(request, inf), Complete(request))
+            )
         return closings
 
     def _check_summary(self, figures: Figures, spans: Sequence[LogSpan], baseline: bool) -> None:
@@ -253,10 +255,10 @@ def _run_s(row: ExecutionRow) -> float:
     return number(row.estimated_time, row.end_time - row.start_time)
 
 
-def _guess_shapes(rows: Iterable[ExecutionRow]) -> dict[str, TaskGraph]:
+def _guess_graphs(rows: Iterable[ExecutionRow]) -> dict[str, TaskGraph]:
     """Workflows as the executions show them: the nodes that occur, in no order, each on its first GPU."""
-    parts: dict[str, dict[str, Task]] = {}
+    nodes: dict[str, dict[str, Task]] = {}
     for row in rows:
-        part = Task(row.node_id, row.model_name, 0 if row.gpu_id is None else 1)
-        parts.setdefault(row.workflow_id, {}).setdefault(row.node_id, part)
-    return {name: TaskGraph(name, nodes.values(), ()) for name, nodes in parts.items()}
+        node = Task(row.node_id, row.model_name, 0 if row.gpu_id is None else 1)
+        nodes.setdefault(row.workflow_id, {}).setdefault(row.node_id, node)
+    return {name: TaskGraph(name, nodes.values(), ()) for name, nodes in nodes.items()}

@@ -205,11 +205,11 @@ class ExecutionLog:
             if row:
                 add(row)
 
-    def _closed(self, t: float, work: str, reason: str | None) -> None:
-        arrived_s, arrived = self._open.pop(work)
+    def _closed(self, t: float, request: str, reason: str | None) -> None:
+        arrived_s, arrived = self._open.pop(request)
         done = reason is None
         row = RequestRow(
-            work,
+            request,
             arrived.of,
             arrived_s,
             t if done else None,
@@ -223,7 +223,7 @@ class ExecutionLog:
             row.priority = arrived.weight
         self._spools["requests"].add(_encode(row))
         if not done:
-            self._spools["rejected_requests"].add(_encode({"request_id": work, "reason": reason}))
+            self._spools["rejected_requests"].add(_encode({"request_id": request, "reason": reason}))
 
     def write(self, figures: Figures, bounds: Bounds | None = None) -> None:
         """Put the log in its place, whole or not at all."""

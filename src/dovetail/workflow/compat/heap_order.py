@@ -27,8 +27,8 @@ class HeapOrder:
 
     def __init__(self, arrivals: Iterable[tuple[float, Arrived]]) -> None:
         self._heap: list[_ByTime] = []
-        for at_s, work in arrivals:
-            self.push(at_s, work)
+        for at_s, request in arrivals:
+            self.push(at_s, request)
 
     def push(self, at_s: float, stimulus: Stimulus) -> None:
         heapq.heappush(self._heap, _ByTime(at_s, stimulus))

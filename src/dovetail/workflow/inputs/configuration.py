@@ -160,7 +160,7 @@ def _fault(doc: Document, system: System, name: str, workflow: Workflow, compat:
             message = f"edge {edge.source} -> {edge.target}: {end!r} is not a node{did_you_mean(end, names)}"
             return doc.error((*keys, "edges", i, which), message)
     try:
-        system._shape(name)
+        system._graph(name)
     except TaskGraphError as error:
         why = str(error).removeprefix(f"{name}: ")
         if not compat:

@@ -14,7 +14,7 @@ _LLM = {"max_length": [128, 256, 512], "temperature": [0.2, 0.7, 1.0]}
 _IMAGE = {"steps": [20, 30, 50], "guidance_scale": [5.0, 7.5]}
 _LLMS = ((3, 1), (8, 1), (14, 1), (32, 2), (70, 4), (110, 8), (180, 8))  # billions of parameters, GPUs
 _OTHERS = ("image", "embedding", "audio")
-_SHAPES = ("chain", "fork", "diamond", "random")
+_FORMS = ("chain", "fork", "diamond", "random")
 
 
 def synthetic_system(
@@ -89,19 +89,19 @@ def _other(rng: SeededRandom, kind: str) -> tuple[str, RawSystem]:
 
 
 def _workflow(rng: SeededRandom, models: RawSystem, max_nodes: int) -> RawSystem:
-    shape = rng.choice(_SHAPES)
+    form = rng.choice(_FORMS)
     count = rng.between(1, max_nodes)
     last = count - 1
-    if shape == "chain":
+    if form == "chain":
         edges = [(i, i + 1) for i in range(last)]
-    elif shape == "fork":
+    elif form == "fork":
         edges = [(0, i) for i in range(1, count)]
-    elif shape == "diamond":
+    elif form == "diamond":
         edges = [edge for i in range(1, last) for edge in ((0, i), (i, last))] or [(i, i + 1) for i in range(last)]
     else:
         edges = [(i, j) for j in range(count) for i in range(j) if rng.random() < 0.35]
     names = list(models)
-    return _graph(shape.capitalize(), [rng.choice(names) for _ in range(count)], edges, models)
+    return _graph(form.capitalize(), [rng.choice(names) for _ in range(count)], edges, models)
 
 
 def _graph(name: str, models: list[str], edges: list[tuple[int, int]], known: RawSystem) -> RawSystem:

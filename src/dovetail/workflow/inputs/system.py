@@ -84,14 +84,14 @@ class System(Struct, omit_defaults=True):
     def model_costs(self) -> dict[str, ModelCost]:
         return {name: model.cost for name, model in self.models.items()}
 
-    def shapes(self) -> dict[str, TaskGraph]:
-        """The workflows that can run, as graphs of parts."""
-        return {name: self._shape(name) for name in self.workflows if name not in self.faults}
+    def graphs(self) -> dict[str, TaskGraph]:
+        """The workflows that can run, as task graphs."""
+        return {name: self._graph(name) for name in self.workflows if name not in self.faults}
 
-    def _shape(self, name: str) -> TaskGraph:
+    def _graph(self, name: str) -> TaskGraph:
         workflow = self.workflows[name]
-        parts = [Task(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes]
+        tasks = [Task(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes]
         names = {n.id for n in workflow.nodes}
         never = self.never.get(name, {})  # need no edges: they do not wait for one another
         edges = [(e.source, e.target) for e in workflow.edges if e.source in names and e.target in names - never.keys()]
-        return TaskGraph(name, parts, edges, never)
+        return TaskGraph(name, tasks, edges, never)

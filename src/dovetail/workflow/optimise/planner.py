@@ -41,15 +41,15 @@ class _Ranked(ListPolicy):
         super().__init__(hysteresis=hysteresis)
         self.ranks = ranks
 
-    def rank(self, task: ReadyNode, view: View) -> float:
-        return self.ranks[task.run.id, task.name]
+    def rank(self, node: ReadyNode, view: View) -> float:
+        return self.ranks[node.request.id, node.name]
 
 
 class _Tail(ListPolicy):
     """Longest remaining path first."""
 
-    def rank(self, task: ReadyNode, view: View) -> float:
-        return -task.tail_s
+    def rank(self, node: ReadyNode, view: View) -> float:
+        return -node.tail_s
 
 
 class _Order:
@@ -68,12 +68,14 @@ class _Order:
 
 
 class _Search:
-    """Simulates one policy after another on the same works, and keeps the best."""
+    """Simulates one policy after another on the same requests, and keeps the best."""
 
-    def __init__(self, view: View, runs: Sequence[Request], objective: Objective, budget: int, budget_s: float | None):
+    def __init__(
+        self, view: View, requests: Sequence[Request], objective: Objective, budget: int, budget_s: float | None
+    ):
         self._view = view
-        self._shapes = {run.shape.name: run.shape for run in runs}
-        self._arrivals = [(0.0, Arrived(run.id, run.shape.name, tuple(run.sizes))) for run in runs]
+        self._graphs = {request.graph.name: request.graph for request in requests}
+        self._arrivals = [(0.0, Arrived(request.id, request.graph.name, tuple(request.sizes))) for request in requests]
         self._objective = objective
         self._left = budget
         self._until = None if budget_s is None else time.monotonic() + budget_s
@@ -90,8 +92,8 @@ class _Search:
         old = self._view
         view = View(old.pool, old.models, old.costs, old.rates, old.forecast)
         metrics, order = Metrics(old.pool), _Order()
-        scheduler = WorkflowScheduler(view, self._shapes, policy)
-        simulate(scheduler, old.pool, self._shapes, self._arrivals, SimExecutor(), [metrics, order])
+        scheduler = WorkflowScheduler(view, self._graphs, policy)
+        simulate(scheduler, old.pool, self._graphs, self._arrivals, SimExecutor(), [metrics, order])
         figures = metrics.figures()
         value = figures.makespan_s if self._objective == "makespan" else figures.response_s.mean
         if self.best is not None and value >= self.best.value:
@@ -103,14 +105,14 @@ class _Search:
 
 def optimise(
     view: View,
-    runs: Sequence[Request],
+    requests: Sequence[Request],
     objective: Objective = "makespan",
     schedules: int = 200,
     budget_s: float | None = None,
     seed: int = 0,
 ) -> PlannedStarts:
-    """The best plan found for works that are all there at the start; never worse than the default policy's schedule."""
-    search = _Search(view, runs, objective, schedules, budget_s)
+    """The best plan found for requests that are all there at the start; never worse than the default policy's."""
+    search = _Search(view, requests, objective, schedules, budget_s)
     search.attempt(create("workflow", "dovetail"), "dovetail")
     candidates: list[tuple[str, Policy]] = [(name, create("workflow", name)) for name in _OTHERS]
     candidates += [(f"dovetail, patience {p}", create("workflow", "dovetail", {"patience": p})) for p in (100, 1000)]

@@ -24,11 +24,11 @@ class Request:
         "arrived_s",
         "due_s",
         "gpu_s_left",
+        "graph",
         "id",
         "left",
         "open",
         "queued",
-        "shape",
         "sizes",
         "started",
         "tails",
@@ -37,10 +37,10 @@ class Request:
     )
 
     def __init__(
-        self, id: str, shape: TaskGraph, sizes: Sequence[float], arrived_s: float, due_s: float | None, weight: float
+        self, id: str, graph: TaskGraph, sizes: Sequence[float], arrived_s: float, due_s: float | None, weight: float
     ) -> None:
         self.id = id
-        self.shape = shape
+        self.graph = graph
         self.sizes = sizes
         self.arrived_s = arrived_s
         self.due_s = due_s  # on the clock, not after arrival
@@ -48,9 +48,9 @@ class Request:
         self.open = True  # until it is completed or rejected
         self.queued: ReadyNode | None = None  # a node that waits for GPUs; its `sibling` is another, or has started
         self.started = 0  # bit i: node i runs or has run
-        self.left = len(shape.tasks)
-        self.waiting = shape.waits.copy()
-        self.gpu_s_left: float = sum(map(mul, sizes, shape.widths))
+        self.left = len(graph.tasks)
+        self.waiting = graph.waits.copy()
+        self.gpu_s_left: float = sum(map(mul, sizes, graph.widths))
         self.tails: list[float] | None = None
 
     def close(self) -> None:
@@ -71,22 +71,22 @@ class ReadyNode:
         "name",
         "rank",
         "ready_s",
-        "run",
+        "request",
         "seq",
         "sibling",
         "size",
         "width",
     )
 
-    def __init__(self, run: Request, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
-        part = run.shape.tasks[index]
-        self.run = run
+    def __init__(self, request: Request, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
+        node = request.graph.tasks[index]
+        self.request = request
         self.index = index
-        self.name = part.name
-        self.model = part.kind
-        self.width = part.width
-        self.size = run.sizes[index]
-        self.gpu_s = self.size * part.width
+        self.name = node.name
+        self.model = node.kind
+        self.width = node.width
+        self.size = request.sizes[index]
+        self.gpu_s = self.size * node.width
         self.ready_s = ready_s
         self.seq = seq
         self.attempt = attempt
@@ -97,10 +97,10 @@ class ReadyNode:
     @property
     def tail_s(self) -> float:
         """Longest path from the start of this node to the end of its request (its upward rank)."""
-        run = self.run
-        if run.tails is None:
-            run.tails = run.shape.tails(run.sizes)
-        return run.tails[self.index]
+        request = self.request
+        if request.tails is None:
+            request.tails = request.graph.tails(request.sizes)
+        return request.tails[self.index]
 
 
 class Queue:
@@ -115,10 +115,10 @@ class Queue:
         self.gpu_s = 0.0
         self._heap: list[tuple[Any, int, ReadyNode]] = []
 
-    def push(self, task: ReadyNode) -> None:
-        heapq.heappush(self._heap, (task.rank, task.seq, task))
+    def push(self, node: ReadyNode) -> None:
+        heapq.heappush(self._heap, (node.rank, node.seq, node))
         self.count += 1
-        self.gpu_s += task.gpu_s
+        self.gpu_s += node.gpu_s
 
     @property
     def head(self) -> ReadyNode:
@@ -127,10 +127,10 @@ class Queue:
             heapq.heappop(heap)
         return heap[0][2]
 
-    def remove(self, task: ReadyNode) -> None:
-        task.gone = True
+    def remove(self, node: ReadyNode) -> None:
+        node.gone = True
         self.count -= 1
-        self.gpu_s -= task.gpu_s
+        self.gpu_s -= node.gpu_s
 
     def first(self, count: int) -> list[ReadyNode]:
         """The first few, in order."""
@@ -142,17 +142,17 @@ class Queue:
                 found.append(entry)
         for entry in found:
             heapq.heappush(heap, entry)
-        return [task for _, _, task in found]
+        return [node for _, _, node in found]
 
-    def tasks(self) -> list[ReadyNode]:
+    def nodes(self) -> list[ReadyNode]:
         """All of them, in order. CostRules time: a policy for large queues looks at heads only."""
-        return [task for _, _, task in sorted(self._heap) if not task.gone]
+        return [node for _, _, node in sorted(self._heap) if not node.gone]
 
 
 class View:
     """The state that a policy decides on, at one instant.
 
-    `queues` holds one non-empty queue per model; `runs` holds the requests under way; `demand` is the GPU-seconds
+    `queues` holds one non-empty queue per model; `requests` holds the requests under way; `demand` is the GPU-seconds
     per model of arrived requests that have not started, ready or not; `forecast` the GPU-seconds per model of the
     whole input, where that is known.
     """
@@ -174,7 +174,7 @@ class View:
         self.now = 0.0
         self.queues: dict[str, Queue] = {}
         self.wide_waiting = 0  # queues of models that span several GPUs
-        self.runs: dict[str, Request] = {}  # requests under way, in order of arrival
+        self.requests: dict[str, Request] = {}  # requests under way, in order of arrival
         self.demand: dict[str, float] = dict.fromkeys(models, 0.0)
         self.free = [True] * len(pool)
         self.free_count = len(pool)
@@ -227,9 +227,9 @@ class View:
         """Seconds until the model is resident on a window; 0 where it is warm."""
         return self.residents.setup(window, model)
 
-    def run_s(self, task: ReadyNode, window: Window) -> float:
+    def run_s(self, node: ReadyNode, window: Window) -> float:
         """Seconds that the node takes on a window: the slowest of its GPUs sets the pace."""
-        return task.size if self._even or not window else task.size / self.speed(task.model, window)
+        return node.size if self._even or not window else node.size / self.speed(node.model, window)
 
     def speed(self, model: str, window: Window) -> float:
         rates, types, speeds = self.rates, self._types, self._speeds
@@ -259,28 +259,28 @@ class View:
         self.free_count += len(window)
         self._windows.clear()
 
-    def enqueue(self, task: ReadyNode) -> None:
-        queue = self.queues.get(task.model)
+    def enqueue(self, node: ReadyNode) -> None:
+        queue = self.queues.get(node.model)
         if queue is None:
-            queue = self.queues[task.model] = Queue(task.model, task.width)
-            self.wide_waiting += task.width > 1
-        queue.push(task)
-        task.sibling, task.run.queued = task.run.queued, task
+            queue = self.queues[node.model] = Queue(node.model, node.width)
+            self.wide_waiting += node.width > 1
+        queue.push(node)
+        node.sibling, node.request.queued = node.request.queued, node
 
-    def dequeue(self, task: ReadyNode) -> None:
-        queue = self.queues[task.model]
-        queue.remove(task)
-        if task.run.queued is task:
-            task.run.queued = task.sibling
+    def dequeue(self, node: ReadyNode) -> None:
+        queue = self.queues[node.model]
+        queue.remove(node)
+        if node.request.queued is node:
+            node.request.queued = node.sibling
         if not queue.count:
-            del self.queues[task.model]
-            self.wide_waiting -= task.width > 1
+            del self.queues[node.model]
+            self.wide_waiting -= node.width > 1
 
 
 class Place(NamedTuple):
     """Start this node on these GPUs now, because."""
 
-    task: ReadyNode
+    node: ReadyNode
     window: Window
     why: str
 
@@ -299,15 +299,15 @@ class Policy:
     def begin(self, view: View) -> None:
         """Called once, before the first decision."""
 
-    def rank(self, task: ReadyNode, view: View) -> Any:
+    def rank(self, node: ReadyNode, view: View) -> Any:
         """The order within a model's queue: the smallest goes first. Asked once, when the node becomes ready."""
-        return task.seq
+        return node.seq
 
     def choose(self, view: View) -> Place | Wait | None:
         """The next node to start, or nothing. Asked again after each start, until it starts nothing."""
         raise NotImplementedError
 
-    def refuse(self, task: ReadyNode, view: View) -> str | None:
+    def refuse(self, node: ReadyNode, view: View) -> str | None:
         """Why a ready node's request should be rejected now, or None (admission control)."""
         return None
 
@@ -331,12 +331,12 @@ class ListPolicy(Policy):
             windows = view.free_windows(queue.model, self.aligned)
             if not windows:
                 continue
-            task = queue.head
+            node = queue.head
             price, window = min([(setup(w, queue.model), w) for w in windows])
-            key = (task.rank + self.hysteresis * price * queue.width / size, task.seq, window, task, price)
+            key = (node.rank + self.hysteresis * price * queue.width / size, node.seq, window, node, price)
             if best is None or key < best:
                 best = key
         if best is None:
             return None
-        _, _, window, task, price = best
-        return Place(task, window, "warm" if price == 0 else "cheapest window")
+        _, _, window, node, price = best
+        return Place(node, window, "warm" if price == 0 else "cheapest window")

@@ -19,15 +19,15 @@ class Deadline(ListPolicy):
         self.slack = slack
         self.admit = admit
 
-    def rank(self, task: ReadyNode, view: View) -> float:
-        run = task.run
-        due_s = run.due_s
+    def rank(self, node: ReadyNode, view: View) -> float:
+        request = node.request
+        due_s = request.due_s
         if due_s is None:
-            due_s = run.arrived_s + self.slack * run.shape.longest_path(run.sizes)
-        return due_s - task.tail_s
+            due_s = request.arrived_s + self.slack * request.graph.longest_path(request.sizes)
+        return due_s - node.tail_s
 
-    def refuse(self, task: ReadyNode, view: View) -> str | None:
-        due_s = task.run.due_s
-        if not self.admit or due_s is None or view.now + task.tail_s / view.fastest <= due_s:
+    def refuse(self, node: ReadyNode, view: View) -> str | None:
+        due_s = node.request.due_s
+        if not self.admit or due_s is None or view.now + node.tail_s / view.fastest <= due_s:
             return None
-        return f"cannot meet its deadline: {task.tail_s:.1f} s of work left, {due_s - view.now:.1f} s of time"
+        return f"cannot meet its deadline: {node.tail_s:.1f} s of work left, {due_s - view.now:.1f} s of time"

@@ -29,11 +29,11 @@ class Dovetail(Policy):
         self.starvation = starvation
         self._reserved: tuple[ReadyNode, Window] | None = None
 
-    def rank(self, task: ReadyNode, view: View) -> float:
-        return task.ready_s + 1e-3 * task.run.gpu_s_left  # among those ready together, the one with the least left
+    def rank(self, node: ReadyNode, view: View) -> float:
+        return node.ready_s + 1e-3 * node.request.gpu_s_left  # among those ready together, the one with the least left
 
     def choose(self, view: View) -> Place | Wait | None:
-        requests = len(view.runs)
+        requests = len(view.requests)
         waiting = (requests if requests > self.patience else self.patience) / view.size
         kept: Window = ()
         free_s = 0.0
@@ -47,18 +47,18 @@ class Dovetail(Policy):
         for queue in view.queues.values():
             if queue.width > view.free_count:
                 continue
-            task = queue.head
+            node = queue.head
             windows = view.free_windows(queue.model)
             if kept:
-                windows = [w for w in windows if self._may_backfill(task, w, kept, free_s, view)]
+                windows = [w for w in windows if self._may_backfill(node, w, kept, free_s, view)]
             if windows:
                 wasted, _, window, setup_s = self._cheapest(queue, windows, view)
-                key = (task.rank + waiting * wasted, task.seq, window, task, setup_s)
+                key = (node.rank + waiting * wasted, node.seq, window, node, setup_s)
                 best = key if best is None or key < best else best
         if best is None:
             return None
-        _, _, window, task, setup_s = best
-        return Place(task, window, "worth the switch" if setup_s else "warm")
+        _, _, window, node, setup_s = best
+        return Place(node, window, "worth the switch" if setup_s else "warm")
 
     def _cheapest(self, queue: Queue, windows: list[Window], view: View) -> tuple[float, float, Window, float]:
         """The window that wastes least for a queue: GPU-seconds wasted, regret, the window, the switch's price."""
@@ -96,27 +96,27 @@ class Dovetail(Policy):
 
     def _reservation(self, view: View) -> tuple[ReadyNode, Window] | None:
         """The wide node that has waited too long and the GPUs kept for it, from then on until it starts."""
-        if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].run.open):
+        if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].request.open):
             self._reserved = None
         if self._reserved is None:
             wide = [queue.head for queue in view.queues.values() if queue.width > 1]
             starved = [t for t in wide if self._is_starved(t, view) and not view.free_windows(t.model)]
             if starved:
-                task = min(starved, key=lambda t: (t.rank, t.seq))
-                windows = view.roomy_windows(task.model)
-                self._reserved = (task, min(windows, key=lambda w: (view.free_at(w), w)))
+                node = min(starved, key=lambda t: (t.rank, t.seq))
+                windows = view.roomy_windows(node.model)
+                self._reserved = (node, min(windows, key=lambda w: (view.free_at(w), w)))
         return self._reserved
 
-    def _is_starved(self, task: ReadyNode, view: View) -> bool:
-        waited_s = view.now - task.ready_s
-        if waited_s <= self.starvation * task.size:
+    def _is_starved(self, node: ReadyNode, view: View) -> bool:
+        waited_s = view.now - node.ready_s
+        if waited_s <= self.starvation * node.size:
             return False
         backlog_s = sum([queue.gpu_s for queue in view.queues.values()]) / len(view.pool)
-        return waited_s > self.starvation * (backlog_s + task.size)
+        return waited_s > self.starvation * (backlog_s + node.size)
 
     @staticmethod
-    def _may_backfill(task: ReadyNode, window: Window, kept: Window, free_s: float, view: View) -> bool:
-        ends_s = view.now + view.setup_s(window, task.model) + view.run_s(task, window)
+    def _may_backfill(node: ReadyNode, window: Window, kept: Window, free_s: float, view: View) -> bool:
+        ends_s = view.now + view.setup_s(window, node.model) + view.run_s(node, window)
         return ends_s <= free_s or not set(kept).intersection(window)
 
 

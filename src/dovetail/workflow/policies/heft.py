@@ -13,8 +13,8 @@ class Heft(Policy):
     If that window is still busy, the node waits for it, and others may use only what it does not need.
     """
 
-    def rank(self, task: ReadyNode, view: View) -> float:
-        return -task.tail_s
+    def rank(self, node: ReadyNode, view: View) -> float:
+        return -node.tail_s
 
     def choose(self, view: View) -> Place | Wait | None:
         claimed: set[int] = set()

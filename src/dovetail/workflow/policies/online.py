@@ -38,28 +38,28 @@ class Online(Policy):
         mean = sum(view.executions) / len(view.pool)
         best = None
         for queue in view.queues.values():
-            task = queue.head
-            if task.width > view.free_count:
+            node = queue.head
+            if node.width > view.free_count:
                 continue
-            future = self._future(task, [t for t in oldest if t is not task][: self.lookahead], view)
-            for window in view.free_windows(task.model):
-                cost = self._cost(task, window, mean, view) + self.gamma * future
-                key = (cost, task.seq, window)
+            future = self._future(node, [t for t in oldest if t is not node][: self.lookahead], view)
+            for window in view.free_windows(node.model):
+                cost = self._cost(node, window, mean, view) + self.gamma * future
+                key = (cost, node.seq, window)
                 if best is None or key < best[0]:
-                    best = (key, task)
+                    best = (key, node)
         if best is None:
             return None
-        (_, _, window), task = best
-        return Place(task, window, "least cost")
+        (_, _, window), node = best
+        return Place(node, window, "least cost")
 
-    def _cost(self, task: ReadyNode, window: Window, mean: float, view: View) -> float:
-        waited = view.now - task.ready_s
-        switch = view.setup_s(window, task.model)
+    def _cost(self, node: ReadyNode, window: Window, mean: float, view: View) -> float:
+        waited = view.now - node.ready_s
+        switch = view.setup_s(window, node.model)
         balance = sum([view.executions[gpu] - mean for gpu in window]) / len(window)
         return -self.alpha * waited + self.beta * switch + self.delta * balance
 
     @staticmethod
-    def _future(task: ReadyNode, coming: list[ReadyNode], view: View) -> float:
-        same = sum(t.model == task.model for t in coming)
-        other = sum([view.residents.reload_s(task.model, t.model) for t in coming if t.model != task.model])
-        return 0.1 * (other - same * view.models[task.model].load_s)
+    def _future(node: ReadyNode, coming: list[ReadyNode], view: View) -> float:
+        same = sum(t.model == node.model for t in coming)
+        other = sum([view.residents.reload_s(node.model, t.model) for t in coming if t.model != node.model])
+        return 0.1 * (other - same * view.models[node.model].load_s)

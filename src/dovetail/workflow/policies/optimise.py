@@ -32,22 +32,22 @@ class Optimise(Policy):
         self.budget_s = budget_s
         self.seed = seed
         self.plan: PlannedStarts | None = None
-        self._runs: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}
         self._window: dict[NodeKey, Window] = {}  # of every planned node
         self._next: list[list[NodeKey]] = []  # planned nodes of each GPU, the next one last
         self._ready: dict[NodeKey, ReadyNode] = {}
         self._unplanned: dict[NodeKey, ReadyNode] = {}
 
-    def rank(self, task: ReadyNode, view: View) -> float:
-        key = (task.run.id, task.name)
+    def rank(self, node: ReadyNode, view: View) -> float:
+        key = (node.request.id, node.name)
         if self.plan is None or key in self._window:
-            self._ready[key] = task
+            self._ready[key] = node
         else:
-            self._unplanned[key] = task
-        if task.attempt > 1 and key in self._window:
+            self._unplanned[key] = node
+        if node.attempt > 1 and key in self._window:
             for gpu in self._window[key]:
                 self._next[gpu].append(key)
-        return task.ready_s
+        return node.ready_s
 
     def choose(self, view: View) -> Place | Wait | None:
         if self.plan is None:
@@ -60,19 +60,21 @@ class Optimise(Policy):
                 continue
             key = line[-1]
             window = self._window[key]
-            task = self._ready.get(key)
-            if task is not None and all(view.free[g] and self._next[g][-1:] == [key] for g in window):
-                return Place(task, window, "planned")
+            node = self._ready.get(key)
+            if node is not None and all(view.free[g] and self._next[g][-1:] == [key] for g in window):
+                return Place(node, window, "planned")
         return self._place_unplanned(view) if self._unplanned else None
 
     def _is_past(self, key: NodeKey) -> bool:
         """Whether a planned node has started, on its own or in a batch, or its request was rejected."""
-        task = self._ready.get(key)
-        return not self._runs[key[0]].open or (task is not None and task.gone)
+        node = self._ready.get(key)
+        return not self._requests[key[0]].open or (node is not None and node.gone)
 
     def _make_plan(self, view: View) -> None:
-        self._runs = dict(view.runs)
-        self.plan = optimise(view, list(self._runs.values()), self.objective, self.schedules, self.budget_s, self.seed)
+        self._requests = dict(view.requests)
+        self.plan = optimise(
+            view, list(self._requests.values()), self.objective, self.schedules, self.budget_s, self.seed
+        )
         self._next = [[] for _ in view.pool.devices]
         for key, window in reversed(self.plan.starts):
             self._window[key] = window
@@ -82,13 +84,13 @@ class Optimise(Policy):
     def _place_unplanned(self, view: View) -> Place | None:
         """Something that is not in the plan, on GPUs that the plan needs no more, or on any once nothing runs."""
         idle = view.free_count == len(view.pool)
-        for key, task in list(self._unplanned.items()):
-            if task.gone or not task.run.open:
+        for key, node in list(self._unplanned.items()):
+            if node.gone or not node.request.open:
                 del self._unplanned[key]
                 continue
-            windows = view.free_windows(task.model)
+            windows = view.free_windows(node.model)
             open_windows = [w for w in windows if idle or not any(self._next[gpu] for gpu in w)]
             if open_windows:
-                _, window = min((view.setup_s(w, task.model), w) for w in open_windows)
-                return Place(task, window, "not in the plan")
+                _, window = min((view.setup_s(w, node.model), w) for w in open_windows)
+                return Place(node, window, "not in the plan")
         return None

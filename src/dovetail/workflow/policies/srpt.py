@@ -17,5 +17,5 @@ class Srpt(ListPolicy):
         super().__init__(hysteresis=hysteresis)
         self.ageing = ageing
 
-    def rank(self, task: ReadyNode, view: View) -> float:
-        return task.run.gpu_s_left / task.run.weight + self.ageing * task.ready_s
+    def rank(self, node: ReadyNode, view: View) -> float:
+        return node.request.gpu_s_left / node.request.weight + self.ageing * node.ready_s

@@ -1,0 +1,301 @@
+"""One request of a file: read, checked and made an arrival; what is wrong with it, and a count of what was found."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from dovetail.core.errors import did_you_mean
+from dovetail.core.events import Arrived
+from dovetail.core.files import Document, explain
+from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.choices import OnError
+from dovetail.workflow.inputs.system import DEFAULT_NODE_S, MOST, System
+
+UNKNOWN_TIME = -(1 << 62)  # of a request whose timestamp cannot be read: it counts as the earliest
+_SHOWN = 20  # faults shown at once
+_EPOCH = datetime(1970, 1, 1)
+_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class RequestEntry(Struct, forbid_unknown_fields=True):
+    """One request as it stands in a file; `deadline_seconds` (after arrival) and `priority` are our additions."""
+
+    request_id: str
+    workflow_id: str
+    timestamp: Any = None
+    node_execution_times: dict[str, float] = field(default_factory=dict)
+    input_data: Any = None
+    node_configs: Any = None
+    metadata: Any = None
+    deadline_seconds: float | None = None
+    priority: float = 1.0
+
+
+class _LooseEntry(RequestEntry, forbid_unknown_fields=False):
+    """As the older scheduler read it: unknown keys are ignored."""
+
+
+class _Name(Struct):
+    """What a request is called, whatever else is wrong with it."""
+
+    request_id: str = ""
+    workflow_id: str = ""
+
+
+class EntryReader:
+    """Reads the requests of one file, one after the other, and keeps count.
+
+    `forecast` is GPU-seconds per model, `estimates` how many durations came from where.
+    """
+
+    def __init__(self, path: Path, system: System, online: bool, on_error: OnError, compat: bool) -> None:
+        self.entry_type: type[RequestEntry] = _LooseEntry if compat else RequestEntry
+        self.doc: Document | None = None  # where a small file's lines are looked up
+        self._path = path
+        self._system = system
+        self._graphs = system.graphs()
+        self._online = online
+        self._on_error = on_error
+        self._compat = compat
+        self._hints = {name: [self._guess(task.kind) for task in graph.tasks] for name, graph in self._graphs.items()}
+        self.begin(None)
+
+    def begin(self, suspects: frozenset[int] | None) -> None:
+        """Nothing has been read. `suspects` are the hashes of the ids that may occur twice; None: any may."""
+        self.skipped: list[str] = []
+        self.skipped_count = 0
+        self.forecast: dict[str, float] = dict.fromkeys(self._system.models, 0.0)
+        self.estimates: Counter[str] = Counter()
+        self.warnings: dict[str, int] = {}
+        self.hashes = array("q")  # of all ids: 8 bytes each, where the ids themselves would be too much
+        self._fault_counts: dict[str, int] = {}
+        self._fault_lines: list[tuple[str, str]] = []
+        self._suspects = suspects
+        self._seen: set[str] = set()
+        self._doubles: set[int] = set()  # which requests have an id that was used before
+        self._clock: tuple[str, str] | None = None  # the first timestamp's kind, and whose it was
+
+    def finish(self) -> None:
+        """All requests have been read once: what served only to compare them is let go."""
+        self.doc = None
+        self._seen.clear()
+
+    def arrival(
+        self, decode: Callable[[Any], RequestEntry], raw: Any, i: int, line: int = 0, count: bool = True
+    ) -> tuple[Arrived | None, int]:
+        """The i-th request as an arrival and its time; None if it is to be left out."""
+        name, of, kind, stamp = "", "", "", UNKNOWN_TIME
+        try:
+            entry = decode(raw)
+            name, of = entry.request_id, entry.workflow_id
+            kind, stamp = self._timestamp(entry)
+            if self._is_double(name, i, count):
+                raise _EntryFault("request_id", f"{name!r} is used twice")
+            if not name:
+                raise _EntryFault("request_id", "expected a name, found nothing")
+            graph, sizes = self._sizes(entry)
+            due = entry.deadline_seconds
+            if due is not None and not 0 < due <= MOST:
+                raise _EntryFault("deadline_seconds", f"expected a positive number up to {MOST:g}, found {due}")
+            if not 0 < entry.priority <= MOST:
+                raise _EntryFault("priority", f"expected a positive number up to {MOST:g}, found {entry.priority}")
+            self._check_clock(kind, entry)
+            if count:
+                self._count(entry, graph, sizes)
+            return Arrived(name, of, sizes, due, entry.priority), stamp
+        except _EntryFault as error:
+            fault = error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            keys, message = (
+                explain(error, RequestEntry) if isinstance(error, msgspec.ValidationError) else ([], str(error))
+            )
+            if keys[-1:] == ["*"]:  # the error does not say which
+                keys[-1] = _not_a_number(raw)
+            fault = _EntryFault(".".join(map(str, keys)), message)
+            known = _name_of(raw)
+            name, of = known.request_id, known.workflow_id
+            self._is_double(name, i, count)
+        if self._clock is None or kind != self._clock[0]:
+            stamp = UNKNOWN_TIME  # a faulty request does not set the clock
+        return self._faulty(fault, name, of, i, line, count), stamp
+
+    def _faulty(self, fault: _EntryFault, name: str, of: str, i: int, line: int, count: bool) -> Arrived | None:
+        """What becomes of a request that cannot run."""
+        why = f"{fault.key}: {fault}" if fault.key else str(fault)
+        if self._on_error == "reject":
+            if not name or i in self._doubles:
+                name = f"{name or 'request'}#{i + 1}"
+                if count:
+                    self._is_double(name, i, count)
+            return Arrived(name, of, fault=why)
+        if self._on_error == "skip" and count:
+            self.skipped_count += 1
+            if len(self.skipped) < _SHOWN:
+                self.skipped.append(self._describe(fault, name, i, line))
+        elif count:
+            self._fault_counts[why] = self._fault_counts.get(why, 0) + 1
+            if len(self._fault_lines) < _SHOWN and self._fault_counts[why] == 1:
+                self._fault_lines.append((why, self._describe(fault, name, i, line)))
+        return None
+
+    def _is_double(self, name: str, i: int, count: bool) -> bool:
+        """Whether an earlier request of the file has this id."""
+        if not count or not name:
+            return i in self._doubles
+        if self._suspects is not None:
+            self.hashes.append(hash(name))
+            if self.hashes[-1] not in self._suspects:
+                return False
+        if name in self._seen:
+            if self._on_error == "reject":  # the others are not looked at again
+                self._doubles.add(i)
+            return True
+        self._seen.add(name)
+        return False
+
+    def _describe(self, fault: _EntryFault, name: str, i: int, line: int) -> str:
+        who = f"request {name!r}: " if name else ""
+        key = f"{fault.key}: " if fault.key else ""
+        if line:
+            return f"{self._path}:{line}: {who}{key}{fault}"
+        if self.doc is None:
+            return f"{self._path}: requests.{i}: {who}{key}{fault}"
+        keys: list[str | int] = ["requests", i, *(fault.key.split(".") if fault.key else [])]
+        return str(self.doc.error(keys, f"{who}{fault}"))
+
+    def faults(self) -> str:
+        """The first faults, each with its place; those that are alike are counted."""
+        lines = []
+        for why, text in self._fault_lines:
+            others = self._fault_counts[why] - 1
+            lines.append(f"{text} (and {others} more like it)" if others else text)
+        rest = sum(self._fault_counts.values()) - sum(self._fault_counts[why] for why, _ in self._fault_lines)
+        return "\n".join(lines) + (f"\n... and {rest} more" if rest else "")
+
+    def _timestamp(self, entry: RequestEntry) -> tuple[str, int]:
+        """What kind of time a request gives, and which, in microseconds."""
+        given = entry.timestamp
+        if given is None:
+            if self._online:
+                raise _EntryFault("timestamp", "missing; online mode needs the time of arrival")
+            return "", 0
+        try:
+            if isinstance(given, str):
+                given = datetime.fromisoformat(given)
+            if isinstance(given, date):  # as YAML reads an unquoted one
+                given = given if isinstance(given, datetime) else datetime.combine(given, time())
+                aware = given.tzinfo is not None
+                stamp = (given - (_EPOCH_UTC if aware else _EPOCH)) // _MICROSECOND
+                return "a time with zone" if aware else "a time without zone", stamp
+            if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e12:
+                whole = int(given)  # a large number of seconds has no room for microseconds
+                return "a number of seconds", 10**6 * whole + round(1e6 * (given - whole))
+        except ValueError:
+            pass
+        raise _EntryFault("timestamp", f"{entry.timestamp!r} is not an ISO 8601 time or a number of seconds")
+
+    def _check_clock(self, kind: str, entry: RequestEntry) -> None:
+        """All timestamps of a file must be of one kind."""
+        if not kind or (self._compat and not self._online):
+            return
+        if self._clock is None:
+            self._clock = (kind, entry.request_id)
+        elif kind != self._clock[0]:
+            first, who = self._clock
+            raise _EntryFault(
+                "timestamp", f"{entry.timestamp!r} is {kind}, but that of {who!r} is {first}: do not mix them"
+            )
+
+    def _guess(self, model: str) -> tuple[float, str]:
+        return (DEFAULT_NODE_S, "default") if self._compat else self._system.models[model].estimate_s()
+
+    def _sizes(self, entry: RequestEntry) -> tuple[TaskGraph, tuple[float, ...]]:
+        """Durations that the request gives, and the model's estimate for those it does not."""
+        graph = self._graphs.get(entry.workflow_id)
+        if graph is None:
+            fault = self._system.faults.get(entry.workflow_id)
+            if fault:
+                raise _EntryFault("workflow_id", f"workflow {entry.workflow_id!r} cannot run: {fault}")
+            hint = did_you_mean(entry.workflow_id, self._system.workflows)
+            raise _EntryFault("workflow_id", f"unknown workflow {entry.workflow_id!r}{hint}")
+        times = entry.node_execution_times
+        given = [times.get(node.name) for node in graph.tasks]
+        if None in given:
+            self._check_names(entry, graph)
+        sizes = tuple([g[0] if s is None else s for g, s in zip(self._hints[graph.name], given, strict=True)])
+        low = 0.0 if not self._compat else -1e-300
+        for size, node in zip(sizes, graph.tasks, strict=True):
+            if not low < size <= MOST:
+                found = f"expected a positive number up to {MOST:g}, found {size}"
+                raise _EntryFault(f"node_execution_times.{node.name}", found)
+        return graph, sizes
+
+    def _check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
+        """A time for a name that is not a node, while a node has no time, is a slip."""
+        times = entry.node_execution_times
+        unknown = [name for name in times if name not in graph.index]
+        if unknown and not self._compat:
+            lacking = [node.name for node in graph.tasks if node.name not in times]
+            hint = did_you_mean(unknown[0], lacking)
+            raise _EntryFault(f"node_execution_times.{unknown[0]}", f"not a node of workflow {graph.name!r}{hint}")
+
+    def _count(self, entry: RequestEntry, graph: TaskGraph, sizes: Sequence[float]) -> None:
+        times, given = entry.node_execution_times, 0
+        for node, size, (_, rule) in zip(graph.tasks, sizes, self._hints[graph.name], strict=True):
+            self.forecast[node.kind] += size * node.width
+            if node.name in times:
+                given += 1
+            else:
+                self.estimates[rule] += 1
+        self.estimates["given"] += given
+        if given < len(times):
+            name = next(name for name in times if name not in graph.index)
+            text = f"node_execution_times names {name!r}, which is not a node of workflow {graph.name!r}: ignored"
+            self.warnings[text] = self.warnings.get(text, 0) + 1
+
+
+def _name_of(raw: Any) -> _Name:
+    """The names in a request that could not be read."""
+    try:
+        return (
+            msgspec.json.decode(raw, type=_Name)
+            if isinstance(raw, bytes | msgspec.Raw)
+            else msgspec.convert(raw, _Name)
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _Name()
+
+
+def _not_a_number(raw: Any) -> str:
+    """The node whose time is not a number."""
+    times: dict[str, Any]
+    if isinstance(raw, bytes | msgspec.Raw):
+        number: Callable[[Any], float] = msgspec.json.Decoder(float).decode
+        row = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        times = msgspec.json.decode(row["node_execution_times"], type=dict[str, msgspec.Raw])
+    else:
+        number, times = partial(msgspec.convert, type=float), raw["node_execution_times"]
+    for node, seconds in times.items():
+        try:
+            number(seconds)
+        except msgspec.ValidationError:
+            return str(node)
+    return "*"
+
+
+class _EntryFault(Exception):  # noqa: N818
+    """What is wrong with one request, and under which key."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
