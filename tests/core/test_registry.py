@@ -170,7 +170,7 @@ LONGEST = '''\
 """The longest node first: a policy from elsewhere."""
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import ListPolicy, ReadyNode, View
+from dovetail.workflow.policies import ListPolicy, ReadyNode, View
 
 
 @policy("longest", level="workflow")

@@ -108,7 +108,7 @@ def test_no_policy_makes_or_loses_work(tmp_path: Path, policy: str) -> None:
             elif kind in ("Complete", "Reject"):
                 of = open_works.pop(event.job)  # type: ignore[union-attr]
                 if kind == "Complete":
-                    names = [part.name for part in problem.graphs[of].tasks]
+                    names = [task.name for task in problem.graphs[of].tasks]
                     assert all((event.job, name) in finished for name in names)  # type: ignore[union-attr]
         assert open_works == {}
         assert started == ended

@@ -19,7 +19,7 @@ from dovetail.workflow.optimise.exact import Placed, solve
 
 TYPES = {"gpu": DeviceType("gpu"), "slow": DeviceType("slow", speed=0.5), "fast": DeviceType("fast", speed=2.0)}
 
-Works = list[tuple[float, Arrived]]
+Arrivals = list[tuple[float, Arrived]]
 
 
 def single(width: int, kind: str = "") -> TaskGraph:
@@ -27,21 +27,21 @@ def single(width: int, kind: str = "") -> TaskGraph:
 
 
 def chain(name: str, *widths: int) -> TaskGraph:
-    parts = [Task(f"n{i}", f"m{width}", width) for i, width in enumerate(widths)]
-    return TaskGraph(name, parts, pairwise([part.name for part in parts]))
+    nodes = [Task(f"n{i}", f"m{width}", width) for i, width in enumerate(widths)]
+    return TaskGraph(name, nodes, pairwise([node.name for node in nodes]))
 
 
 def bound(
     pool: str,
     graphs: Sequence[TaskGraph],
-    works: Sequence[tuple[float, str, tuple[float, ...]]],
+    requests: Sequence[tuple[float, str, tuple[float, ...]]],
     setup_min: dict[str, float] | None = None,
     batch_gain: float = 1.0,
 ) -> Bounds:
     accumulator = BoundsAccumulator(
         Pool.parse(pool, TYPES), {graph.name: graph for graph in graphs}, setup_min or {}, batch_gain
     )
-    for i, (arrival_s, of, sizes) in enumerate(works):
+    for i, (arrival_s, of, sizes) in enumerate(requests):
         accumulator.add(arrival_s, Arrived(f"w{i}", of, sizes))
     return accumulator.result()
 
@@ -51,8 +51,8 @@ def bound(
 
 def test_area_counts_each_model_once_and_starts_at_the_first_arrival() -> None:
     """5 + (3 * 4 + 2 * 2 * 6 GPU-seconds of runs + 2 + 2 * 3 of setups) / 4."""
-    works = [(5.0, "w1", (4.0,))] * 3 + [(7.0, "w2", (6.0,))] * 2
-    result = bound("4", [single(1), single(2)], works, {"m1": 2.0, "m2": 3.0, "unused": 100.0})
+    requests = [(5.0, "w1", (4.0,))] * 3 + [(7.0, "w2", (6.0,))] * 2
+    result = bound("4", [single(1), single(2)], requests, {"m1": 2.0, "m2": 3.0, "unused": 100.0})
     assert result.area_s == 5.0 + 44.0 / 4
 
 
@@ -99,7 +99,7 @@ def test_the_widest_part_needs_the_slowest_gpu() -> None:
 
 
 def test_path_waits_for_arrival_and_for_the_first_load() -> None:
-    """The late work can find its models loaded; the early one waits for its second model at least."""
+    """The late request can find its models loaded; the early one waits for its second model at least."""
     graphs = [chain("c", 1, 2)]
     late = bound("4", graphs, [(0.0, "c", (1.0, 1.0)), (20.0, "c", (2.0, 3.0))], {"m1": 2.0, "m2": 9.0})
     assert (late.path_s, late.binding) == (25.0, "path")
@@ -108,7 +108,7 @@ def test_path_waits_for_arrival_and_for_the_first_load() -> None:
 
 
 def test_head_body_tail() -> None:
-    """Two parts as wide as the pool, 4 s each, and 6 s that follow each of them: 8 + 6 is also the optimum."""
+    """Two nodes as wide as the pool, 4 s each, and 6 s that follow each of them: 8 + 6 is also the optimum."""
     result = bound("4", [chain("c", 4, 1)], [(0.0, "c", (4.0, 6.0))] * 2)
     assert (result.area_s, result.path_s) == (11.0, 10.0)
     assert (result.head_body_tail_s, result.binding) == (14.0, "head-body-tail")
@@ -120,7 +120,7 @@ def test_head_body_tail_waits_for_late_arrivals() -> None:
 
 
 def test_setups_count_before_parts_with_a_tail() -> None:
-    """Both models of the pool-wide parts are loaded before the last 6 s: (2 + 4) + (3 + 4) + 6."""
+    """Both models of the pool-wide nodes are loaded before the last 6 s: (2 + 4) + (3 + 4) + 6."""
     first, second = chain("c", 4, 1), TaskGraph("d", [Task("a", "x", 4), Task("b", "m1")], [("a", "b")])
     result = bound("4", [first, second], [(0.0, "c", (4.0, 6.0)), (0.0, "d", (4.0, 6.0))], {"m4": 2.0, "x": 3.0})
     assert result.head_body_tail_s == 19.0
@@ -136,14 +136,14 @@ def test_percentiles_at_one_arrival_are_sums_of_the_smallest_loads() -> None:
 
 
 def test_percentiles_of_a_burst() -> None:
-    """Of two works at 0 and three at 100, four respond within x only if two of the three do: 20 s on one GPU."""
+    """Of two requests at 0 and three at 100, four respond within x only if two of the three do: 20 s on one GPU."""
     result = bound("1", [single(1)], [(at, "w1", (10.0,)) for at in (0.0, 0.0, 100.0, 100.0, 100.0)])
     assert result.median_s == 10.0
     assert result.p99_s == pytest.approx(20.0 + 0.96 * 10.0)
 
 
 def test_mean_is_that_of_the_shortest_remaining_first() -> None:
-    """On one GPU the short work overtakes the long one: 1 and 5 seconds, where first come first served has 4 and 4."""
+    """On one GPU the short one overtakes the long one: 1 and 5 seconds, where first come first served has 4 and 4."""
     assert bound("1", [single(1)], [(0.0, "w1", (4.0,)), (1.0, "w1", (1.0,))]).mean_s == 3.0
 
 
@@ -196,24 +196,24 @@ def test_where_nothing_can_be_said_there_are_no_bounds() -> None:
     assert (accumulator.result().makespan_s, accumulator.result().void) == (0.0, "run times are not exact")
 
 
-def test_sizes_must_match_the_shape() -> None:
-    with pytest.raises(ValueError, match="w0 has 2 sizes, but w1 has 1 parts"):
+def test_sizes_must_match_the_graph() -> None:
+    with pytest.raises(ValueError, match="w0 has 2 sizes, but w1 has 1 nodes"):
         bound("1", [single(1)], [(0.0, "w1", (1.0, 2.0))])
 
 
-# --- one work after another -----------------------------------------------------------------------
+# --- one request after another -----------------------------------------------------------------------
 
 
-def some_works(seed: int, count: int) -> tuple[dict[str, TaskGraph], Works]:
+def some_requests(seed: int, count: int) -> tuple[dict[str, TaskGraph], Arrivals]:
     rng = random.Random(seed)
     graphs = {graph.name: graph for graph in (single(1), chain("c", 1, 2, 1), chain("d", 4, 3), chain("e", 1, 5))}
-    works: Works = []
+    requests: Arrivals = []
     now = 0.0
     for i in range(count):
         now += rng.choice([0.0, 0.0, rng.expovariate(0.2)])
         graph = rng.choice(list(graphs.values()))
-        works.append((now, Arrived(f"r{i}", graph.name, tuple(rng.uniform(0.1, 30.0) for _ in graph.tasks))))
-    return graphs, works
+        requests.append((now, Arrived(f"r{i}", graph.name, tuple(rng.uniform(0.1, 30.0) for _ in graph.tasks))))
+    return graphs, requests
 
 
 def assert_close(one: Bounds, other: Bounds) -> None:
@@ -223,13 +223,13 @@ def assert_close(one: Bounds, other: Bounds) -> None:
 
 
 def test_pieces_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handled seven at a time, and asked in between, the works give what they give at once."""
-    graphs, works = some_works(1, 60)
+    """Handled seven at a time, and asked in between, the requests give what they give at once."""
+    graphs, requests = some_requests(1, 60)
     pool = Pool.parse("8", {})
     whole, pieces = (BoundsAccumulator(pool, graphs, {"m2": 3.0}) for _ in range(2))
-    for arrival_s, work in works:
-        whole.add(arrival_s, work)
-        pieces.add(arrival_s, work)
+    for arrival_s, request in requests:
+        whole.add(arrival_s, request)
+        pieces.add(arrival_s, request)
         pieces.result()
     expected = whole.result()
     monkeypatch.setattr(module, "_CHUNK", 7)
@@ -237,29 +237,29 @@ def test_pieces_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_counts_what_it_completed() -> None:
-    """As an observer: rejected works, faulty ones and those left open leave no trace but the first arrival."""
-    graphs, works = some_works(2, 50)
+    """As an observer: rejected requests, faulty ones and those left open leave no trace but the first arrival."""
+    graphs, requests = some_requests(2, 50)
     pool = Pool.parse("8", {})
     observer, expected = (BoundsAccumulator(pool, graphs, {"m2": 3.0}) for _ in range(2))
-    for n, (arrival_s, work) in enumerate(works):
-        observer.step(n, arrival_s, [work, Arrived(f"bad{n}", "unknown", (), fault="no such workflow")])
-    for n, (arrival_s, work) in enumerate(works):
+    for n, (arrival_s, request) in enumerate(requests):
+        observer.step(n, arrival_s, [request, Arrived(f"bad{n}", "unknown", (), fault="no such workflow")])
+    for n, (arrival_s, request) in enumerate(requests):
         if n and n % 3 == 0:
-            observer.step(100 + n, 1000.0, [Reject(work.job, "failed too often"), Reject(f"bad{n}", "fault")])
+            observer.step(100 + n, 1000.0, [Reject(request.job, "failed too often"), Reject(f"bad{n}", "fault")])
         elif n % 7 != 6:
-            observer.step(100 + n, 1000.0, [Finished(work.job, "n0"), Complete(work.job)])
-            expected.add(arrival_s, work)
+            observer.step(100 + n, 1000.0, [Finished(request.job, "n0"), Complete(request.job)])
+            expected.add(arrival_s, request)
     assert observer.result() == expected.result()
 
 
 # --- never above a schedule -----------------------------------------------------------------------
 
 
-def figures_of(schedule: Sequence[Placed], works: Works) -> list[float]:
+def figures_of(schedule: Sequence[Placed], requests: Arrivals) -> list[float]:
     ends: dict[str, float] = {}
     for placed in schedule:
         ends[placed.request] = max(placed.end_s, ends.get(placed.request, 0.0))
-    responses = [ends[work.job] - arrival_s for arrival_s, work in works]
+    responses = [ends[request.job] - arrival_s for arrival_s, request in requests]
     return [max(ends.values()), *map(float, (np.mean(responses), *np.percentile(responses, [50, 99])))]
 
 
@@ -271,9 +271,9 @@ def assert_below(result: Bounds, figures: Sequence[float]) -> None:
 
 
 class Case:
-    """A random pool, models with prices, graphs and works that all fit."""
+    """A random pool, models with prices, graphs and requests that all fit."""
 
-    def __init__(self, draw: st.DrawFn, pools: Sequence[str], parts: int) -> None:
+    def __init__(self, draw: st.DrawFn, pools: Sequence[str], nodes: int) -> None:
         self.pool = Pool.parse(draw(st.sampled_from(pools)), TYPES)
         width = st.integers(1, len(self.pool))
         price = st.integers(0, 6).map(lambda n: n / 2)
@@ -281,24 +281,24 @@ class Case:
         self.load_s = {kind: draw(price) for kind in self.widths}
         self.prices = {(old, new): draw(price) for old in self.widths for new in self.widths if old != new}
         self.graphs: dict[str, TaskGraph] = {}
-        self.works: Works = []
+        self.requests: Arrivals = []
         together = draw(st.booleans())
-        left = parts
+        left = nodes
         while left:
             graph = self._graph(draw, min(left, 3))
             self.graphs[graph.name] = graph
             left -= len(graph.tasks)
             sizes = tuple(draw(st.integers(0, 10)) / 2 for _ in graph.tasks)
             arrival_s = 1.0 if together else draw(st.integers(0, 8)) / 2
-            self.works.append((arrival_s, Arrived(f"r{len(self.works)}", graph.name, sizes)))
+            self.requests.append((arrival_s, Arrived(f"r{len(self.requests)}", graph.name, sizes)))
 
     def _graph(self, draw: st.DrawFn, most: int) -> TaskGraph:
         kinds = draw(st.lists(st.sampled_from(sorted(self.widths)), min_size=1, max_size=most))
         names = [f"n{i}" for i in range(len(kinds))]
         pairs = [(names[i], names[j]) for j in range(len(names)) for i in range(j)]
         edges = [pair for pair in pairs if draw(st.booleans())]
-        parts = [Task(name, kind, self.widths[kind]) for name, kind in zip(names, kinds, strict=True)]
-        return TaskGraph(f"s{len(self.graphs)}", parts, edges)
+        nodes = [Task(name, kind, self.widths[kind]) for name, kind in zip(names, kinds, strict=True)]
+        return TaskGraph(f"s{len(self.graphs)}", nodes, edges)
 
     def switch_s(self, old: str, new: str) -> float:
         return self.prices[old, new]
@@ -309,53 +309,53 @@ class Case:
             for new in self.widths
         }
         accumulator = BoundsAccumulator(self.pool, self.graphs, least)
-        for arrival_s, work in self.works:
-            accumulator.add(arrival_s, work)
+        for arrival_s, request in self.requests:
+            accumulator.add(arrival_s, request)
         return accumulator.result()
 
     def __repr__(self) -> str:
-        return f"Case({self.pool.speeds}, {self.widths}, {self.load_s}, {self.prices}, {self.works})"
+        return f"Case({self.pool.speeds}, {self.widths}, {self.load_s}, {self.prices}, {self.requests})"
 
 
-def cases(pools: Sequence[str], parts: int) -> st.SearchStrategy[Case]:
-    return st.composite(lambda draw: Case(draw, pools, parts))()
+def cases(pools: Sequence[str], nodes: int) -> st.SearchStrategy[Case]:
+    return st.composite(lambda draw: Case(draw, pools, nodes))()
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
-@given(cases(["1", "2", "3", "slow:1,gpu:1", "fast:1,gpu:1,slow:1", "5"], parts=4))
+@given(cases(["1", "2", "3", "slow:1,gpu:1", "fast:1,gpu:1,slow:1", "5"], nodes=4))
 def test_no_schedule_is_below(case: Case) -> None:
-    schedules = every_schedule(case.works, case.graphs, case.pool, case.load_s, case.switch_s)
-    best = np.min([figures_of(schedule, case.works) for schedule in schedules], axis=0)
+    schedules = every_schedule(case.requests, case.graphs, case.pool, case.load_s, case.switch_s)
+    best = np.min([figures_of(schedule, case.requests) for schedule in schedules], axis=0)
     assert_below(case.bounds(), best)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(cases(["4", "8", "slow:2,fast:2"], parts=7))
+@given(cases(["4", "8", "slow:2,fast:2"], nodes=7))
 def test_the_optimum_is_not_below(case: Case) -> None:
-    inputs: tuple[Works, dict[str, TaskGraph], Pool, dict[str, float], Callable[[str, str], float]]
-    inputs = (case.works, case.graphs, case.pool, case.load_s, case.switch_s)
+    inputs: tuple[Arrivals, dict[str, TaskGraph], Pool, dict[str, float], Callable[[str, str], float]]
+    inputs = (case.requests, case.graphs, case.pool, case.load_s, case.switch_s)
     fast = solve(*inputs, ticks_per_s=4, time_limit_s=10)
     short = solve(*inputs, ticks_per_s=4, time_limit_s=10, objective="mean")
     result = case.bounds()
     assert result.makespan_s <= fast.value_s + 1e-9
     assert result.mean_s <= short.value_s + 1e-9
     for best in (fast, short):
-        assert_below(result, figures_of(best.starts, case.works))
+        assert_below(result, figures_of(best.starts, case.requests))
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("pool", ["8", "fast:2,gpu:4,slow:2"])
 def test_long_list_schedules_are_not_below(seed: int, pool: str) -> None:
-    """Two hundred works, more than the thresholds that the bounds look at, placed one by one without setups."""
-    graphs, works = some_works(seed, 200)
+    """Two hundred requests, more than the thresholds that the bounds look at, placed one by one without setups."""
+    graphs, requests = some_requests(seed, 200)
     gpus = Pool.parse(pool, TYPES)
     if seed % 2:
-        works = [(0.0, work) for _, work in works]
-    works_of = {work.job: (arrival_s, graphs[work.of], work.sizes) for arrival_s, work in works}
+        requests = [(0.0, request) for _, request in requests]
+    requests_of = {request.job: (arrival_s, graphs[request.of], request.sizes) for arrival_s, request in requests}
     free = [0.0] * len(gpus)
     schedule: list[Placed] = []
-    for name in sorted(works_of, key=lambda name: (works_of[name][0], sum(works_of[name][2]))):
-        arrival_s, graph, sizes = works_of[name]
+    for name in sorted(requests_of, key=lambda name: (requests_of[name][0], sum(requests_of[name][2]))):
+        arrival_s, graph, sizes = requests_of[name]
         ends: dict[int, float] = {}
         for i in graph.topological:
             ready_s = max([arrival_s, *(ends[j] for j in graph.after[i])])
@@ -368,6 +368,6 @@ def test_long_list_schedules_are_not_below(seed: int, pool: str) -> None:
             for gpu in window:
                 free[gpu] = ends[i]
     accumulator = BoundsAccumulator(gpus, graphs, {})
-    for arrival_s, work in works:
-        accumulator.add(arrival_s, work)
-    assert_below(accumulator.result(), figures_of(schedule, works))
+    for arrival_s, request in requests:
+        accumulator.add(arrival_s, request)
+    assert_below(accumulator.result(), figures_of(schedule, requests))

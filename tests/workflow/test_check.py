@@ -195,22 +195,22 @@ def test_a_clean_run_passes_in_every_format(files: Files) -> None:
 # --- journals --------------------------------------------------------------------------------------
 
 
-def find(lines: list[Row], kind: str, work: str, part: str | None = None) -> Row:
-    """The first event of a kind about a work or a part."""
-    return next(x for x in lines if x.get("k") == kind and x["job"] == work and part in (None, x.get("task")))
+def find(lines: list[Row], kind: str, request: str, node: str | None = None) -> Row:
+    """The first event of a kind about a request or a node."""
+    return next(x for x in lines if x.get("k") == kind and x["job"] == request and node in (None, x.get("task")))
 
 
-def change(kind: str, work: str, part: str | None = None, /, **values: Any) -> Plant:
-    return lambda lines: find(lines, kind, work, part).update(values)
+def change(kind: str, request: str, node: str | None = None, /, **values: Any) -> Plant:
+    return lambda lines: find(lines, kind, request, node).update(values)
 
 
-def drop(kind: str, work: str, part: str | None = None) -> Plant:
-    return lambda lines: lines.remove(find(lines, kind, work, part))
+def drop(kind: str, request: str, node: str | None = None) -> Plant:
+    return lambda lines: lines.remove(find(lines, kind, request, node))
 
 
-def double(kind: str, work: str, part: str | None = None) -> Plant:
+def double(kind: str, request: str, node: str | None = None) -> Plant:
     def plant(lines: list[Row]) -> None:
-        line = find(lines, kind, work, part)
+        line = find(lines, kind, request, node)
         lines.insert(lines.index(line), dict(line))
 
     return plant
@@ -282,7 +282,7 @@ JOURNAL: list[tuple[str, str, Plant]] = [
     ("overlap", "on the first GPU of a window", change("started", "r3", "text", devices=[1])),
     ("overlap", "on the second GPU of a window", change("started", "r3", "text", devices=[2])),
     ("change", "a pause of what has ended", pause_what_has_ended),
-    ("batch", "two works with one batch id", lambda x: [y.update(batch=1) for y in x if y.get("k") == "started"]),
+    ("batch", "two requests with one batch id", lambda x: [y.update(batch=1) for y in x if y.get("k") == "started"]),
     (
         "batch",
         "a batch where there is no batching",
@@ -393,7 +393,7 @@ def test_requests_need_a_configuration(files: Files) -> None:
 
 
 def small_journal(path: Path, starts: list[Start], types: dict[str, DeviceType], gpus: str, **known: Any) -> Report:
-    """Works `u` and `v` of one node each, sizes 6 and 3; everything that starts does so at 0."""
+    """Requests `u` and `v` of one node each, sizes 6 and 3; everything that starts does so at 0."""
     header = Header(
         level="workflow",
         policy="by hand",
@@ -416,7 +416,7 @@ def faults_of(report: Report) -> set[str]:
 
 def test_a_batch_takes_as_long_as_its_curve_says(tmp_path: Path) -> None:
     def batch(run_s: float, **costs: Any) -> set[str]:
-        starts = [Start(work, "a", "llm", (0,), 0.0, run_s, "", 10.0, batch=3) for work in "uv"]
+        starts = [Start(request, "a", "llm", (0,), 0.0, run_s, "", 10.0, batch=3) for request in "uv"]
         return faults_of(small_journal(tmp_path / "journal", starts, {}, "1", costs=costs))
 
     assert batch(9.0, batching=True) == set()
@@ -473,29 +473,29 @@ def test_a_measured_run_is_not_held_to_prices(tmp_path: Path) -> None:
 # --- our execution log -----------------------------------------------------------------------------
 
 
-def row_of(log: Row, work: str, node: str) -> Row:
-    found: Row = next(row for row in log["executions"] if (row["request_id"], row["node_id"]) == (work, node))
+def row_of(log: Row, request: str, node: str) -> Row:
+    found: Row = next(row for row in log["executions"] if (row["request_id"], row["node_id"]) == (request, node))
     return found
 
 
-def row(work: str, node: str, **values: Any) -> Plant:
-    return lambda log: row_of(log, work, node).update(values)
+def row(request: str, node: str, **values: Any) -> Plant:
+    return lambda log: row_of(log, request, node).update(values)
 
 
-def request(work: str, **values: Any) -> Plant:
-    return lambda log: next(x for x in log["requests"] if x["request_id"] == work).update(values)
+def request(request: str, **values: Any) -> Plant:
+    return lambda log: next(x for x in log["requests"] if x["request_id"] == request).update(values)
 
 
 def total(**values: Any) -> Plant:
     return lambda log: log["summary"].update(values)
 
 
-def without(work: str, node: str) -> Plant:
-    return lambda log: log["executions"].remove(row_of(log, work, node))
+def without(request: str, node: str) -> Plant:
+    return lambda log: log["executions"].remove(row_of(log, request, node))
 
 
-def again(work: str, node: str, **values: Any) -> Plant:
-    return lambda log: log["executions"].append(row_of(log, work, node) | values)
+def again(request: str, node: str, **values: Any) -> Plant:
+    return lambda log: log["executions"].append(row_of(log, request, node) | values)
 
 
 LOG: list[tuple[str, str, Plant]] = [
@@ -515,7 +515,7 @@ LOG: list[tuple[str, str, Plant]] = [
     ("device", "on a GPU that is not there", row("r3", "text", gpu_ids=[3], gpu_id=3)),
     ("overlap", "on the second GPU of a window", row("r3", "text", gpu_ids=[2], gpu_id=2)),
     ("overlap", "a switch while another node runs", row("r1", "image", switch_start=16.0, switch_time=3.75)),
-    ("batch", "two works with one batch id", together(row("r1", "text", batch=1), row("r3", "text", batch=1))),
+    ("batch", "two requests with one batch id", together(row("r1", "text", batch=1), row("r3", "text", batch=1))),
     ("duration", "takes longer", row("r3", "image", end_time=31.0, execution_time=2.75)),
     ("duration", "ends before it starts", row("r3", "image", end_time=20.0, execution_time=-8.25)),
     ("complete", "completes too late", request("r3", completion_time=40.0, response_time=39.0)),
@@ -575,7 +575,7 @@ EARLY_FAILURE: Row = {
     "decision": 0,
     "reason": "injected",
 }
-# What an execution log has no place for: instants in order, ends without starts, works and parts left open, an end.
+# What an execution log has no place for: instants in order, ends without starts, requests and nodes left open, an end.
 NOT_IN_LOGS = {"time", "finish", "running", "unclosed", "end", "change"}
 
 

@@ -20,7 +20,7 @@ WIDTHS = {"a": 1, "b": 2, "c": 1}
 LOAD_S = {"a": 3.0, "b": 2.0, "c": 0.5}
 TYPES = {"gpu": DeviceType("gpu"), "slow": DeviceType("slow", speed=0.5)}
 
-Works = list[tuple[float, Arrived]]
+Arrivals = list[tuple[float, Arrived]]
 
 
 def switch_s(old: str, new: str) -> float:
@@ -29,49 +29,52 @@ def switch_s(old: str, new: str) -> float:
 
 def chain(name: str, kinds: str) -> TaskGraph:
     names = [f"n{i}" for i in range(len(kinds))]
-    parts = [Task(n, kind, WIDTHS[kind]) for n, kind in zip(names, kinds, strict=True)]
-    return TaskGraph(name, parts, pairwise(names))
+    nodes = [Task(n, kind, WIDTHS[kind]) for n, kind in zip(names, kinds, strict=True)]
+    return TaskGraph(name, nodes, pairwise(names))
 
 
 GRAPHS = {kinds: chain(kinds, kinds) for kinds in ("a", "b", "c", "ab", "ca")}
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Pool, Works, bool]:
+def cases(draw: st.DrawFn) -> tuple[Pool, Arrivals, bool]:
     pool = Pool.parse(draw(st.sampled_from(["2", "3", "gpu:1,slow:1", "gpu:2,slow:1"])), TYPES)
-    works: Works = []
+    requests: Arrivals = []
     left = 4
     while left:
         of = draw(st.sampled_from([name for name in GRAPHS if len(name) <= left]))
         sizes = tuple(draw(st.integers(0, 12)) / 2 for _ in of)
-        works.append((draw(st.sampled_from([0.0, 0.0, 1.5, 4.0])), Arrived(f"w{len(works)}", of, sizes)))
+        requests.append((draw(st.sampled_from([0.0, 0.0, 1.5, 4.0])), Arrived(f"w{len(requests)}", of, sizes)))
         left -= len(of)
-    return pool, works, draw(st.booleans())
+    return pool, requests, draw(st.booleans())
 
 
 def makespan_s(schedule: list[Placed]) -> float:
     return max(placed.end_s for placed in schedule)
 
 
-def mean_s(schedule: list[Placed], works: Works) -> float:
-    done = {work.job: max(placed.end_s for placed in schedule if placed.request == work.job) for _, work in works}
-    return sum(done[work.job] - arrival_s for arrival_s, work in works) / len(works)
+def mean_s(schedule: list[Placed], requests: Arrivals) -> float:
+    done = {
+        request.job: max(placed.end_s for placed in schedule if placed.request == request.job)
+        for _, request in requests
+    }
+    return sum(done[request.job] - arrival_s for arrival_s, request in requests) / len(requests)
 
 
-def assert_valid(schedule: list[Placed], works: Works, pool: Pool, aligned: bool) -> None:
-    """Each part once, after its arrival and predecessors, alone on its window, set up for what the window held."""
+def assert_valid(schedule: list[Placed], requests: Arrivals, pool: Pool, aligned: bool) -> None:
+    """Each node once, after its arrival and predecessors, alone on its window, set up for what the window held."""
     at = {(placed.request, placed.node): placed for placed in schedule}
-    assert len(at) == len(schedule) == sum(len(GRAPHS[work.of].tasks) for _, work in works)
+    assert len(at) == len(schedule) == sum(len(GRAPHS[request.of].tasks) for _, request in requests)
     kinds = {}
-    for arrival_s, work in works:
-        graph = GRAPHS[work.of]
-        for i, part in enumerate(graph.tasks):
-            placed = at[work.job, part.name]
-            kinds[work.job, part.name] = part.kind
-            assert placed.gpus in pool.windows(part.width, aligned)
-            ready_s = max([arrival_s, *(at[work.job, graph.tasks[j].name].end_s for j in graph.after[i])])
+    for arrival_s, request in requests:
+        graph = GRAPHS[request.of]
+        for i, node in enumerate(graph.tasks):
+            placed = at[request.job, node.name]
+            kinds[request.job, node.name] = node.kind
+            assert placed.gpus in pool.windows(node.width, aligned)
+            ready_s = max([arrival_s, *(at[request.job, graph.tasks[j].name].end_s for j in graph.after[i])])
             assert placed.setup_start_s >= ready_s - 1e-9
-            run_s = work.sizes[i] / min(pool.speeds[gpu] for gpu in placed.gpus)
+            run_s = request.sizes[i] / min(pool.speeds[gpu] for gpu in placed.gpus)
             assert placed.end_s - placed.start_s == pytest.approx(run_s)
     free, held = [-math.inf] * len(pool), [""] * len(pool)
     for placed in schedule:
@@ -85,66 +88,69 @@ def assert_valid(schedule: list[Placed], works: Works, pool: Pool, aligned: bool
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(cases())
-def test_no_schedule_is_better(case: tuple[Pool, Works, bool]) -> None:
-    pool, works, aligned = case
-    schedules = list(every_schedule(works, GRAPHS, pool, LOAD_S, switch_s, aligned))
-    fast = solve(works, GRAPHS, pool, LOAD_S, switch_s, aligned, ticks_per_s=2)
+def test_no_schedule_is_better(case: tuple[Pool, Arrivals, bool]) -> None:
+    pool, requests, aligned = case
+    schedules = list(every_schedule(requests, GRAPHS, pool, LOAD_S, switch_s, aligned))
+    fast = solve(requests, GRAPHS, pool, LOAD_S, switch_s, aligned, ticks_per_s=2)
     assert fast.optimal
     assert fast.value_s == fast.bound_s == pytest.approx(min(map(makespan_s, schedules)))
-    short = solve(works, GRAPHS, pool, LOAD_S, switch_s, aligned, objective="mean", ticks_per_s=2)
+    short = solve(requests, GRAPHS, pool, LOAD_S, switch_s, aligned, objective="mean", ticks_per_s=2)
     assert short.optimal
-    assert short.value_s == pytest.approx(min(mean_s(schedule, works) for schedule in schedules))
+    assert short.value_s == pytest.approx(min(mean_s(schedule, requests) for schedule in schedules))
     assert makespan_s(fast.starts) == pytest.approx(fast.value_s)
-    assert mean_s(short.starts, works) == pytest.approx(short.value_s)
+    assert mean_s(short.starts, requests) == pytest.approx(short.value_s)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(cases())
-def test_the_schedules_keep_the_rules(case: tuple[Pool, Works, bool]) -> None:
-    pool, works, aligned = case
-    best = solve(works, GRAPHS, pool, LOAD_S, switch_s, aligned, ticks_per_s=2)
-    assert_valid(best.starts, works, pool, aligned)
-    for schedule in islice(every_schedule(works, GRAPHS, pool, LOAD_S, switch_s, aligned), 50):
-        assert_valid(schedule, works, pool, aligned)
+def test_the_schedules_keep_the_rules(case: tuple[Pool, Arrivals, bool]) -> None:
+    pool, requests, aligned = case
+    best = solve(requests, GRAPHS, pool, LOAD_S, switch_s, aligned, ticks_per_s=2)
+    assert_valid(best.starts, requests, pool, aligned)
+    for schedule in islice(every_schedule(requests, GRAPHS, pool, LOAD_S, switch_s, aligned), 50):
+        assert_valid(schedule, requests, pool, aligned)
 
 
 def test_two_models_on_two_gpus_are_not_mixed() -> None:
     """Each GPU keeps one model: 3 + 4 + 4 on one, 0.5 + 4 + 4 on the other. Mixing would pay 4 seconds for a switch."""
-    works = [(0.0, Arrived(f"{kind}{i}", kind, (4.0,))) for kind in "ac" for i in range(2)]
-    best = solve(works, GRAPHS, Pool.parse("2", {}), LOAD_S, switch_s)
+    requests = [(0.0, Arrived(f"{kind}{i}", kind, (4.0,))) for kind in "ac" for i in range(2)]
+    best = solve(requests, GRAPHS, Pool.parse("2", {}), LOAD_S, switch_s)
     assert (best.value_s, best.bound_s, best.optimal) == (11.0, 11.0, True)
     assert len({(placed.request[0], placed.gpus) for placed in best.starts}) == 2
 
 
 def test_a_window_pays_for_its_dearest_gpu() -> None:
     """Two loads of `a` and `c` end at 4 and 1.5; `b` then replaces `a` (6) and `c` (6) on both GPUs."""
-    works = [(0.0, Arrived("x", "a", (1.0,))), (0.0, Arrived("y", "c", (1.0,))), (9.0, Arrived("z", "b", (1.0,)))]
-    best = solve(works, GRAPHS, Pool.parse("2", {}), {**LOAD_S, "b": 20.0}, switch_s)
+    requests = [(0.0, Arrived("x", "a", (1.0,))), (0.0, Arrived("y", "c", (1.0,))), (9.0, Arrived("z", "b", (1.0,)))]
+    best = solve(requests, GRAPHS, Pool.parse("2", {}), {**LOAD_S, "b": 20.0}, switch_s)
     assert best.value_s == 9.0 + 6.0 + 1.0
     assert best.starts[-1] == Placed("z", "n0", (0, 1), 9.0, 15.0, 16.0)
 
 
 def test_alignment_and_speed_narrow_the_choice() -> None:
-    works = [(0.0, Arrived("x", "b", (4.0,)))]
+    requests = [(0.0, Arrived("x", "b", (4.0,)))]
     pool = Pool.parse("slow:1,gpu:2", TYPES)
-    assert solve(works, GRAPHS, pool, LOAD_S, switch_s).starts[0].gpus == (1, 2)
-    assert solve(works, GRAPHS, pool, LOAD_S, switch_s, aligned=True).starts[0].gpus == (1, 2)  # aligned among its type
+    assert solve(requests, GRAPHS, pool, LOAD_S, switch_s).starts[0].gpus == (1, 2)
+    assert solve(requests, GRAPHS, pool, LOAD_S, switch_s, aligned=True).starts[0].gpus == (
+        1,
+        2,
+    )  # aligned among its type
     mixed = Pool.parse("slow:1,gpu:1,slow:1", TYPES)
-    aligned = solve(works, GRAPHS, mixed, LOAD_S, switch_s, aligned=True)
+    aligned = solve(requests, GRAPHS, mixed, LOAD_S, switch_s, aligned=True)
     assert aligned.starts == [Placed("x", "n0", (0, 1), 0.0, 2.0, 10.0)]  # no type has two in a row
 
 
 def test_rounding_is_upwards_and_the_bound_allows_for_it() -> None:
-    works = [(0.0, Arrived("x", "a", (1.0001,)))]
-    best = solve(works, GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s)
+    requests = [(0.0, Arrived("x", "a", (1.0001,)))]
+    best = solve(requests, GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s)
     assert best.value_s == pytest.approx(4.001)
     assert best.bound_s == pytest.approx(4.0)
     assert best.bound_s <= 4.0001 <= best.value_s
 
 
 def test_faulty_works_are_left_out() -> None:
-    works = [(0.0, Arrived("x", "nothing", (), fault="unknown workflow"))]
-    assert solve(works, GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s).starts == []
+    requests = [(0.0, Arrived("x", "nothing", (), fault="unknown workflow"))]
+    assert solve(requests, GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s).starts == []
 
 
 def test_a_work_that_cannot_complete_is_refused() -> None:

@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process(
     program = (
         "import sys, json; from pathlib import Path\n"
         "from dovetail.workflow.generate import generate, write_requests\n"
-        "from dovetail.workflow.inputs import read_system\n"
+        "from dovetail.workflow.inputs.configuration import read_system\n"
         "folder, format, given = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])\n"
         "rows = generate(read_system(folder / 'system.json'), **given)\n"
         "write_requests(rows, folder / 'there', format, given)\n"

@@ -58,7 +58,7 @@ def test_content_decides_not_the_suffix(tmp_path: Path, name: str, as_json: bool
     path = tmp_path / name
     path.write_text(json.dumps(yaml.safe_load(SYSTEM)) if as_json else SYSTEM)
     graph = read_system(path).graphs()["story"]
-    assert [(part.name, part.kind, part.width) for part in graph.tasks] == [("write", "llm", 1), ("draw", "sd", 2)]
+    assert [(task.name, task.kind, task.width) for task in graph.tasks] == [("write", "llm", 1), ("draw", "sd", 2)]
     assert graph.after == ((), (0,))
 
 
@@ -132,7 +132,7 @@ def test_edges_may_be_absent_and_a_doubled_edge_counts_once(tmp_path: Path) -> N
 
 def test_a_model_may_need_no_gpu(tmp_path: Path) -> None:
     graph = read(tmp_path, changed("gpus_required: 2", "gpus_required: 0")).graphs()["story"]
-    assert [part.width for part in graph.tasks] == [1, 0]
+    assert [task.width for task in graph.tasks] == [1, 0]
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def exact_cases(folder: Path, count: int, **changes: Any) -> Iterator[tuple[int,
         for rule in ("noise", "batching"):
             case.costs.pop(rule, None)
         problem = read_case(case, folder)
-        if any(not work.fault for _, work in problem.requests.arrivals()):
+        if any(not request.fault for _, request in problem.requests.arrivals()):
             count -= 1
             yield seed, problem
 
@@ -126,20 +126,20 @@ def test_it_is_never_below_the_optimum_and_often_at_it(
         pool = min(sum(int(part.split(":")[-1]) for part in case.gpus.split(",")), 3)
         case = case._replace(gpus=str(pool), rows=case.rows[:3])
         problem = read_case(case, tmp_path)
-        works = [(at_s, work) for at_s, work in problem.requests.arrivals() if not work.fault]
-        parts = [part for _, work in works for part in problem.graphs[work.of].tasks]
-        if not 3 <= len(parts) <= 7 or any(not part.width for part in parts):
+        requests = [(at_s, request) for at_s, request in problem.requests.arrivals() if not request.fault]
+        nodes = [task for _, request in requests for task in problem.graphs[request.of].tasks]
+        if not 3 <= len(nodes) <= 7 or any(not task.width for task in nodes):
             continue
         view = problem.new_view()
         loads = {name: model.load_s for name, model in problem.models.items()}
-        best = solve(works, problem.graphs, problem.pool, loads, view.residents.reload_s, time_limit_s=5.0)
+        best = solve(requests, problem.graphs, problem.pool, loads, view.residents.reload_s, time_limit_s=5.0)
         found = figure(problem, Optimise(schedules=150), "makespan")
         assert found >= best.bound_s - 1e-9, f"case {seed}"
         assert figure(problem, "dovetail", "makespan") >= best.bound_s - 1e-9
         assert run(problem).bounds.makespan_s <= best.value_s + 1e-9
         solved += best.optimal
-        optimal += best.optimal and found <= best.value_s + 1e-3 * len(parts)
-        default_optimal += best.optimal and figure(problem, "dovetail", "makespan") <= best.value_s + 1e-3 * len(parts)
+        optimal += best.optimal and found <= best.value_s + 1e-3 * len(nodes)
+        default_optimal += best.optimal and figure(problem, "dovetail", "makespan") <= best.value_s + 1e-3 * len(nodes)
         if solved == 40:
             break
     record_property("solved", solved)

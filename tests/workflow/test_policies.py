@@ -187,8 +187,8 @@ def test_offline_no_switch_while_something_can_run_warm_then_the_largest_group(t
         if any(is_warm(view, model, window) for model, window in options):
             assert is_warm(view, choice.node.model, choice.window)
             return
-        work = {model: sum(node.gpu_s for node in view.queues[model].nodes()) for model, _ in options}
-        assert work[choice.node.model] == pytest.approx(max(work.values()))
+        request = {model: sum(node.gpu_s for node in view.queues[model].nodes()) for model, _ in options}
+        assert request[choice.node.model] == pytest.approx(max(request.values()))
 
     watch(tmp_path, "offline", rule)
 
@@ -316,7 +316,7 @@ class Fates:
 
 
 def test_with_admission_only_a_hopeless_request_is_rejected_and_at_once(tmp_path: Path) -> None:
-    """At the moment of rejection the work that is left is longer than the time, on the fastest GPU there is."""
+    """At the moment of rejection the request that is left is longer than the time, on the fastest GPU there is."""
     rejected = 0
 
     def rule(view: View, choice: Place | None) -> None:
@@ -419,7 +419,7 @@ def pins(forecast: dict[str, float], gpus: int) -> dict[str, list[Window]]:
 @pytest.mark.parametrize("gpus", range(1, 17))
 def test_static_shares_no_gpu_while_the_pool_is_large_enough_for_all(gpus: int) -> None:
     forecast = {"llm": 10.0, "sd": 40.0, "pair": 20.0, "quad": 80.0}
-    fitting = {model: work for model, work in forecast.items() if MODELS[model].width <= gpus}
+    fitting = {model: request for model, request in forecast.items() if MODELS[model].width <= gpus}
     windows = [window for model in pins(fitting, gpus).values() for window in model]
     taken = [gpu for window in windows for gpu in window]
     if sum(MODELS[model].width for model in fitting) <= gpus:
@@ -437,8 +437,8 @@ def test_static_gives_replicas_to_the_model_with_the_most_work() -> None:
 def test_static_never_switches_when_every_model_has_its_own_gpus() -> None:
     view = View(Pool.parse("4", {}), MODELS, CostRules(), forecast={"llm": 50.0, "sd": 50.0, "pair": 50.0})
     scheduler = WorkflowScheduler(view, GRAPHS, registry.create("workflow", "static"))
-    works = [Arrived(f"{model}{i}", OF[model], (5.0,)) for i in range(9) for model in ("llm", "sd", "pair")]
-    orders = scheduler.handle(works, 0.0)
+    requests = [Arrived(f"{model}{i}", OF[model], (5.0,)) for i in range(9) for model in ("llm", "sd", "pair")]
+    orders = scheduler.handle(requests, 0.0)
     switches, done = 0, 0
     while starts := [order for order in orders if isinstance(order, Start)]:
         switches += sum(start.replaces is not None for start in starts)
@@ -539,7 +539,7 @@ def saturate(policy: str | Policy, until_s: float) -> float | None:
         now, done = ends.pop(0)
         if now > until_s:
             return None
-        arrivals = [Arrived(f"n{number + i}", "one", (10.0,)) for i in range(2)]  # there is always narrow work
+        arrivals = [Arrived(f"n{number + i}", "one", (10.0,)) for i in range(2)]  # there is always narrow request
         number += 2
         found = follow(handle([Finished(done, "a"), *arrivals], now), now)
         if found is not None:
@@ -580,8 +580,10 @@ def test_a_model_never_lands_on_a_gpu_too_small_for_it(name: str) -> None:
     view = View(Pool.parse("small:3,big:1", types), MODELS, CostRules(), forecast={"llm": 10.0, "sd": 10.0})
     options = {"schedules": 3} if name == "optimise" else {}
     scheduler = WorkflowScheduler(view, GRAPHS, registry.create("workflow", name, options))
-    works = [Arrived(f"l{i}", "one", (5.0,)) for i in range(3)] + [Arrived(f"s{i}", "draw", (5.0,)) for i in range(9)]
-    orders, done = scheduler.handle(works, 0.0), 0
+    requests = [Arrived(f"l{i}", "one", (5.0,)) for i in range(3)] + [
+        Arrived(f"s{i}", "draw", (5.0,)) for i in range(9)
+    ]
+    orders, done = scheduler.handle(requests, 0.0), 0
     while starts := [order for order in orders if isinstance(order, Start)]:
         for start in starts:
             if start.kind == "llm":

@@ -308,8 +308,8 @@ def test_waiting_for_nothing_in_particular_asks_for_no_waking(until_s: float) ->
 
 def test_a_policy_is_asked_until_it_starts_nothing_more() -> None:
     bench = Bench(gpus=3)
-    works = [Arrived(f"r{i}", "one", (1.0,)) for i in range(5)]
-    assert started(bench(0.0, *works)) == [("r0", "a", (0,)), ("r1", "a", (1,)), ("r2", "a", (2,))]
+    requests = [Arrived(f"r{i}", "one", (1.0,)) for i in range(5)]
+    assert started(bench(0.0, *requests)) == [("r0", "a", (0,)), ("r1", "a", (1,)), ("r2", "a", (2,))]
 
 
 def test_before_time_zero_there_are_no_gpus() -> None:
@@ -324,9 +324,9 @@ def test_before_time_zero_there_are_no_gpus() -> None:
 
 def test_a_batch_shares_its_window_and_takes_as_long_as_its_slowest_times_the_curve() -> None:
     bench = Bench(costs=CostRules(batching=True))
-    works = [Arrived(f"r{i}", "one", (float(i),)) for i in (4, 2, 3, 1)]
+    requests = [Arrived(f"r{i}", "one", (float(i),)) for i in (4, 2, 3, 1)]
     run_s = 4.0 * 1.8
-    assert bench(0.0, *works) == [
+    assert bench(0.0, *requests) == [
         Start(name, "a", "llm", (0,), 0.0, run_s, "longest idle", 10.0, batch=1) for name in ("r4", "r2", "r3")
     ]
     assert bench.view.until == [10.0 + run_s]
@@ -355,8 +355,8 @@ class Youngest(Policy):
 
 def test_a_batch_is_never_larger_than_the_curve_whoever_is_chosen() -> None:
     bench = Bench(policy=Youngest(), costs=CostRules(batching=True))
-    works = [Arrived(f"r{i}", "pair", (4.0,)) for i in range(4)]
-    assert [(order.job, order.run_s) for order in bench(0.0, *works) if isinstance(order, Start)] == [
+    requests = [Arrived(f"r{i}", "pair", (4.0,)) for i in range(4)]
+    assert [(order.job, order.run_s) for order in bench(0.0, *requests) if isinstance(order, Start)] == [
         ("r3", 6.0),
         ("r0", 6.0),
     ]

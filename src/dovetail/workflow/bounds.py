@@ -355,7 +355,7 @@ def _setups(tally: _Tally, measures: Floats, setup_min: Mapping[str, float], slo
 
 
 def _head_body_tail(tally: _Tally, measures: Floats, setups: Floats, gain: float) -> Floats:
-    """Parts that start at `h` or later and leave `q` or more to run after them fill the time between: `h + body + q`.
+    """Nodes that start at `h` or later and leave `q` or more to run after them fill the time between: `h + body + q`.
 
     Setups may be over before a later head, so they count from the first arrival only.
     """

@@ -20,7 +20,7 @@ from dovetail.core.tasks import TaskGraph
 
 
 class Placed(NamedTuple):
-    """One part of an optimal schedule: set up from `setup_start_s` to `start_s`, run until `end_s`."""
+    """One node of an optimal schedule: set up from `setup_start_s` to `start_s`, run until `end_s`."""
 
     request: str
     node: str
