@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,14 +60,14 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process(
     write_requests(generate(system, **given_here), tmp_path / "here", format, given_here)  # type: ignore[arg-type]
     program = (
         "import sys, json; from pathlib import Path\n"
-        "from dovetail.workflow.generate import generate, write_requests\n"
+        "from dovetail.workflow.inputs.generate import generate, write_requests\n"
         "from dovetail.workflow.inputs.configuration import read_system\n"
         "folder, format, given = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])\n"
         "rows = generate(read_system(folder / 'system.json'), **given)\n"
         "write_requests(rows, folder / 'there', format, given)\n"
     )
     there = [sys.executable, "-c", program, str(tmp_path), format, json.dumps(given_here)]
-    subprocess.run(there, check=True, env={"PYTHONHASHSEED": "12345"})
+    subprocess.run(there, check=True, env={**os.environ, "PYTHONHASHSEED": "12345"})
     assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
 
 

@@ -89,6 +89,7 @@ def generate(
 
     >>> import tempfile
     >>> from dovetail.workflow.inputs.configuration import read_system
+    >>> from dovetail.workflow.inputs.synthetic import thrash_system
     >>> file = Path(tempfile.mkdtemp()) / "system.json"
     >>> _ = file.write_bytes(msgspec.json.encode(thrash_system()))
     >>> for row in generate(read_system(file), requests=2, rate_per_min=6, seed=1):
