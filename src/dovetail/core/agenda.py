@@ -60,16 +60,15 @@ class TotalOrder:
 
     def peek(self) -> float | None:
         """When something comes next."""
-        heap, cancelled = self._heap, self._cancelled
-        while heap and cancelled and cancelled.pop(id(heap[0][3]), None) is not None:
+        heap, cancelled, coming = self._heap, self._cancelled, self._next
+        while cancelled and heap and cancelled.pop(id(heap[0][3]), None) is not None:
             heapq.heappop(heap)
-        if heap and (self._next is None or heap[0][0] <= self._next[0]):
+        if heap and (coming is None or heap[0][0] <= coming[0]):
             return heap[0][0]
-        return None if self._next is None else self._next[0]
+        return None if coming is None else coming[0]
 
     def pop(self) -> tuple[float, list[Stimulus]] | None:
-        now = self.peek()
-        if now is None:
+        if (now := self.peek()) is None:
             return None
         heap, coming, cancelled = self._heap, self._next, self._cancelled
         batch: list[Stimulus] = []
@@ -77,10 +76,15 @@ class TotalOrder:
             stimulus = heapq.heappop(heap)[3]
             if not cancelled or cancelled.pop(id(stimulus), None) is None:
                 batch.append(stimulus)
+        if coming is not None and coming[0] <= now:
+            self._arrive(now, batch)
+        return now, batch
+
+    def _arrive(self, now: float, batch: list[Stimulus]) -> None:
+        coming = self._next
         while coming is not None and coming[0] <= now:
             if coming[0] < now:
                 raise InputError(f"arrivals are not in order of time: {coming[1].job} at {coming[0]} s, after {now} s")
             batch.append(coming[1])
             coming = next(self._arrivals, None)
         self._next = coming
-        return now, batch

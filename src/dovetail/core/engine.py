@@ -81,21 +81,22 @@ class _Loop:
         """Observers see a step before it is carried out: a journal that is flushed then has all that can have happened.
         A step that was `recorded` before a restart is only followed: the scheduler must decide as it did."""
         self.n += 1
-        guard = self.guard
+        see, allow = self.guard.see, self.guard.allow
         for stimulus in stimuli:
-            guard.see(stimulus, now)
+            see(stimulus, now)
         orders = self._scheduler.handle(stimuli, now)
         if recorded is not None and orders != recorded:
             raise ReplayError(f"step {self.n} at {now} s: {orders} was decided now, {recorded} when it was recorded")
         carried = []
         for order in orders:
-            guard.allow(order, now)
+            allow(order, now)
             if type(order) in _CARRIED:
                 carried.append(order)
             elif type(order) is WakeAt:
                 self._wake_at(order.at_s)
         if recorded is None:
-            self.tell(now, [*stimuli, *orders])
+            if self._observers:
+                self.tell(now, [*stimuli, *orders])
             if carried:
                 self._executor.carry(carried, now)  # type: ignore[arg-type]
         return orders
@@ -147,7 +148,7 @@ def simulate(
             continue
         now = at_s
         orders = loop.step(now, stimuli)
-        idle = idle + 1 if not guard.running and _only_waits(stimuli, orders) else 0
+        idle = idle + 1 if type(stimuli[0]) is Woke and not guard.running and _only_waits(stimuli, orders) else 0
         if idle == _PATIENCE:
             raise PolicyError(f"[{now:.2f}s] the policy was woken {idle} times in a row to start nothing; nothing runs")
     now = now if loop.n else 0.0
