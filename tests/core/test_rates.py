@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.core.rates import Rate, RateTable, Switch
+from dovetail.core.rates import Link, Rate, RateTable, Switch
 
 TABLE = RateTable(
     [
@@ -117,3 +117,38 @@ def test_a_faulty_table_names_the_place(tmp_path: Path, text: str, message: str)
 def test_a_table_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written: Is a directory"):
         TABLE.write(tmp_path)
+
+
+def test_rates_with_a_unit_stand_beside_relative_ones() -> None:
+    table = TABLE | RateTable([Rate("llm", "l4", 31.0, unit="items/s"), Rate("llm", "l4", 50.0, 2, unit="items/s")])
+    assert table.rate("llm", "l4") == 0.4
+    assert table.per_s("llm", "l4", "items/s") == 31.0
+    assert table.per_s("llm", "l4", "items/s", 2) == 50.0
+    assert table.per_s("llm", "l4", "items/s", 4) == 31.0, "at an unknown width: that of one device"
+    assert table.per_s("llm", "l4", "steps/s") is None
+    assert table.per_s("sd", "a100", "items/s", neighbour="llm") is None, "a relative rate is none per second"
+
+
+def test_of_two_tables_the_second_counts_where_both_know(tmp_path: Path) -> None:
+    newer = RateTable([Rate("llm", "l4", 0.6)], [Switch("llm", 9.0)], [Link("a", "b", 100.0)])
+    both = TABLE | newer
+    assert (both.rate("llm", "l4"), both.rate("llm", "l4", 2)) == (0.6, 0.7)
+    assert (both.switch_s(None, "llm", "l4"), both.switch_s("sd", "llm", "l4")) == (9.0, 3.0)
+    both.write(tmp_path / "rates.json")
+    again = RateTable.read(tmp_path / "rates.json")
+    assert (again.rates, again.switches, again.links) == (both.rates, both.switches, both.links)
+    assert TABLE.rate("llm", "l4") == 0.4, "neither is changed"
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ('{"from": "a", "to": "b", "mib_per_s": 0}', r"links.0.mib_per_s: expected a positive rate, found 0"),
+        ('{"from": "a", "to": "b", "mib_per_s": 1, "latency_s": -1}', r"latency_s: expected seconds >= 0, found -1"),
+        ('{"from": "a", "to": "b", "mib_per_s": 1}, {"from": "a", "to": "b", "mib_per_s": 2}', "the same as links.0"),
+    ],
+)
+def test_a_link_that_makes_no_sense_is_bad_input(tmp_path: Path, link: str, message: str) -> None:
+    (tmp_path / "rates.json").write_text('{"links": [' + link + "]}")
+    with pytest.raises(InputError, match=message):
+        RateTable.read(tmp_path / "rates.json")

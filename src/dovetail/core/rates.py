@@ -3,7 +3,7 @@ number is known. A lower level writes it, a higher level reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,8 @@ Source = Literal["measured", "estimated", "given"]
 
 
 class Rate(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`rate` is relative to the reference device for this kind: 2.0 means half the time."""
+    """Without a `unit`, `rate` is relative to the reference device for this kind: 2.0 means half the time. With one
+    (items/s, steps/s, ...) it is so much per second."""
 
     kind: str
     device: str
@@ -25,10 +26,12 @@ class Rate(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     width: int = 1
     neighbour: str = ""
     source: Source = "given"
+    unit: str = ""
 
 
 class Switch(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Seconds to make `to` resident on a device type; `from` empty means that the device was empty."""
+    """Seconds to make `to` resident on a device type; `from` empty means that the device was empty: a first load, or
+    a restart."""
 
     to: str
     seconds: float
@@ -37,33 +40,62 @@ class Switch(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     source: Source = "given"
 
 
-class _RateFile(Struct, forbid_unknown_fields=True):
+class Link(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a transfer from one device or host to another costs."""
+
+    sender: str = msgspec.field(name="from")
+    to: str
+    mib_per_s: float
+    latency_s: float = 0.0
+    source: Source = "given"
+
+
+class _RateFile(Struct, forbid_unknown_fields=True, omit_defaults=True):
     rates: list[Rate] = []
     switches: list[Switch] = []
+    links: list[Link] = []
 
 
 class RateTable:
     """Look a rate or a price up; None when the table does not know, so that the level's own formula applies.
 
-    >>> table = RateTable([Rate("llm7b", "l4", 0.4)], [Switch("llm7b", 3.0, "sd", "l4")])
-    >>> table.rate("llm7b", "l4"), table.rate("llm7b", "a100"), table.switch_s("sd", "llm7b", "l4")
-    (0.4, None, 3.0)
+    >>> table = RateTable([Rate("llm7b", "l4", 0.4), Rate("llm7b", "l4", 31.0, unit="items/s")])
+    >>> table.rate("llm7b", "l4"), table.rate("llm7b", "a100"), table.per_s("llm7b", "l4", "items/s")
+    (0.4, None, 31.0)
     """
 
-    def __init__(self, rates: list[Rate] | None = None, switches: list[Switch] | None = None) -> None:
-        self.rates = {_place(r): r for r in rates or []}
-        self.switches = {_change(s): s for s in switches or []}
+    def __init__(self, rates: Iterable[Rate] = (), switches: Iterable[Switch] = (), links: Iterable[Link] = ()) -> None:
+        """Of several numbers for one thing the last one counts."""
+        self.rates = {_place(r): r for r in rates}
+        self.switches = {_change(s): s for s in switches}
+        self.links = {(link.sender, link.to): link for link in links}
 
     def __bool__(self) -> bool:
-        return bool(self.rates or self.switches)
+        return bool(self.rates or self.switches or self.links)
+
+    def __or__(self, other: RateTable) -> RateTable:
+        """Both tables; where both know a number, the other's."""
+        return RateTable(
+            (self.rates | other.rates).values(),
+            (self.switches | other.switches).values(),
+            (self.links | other.links).values(),
+        )
 
     def rate(self, kind: str, device: str, width: int = 1, neighbour: str = "") -> float | None:
-        """The closest that is known: beside this neighbour, else at this width, else of one device alone."""
+        """Relative to the reference device; the closest that is known: beside this neighbour, else at this width, else
+        of one device alone."""
+        return self._closest(kind, device, width, neighbour, "")
+
+    def per_s(self, kind: str, device: str, unit: str, width: int = 1, neighbour: str = "") -> float | None:
+        """So many of the unit per second; likewise the closest that is known."""
+        return self._closest(kind, device, width, neighbour, unit)
+
+    def _closest(self, kind: str, device: str, width: int, neighbour: str, unit: str) -> float | None:
         known = self.rates
         found = (
-            known.get((kind, device, width, neighbour))
-            or known.get((kind, device, width, ""))
-            or known.get((kind, device, 1, ""))
+            known.get((kind, device, width, neighbour, unit))
+            or known.get((kind, device, width, "", unit))
+            or known.get((kind, device, 1, "", unit))
         )
         return found.rate if found else None
 
@@ -83,18 +115,24 @@ class RateTable:
         for i, switch in enumerate(content.switches):
             if not 0 <= switch.seconds < inf:
                 raise doc.error(("switches", i, "seconds"), f"expected seconds >= 0, found {switch.seconds}")
+        for i, link in enumerate(content.links):
+            if not 0 < link.mib_per_s < inf:
+                raise doc.error(("links", i, "mib_per_s"), f"expected a positive rate, found {link.mib_per_s}")
+            if not 0 <= link.latency_s < inf:
+                raise doc.error(("links", i, "latency_s"), f"expected seconds >= 0, found {link.latency_s}")
+        _refuse_doubles(doc, "links", [(link.sender, link.to) for link in content.links])
         _refuse_doubles(doc, "rates", [_place(rate) for rate in content.rates])
         _refuse_doubles(doc, "switches", [_change(switch) for switch in content.switches])
-        return cls(content.rates, content.switches)
+        return cls(content.rates, content.switches, content.links)
 
     def write(self, path: Path) -> None:
-        content = _RateFile(list(self.rates.values()), list(self.switches.values()))
+        content = _RateFile(list(self.rates.values()), list(self.switches.values()), list(self.links.values()))
         with written_whole(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
-def _place(rate: Rate) -> tuple[str, str, int, str]:
-    return rate.kind, rate.device, rate.width, rate.neighbour
+def _place(rate: Rate) -> tuple[str, str, int, str, str]:
+    return rate.kind, rate.device, rate.width, rate.neighbour, rate.unit
 
 
 def _change(switch: Switch) -> tuple[str, str, str]:
