@@ -31,7 +31,7 @@ from torch import Tensor
 from dovetail.core import registry
 from dovetail.dispatch import Dispatcher
 from dovetail.dispatch.inputs.curves import PUBLISHED
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice as Device
 from dovetail.dispatch.simulate import SimDevice, simulate
 from dovetail.testing.dispatch import THREE, Sleeper
 

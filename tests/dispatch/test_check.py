@@ -26,7 +26,8 @@ DEVICES = [
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     path = tmp_path / "run.jsonl"
-    record_simulated(path, DEVICES, 30_000, "fixed", simulate(DEVICES, 30_000, "fixed"))
+    run = simulate(DEVICES, 30_000, "fixed")
+    record_simulated(path, DEVICES, 30_000, "fixed", run.rows, run.makespan_s)
     assert check_journal(path).valid
     return path
 

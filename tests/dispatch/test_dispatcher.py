@@ -19,7 +19,7 @@ from dovetail.core.errors import DovetailError, InputError
 from dovetail.dispatch import Device, Dispatcher, Pieces, Pool, Slices
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.live.progress import RunProgress
-from dovetail.dispatch.policies.base import View
+from dovetail.dispatch.policies.base import BatchView
 
 TWO = [Device("a", where="cpu"), Device("b", where="cpu")]
 THREE = [*TWO, Device("c", where="cpu")]
@@ -532,7 +532,7 @@ def test_bad_arguments_are_refused() -> None:
 class Broken:
     """A policy that always declines."""
 
-    def next(self, device: int, view: View) -> int:
+    def next(self, device: int, view: BatchView) -> int:
         return 0
 
 

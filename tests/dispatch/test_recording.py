@@ -66,7 +66,7 @@ def test_any_simulated_run_gives_a_valid_journal(
     ]
     path = tmp_path / "run.jsonl"
     outcome = simulate(devices, items, policy, noise=noise, seed=seed)
-    figures = record_simulated(path, devices, items, policy, outcome, noise=noise, seed=seed)
+    figures = record_simulated(path, devices, items, policy, outcome.rows, outcome.makespan_s, noise=noise, seed=seed)
     report = check_journal(path)
     assert report.valid, report.faults
     assert report.notes == []

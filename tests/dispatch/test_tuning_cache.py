@@ -10,7 +10,7 @@ import torch
 
 from dovetail.dispatch import Dispatcher
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice as Device
 from dovetail.dispatch.live.tuning_cache import TuningCache, cache_folder, function_name
 from dovetail.dispatch.policies.base import DeviceState
 

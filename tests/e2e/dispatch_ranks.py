@@ -13,7 +13,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from dovetail.dispatch.compat.mpi import SimpleMPIScheduler  # noqa: E402
-from dovetail.dispatch.inputs.devices import Device  # noqa: E402
+from dovetail.dispatch.inputs.devices import NodeDevice as Device  # noqa: E402
 from dovetail.dispatch.live.mpi import agreed, communicator  # noqa: E402
 
 WORLD: Any = None  # set by main: who only reads this module must not start MPI

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dovetail.dispatch.compat.schedulers import SharedScheduler, SimpleScheduler, StaticHybridScheduler
     from dovetail.dispatch.derivatives.batched import Derivatives
     from dovetail.dispatch.inputs.batch import Pieces, Slices
-    from dovetail.dispatch.inputs.devices import Device
+    from dovetail.dispatch.inputs.devices import NodeDevice as Device
     from dovetail.dispatch.live.dispatcher import Dispatcher
     from dovetail.dispatch.live.outcome import BatchOutcome as Outcome
     from dovetail.dispatch.live.pool import WorkerPool as Pool
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Derivatives": "derivatives.batched:Derivatives",
-    "Device": "inputs.devices:Device",
+    "Device": "inputs.devices:NodeDevice",
     "Dispatcher": "live.dispatcher:Dispatcher",
     "Outcome": "live.outcome:BatchOutcome",
     "Piece": "live.stream:Piece",

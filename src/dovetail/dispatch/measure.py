@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from dovetail.core.rates import Rate, RateTable
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.dispatcher import Dispatcher
 from dovetail.dispatch.live.tuning_cache import hardware_name
 from dovetail.dispatch.metrics import BatchReport
@@ -42,7 +42,7 @@ class Together(Struct, frozen=True):
 
 
 def tune(
-    function: Any, batch: Any, device: Device, dim: int = 0, cache: bool | Path = True, backend: str = "thread"
+    function: Any, batch: Any, device: NodeDevice, dim: int = 0, cache: bool | Path = True, backend: str = "thread"
 ) -> Alone:
     """Run the batch on one device until the best size is known; the chunks are real work."""
     with Dispatcher(function, [device], "finish_together", dim=dim, cache=cache, backend=backend) as dispatcher:
@@ -56,6 +56,35 @@ def tune(
         points = state.curve.points if state.curve is not None else []
         latency_s = points[0][1] if points else 0.0
         return Alone(device.name, hardware_name(device), state.best, best, latency_s, points, state.settled)
+
+
+class Contender(NamedTuple):
+    """A dispatcher to be measured, what it is called in the table, and its back end."""
+
+    name: str
+    dispatcher: Dispatcher
+    backend: str = "thread"
+
+
+def bench(
+    function: Any,
+    batch: Any,
+    contenders: Sequence[Contender],
+    repeats: int = 5,
+    *,
+    done: Callable[[float], None] = lambda count: None,
+) -> tuple[list[Alone], list[Together]]:
+    """Each device of the first contender alone, then every contender; `done` is called with how many are measured."""
+    _, first, backend = contenders[0]
+    alone, runs = [], []
+    for device in first.devices:
+        plain = NodeDevice(device.name, device.place, slots=device.slots, threads=device.threads)
+        alone.append(tune(function, batch, plain, first.dim, backend=backend))
+        done(len(alone))
+    for name, dispatcher, _ in contenders:
+        runs.append(together(dispatcher, batch, name, alone, repeats))
+        done(len(alone) + len(runs))
+    return alone, runs
 
 
 def together(dispatcher: Dispatcher, batch: Any, name: str, alone: Sequence[Alone], repeats: int = 5) -> Together:

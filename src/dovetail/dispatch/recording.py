@@ -22,9 +22,8 @@ from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.dispatch.bounds import peak_rate
 from dovetail.dispatch.inputs.curve_files import SimDevice
-from dovetail.dispatch.policies.base import Policy
+from dovetail.dispatch.policies.base import ChunkPolicy
 from dovetail.dispatch.scheduler import ChunkRow
-from dovetail.dispatch.simulate import SimulatedRun
 
 LIVE, SIMULATED = "live", "simulated"
 PART = "call"
@@ -73,7 +72,8 @@ def record_simulated(
     devices: Sequence[SimDevice],
     items: int,
     policy: str,
-    outcome: SimulatedRun,
+    rows: Sequence[ChunkRow],
+    makespan_s: float,
     options: Mapping[str, Any] | None = None,
     noise: float = 0.0,
     seed: int = 0,
@@ -85,8 +85,8 @@ def record_simulated(
         devices=[device.name for device in devices],
         peaks=[peak_rate(device.curve, items) / device.slower for device in devices],
         items=items,
-        rows=outcome.rows,
-        ended_s=outcome.makespan_s,
+        rows=rows,
+        ended_s=makespan_s,
         options=dict(options or {}),
         seed=seed,
         facts={"noise": noise, "slower": {device.name: device.slower for device in devices}},
@@ -94,7 +94,7 @@ def record_simulated(
     return write(path, run)
 
 
-def name_of(policy: Policy) -> str:
+def name_of(policy: ChunkPolicy) -> str:
     """A policy's name in files.
 
     >>> from dovetail.dispatch.policies.finish_together import FinishTogether

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from dovetail.dispatch.inputs.cursor import Cursor
-from dovetail.dispatch.policies.base import DECLINE, DeviceState, Policy, View
+from dovetail.dispatch.policies.base import DECLINE, BatchView, ChunkPolicy, DeviceState
 
 _PATIENCE = 0.1  # of a chunk's expected time, before it counts as overdue
 _WORTH = 0.25  # of the time of a copy: less is not saved by making one, for it keeps its device busy
@@ -73,7 +73,7 @@ class ChunkScheduler:
     def __init__(
         self,
         cursor: Cursor,
-        policy: Policy,
+        policy: ChunkPolicy,
         devices: list[DeviceState],
         *,
         total: float = inf,
@@ -83,7 +83,7 @@ class ChunkScheduler:
     ) -> None:
         self.cursor = cursor
         self.policy = policy
-        self.view = View(devices, total)
+        self.view = BatchView(devices, total)
         self.view.remaining = cursor.remaining
         self.backup = backup
         self.retries = retries

@@ -5,19 +5,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from math import inf
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from msgspec import Struct
 
+from dovetail.core import registry
 from dovetail.dispatch.inputs.cursor import LocalCursor
-from dovetail.dispatch.inputs.curve_files import SimDevice
+from dovetail.dispatch.inputs.curve_files import SimDevice, with_size
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.policies import policy_of
-from dovetail.dispatch.policies.base import DeviceState, Policy
+from dovetail.dispatch.policies.base import ChunkPolicy, DeviceState
+from dovetail.dispatch.recording import record_simulated
 from dovetail.dispatch.scheduler import Chunk, ChunkRow, ChunkScheduler
 
-__all__ = ["Curve", "SimDevice", "SimulatedRun", "simulate", "state_of"]
+__all__ = ["Compared", "Curve", "SimDevice", "SimulatedRun", "compare", "simulate", "state_of"]
 
 
 class SimulatedRun(Struct, frozen=True):
@@ -37,7 +40,7 @@ class LostError(RuntimeError):
 def simulate(
     devices: Sequence[SimDevice],
     items: int,
-    policy: str | Policy = "finish_together",
+    policy: str | ChunkPolicy = "finish_together",
     options: Mapping[str, Any] | None = None,
     *,
     noise: float = 0.0,
@@ -64,6 +67,43 @@ def simulate(
             done[devices[row.device].name] += row.stop - row.start
     efficiency = items / makespan / peak if makespan and peak else 0.0
     return SimulatedRun(makespan, efficiency, len(scheduler.rows), done, scheduler.log)
+
+
+class Compared(Struct, frozen=True):
+    """A policy, or one device alone, on a batch. `efficiency`: throughput over the sum of all devices' peak rates."""
+
+    policy: str
+    makespan_s: float
+    efficiency: float
+    chunks: int
+
+
+def compare(
+    devices: Sequence[SimDevice],
+    items: int,
+    policy: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    backup: bool = True,
+    journal: Path | None = None,
+) -> list[Compared]:
+    """Run a batch under one policy, which may leave a journal; by default under each, and on each device alone."""
+    peak = sum(device.curve.rate / device.slower for device in devices)
+    cases: list[tuple[str, str, Sequence[SimDevice]]] = [
+        (name, name, devices) for name in ([policy] if policy else registry.names("dispatch"))
+    ]
+    if policy is None:
+        cases += [(f"{device.name} alone", "finish_together", [device]) for device in devices]
+    found = []
+    for title, name, given in cases:
+        sized = [with_size(device, items // len(given)) for device in given] if name == "fixed" else given
+        run = simulate(sized, items, name, options, noise=noise, seed=seed, backup=backup)
+        if journal is not None:
+            record_simulated(journal, sized, items, name, run.rows, run.makespan_s, options, noise, seed)
+        found.append(Compared(title, run.makespan_s, items / run.makespan_s / peak, run.chunks))
+    return found
 
 
 def state_of(device: SimDevice) -> DeviceState:

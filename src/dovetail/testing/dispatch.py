@@ -9,7 +9,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 
 
 class Emulated(Struct, frozen=True):
@@ -43,9 +43,9 @@ class Sleeper:
 
     def __init__(self, devices: tuple[Emulated, ...] = THREE) -> None:
         self.emulated = {device.name: device for device in devices}
-        self.devices = [Device(device.name, where="cpu") for device in devices]
+        self.devices = [NodeDevice(device.name, where="cpu") for device in devices]
 
-    def on(self, device: Device) -> Callable[[Tensor], Tensor]:
+    def on(self, device: NodeDevice) -> Callable[[Tensor], Tensor]:
         mine = self.emulated[device.name]
 
         def call(batch: Tensor) -> Tensor:

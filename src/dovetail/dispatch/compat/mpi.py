@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.dispatch.inputs.devices import Device, devices_with, resolve
+from dovetail.dispatch.inputs.devices import NodeDevice, devices_with, resolve
 from dovetail.dispatch.live.mpi import agreed, communicator, mpi
 
 MoreRanks = Literal["error", "round_robin"]
@@ -23,7 +23,7 @@ class SimpleMPIScheduler(Struct, kw_only=True, forbid_unknown_fields=True):
     or an error).
     """
 
-    devices: Sequence[str | Device]
+    devices: Sequence[str | NodeDevice]
     sub_batch_sizes: Sequence[int] = (0,)
     capacities: Sequence[int] | None = None
     more_ranks: MoreRanks = "error"
@@ -32,11 +32,11 @@ class SimpleMPIScheduler(Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         devices_with(self.devices, self.sub_batch_sizes, self.capacities, exist=False)
 
-    def device(self, comm: Any = None) -> Device:
+    def device(self, comm: Any = None) -> NodeDevice:
         """This rank's device. All ranks of the communicator (by default, all) must ask together."""
         comm = communicator(comm)
 
-        def choose() -> Device:
+        def choose() -> NodeDevice:
             rank, ranks = rank_on_host(hosts, comm.rank)
             index = device_index(rank, ranks, len(self.devices), self.more_ranks, self.fewer_ranks)
             return resolve(devices[index])[0]  # of all devices, only this one must be here

@@ -19,9 +19,9 @@ from msgspec import Struct
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document, Key, explain
 from dovetail.dispatch.compat.mpi import FewerRanks, MoreRanks, SimpleMPIScheduler
-from dovetail.dispatch.inputs.devices import Device, devices_with
+from dovetail.dispatch.inputs.devices import NodeDevice, devices_with
 
-Devices = list[str | Device]
+Devices = list[str | NodeDevice]
 # Keys that older inputs have, and ours for the same thing.
 _OLDER = {"batch_size": "sub_batch_size", "batch_sizes": "sub_batch_sizes"}
 
@@ -50,7 +50,7 @@ class _RunOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
 class SimpleOptions(_RunOptions):
     """One device."""
 
-    device: str | Device = "cpu"
+    device: str | NodeDevice = "cpu"
     sub_batch_size: int = 0
     capacity: int | None = None
 

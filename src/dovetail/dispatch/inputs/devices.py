@@ -13,7 +13,7 @@ from dovetail.core.errors import InputError, MissingExtraError, did_you_mean
 KINDS = ("cpu", "cuda", "xpu", "mps")
 
 
-class Device(Struct, frozen=True, forbid_unknown_fields=True):
+class NodeDevice(Struct, frozen=True, forbid_unknown_fields=True):
     """One device, and how it is used. Two may stand for the same hardware if their names differ."""
 
     name: str
@@ -31,7 +31,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def kind(self) -> str:
         """
-        >>> Device("cuda:1").kind
+        >>> NodeDevice("cuda:1").kind
         'cuda'
         """
         return self.place.partition(":")[0]
@@ -90,7 +90,7 @@ def check_exists(place: str) -> None:
         )
 
 
-def resolve(devices: str | Device | Sequence[str | Device], *, exist: bool = True) -> list[Device]:
+def resolve(devices: str | NodeDevice | Sequence[str | NodeDevice], *, exist: bool = True) -> list[NodeDevice]:
     """Devices as they were given, with canonical names, each once.
 
     >>> [device.name for device in resolve(["cuda", "cpu"], exist=False)]
@@ -100,9 +100,9 @@ def resolve(devices: str | Device | Sequence[str | Device], *, exist: bool = Tru
     given: list[Any] = list(devices) if several else [devices]  # type: ignore[arg-type]
     if not given:
         raise InputError("expected at least one device, found none")
-    found: dict[str, Device] = {}
+    found: dict[str, NodeDevice] = {}
     for each in given:
-        device = _checked(each if isinstance(each, Device) else Device(canonical(_name(each))))
+        device = _checked(each if isinstance(each, NodeDevice) else NodeDevice(canonical(_name(each))))
         if device.name in found:
             raise InputError(f"device {device.name!r} is given twice; expected each once")
         if exist:
@@ -118,9 +118,9 @@ def _name(device: Any) -> str:
     return str(device)
 
 
-def _checked(device: Device) -> Device:
+def _checked(device: NodeDevice) -> NodeDevice:
     name = device.name if device.where else canonical(device.name)
-    device = Device(
+    device = NodeDevice(
         name, canonical(device.place), device.size, device.capacity, device.priority, device.slots, device.threads
     )
     if device.size is not None and device.size < 0:
@@ -135,13 +135,13 @@ def _checked(device: Device) -> Device:
 
 
 def devices_with(
-    devices: str | Device | Sequence[str | Device],
+    devices: str | NodeDevice | Sequence[str | NodeDevice],
     sizes: int | Sequence[int] | None = None,
     capacities: int | Sequence[int] | None = None,
     priorities: float | Sequence[float] | None = None,
     *,
     exist: bool = True,
-) -> list[Device]:
+) -> list[NodeDevice]:
     """Devices with what was asked for each of them.
 
     >>> [device.size for device in devices_with(["cuda", "cpu"], sizes=[23, 17], exist=False)]

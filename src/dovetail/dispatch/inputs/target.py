@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.errors import DovetailError, InputError, did_you_mean
 from dovetail.dispatch.inputs.devices import load_torch
 
 
@@ -74,3 +75,37 @@ def random_batch(shape: Sequence[int], dtype: str = "float32", seed: int = 0) ->
         return torch.randint(0, 10, tuple(shape), generator=generator).to(kind)
     except (RuntimeError, MemoryError) as error:  # too large, or a type that has no random numbers
         raise InputError(f"--shape {','.join(map(str, shape))} --dtype {dtype}: cannot be made: {error}") from error
+
+
+def function_and_batch(
+    function: str, batch: str | None, shape: Sequence[int] | None, dtype: str = "float32"
+) -> tuple[Any, Any]:
+    """A function by its name, and what it is called with: a batch by its name too, or random numbers of a shape."""
+    made = load(function)
+    if not callable(made) and not hasattr(made, "on"):
+        raise InputError(f"{function}: expected a function or a module, found {type(made).__name__}")
+    if (batch is None) == (shape is None):
+        raise InputError("expected either --batch or --shape, to say what the function is called with")
+    if shape is not None:
+        return made, random_batch(shape, dtype)
+    given = load(str(batch))
+    with blamed(f"--batch {batch}"):
+        given = given() if callable(given) else given
+    if isinstance(given, str | int | float | Iterator):
+        kind = type(given).__name__
+        raise InputError(f"--batch {batch}: expected a tensor or a tree of tensors, to be run again; found {kind}")
+    return made, given
+
+
+@contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """An error of the user's own code is one line that says whose it is; the error itself is its cause."""
+    try:
+        yield
+    except DovetailError:
+        raise
+    except Exception as error:
+        first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        where = "".join(f" ({note})" for note in getattr(first, "__notes__", ()))
+        text = f"{type(first).__name__}: {first}".rstrip(": ")
+        raise InputError(f"{what}: raised {text}{where}") from error

@@ -15,12 +15,12 @@ from torch import Tensor
 from dovetail.core.errors import InputError
 from dovetail.dispatch.export import Span
 from dovetail.dispatch.inputs.batch import Slices, Source, TensorBatch, TreeBatch, leaves, mapped
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.assembly import BatchOutput
 from dovetail.dispatch.live.replicas import Replicas
 from dovetail.dispatch.scheduler import Chunk, ChunkScheduler
 
-Hook = Callable[[Any, Device], Any]
+Hook = Callable[[Any, NodeDevice], Any]
 _AUTOCAST = ("cpu", "cuda")
 
 
@@ -41,19 +41,19 @@ class Modes:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
 
 
-def placed_on(function: Any) -> Callable[[Device], Callable[..., Any]]:
+def placed_on(function: Any) -> Callable[[NodeDevice], Callable[..., Any]]:
     """How to get the function on a device."""
     if isinstance(function, torch.nn.Module):
         function = Replicas(function)
     if hasattr(function, "on"):
-        placed: Callable[[Device], Callable[..., Any]] = function.on
+        placed: Callable[[NodeDevice], Callable[..., Any]] = function.on
         return placed
     if not callable(function):
         raise InputError(f"expected a function, a module or an object with on(device), found {type(function).__name__}")
     return partial(_anywhere, function)
 
 
-def _anywhere(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
+def _anywhere(function: Callable[..., Any], device: NodeDevice) -> Callable[..., Any]:
     """A plain function is the same on every device. Unlike a lambda, this can be sent to another process."""
     return function
 
@@ -63,7 +63,7 @@ class Calling:
 
     def __init__(
         self,
-        place: Callable[[Device], Callable[..., Any]],
+        place: Callable[[NodeDevice], Callable[..., Any]],
         preprocess: Hook | None,
         postprocess: Hook | None,
         spread: bool,
@@ -73,7 +73,7 @@ class Calling:
         self.postprocess = postprocess
         self.spread = spread
 
-    def on(self, device: Device, home: torch.device | None, moved: bool = False) -> Callable[[Any], Any]:
+    def on(self, device: NodeDevice, home: torch.device | None, moved: bool = False) -> Callable[[Any], Any]:
         """One call from the work of a chunk, as the source cut it or already on the device, to the result."""
         function, before, after = self.place(device), self.preprocess, self.postprocess
         if self.spread:
@@ -111,7 +111,7 @@ class BatchRun:
         scheduler: ChunkScheduler,
         output: BatchOutput,
         calling: Calling,
-        devices: list[Device],
+        devices: list[NodeDevice],
         lock: AbstractContextManager[Any],
         weight: float = 1.0,
     ) -> None:
@@ -134,7 +134,7 @@ class BatchRun:
         self._lock = lock
         self._calls: dict[str, Callable[[Any], Any]] = {}
 
-    def call_on(self, device: Device, moved: bool = False) -> Callable[[Any], Any]:
+    def call_on(self, device: NodeDevice, moved: bool = False) -> Callable[[Any], Any]:
         """The function as it is called on a device, placed there once per run."""
         call = self._calls.get(device.name)
         if call is None:

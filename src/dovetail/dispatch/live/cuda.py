@@ -13,20 +13,18 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from threading import Event, Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from dovetail.dispatch.inputs.batch import mapped
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.assembly import Preallocated
+from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import is_out_of_memory
 from dovetail.dispatch.live.worker import Ended
 from dovetail.dispatch.scheduler import Chunk
-
-if TYPE_CHECKING:
-    from dovetail.dispatch.live.batch_run import BatchRun
 
 
 class _Slot:
@@ -83,7 +81,7 @@ class CudaWorker:
 
     late = True
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: NodeDevice) -> None:
         self.device = device
         self.slots = device.in_flight
         self.where = torch.device(device.place)

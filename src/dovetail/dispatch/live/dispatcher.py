@@ -25,7 +25,7 @@ from dovetail.dispatch.inputs.batch import (
     tensor_form,
 )
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
-from dovetail.dispatch.inputs.devices import Device, devices_with
+from dovetail.dispatch.inputs.devices import NodeDevice, devices_with
 from dovetail.dispatch.live.assembly import BatchOutput, Collected, Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun, Calling, Hook, Modes, home_of, placed_on
 from dovetail.dispatch.live.errors import Failure, is_out_of_memory
@@ -36,7 +36,7 @@ from dovetail.dispatch.live.stream import Piece, Streamed, pieces_of
 from dovetail.dispatch.live.tuning_cache import TuningCache, cache_folder
 from dovetail.dispatch.metrics import BatchReport, report_of
 from dovetail.dispatch.policies import policy_of
-from dovetail.dispatch.policies.base import Policy
+from dovetail.dispatch.policies.base import ChunkPolicy
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.scheduler import Chunk, ChunkScheduler
 
@@ -58,7 +58,7 @@ class Dispatcher:
     devices
         Names such as `cuda:0` and `cpu`, or `Device`s.
     policy
-        Its name, or a Policy; `options` are its options.
+        Its name, or a ChunkPolicy; `options` are its options.
     sizes, capacities, priorities
         One for all devices, or one each. Size None is found by measuring, 0 is all at once.
     dim
@@ -90,8 +90,8 @@ class Dispatcher:
     def __init__(
         self,
         function: Any,
-        devices: str | Device | Sequence[str | Device] = "cpu",
-        policy: str | Policy | None = None,
+        devices: str | NodeDevice | Sequence[str | NodeDevice] = "cpu",
+        policy: str | ChunkPolicy | None = None,
         *,
         options: Mapping[str, Any] | None = None,
         sizes: int | Sequence[int] | None = None,
@@ -102,8 +102,8 @@ class Dispatcher:
         preprocess: Hook | None = None,
         postprocess: Hook | None = None,
         reduce: Callable[[list[Any]], Any] | None = None,
-        init: Callable[[Device], None] | None = None,
-        teardown: Callable[[Device], None] | None = None,
+        init: Callable[[NodeDevice], None] | None = None,
+        teardown: Callable[[NodeDevice], None] | None = None,
         backup: bool = True,
         on_error: Literal["retry", "fail", "skip"] = "retry",
         retries: int = 1,

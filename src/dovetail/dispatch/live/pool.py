@@ -11,7 +11,7 @@ from threading import Condition, Lock, RLock, Thread, current_thread, get_ident
 from time import perf_counter
 
 from dovetail.core.errors import DovetailError, PolicyError
-from dovetail.dispatch.inputs.devices import Device, resolve
+from dovetail.dispatch.inputs.devices import NodeDevice, resolve
 from dovetail.dispatch.live import switch_interval
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import is_lost, is_out_of_memory
@@ -30,11 +30,11 @@ class WorkerPool:
 
     def __init__(
         self,
-        devices: str | Device | Sequence[str | Device] = "cpu",
+        devices: str | NodeDevice | Sequence[str | NodeDevice] = "cpu",
         backend_name: str = "thread",
         *,
-        init: Callable[[Device], None] | None = None,
-        teardown: Callable[[Device], None] | None = None,
+        init: Callable[[NodeDevice], None] | None = None,
+        teardown: Callable[[NodeDevice], None] | None = None,
     ) -> None:
         # A device of another machine cannot be looked for on this one.
         self.devices = resolve(devices, exist=backend_name != "ray")

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dovetail.dispatch.inputs.batch import mapped
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.live.packing import Receiver, Sender
@@ -36,7 +36,7 @@ class ProcessWorker:
 
     late = False
 
-    def __init__(self, device: Device, threads: int = 0) -> None:
+    def __init__(self, device: NodeDevice, threads: int = 0) -> None:
         self.device = device
         self.slots = device.slots or _SLOTS
         self._threads = threads
@@ -84,7 +84,7 @@ class ProcessWorker:
         with suppress(OSError):  # a process that is gone is noticed when its chunks are collected
             self._near.send_bytes(message)
 
-    def hook(self, function: Any, device: Device) -> None:
+    def hook(self, function: Any, device: NodeDevice) -> None:
         """Call one of the user's hooks in the process."""
         self._tell(_HOOK, dumps(function))
         message = self._answer()
@@ -176,7 +176,7 @@ def _heard(connection: Connection) -> tuple[int, Any]:
     return message[0], pickle.loads(message[1:]) if len(message) > 1 else None
 
 
-def _serve(near: Connection, device: Device, threads: int) -> None:
+def _serve(near: Connection, device: NodeDevice, threads: int) -> None:
     """The process of a device."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that began the run says when to stop
     remote = Remote(device, threads)
@@ -213,7 +213,7 @@ def _error_of(function: Callable[[bytes], None], argument: bytes) -> BaseExcepti
     return None
 
 
-def make(device: Device, devices: list[Device]) -> Worker:
+def make(device: NodeDevice, devices: list[NodeDevice]) -> Worker:
     """The worker for a device that has a process to itself; processes on the CPU share its cores."""
     threads = device.threads
     if not threads and device.kind == "cpu":

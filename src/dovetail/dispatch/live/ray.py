@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.live.packing import layout_of, pack, unpack
@@ -34,7 +34,7 @@ _lock = Lock()
 class _Actor:
     """The process of a device, on its node."""
 
-    def __init__(self, device: Device, threads: int) -> None:
+    def __init__(self, device: NodeDevice, threads: int) -> None:
         self._remote = Remote(device, threads)
         self._wrong: BaseException | None = None
 
@@ -79,7 +79,7 @@ class RayWorker:
 
     late = False
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: NodeDevice) -> None:
         self.device = device
         self.slots = device.slots or _SLOTS
         self.actor: Any = None
@@ -122,7 +122,7 @@ class RayWorker:
         if order is not None:
             self.actor.begin.remote(order)
 
-    def hook(self, function: Any, device: Device) -> None:
+    def hook(self, function: Any, device: NodeDevice) -> None:
         """Call one of the user's hooks where the device is."""
         self._ask(self.actor.hook.remote(self._ray.cloudpickle.dumps(function)))
 
@@ -196,7 +196,7 @@ def node_id(wanted: str) -> str:
     raise InputError(f"no Ray node has the address, name, id or resource {wanted!r}; nodes: {known}")
 
 
-def devices_of_cluster() -> list[Device]:
+def devices_of_cluster() -> list[NodeDevice]:
     """Every GPU of a Ray cluster, and the CPU of every node, to dispatch over."""
     nodes = [node for node in ray().nodes() if node["Alive"]]
     release()
@@ -205,10 +205,10 @@ def devices_of_cluster() -> list[Device]:
     for node, address in zip(nodes, addresses, strict=True):
         name = address if addresses.count(address) == 1 else node["NodeID"]
         places = [f"cuda:{i}" for i in range(int(node["Resources"].get("GPU", 0)))]
-        found += [Device(f"{name}/{place}", where=place) for place in (*places, "cpu")]
+        found += [NodeDevice(f"{name}/{place}", where=place) for place in (*places, "cpu")]
     return found
 
 
-def make(device: Device, devices: list[Device]) -> Worker:
+def make(device: NodeDevice, devices: list[NodeDevice]) -> Worker:
     """The worker for a device somewhere in the cluster."""
     return RayWorker(device)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.core.errors import InputError
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun, Modes
 from dovetail.dispatch.live.replicas import Replicas
 
@@ -22,7 +22,7 @@ _NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
 class Remote:
     """Calls a run's function on one device, in the process where it is made."""
 
-    def __init__(self, device: Device, threads: int = 0) -> None:
+    def __init__(self, device: NodeDevice, threads: int = 0) -> None:
         self.device = device
         self._call: Callable[[Any], Any] = lambda work: work
         self._modes = Modes()

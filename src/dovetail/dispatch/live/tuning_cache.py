@@ -17,7 +17,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError
 from dovetail.core.files import written_whole
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.policies.base import DeviceState
 
 _VERSION = 2
@@ -78,7 +78,7 @@ def _is_filled(cell: CellType) -> bool:
         return False
 
 
-def hardware_name(device: Device) -> str:
+def hardware_name(device: NodeDevice) -> str:
     """What a device is, so that another machine's curve is not taken for it."""
     import platform
 
@@ -93,10 +93,10 @@ def hardware_name(device: Device) -> str:
 
 
 class TuningCache:
-    """Device states by the form of the batch. States that a run ends with are what the next one begins with."""
+    """NodeDevice states by the form of the batch. States that a run ends with are what the next one begins with."""
 
     def __init__(
-        self, function: Any, devices: list[Device], slots: list[int], folder: Path | None, learns: bool = True
+        self, function: Any, devices: list[NodeDevice], slots: list[int], folder: Path | None, learns: bool = True
     ) -> None:
         self.devices = devices
         self.slots = slots
@@ -132,7 +132,7 @@ class TuningCache:
         self._states.pop(form, None)  # the latest is the last one
         self._states[form] = known
 
-    def _path(self, device: Device, form: Any) -> Path:
+    def _path(self, device: NodeDevice, form: Any) -> Path:
         import torch
 
         assert self.folder is not None
@@ -141,7 +141,7 @@ class TuningCache:
         )
         return self.folder / f"{hashlib.sha256(whole.encode()).hexdigest()[:24]}.json"
 
-    def _load(self, device: Device, slots: int, form: Any) -> DeviceState:
+    def _load(self, device: NodeDevice, slots: int, form: Any) -> DeviceState:
         state = DeviceState(device.name, None, device.size, device.capacity, device.priority, slots)
         if self.folder is not None and device.size is None:
             with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
@@ -150,7 +150,7 @@ class TuningCache:
                 state.limit = found.limit or inf
         return state
 
-    def _save(self, device: Device, form: Any, state: DeviceState) -> None:
+    def _save(self, device: NodeDevice, form: Any, state: DeviceState) -> None:
         assert state.curve is not None
         limit = None if state.limit == inf else int(state.limit)
         place, hardware, further = device.place, hardware_name(device), state.search.size if state.search else None

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.scheduler import Chunk
 
-if TYPE_CHECKING:
-    from dovetail.dispatch.live.batch_run import BatchRun
-
 BACKENDS = {
-    "thread": "dovetail.dispatch.live.worker:make",
+    "thread": "dovetail.dispatch.live.threads:make",
     "process": "dovetail.dispatch.live.processes:make",
     "ray": "dovetail.dispatch.live.ray:make",
 }
@@ -45,68 +42,6 @@ class Worker(Protocol):
 
     def stop(self) -> None:
         """Called once at the end, on the same thread as `start`."""
-
-
-class HostWorker:
-    """Does a chunk where it stands: on the CPU, or on an accelerator that is waited for."""
-
-    late = False
-
-    def __init__(self, device: Device, threads: int = 0) -> None:
-        self.device = device
-        self.slots = 1
-        self.threads = threads
-        self._call: Callable[[Any], Any] = lambda work: work
-        self._done: list[Ended] = []
-        self._before = 0
-
-    def start(self) -> None:
-        import torch
-
-        if self.threads:
-            self._before = torch.get_num_threads()
-            torch.set_num_threads(self.threads)
-
-    def begin(self, run: BatchRun) -> None:
-        self._call = run.call_on(self.device)
-
-    def launch(self, chunk: Chunk) -> None:
-        run: BatchRun = chunk.run
-        start, stop = chunk.start, chunk.stop
-        result = self._call(run.slice(start, stop))
-        if run.claim(chunk):
-            run.output.write(start, stop, result)
-        self._done.append((chunk, None))
-
-    def collect(self) -> list[Ended]:
-        done, self._done = self._done, []
-        return done
-
-    def stop(self) -> None:
-        import torch
-
-        if self._before:  # it may have been the thread of the caller
-            torch.set_num_threads(self._before)
-
-
-def make(device: Device, devices: list[Device]) -> Worker:
-    """The worker for a device of this process."""
-    if device.kind == "cuda":
-        from dovetail.dispatch.live.cuda import CudaWorker
-
-        return CudaWorker(device)
-    return HostWorker(device, threads=_threads(device, devices))
-
-
-def _threads(device: Device, devices: list[Device]) -> int:
-    """Threads for the CPU's own kernels: the launchers of the accelerators need a core each."""
-    import os
-
-    if device.kind != "cpu" or device.threads:
-        return device.threads
-    accelerators = sum(other.kind != "cpu" for other in devices)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - accelerators) if accelerators else 0
 
 
 def backend(name: str) -> Callable[..., Worker]:

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Event
 
-from dovetail.dispatch.inputs.devices import Device
+from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.live.worker import Worker, backend
 
-DeviceHook = Callable[[Device], None]
+DeviceHook = Callable[[NodeDevice], None]
 
 
 class WorkerSet:
     """One worker per device. Each method is called on the thread that drives the worker `i`."""
 
     def __init__(
-        self, devices: list[Device], backend_name: str, init: DeviceHook | None, teardown: DeviceHook | None
+        self, devices: list[NodeDevice], backend_name: str, init: DeviceHook | None, teardown: DeviceHook | None
     ) -> None:
         self.devices = devices
         make = backend(backend_name)

@@ -152,7 +152,7 @@ class DeviceState:
             self.settled = self.search.settled or self.size is not None
 
 
-class View:
+class BatchView:
     """What a policy decides on: the clock's reading, the items that nobody has yet, and the devices."""
 
     __slots__ = ("devices", "now_s", "remaining", "total")
@@ -164,13 +164,13 @@ class View:
         self.now_s = 0.0
 
 
-class Policy(Protocol):
+class ChunkPolicy(Protocol):
     """Asked whenever a device is free: how many items it takes, DECLINE or WAIT. More than is left means all of it."""
 
-    def next(self, device: int, view: View) -> int: ...
+    def next(self, device: int, view: BatchView) -> int: ...
 
 
-def probe(device: int, view: View) -> int:
+def probe(device: int, view: BatchView) -> int:
     """The next size to measure on a device that is not known yet; DECLINE when too little is left for it.
 
     One chunk at a time, alone on its device: it decides about the next size.
@@ -180,7 +180,7 @@ def probe(device: int, view: View) -> int:
     return WAIT if me.chunks and (me.probing or size != DECLINE) else size
 
 
-def _to_measure(me: DeviceState, search: SizeSearch, view: View) -> int:
+def _to_measure(me: DeviceState, search: SizeSearch, view: BatchView) -> int:
     size = int(min(search.size, me.limit))
     alive = sum(state.alive for state in view.devices)
     if size <= view.remaining and (alive == 1 or view.remaining == inf):
@@ -196,7 +196,7 @@ def _to_measure(me: DeviceState, search: SizeSearch, view: View) -> int:
     return DECLINE
 
 
-def pull_rates(view: View) -> list[float]:
+def pull_rates(view: BatchView) -> list[float]:
     """Items per second of each live device at its best size; one that is not known counts as the mean of the others."""
     known = [state.curve.rate / state.factor if state.curve and state.factor > 0 else 0.0 for state in view.devices]
     found = [rate for rate in known if rate]

@@ -1,0 +1,83 @@
+"""`dovetail dispatch simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.cli.common import Force, Format, Pairs, pairs, print_json, print_table, value
+from dovetail.cli.dispatch.words import check_outputs
+from dovetail.core.errors import InputError
+
+
+def simulate(
+    curves: Path | None = None,
+    /,
+    *,
+    model: str | None = None,
+    items: int = 100_000,
+    policy: str | None = None,
+    option: Pairs | None = None,
+    slower: Pairs | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    backup: bool = True,
+    journal: Path | None = None,
+    force: Force = False,
+    format: Format = "table",
+) -> int:
+    """Try policies on the curves of devices, without the devices.
+
+    Examples:
+
+    dovetail dispatch simulate --model radret --items 1000000 --slower cpu=3 --noise 0.1
+
+    dovetail dispatch simulate curves.yml --policy guided --journal run.jsonl
+
+    Parameters
+    ----------
+    curves
+        A YAML file: under `devices`, for each name, either `latency_s` and `rate`, or `points`: [size, seconds] pairs.
+    model
+        Instead of a file: one of NEML2's published models on a CPU and a GPU.
+    items
+        Items in the batch.
+    policy
+        One policy; by default all are compared.
+    option
+        NAME=VALUE of that policy.
+    slower
+        DEVICE=FACTOR: a device that is really slower than its curve says.
+    noise
+        How much the time of a chunk varies, as the sigma of a lognormal factor with mean 1.
+    seed
+        Of the noise.
+    backup
+        Whether an idle device redoes what the last one is late with.
+    journal
+        Write the run as a journal here, for `dovetail check` and `dovetail report`; for one policy.
+    force
+        Replace a journal that is there.
+    format
+        table or json.
+    """
+    from dovetail.dispatch.inputs.curve_files import sim_devices
+    from dovetail.dispatch.simulate import compare
+
+    if items < 1 or not 0 <= noise < 10:
+        raise InputError(f"expected --items >= 1 and --noise from 0 to 10, found {items} and {noise}")
+    if (option or journal) and policy is None:
+        raise InputError(f"--{'option' if option else 'journal'} belongs to one policy; give --policy too")
+    check_outputs({"--journal": journal}, force, curves)
+    found = sim_devices(curves, model, {name: value(text) for name, text in pairs("--slower", slower).items()})
+    options = {name: value(text) for name, text in pairs("--option", option).items()}
+    runs = compare(found, items, policy, options, noise=noise, seed=seed, backup=backup, journal=journal)
+    if format == "json":
+        print_json({"items": items, "runs": runs})
+        return 0
+    print_table(
+        ["policy", "makespan s", "% of the sum", "chunks"],
+        [[run.policy, run.makespan_s, round(100 * run.efficiency, 1), run.chunks] for run in runs],
+    )
+    if journal is not None:
+        print(f"Journal written to {journal}")
+    return 0

@@ -1,0 +1,90 @@
+"""`dovetail dispatch tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.cli.common import Force, Format, atomic_write, print_json, print_table, progress, whole_numbers
+from dovetail.cli.dispatch.words import check_outputs, file_of, names
+from dovetail.core.errors import InputError
+
+
+def tune(
+    function: str,
+    /,
+    *,
+    devices: str = "cpu",
+    shape: str | None = None,
+    dtype: str = "float32",
+    batch: str | None = None,
+    dim: int = 0,
+    kind: str | None = None,
+    types: str | None = None,
+    out: Path | None = None,
+    curves: Path | None = None,
+    force: Force = False,
+    format: Format = "table",
+) -> int:
+    """Find each device's best sub-batch size and its rate.
+
+    Each device runs the batch by itself, in chunks that grow until larger ones gain nothing. What was found is kept for
+    later runs of the same function on batches of the same form.
+
+    Example: dovetail dispatch tune model.py:update --shape 100000,6 --devices cuda:0,cpu --out rates.json
+
+    Parameters
+    ----------
+    function
+        The function or module: file.py:name or package.module:name.
+    devices
+        Names with commas between them.
+    shape
+        The shape of a batch of random numbers.
+    dtype
+        Their type.
+    batch
+        Instead of a shape: a batch, or a function that makes one, as file.py:name.
+    dim
+        The dimension of the batch.
+    kind
+        What the function is called in the rate table; its name by default.
+    types
+        What the devices are called in the rate table, with commas between them; their names by default.
+    out
+        Write a rate table here, relative to the first device.
+    curves
+        Write the measured curves here, for `dovetail dispatch simulate`.
+    force
+        Replace what is there.
+    format
+        table or json.
+    """
+    from dovetail.dispatch.inputs.devices import resolve
+    from dovetail.dispatch.inputs.target import blamed, function_and_batch
+    from dovetail.dispatch.measure import curve_file, rates_of
+    from dovetail.dispatch.measure import tune as measure
+
+    check_outputs({"--out": out, "--curves": curves}, force, file_of(function), file_of(batch))
+    found = resolve(names("--devices", devices))
+    called = names("--types", types) if types is not None else [device.name for device in found]
+    if len(set(called)) != len(found):
+        raise InputError(f"--types {types}: expected {len(found)} different names, one for each device")
+    sizes = whole_numbers("--shape", shape) if shape is not None else None
+    made, given = function_and_batch(function, batch, sizes, dtype)
+    measured = []
+    with blamed(function), progress("tuning", total=len(found)) as done:
+        for i, device in enumerate(found):
+            measured.append(measure(made, given, device, dim))
+            done(i + 1)
+    if out is not None:
+        rates_of(kind or function.rpartition(":")[2], measured, called).write(out)
+    if curves is not None:
+        atomic_write(curves, curve_file(measured))
+    if format == "json":
+        print_json({"function": function, "devices": measured})
+        return 0
+    rows: list[list[object]] = [[m.device, m.hardware, m.size, round(m.rate), m.latency_s, m.settled] for m in measured]
+    print_table(["device", "hardware", "best size", "items/s", "shortest call s", "settled"], rows)
+    for path in filter(None, (out, curves)):
+        print(f"Written: {path}")
+    return 0
