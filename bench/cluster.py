@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.cluster.problem import Floats
-from dovetail.cluster.recording import run
-from dovetail.cluster.rules import GAVEL
-from dovetail.cluster.scenario import Scenario, load
-from dovetail.cluster.setup import Setup
-from dovetail.cluster.workload import Job, Throughputs
+from dovetail.cluster.compat import GAVEL
+from dovetail.cluster.inputs.scenario import Scenario, load
+from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.inputs.workload import Job, Throughputs
+from dovetail.cluster.policies.base import Floats
+from dovetail.cluster.simulate import run
 from dovetail.core.sweep import sweep
 
 TRACES = Path(os.environ.get("DOVETAIL_TRACES", Path(__file__).parents[1] / "../shared/traces")).resolve() / "gavel"
@@ -150,7 +150,7 @@ def _beside(values: list[float], published: float) -> dict[str, float]:
 
 def validity(traces: int) -> dict[str, Any]:
     """Random traces under every policy through the checker."""
-    from dovetail.cluster.fuzz import check_seed
+    from dovetail.testing.cluster.fuzz import check_seed
 
     faults = [fault for found in sweep(check_seed, range(traces)) for fault in found]
     return {"traces": traces, "faults": len(faults), "first": faults[:5]}
@@ -200,7 +200,7 @@ def _fleet(jobs: int, accelerators: int) -> dict[str, Any]:
     kinds = [(f"m{model}", width) for model in range(26) for width in (1, 2, 4, 8)]
     one = luck.uniform(1, 20, (26, 1)) * luck.uniform(0.1, 1, (26, 8))
     alone = np.array([one[model] * width * 0.95 ** np.log2(width) for model in range(26) for width in (1, 2, 4, 8)])
-    setup = Setup(
+    setup = ClusterSetup(
         counts=np.full(8, accelerators // 8),
         per_server=np.full(8, 8),
         throughputs=Throughputs(tuple(f"type{j}" for j in range(8)), kinds, alone, alone * 0.8),

@@ -20,9 +20,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail.cluster.recording import Outcome, run
-from dovetail.cluster.rules import GAVEL
-from dovetail.cluster.scenario import Scenario, load
+from dovetail.cluster.compat import GAVEL
+from dovetail.cluster.inputs.scenario import Scenario, load
+from dovetail.cluster.metrics import ClusterResult
+from dovetail.cluster.simulate import run
 
 SHARED = Path(__file__).parents[1] / "../shared"
 GOLDEN = Path(os.environ.get("DOVETAIL_GOLDEN", SHARED / "golden")).resolve() / "cluster"
@@ -92,7 +93,7 @@ def scenario_of(command: str) -> tuple[str, Scenario]:
     )
 
 
-def simulate(name: str, command: str) -> tuple[str, Outcome]:
+def simulate(name: str, command: str) -> tuple[str, ClusterResult]:
     policy, scenario = scenario_of(command)
     loaded = load(scenario)
     rules = GAVEL

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from dovetail.cluster.policies import make
-from dovetail.cluster.problem import Problem
-from dovetail.cluster.synthetic import random_problem
+from dovetail.cluster.policies.base import Problem
+from dovetail.testing.cluster.problems import random_problem
 
-Case = tuple[str, dict[str, Any], int, float | None]  # policy, problem, calls, recorded seconds of a call
+ClusterCase = tuple[str, dict[str, Any], int, float | None]  # policy, problem, calls, recorded seconds of a call
 PAPER: dict[str, Any] = {"jobs": 70, "kinds": 26, "counts": (36, 36, 36)}
 TRACE: dict[str, Any] = {"jobs": 48, "kinds": 26, "counts": (8, 16, 24), "pairs": True}
-CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[ClusterCase]] = {
     "paper": [
         ("max_min_fairness", PAPER, 500, None),
         ("max_min_fairness_perf", PAPER, 2000, None),

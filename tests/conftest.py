@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cluster.workload import Throughputs
+from dovetail.cluster.inputs.workload import Throughputs
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,7 +27,7 @@ def traces() -> Path:
 @pytest.fixture(scope="session")
 def measured(traces: Path) -> Throughputs:
     """The throughputs that were measured for the older cluster simulator."""
-    from dovetail.cluster.throughputs import read_throughputs
+    from dovetail.cluster.inputs.throughputs import read_throughputs
 
     return read_throughputs(traces / "gavel/simulation_throughputs.json")
 

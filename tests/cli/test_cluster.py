@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.cli import main
-from dovetail.cli.cluster_flags import JobFlags, RuleFlags, WorkFlags
-from dovetail.cluster.cells import How
-from dovetail.cluster.rules import GAVEL, Rules
-from dovetail.cluster.scenario import Scenario
+from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
+from dovetail.cluster.compat import GAVEL
+from dovetail.cluster.inputs.scenario import Scenario
+from dovetail.cluster.rules import RoundRules, RunOptions
 
 FEW = ("--jobs", "6", "-c", "2:2:2", "-f", "7200")
 KEYS = {
@@ -93,8 +93,10 @@ def test_the_rules_that_are_asked_for_are_those_of_the_run(capsys: pytest.Captur
 
 def test_flags_become_rules_and_a_scenario() -> None:
     rules = RuleFlags(enable_global_queue=True, interval=100.0)
-    assert rules.how().rules == Rules(round_s=100.0, global_queue=True)
-    assert RuleFlags(compat="gavel", interval=100.0).how() == How(rules=replace(GAVEL, round_s=100.0), compat=True)
+    assert rules.how().rules == RoundRules(round_s=100.0, global_queue=True)
+    assert RuleFlags(compat="gavel", interval=100.0).how() == RunOptions(
+        rules=replace(GAVEL, round_s=100.0), compat=True
+    )
     assert WorkFlags().scenario(JobFlags(), RuleFlags(compat="gavel")) == Scenario(float32_pairs=True)
     assert WorkFlags().scenario(JobFlags(), RuleFlags()) == Scenario()
 

@@ -8,11 +8,11 @@ from math import inf
 import numpy as np
 import pytest
 
-from dovetail.cluster.problem import Allocation, Floats, Problem
-from dovetail.cluster.setup import Outage, Setup
-from dovetail.cluster.workload import Job, Throughputs
+from dovetail.cluster.inputs.setup import ClusterSetup, Outage
+from dovetail.cluster.inputs.workload import Job, Throughputs
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
 
-Make = Callable[..., Setup]
+Make = Callable[..., ClusterSetup]
 
 
 class FixedPrices:
@@ -77,8 +77,8 @@ def make_setup() -> Make:
         window: tuple[int, int] | None = None,
         outages: Sequence[Outage] = (),
         throughputs: Throughputs = THROUGHPUTS,
-    ) -> Setup:
-        return Setup(
+    ) -> ClusterSetup:
+        return ClusterSetup(
             counts=np.array(counts),
             per_server=np.array(per_server),
             throughputs=throughputs,

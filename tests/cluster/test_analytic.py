@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dovetail.cluster.accelerators import ACCELERATORS, accelerator
-from dovetail.cluster.analytic import FAMILIES, analytic
-from dovetail.cluster.problem import Floats
-from dovetail.cluster.templates import TEMPLATES
-from dovetail.cluster.workload import Throughputs
+from dovetail.cluster.inputs.accelerators import ACCELERATORS, accelerator
+from dovetail.cluster.inputs.analytic import FAMILIES, analytic
+from dovetail.cluster.inputs.templates import TEMPLATES
+from dovetail.cluster.inputs.workload import Throughputs
+from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dovetail.cluster.bounds import fastest, least_makespan_s
-from dovetail.cluster.envy import envy
+from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.cluster.policies import make
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.synthetic import random_problem
-from dovetail.cluster.workload import Job, Throughputs
+from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.rounding.envy import envy
+from dovetail.testing.cluster.problems import random_problem
 from tests.cluster.conftest import Make, Table
 
 RIGID = Table({})

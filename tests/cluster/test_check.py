@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from dovetail.cluster.check import CODES, check_journal
-from dovetail.cluster.recording import Mode, run
+from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.records import KEPT
-from dovetail.cluster.workload import Job
+from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
 from tests.cluster.conftest import Make, Table
 
 Lines = list[dict[str, Any]]
 
 
-def _lines(make_setup: Make, tmp_path: Path, mode: Mode) -> Lines:
+def _lines(make_setup: Make, tmp_path: Path, mode: JournalMode) -> Lines:
     jobs = [Job(id=i, model="AB"[i % 2], steps=900, arrival_s=40.0 * i) for i in range(6)]
     policy = Table({i: [0.4, 0.4] for i in range(6)}, {(0, 1): [0.5, 0.0]})
     run(make_setup(jobs), policy, name="table", journal=tmp_path / "run.jsonl", mode=mode)

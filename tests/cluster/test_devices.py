@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.cluster.devices import Devices
+from dovetail.cluster.rounding.devices import Devices
 from dovetail.core.errors import DovetailError
 
 

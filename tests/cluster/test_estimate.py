@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.estimate import complete, estimate
-from dovetail.cluster.throughputs import Entry, table
-from dovetail.cluster.workload import Throughputs
+from dovetail.cluster.inputs.estimate import complete, estimate
+from dovetail.cluster.inputs.throughputs import RateEntry, table
+from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.core.errors import InputError
 
 
@@ -59,8 +59,8 @@ def test_completion_finds_what_the_mean_of_the_references_does_not(measured: Thr
 
 def test_of_references_in_one_direction_the_nearest_counts() -> None:
     kept = {"half": 0.5, "most": 0.9}  # both slow down alike beside anybody, one of them more
-    entries = [Entry(model, "l4", 1.0) for model in kept]
-    entries += [Entry(a, "l4", rate, beside=b) for a, rate in kept.items() for b in kept]
+    entries = [RateEntry(model, "l4", 1.0) for model in kept]
+    entries += [RateEntry(a, "l4", rate, beside=b) for a, rate in kept.items() for b in kept]
     found = estimate(table(entries))
     assert found.taken_for == {"half": "half", "most": "most"}
 
@@ -80,7 +80,7 @@ def test_nothing_profiled_is_a_guess_but_a_valid_one(measured: Throughputs) -> N
 
 def test_what_cannot_be_estimated_is_refused(measured: Throughputs) -> None:
     with pytest.raises(InputError, match="expected pair rates"):
-        estimate(table([Entry("LM", "l4", 1.0)]))
+        estimate(table([RateEntry("LM", "l4", 1.0)]))
     with pytest.raises(InputError, match="expected 1 to 26 models, found 27"):
         estimate(measured, references=27)
     with pytest.raises(InputError, match=r"expected 0 to 1, found 1\.5"):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from dovetail import cli
-from dovetail.cluster import telling
-from dovetail.cluster.explain import Story, explain
-from dovetail.cluster.recording import run
-from dovetail.cluster.rules import Rules
-from dovetail.cluster.setup import Outage, Setup
-from dovetail.cluster.workload import Job
+from dovetail.cluster import narrate
+from dovetail.cluster.explain import JobStory, explain
+from dovetail.cluster.inputs.setup import ClusterSetup, Outage
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.rules import RoundRules
+from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
 from tests.cluster.conftest import Make, Table
@@ -23,9 +23,11 @@ from tests.cluster.conftest import Make, Table
 FIRST_ONLY = {0: [1.0, 0.0], 1: [0.5, 0.0], 2: [0.2, 0.0]}
 
 
-def _tell(setup: Setup, policy: Any, tmp_path: Path, job: str, rules: Rules | None = None, **how: Any) -> Story:
+def _tell(
+    setup: ClusterSetup, policy: Any, tmp_path: Path, job: str, rules: RoundRules | None = None, **how: Any
+) -> JobStory:
     path = tmp_path / "run.jsonl"
-    run(setup, policy, rules or Rules(restart_s=0.0), name="table", journal=path, **how)
+    run(setup, policy, rules or RoundRules(restart_s=0.0), name="table", journal=path, **how)
     return explain(Reader(path), job)
 
 
@@ -46,7 +48,7 @@ def test_a_wait_names_who_held_the_accelerators(make_setup: Make, tmp_path: Path
     assert (story.completed_s, story.waited_s) == (300.0, 200.0)
     # With a third of the device at first, then a half, then all: 100/3 + 100/2 + 100 of 100 s.
     assert story.rho == pytest.approx((100 / 3 + 50 + 100) / 100)
-    told = "\n".join(row[-1] for row in telling.course(story))
+    told = "\n".join(row[-1] for row in narrate.course(story))
     assert "none of 1 fast free, held by jobs 0; meanwhile 1 leases of others began there (first jobs 1)" in told
 
 
@@ -61,15 +63,15 @@ def test_later_arrivals_that_went_first_are_counted(make_setup: Make, tmp_path: 
     wait = next(wait for wait in story.waits if wait.later)
     assert wait.later <= wait.others
     assert 2 in wait.first
-    assert any(f"{wait.later} of them of later arrivals" in row[-1] for row in telling.course(story))
+    assert any(f"{wait.later} of them of later arrivals" in row[-1] for row in narrate.course(story))
 
 
 def test_an_arrival_inside_a_round_may_be_seen_late(make_setup: Make, tmp_path: Path) -> None:
     jobs = [Job(id=0, model="A", steps=4000), Job(id=1, model="A", steps=400, arrival_s=50.0)]
-    rules = Rules(restart_s=0.0, inside=False)
+    rules = RoundRules(restart_s=0.0, inside=False)
     story = _tell(make_setup(jobs), Table({0: [1, 0], 1: [1, 0]}), tmp_path, "1", rules)
     assert [(wait.from_s, wait.to_s) for wait in story.waits] == [(50.0, 360.0)]
-    assert "was seen when that was over" in telling.course(story)[0][-1]
+    assert "was seen when that was over" in narrate.course(story)[0][-1]
 
 
 def test_a_failure_and_a_move_end_leases(make_setup: Make, tmp_path: Path) -> None:
@@ -80,12 +82,12 @@ def test_a_failure_and_a_move_end_leases(make_setup: Make, tmp_path: Path) -> No
     assert [lease.end for lease in story.leases] == ["accelerator 0 failed", "it was done"]
     (wait,) = story.waits
     assert (wait.types[0].free, wait.types[0].down) == (0, 1)
-    assert "none of 1 fast free, 1 down" in telling.course(story)[1][-1]
+    assert "none of 1 fast free, 1 down" in narrate.course(story)[1][-1]
 
 
 def test_company_that_changes_is_told(make_setup: Make, tmp_path: Path) -> None:
     jobs = [Job(id=0, model="A", steps=200), Job(id=1, model="B", steps=350)]
-    rules = Rules(restart_s=7.0, inside=False)
+    rules = RoundRules(restart_s=7.0, inside=False)
     story = _tell(make_setup(jobs, counts=(1, 0)), Table({}, {(0, 1): [1.0, 0.0]}), tmp_path, "1", rules)
     first, second = story.leases
     assert (first.beside, first.end, first.setup_s) == (0, "only its company changed", 7.0)
@@ -95,7 +97,7 @@ def test_company_that_changes_is_told(make_setup: Make, tmp_path: Path) -> None:
 def test_deadline_weight_and_name_are_told(make_setup: Make, tmp_path: Path) -> None:
     jobs = [Job(id=0, model="A", steps=400, due_s=80.0, weight=5.0, name="nightly"), Job(id=1, model="A", steps=400)]
     story = _tell(make_setup(jobs), Table({0: [1, 0], 1: [1, 0]}), tmp_path, "nightly")
-    text = "\n".join([*telling.opening(story), *telling.closing(story)])
+    text = "\n".join([*narrate.opening(story), *narrate.closing(story)])
     assert "Job 0 (nightly) arrived at 0.00 s: 400 steps of A on 1 accelerator." in text
     assert "Its weight is 5." in text
     assert "That was 20.00 s after its deadline." in text
@@ -107,20 +109,20 @@ def test_a_summary_tells_the_ends_only(make_setup: Make, tmp_path: Path) -> None
     story = _tell(make_setup(_jobs(3), counts=(1, 0)), Table(FIRST_ONLY), tmp_path, "2", mode="summary")
     assert (story.leases, story.waits, story.completed_s) == ([], [], 300.0)
     assert story.rho is not None
-    assert "it holds no leases" in telling.opening(story)[-1]
+    assert "it holds no leases" in narrate.opening(story)[-1]
 
 
 def test_a_run_that_ends_or_breaks_off_before_the_job(make_setup: Make, tmp_path: Path) -> None:
     jobs = [Job(id=0, model="A", steps=400), Job(id=1, model="A", steps=4000)]
     story = _tell(make_setup(jobs, window=(0, 1)), Table({0: [1, 0], 1: [1, 0]}), tmp_path, "1")
     assert story.leases[-1].end == "the run ended"
-    assert telling.closing(story)[-1] == "It was not complete when the run ended at 100.00 s."
+    assert narrate.closing(story)[-1] == "It was not complete when the run ended at 100.00 s."
     path = tmp_path / "run.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:5]))
     cut = explain(Reader(path), "1")
-    assert telling.closing(cut)[-1] == "The journal breaks off at 0.00 s, before it was complete."
-    assert telling.course(cut)[-1][-1].endswith("still running")
+    assert narrate.closing(cut)[-1] == "The journal breaks off at 0.00 s, before it was complete."
+    assert narrate.course(cut)[-1][-1].endswith("still running")
 
 
 def test_unknown_jobs_and_other_levels_are_named(make_setup: Make, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.generate import GeneratedJobs, jobs_per_hour
-from dovetail.cluster.templates import TEMPLATES
-from dovetail.cluster.throughputs import Entry, table
-from dovetail.cluster.traces import read_trace
-from dovetail.cluster.traces.gavel import gavel_line
-from dovetail.cluster.workload import Throughputs
+from dovetail.cluster.inputs.generate import GeneratedJobs, jobs_per_hour
+from dovetail.cluster.inputs.templates import TEMPLATES
+from dovetail.cluster.inputs.throughputs import RateEntry, table
+from dovetail.cluster.inputs.traces import read_trace
+from dovetail.cluster.inputs.traces.gavel import gavel_line
+from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.core.errors import InputError
 
 
@@ -99,7 +99,14 @@ def test_a_steady_state_begins_with_full_types(measured: Throughputs) -> None:
 
 
 def test_other_models_and_widths_than_the_templates_work(tmp_path: Path) -> None:
-    own = table([Entry("b", "l4", 2.0), Entry("a", "l4", 1.0), Entry("a", "l4", 3.0, width=4), Entry("c", "l4", 0.0)])
+    own = table(
+        [
+            RateEntry("b", "l4", 2.0),
+            RateEntry("a", "l4", 1.0),
+            RateEntry("a", "l4", 3.0, width=4),
+            RateEntry("c", "l4", 0.0),
+        ]
+    )
     jobs = list(GeneratedJobs(throughputs=own, lam_s=0, jobs=300, multi_gpu=True))
     assert {(job.model, job.width) for job in jobs} == {("a", 1), ("b", 1), ("a", 4)}
     with pytest.raises(InputError, match="no command is known"):
@@ -119,7 +126,7 @@ def test_other_models_and_widths_than_the_templates_work(tmp_path: Path) -> None
 )
 def test_wrong_options_are_refused(wrong: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        GeneratedJobs(throughputs=table([Entry("a", "l4", 1.0)]), **wrong)  # type: ignore[arg-type]
+        GeneratedJobs(throughputs=table([RateEntry("a", "l4", 1.0)]), **wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="expected a number above 0"):
         jobs_per_hour(0)
 
@@ -129,8 +136,8 @@ def test_wrong_options_are_refused(wrong: dict[str, object], says: str) -> None:
 def test_generated_jobs_survive_the_old_format(
     tmp_path_factory: pytest.TempPathFactory, seed: int, wide: bool, due: bool
 ) -> None:
-    from dovetail.cluster.analytic import analytic
-    from dovetail.cluster.traces import write_gavel
+    from dovetail.cluster.inputs.analytic import analytic
+    from dovetail.cluster.inputs.traces import write_gavel
 
     rates = analytic(["v100"])
     jobs = list(GeneratedJobs(throughputs=rates, lam_s=500, jobs=12, seed=seed, multi_gpu=wide, deadlines=due))

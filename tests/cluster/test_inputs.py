@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.cluster_spec import parse_cluster, read_cluster
+from dovetail.cluster.inputs.cluster_spec import parse_cluster, read_cluster
 from dovetail.core.errors import InputError
 
 FILE = """types:

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from dovetail.cluster.leases import Leases
-from dovetail.cluster.mechanism import Choice, Mechanism
-from dovetail.cluster.rules import Rules
-from dovetail.cluster.workload import Job
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.rounding.leases import Leases
+from dovetail.cluster.rounding.mechanism import Choice, Mechanism
+from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import DovetailError
 from tests.cluster.conftest import THROUGHPUTS, Make, Table
 
@@ -19,7 +19,7 @@ from tests.cluster.conftest import THROUGHPUTS, Make, Table
 def test_more_jobs_than_accelerators_are_refused(make_setup: Make, per_server: int) -> None:
     jobs = [Job(id=i, model="A", steps=9) for i in range(3)]
     setup = make_setup(jobs, counts=(2, 2), per_server=(per_server, per_server))
-    mechanism = Mechanism(Table({}), setup.types, setup.counts, setup.rates(), None, Rules(), random.Random(0))
+    mechanism = Mechanism(Table({}), setup.types, setup.counts, setup.rates(), None, RoundRules(), random.Random(0))
     mechanism.arrive(jobs, [THROUGHPUTS.kinds.index(("A", 1))] * 3, [0] * 3)
     leases = Leases(setup, mechanism)
     with pytest.raises(DovetailError, match="job 2 was to run on 1 accelerators of type slow, but only 0 are free"):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.mechanism import Mechanism, fitting
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.rules import Rules
-from dovetail.cluster.workload import Job
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.rounding.mechanism import Mechanism, fitting
+from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import DovetailError
 from tests.cluster.conftest import THROUGHPUTS, Table
 
@@ -32,7 +32,7 @@ def _paired(pairs: list[list[int]], share: list[list[float]]) -> Allocation:
     return Allocation(share=np.zeros((2, 2)), pairs=np.array(pairs), pair_share=np.array(share))
 
 
-def _mechanism(policy: Table, rules: Rules, counts: tuple[int, int] = (1, 1)) -> Mechanism:
+def _mechanism(policy: Table, rules: RoundRules, counts: tuple[int, int] = (1, 1)) -> Mechanism:
     return Mechanism(
         policy,
         THROUGHPUTS.types,
@@ -54,7 +54,7 @@ def test_long_run_time_follows_the_shares(priority: Literal["owed", "fraction"],
     first = matrix / matrix.sum()  # of one fast device
     second = (1 - first) / (1 - first).sum()  # of one slow device, for who is elsewhere less
     shares = {i: [first[i], min(second[i], 1 - first[i])] for i in range(jobs)}
-    rules = Rules(priority=priority, restart_s=0.0)
+    rules = RoundRules(priority=priority, restart_s=0.0)
     mechanism = _mechanism(Table(shares), rules)
     mechanism.arrive([Job(id=i, model="A", steps=1e12) for i in range(jobs)], [0] * jobs, [0] * jobs)
     total = np.zeros((jobs, 2))
@@ -70,7 +70,7 @@ def test_long_run_time_follows_the_shares(priority: Literal["owed", "fraction"],
 
 
 def test_rounds_respect_capacity_and_widths() -> None:
-    mechanism = _mechanism(Table({i: [0.5, 0.5] for i in range(6)}), Rules(), counts=(3, 2))
+    mechanism = _mechanism(Table({i: [0.5, 0.5] for i in range(6)}), RoundRules(), counts=(3, 2))
     kinds = [0, 2, 0, 3, 1, 2]
     jobs = [Job(id=i, model="AB"[kind % 2], width=THROUGHPUTS.kinds[kind][1], steps=9) for i, kind in enumerate(kinds)]
     mechanism.arrive(jobs, kinds, [0] * 6)
@@ -82,7 +82,7 @@ def test_rounds_respect_capacity_and_widths() -> None:
 
 
 def test_pairs_run_together_or_not_at_all() -> None:
-    mechanism = _mechanism(Table({0: [0, 0], 1: [0, 0], 2: [0, 1]}, {(0, 1): [1.0, 0.0]}), Rules())
+    mechanism = _mechanism(Table({0: [0, 0], 1: [0, 0], 2: [0, 1]}, {(0, 1): [1.0, 0.0]}), RoundRules())
     mechanism.arrive([Job(id=i, model="AB"[i % 2], steps=9) for i in range(3)], [0, 1, 0], [0] * 3)
     mechanism.update(0.0, np.zeros(2))
     choice = mechanism.choose()
@@ -91,7 +91,7 @@ def test_pairs_run_together_or_not_at_all() -> None:
 
 
 def test_one_queue_for_all_types_takes_the_best_rank_anywhere() -> None:
-    mechanism = _mechanism(Table({0: [0.1, 0.9], 1: [0.2, 0.3]}), Rules(global_queue=True))
+    mechanism = _mechanism(Table({0: [0.1, 0.9], 1: [0.2, 0.3]}), RoundRules(global_queue=True))
     mechanism.arrive([Job(id=i, model="A", steps=9) for i in range(2)], [0, 0], [0, 0])
     mechanism.update(0.0, np.zeros(2))
     assert mechanism.choose().on.tolist() == [1, 0]
@@ -100,7 +100,7 @@ def test_one_queue_for_all_types_takes_the_best_rank_anywhere() -> None:
 def test_a_strict_policy_leaves_jobs_without_share_idle() -> None:
     policy = Table({0: [1, 0]})
     policy.strict = True
-    mechanism = _mechanism(policy, Rules())
+    mechanism = _mechanism(policy, RoundRules())
     mechanism.arrive([Job(id=i, model="A", steps=9) for i in range(2)], [0, 0], [0, 0])
     mechanism.update(0.0, np.zeros(2))
     assert mechanism.choose().on.tolist() == [0, -1]
@@ -122,7 +122,7 @@ def test_a_policy_that_answers_something_else_is_stopped(answer: Allocation, fau
         def allocate(self, problem: Problem) -> Allocation:
             return answer
 
-    mechanism = _mechanism(Wrong({}, {(0, 1): [0.5, 0.0]}), Rules())
+    mechanism = _mechanism(Wrong({}, {(0, 1): [0.5, 0.0]}), RoundRules())
     mechanism.arrive([Job(id=i, model="A", steps=100) for i in range(2)], [0, 0], [0, 0])
     with pytest.raises(DovetailError, match=fault):
         mechanism.update(0.0, np.ones(2))
@@ -133,7 +133,7 @@ def test_pairs_of_a_policy_that_does_not_pack_are_refused() -> None:
         def allocate(self, problem: Problem) -> Allocation:
             return _paired([[0, 1]], [[0.5, 0.0]])
 
-    mechanism = _mechanism(Wrong({}), Rules())
+    mechanism = _mechanism(Wrong({}), RoundRules())
     mechanism.arrive([Job(id=i, model="A", steps=100) for i in range(2)], [0, 0], [0, 0])
     with pytest.raises(DovetailError, match="does not pack"):
         mechanism.update(0.0, np.ones(2))

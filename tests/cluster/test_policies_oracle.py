@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from dovetail.cluster.optimise.shares import isolated_share
 from dovetail.cluster.policies import make
-from dovetail.cluster.problem import Allocation, Floats, Ints, Problem
-from dovetail.cluster.shares import isolated_share
-from dovetail.cluster.synthetic import random_problem
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
+from dovetail.testing.cluster.problems import random_problem
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.classes import group
-from dovetail.cluster.divide import pair_up
-from dovetail.cluster.shares import water_level
-from dovetail.cluster.windows import divide, raised
+from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.equal_shares import pair_up
+from dovetail.cluster.optimise.shares import water_level
+from dovetail.cluster.optimise.windows import divide, raised
 
 numbers = st.floats(0.05, 5.0)
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.cluster.optimise.shares import isolated_share, proportional_rate
 from dovetail.cluster.policies import make
-from dovetail.cluster.problem import Allocation, Floats, Ints, Problem
-from dovetail.cluster.shares import isolated_share, proportional_rate
-from dovetail.cluster.synthetic import random_problem
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.core.errors import InputError
 from dovetail.core.registry import names, promise
+from dovetail.testing.cluster.problems import random_problem
 
 POLICIES = names("cluster")
 BY_JOB = ("ids", "kind", "width", "weight", "steps_left", "age_s", "deadline_s", "entity")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.policies import make
+from dovetail.cluster.policies.base import Ints, Problem
 from dovetail.cluster.policies.max_min_fairness import MaxMinFairnessPerf
 from dovetail.cluster.policies.water_filling import WaterFillingPerf
-from dovetail.cluster.problem import Ints, Problem
-from dovetail.cluster.program import ShareProgram
-from dovetail.cluster.synthetic import random_problem
+from dovetail.testing.cluster.problems import random_problem
 
 COMINGS_AND_GOINGS = 25
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.prices import constant, read_prices
+from dovetail.cluster.inputs.prices import constant, read_prices
 from dovetail.core.errors import InputError
 
 TYPES = ("v100", "p100", "k80")

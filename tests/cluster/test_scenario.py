@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.cluster.belief import Believing
-from dovetail.cluster.cluster_spec import parse_cluster
-from dovetail.cluster.outputs import old_log
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.recording import run
-from dovetail.cluster.scenario import CONTINUOUS_JOBS, STATIC_JOBS, Scenario, load, outages
+from dovetail.cluster.compat.log import old_log
+from dovetail.cluster.inputs.cluster_spec import parse_cluster
+from dovetail.cluster.inputs.learned_rates import LearnedRates
+from dovetail.cluster.inputs.scenario import CONTINUOUS_JOBS, STATIC_JOBS, Scenario, load, outages
+from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
 
 TRACE = """\
@@ -186,7 +186,7 @@ def test_estimated_pairs_are_believed_until_they_are_tried() -> None:
     assert believed is not None
     assert believed.pairs is not None
     inner = Pairs()
-    policy = Believing(inner, believed)
+    policy = LearnedRates(inner, believed)
     wrong = (believed.pairs != true).any(axis=2) & (true != true.swapaxes(0, 1)).any(axis=2)
     a, b = np.argwhere(wrong)[0]
     problem = Problem(
@@ -217,9 +217,9 @@ def test_estimated_pairs_are_believed_until_they_are_tried() -> None:
 
 def test_only_policies_that_pack_need_estimates() -> None:
     loaded = load(Scenario(jobs=2, profiled=0.3))
-    assert isinstance(loaded.policy("max_min_fairness_packed"), Believing)
-    assert not isinstance(loaded.policy("max_min_fairness_perf"), Believing)
-    assert not isinstance(load(Scenario(jobs=2)).policy("max_min_fairness_packed"), Believing)
+    assert isinstance(loaded.policy("max_min_fairness_packed"), LearnedRates)
+    assert not isinstance(loaded.policy("max_min_fairness_perf"), LearnedRates)
+    assert not isinstance(load(Scenario(jobs=2)).policy("max_min_fairness_packed"), LearnedRates)
 
 
 def test_the_old_log_has_the_lines_that_scripts_look_for() -> None:

@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.cluster.active import Active
 from dovetail.cluster.check import check_journal
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.recording import Mode, Outcome, Saving, run
-from dovetail.cluster.rules import Rules
-from dovetail.cluster.setup import Outage, Setup
-from dovetail.cluster.simulation import Simulation
-from dovetail.cluster.workload import Job
+from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.setup import ClusterSetup, Outage
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.metrics import ClusterResult
+from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.rounding.active import Active
+from dovetail.cluster.rounds import Simulation
+from dovetail.cluster.rules import RoundRules
+from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from tests.cluster.conftest import THROUGHPUTS, Make, Table
 
-NO_RESTART = Rules(restart_s=0.0)
+NO_RESTART = RoundRules(restart_s=0.0)
 
 
 class Notes:
@@ -40,7 +42,7 @@ class Notes:
         return [(t, [int(job) for job in columns["id"]]) for t, what, columns in self.seen if what == of]
 
 
-def _run(setup: Setup, policy: Any, rules: Rules, tmp_path: Path) -> tuple[Outcome, Notes]:
+def _run(setup: ClusterSetup, policy: Any, rules: RoundRules, tmp_path: Path) -> tuple[ClusterResult, Notes]:
     notes, journal = Notes(), tmp_path / "run.jsonl"
     outcome = run(setup, policy, rules, name="table", journal=journal, observers=[notes])
     report = check_journal(journal)
@@ -59,7 +61,7 @@ def test_a_job_ends_when_its_steps_are_done(make_setup: Make, tmp_path: Path) ->
 
 def test_a_start_costs_a_restart_but_staying_does_not(make_setup: Make, tmp_path: Path) -> None:
     outcome, notes = _run(
-        make_setup([Job(id=0, model="A", steps=4000)]), Table({0: [1, 0]}), Rules(restart_s=50.0), tmp_path
+        make_setup([Job(id=0, model="A", steps=4000)]), Table({0: [1, 0]}), RoundRules(restart_s=50.0), tmp_path
     )
     assert outcome.figures.makespan_s == 1050.0  # three rounds, one lease
     assert outcome.figures.leases == 1
@@ -72,7 +74,7 @@ def test_who_waits_starts_inside_the_round_when_another_ends(make_setup: Make, t
     outcome, _ = _run(setup, Table({0: [1, 0], 1: [0.5, 0]}), NO_RESTART, tmp_path)
     assert outcome.completion_s == {0: 100.0, 1: 200.0}
     setup = make_setup(jobs, counts=(1, 0))
-    outcome, _ = _run(setup, Table({0: [1, 0], 1: [0.5, 0]}), Rules(restart_s=0.0, inside=False), tmp_path)
+    outcome, _ = _run(setup, Table({0: [1, 0], 1: [0.5, 0]}), RoundRules(restart_s=0.0, inside=False), tmp_path)
     assert outcome.completion_s == {0: 100.0, 1: 460.0}  # at the next boundary
 
 
@@ -100,7 +102,7 @@ def test_a_wide_job_in_two_servers_is_slower(make_setup: Make, tmp_path: Path) -
 def test_two_jobs_share_a_device_and_who_stays_goes_on_alone(make_setup: Make, tmp_path: Path) -> None:
     jobs = [Job(id=0, model="A", steps=200), Job(id=1, model="B", steps=350)]
     policy = Table({}, {(0, 1): [1.0, 0.0]})
-    outcome, notes = _run(make_setup(jobs, counts=(1, 0)), policy, Rules(restart_s=0.0, inside=False), tmp_path)
+    outcome, notes = _run(make_setup(jobs, counts=(1, 0)), policy, RoundRules(restart_s=0.0, inside=False), tmp_path)
     # Together 2 and 1.5 steps a second; after 100 s the second has 200 left, alone 2 a second.
     assert outcome.completion_s == {0: 100.0, 1: 200.0}
     assert notes.times("started") == [(0.0, [0, 1]), (100.0, [1])]
@@ -171,7 +173,7 @@ def test_rounds_that_change_nothing_are_skipped_without_a_trace(
 ) -> None:
     jobs = [Job(id=i, model="AB"[i % 2], steps=90_000, arrival_s=40_000.0 * i) for i in range(6)]
     shares = {i: [1.0, 0.0] if i % 2 == 0 else [0.0, 1.0] for i in range(6)}
-    fast, _ = _run(make_setup(jobs), Table(shares), Rules(), tmp_path)
+    fast, _ = _run(make_setup(jobs), Table(shares), RoundRules(), tmp_path)
     skipped = (tmp_path / "run.jsonl").read_bytes()
     boundaries = 0
     whole = Simulation._boundary
@@ -182,10 +184,10 @@ def test_rounds_that_change_nothing_are_skipped_without_a_trace(
         whole(simulation)
 
     monkeypatch.setattr(Simulation, "_boundary", counted)
-    _run(make_setup(jobs), Table(shares), Rules(), tmp_path)
+    _run(make_setup(jobs), Table(shares), RoundRules(), tmp_path)
     assert boundaries < 100 < fast.rounds
     monkeypatch.setattr(Simulation, "_quiet_rounds", lambda simulation, end: 0)
-    slow, _ = _run(make_setup(jobs), Table(shares), Rules(), tmp_path)
+    slow, _ = _run(make_setup(jobs), Table(shares), RoundRules(), tmp_path)
     assert slow.rounds == fast.rounds
     assert slow.figures == fast.figures
     assert (tmp_path / "run.jsonl").read_bytes() == skipped
@@ -228,10 +230,12 @@ class Killer:
 
 
 @pytest.mark.parametrize("mode", ["changes", "summary"])
-def test_a_run_taken_up_at_a_checkpoint_gives_the_same_bytes(make_setup: Make, tmp_path: Path, mode: Mode) -> None:
+def test_a_run_resumed_at_a_checkpoint_gives_the_same_bytes(
+    make_setup: Make, tmp_path: Path, mode: JournalMode
+) -> None:
     jobs = [Job(id=i, model="AB"[i % 2], steps=3000 + 7 * i, arrival_s=70.0 * i) for i in range(60)]
 
-    def go(name: str, observers: Sequence[Any] = (), saving: Saving | None = None) -> Outcome:
+    def go(name: str, observers: Sequence[Any] = (), saving: Checkpointing | None = None) -> ClusterResult:
         policy = Table({i: [0.3, 0.4] for i in range(60)}, {(0, 3): [0.5, 0.0]})
         journal = tmp_path / f"{name}.jsonl"
         return run(
@@ -239,7 +243,7 @@ def test_a_run_taken_up_at_a_checkpoint_gives_the_same_bytes(make_setup: Make, t
         )
 
     whole = go("whole")
-    saving = Saving(tmp_path / "saved", every_rounds=5, resume=True)
+    saving = Checkpointing(tmp_path / "saved", every_rounds=5, resume=True)
     with pytest.raises(KilledError):
         go("parts", [Killer(80)], saving)
     assert (tmp_path / "saved").exists()
@@ -269,7 +273,7 @@ def test_a_policy_that_answers_otherwise_when_it_is_warm_gives_the_same_bytes(ma
     jobs = [Job(id=i, model="A", steps=3000, arrival_s=200.0 * i) for i in range(20)]
 
     def go(name: str, observers: Sequence[Any] = ()) -> bytes:
-        saving, journal = Saving(tmp_path / name, every_rounds=3, resume=True), tmp_path / f"{name}.jsonl"
+        saving, journal = Checkpointing(tmp_path / name, every_rounds=3, resume=True), tmp_path / f"{name}.jsonl"
         policy = Warm({i: [0.5, 0.5] for i in range(20)})
         run(make_setup(jobs), policy, journal=journal, observers=observers, saving=saving)
         return journal.read_bytes()
@@ -289,7 +293,7 @@ def test_what_happens_after_a_checkpoint_was_loaded_is_not_forgotten_when_a_job_
 
 
 def test_a_checkpoint_of_another_run_is_refused(make_setup: Make, tmp_path: Path) -> None:
-    saving = Saving(tmp_path / "saved", every_rounds=1, resume=True)
+    saving = Checkpointing(tmp_path / "saved", every_rounds=1, resume=True)
     run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=saving)
     with pytest.raises(InputError, match="checkpoint of another run"):
         run(make_setup([Job(id=0, model="A", steps=9000)], counts=(1, 1)), Table({0: [1, 0]}), saving=saving)
@@ -300,8 +304,8 @@ def test_a_checkpoint_of_another_run_is_refused(make_setup: Make, tmp_path: Path
     [
         ("builtins", "print"),
         ("dovetail.cluster.checkpoint", "pickle.loads"),
-        ("dovetail.cluster.sweep_table", "import_module"),
-        ("dovetail.cluster.outputs", "quantiles"),
+        ("dovetail.cluster.sweeps.table", "import_module"),
+        ("dovetail.cluster.export", "quantiles"),
     ],
 )
 def test_a_checkpoint_that_would_run_other_code_is_refused(
@@ -309,9 +313,9 @@ def test_a_checkpoint_that_would_run_other_code_is_refused(
 ) -> None:
     path = tmp_path / "saved"
     named = "".join(f"\x8c{chr(len(word))}{word}" for word in (module, name)).encode("latin-1")
-    path.write_bytes(b"dovetail cluster checkpoint 2\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
+    path.write_bytes(b"dovetail cluster checkpoint 3\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
     with pytest.raises(InputError, match=re.escape(f"it holds {module}.{name}")):
-        run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Saving(path, resume=True))
+        run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Checkpointing(path, resume=True))
 
 
 def test_an_outage_of_no_time_ends_what_runs_there_and_no_more(make_setup: Make, tmp_path: Path) -> None:
@@ -361,7 +365,7 @@ class Widen(Table):
 def test_an_elastic_policy_changes_widths_at_the_price_of_a_restart(make_setup: Make, tmp_path: Path) -> None:
     """It begins on one slow device inside a round, at 1 step/s, and has two fast ones, at 8, from the next round on."""
     jobs = [Job(id=0, model="A", steps=40), Job(id=1, model="A", steps=8000, arrival_s=10.0)]
-    outcome, notes = _run(make_setup(jobs), Widen({0: [1, 0], 1: [1, 0]}), Rules(restart_s=20.0), tmp_path)
+    outcome, notes = _run(make_setup(jobs), Widen({0: [1, 0], 1: [1, 0]}), RoundRules(restart_s=20.0), tmp_path)
     widths = [len(each) for _, of, columns in notes.seen if of == "started" for each in columns["devices"]]
     assert widths == [2, 1, 2]
     assert outcome.completion_s[1] == pytest.approx(350 + 20 + (8000 - 330) / 8)
@@ -377,7 +381,7 @@ def test_a_policy_that_is_not_elastic_must_not_change_widths(make_setup: Make) -
 
 def test_rounds_must_be_longer_than_restarts() -> None:
     with pytest.raises(InputError, match="a restart of 10 s in rounds of 5 s"):
-        Rules(round_s=5.0)
+        RoundRules(round_s=5.0)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +420,7 @@ def test_nobody_waits_for_shares_while_nothing_runs(make_setup: Make, tmp_path: 
             return found
 
     jobs = [Job(id=i, model="A", steps=400) for i in range(2)]
-    rules = Rules(restart_s=0.0, allocate_every_s=3600.0)
+    rules = RoundRules(restart_s=0.0, allocate_every_s=3600.0)
     outcome, _ = _run(make_setup(jobs), Strict({0: [1, 0], 1: [1, 0]}), rules, tmp_path)
     assert outcome.completion_s[1] <= 360 + 100
 

@@ -6,22 +6,22 @@ from math import inf
 
 import pytest
 
-from dovetail.cluster.recording import run
-from dovetail.cluster.scenario import Loaded, Scenario, load
-from dovetail.cluster.stability import StoppedError, Watch
+from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, load
+from dovetail.cluster.simulate import run
+from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.core.events import Rows
 
 CLUSTER = "2:2:2"
 WINDOW = (60, 120)
 
 
-def loaded(rate: float, **more: object) -> Loaded:
+def loaded(rate: float, **more: object) -> LoadedScenario:
     return load(Scenario(cluster=CLUSTER, lam_s=3600 / rate, window=WINDOW, duration_s=3600.0, **more))  # type: ignore[arg-type]
 
 
-def watched(rate: float, longest: float = 10.0, **more: object) -> Watch:
+def watched(rate: float, longest: float = 10.0, **more: object) -> QueueWatch:
     found = loaded(rate, **more)
-    watch = Watch(found.setup, long=longest)
+    watch = QueueWatch(found.setup, long=longest)
     run(found.setup, found.policy("max_min_fairness_perf"), observers=[watch])
     return watch
 
@@ -48,7 +48,7 @@ def test_a_queue_that_comes_and_goes_is_borne() -> None:
     widths = [width for _, width in setup.throughputs.kinds]
     narrow, wide = widths.index(1), widths.index(max(widths))
     for staying in (4, 40):
-        watch = Watch(setup, long=inf)
+        watch = QueueWatch(setup, long=inf)
         for job in range(WINDOW[1]):
             stays = job >= WINDOW[1] - staying
             watch.step(job, float(job), [Rows("arrived", {"id": [job], "kind": [wide if stays else narrow]})])
@@ -71,7 +71,7 @@ def test_a_limit_on_the_queue_is_what_is_asked_for() -> None:
 def test_jobs_that_are_all_known_are_never_unstable() -> None:
     """All jobs are there at the start: the queue is long, and shrinks."""
     found = load(Scenario(cluster=CLUSTER, jobs=200, duration_s=3600.0))
-    watch = Watch(found.setup, long=0.0)
+    watch = QueueWatch(found.setup, long=0.0)
     run(found.setup, found.policy("max_min_fairness_perf"), observers=[watch])
     assert watch.verdict() == ""
     assert watch.completed == 200
@@ -81,7 +81,7 @@ def test_jobs_that_are_all_known_are_never_unstable() -> None:
 def test_a_run_that_takes_too_long_is_stopped() -> None:
     found = loaded(2.0)
     with pytest.raises(StoppedError, match="not done after 0 s") as stopped:
-        run(found.setup, found.policy("isolated"), observers=[Watch(found.setup, timeout_s=0)])
+        run(found.setup, found.policy("isolated"), observers=[QueueWatch(found.setup, timeout_s=0)])
     assert stopped.value.status == "timeout"
 
 
@@ -92,7 +92,7 @@ def test_every_clock_is_watched(clock: str) -> None:
         run(
             found.setup,
             found.policy("max_min_fairness_perf"),
-            observers=[Watch(found.setup, long=2.0)],
+            observers=[QueueWatch(found.setup, long=2.0)],
             ideal=clock == "ideal",
             compat=clock == "compat",
         )

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dovetail.cluster.cells import Cell, How, kept, kept_at, run_cell
-from dovetail.cluster.rules import GAVEL, Rules
-from dovetail.cluster.scenario import Scenario
-from dovetail.cluster.sweep import Grid, claim, climb, climbs, loads_between, run_climbs, run_grid
-from dovetail.cluster.sweep_table import COLUMNS, KEYS, read_sweep, write_table
+from dovetail.cluster.compat import GAVEL
+from dovetail.cluster.inputs.scenario import Scenario
+from dovetail.cluster.rules import RoundRules, RunOptions
+from dovetail.cluster.sweeps.cell import SweepCell, kept, kept_at, run_cell
+from dovetail.cluster.sweeps.grid import SweepGrid, claim, climb, climbs, loads_between, run_climbs, run_grid
+from dovetail.cluster.sweeps.table import COLUMNS, KEYS, read_sweep, write_table
 from dovetail.core.errors import InputError
 
 
-def grid_in(folder: Path, **more: Any) -> Grid:
+def grid_in(folder: Path, **more: Any) -> SweepGrid:
     given: dict[str, Any] = {
         "kind": "continuous",
         "folder": folder,
@@ -28,7 +29,7 @@ def grid_in(folder: Path, **more: Any) -> Grid:
         "seeds": (0, 1),
         "loads": (1.0, 2.0),
     }
-    return Grid(**given | more)
+    return SweepGrid(**given | more)
 
 
 def test_a_grid_has_every_combination_light_loads_first(tmp_path: Path) -> None:
@@ -74,7 +75,12 @@ def test_a_cell_is_run_by_its_rules(tmp_path: Path) -> None:
     cell = grid_in(tmp_path).cells()[0]
     found = [
         run_cell(replace(cell, path=None, how=how))
-        for how in (How(), How(rules=Rules(round_s=720.0)), How(ideal=True), How(rules=GAVEL, compat=True))
+        for how in (
+            RunOptions(),
+            RunOptions(rules=RoundRules(round_s=720.0)),
+            RunOptions(ideal=True),
+            RunOptions(rules=GAVEL, compat=True),
+        )
     ]
     own, slow, ideal, old = found
     assert own["rounds"] > slow["rounds"] > 0
@@ -85,9 +91,9 @@ def test_a_cell_is_run_by_its_rules(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
     grid = grid_in(tmp_path)
-    ran: list[Cell] = []
+    ran: list[SweepCell] = []
 
-    def run(cell: Cell) -> dict[str, Any]:
+    def run(cell: SweepCell) -> dict[str, Any]:
         ran.append(cell)
         return run_cell(cell)
 
@@ -139,8 +145,8 @@ def test_an_unstable_load_ends_and_is_told(tmp_path: Path) -> None:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "how.rules.round_s was 360.0, and is 720.0": {"how": How(rules=Rules(round_s=720.0))},
-    "how.compat was False, and is True": {"how": How(rules=GAVEL, compat=True)},
+    "how.rules.round_s was 360.0, and is 720.0": {"how": RunOptions(rules=RoundRules(round_s=720.0))},
+    "how.compat was False, and is True": {"how": RunOptions(rules=GAVEL, compat=True)},
     "scenario.window was [2, 6], and is [2, 7]": {"base": Scenario(window=(2, 7), duration_s=3600.0)},
     "kind was continuous, and is static": {"kind": "static", "base": Scenario(window=(2, 6), duration_s=3600.0)},
 }

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.throughputs import (
-    Entry,
+from dovetail.cluster.inputs.throughputs import (
+    RateEntry,
     from_rates,
     rates_at,
     read_throughputs,
@@ -21,7 +21,7 @@ from dovetail.cluster.throughputs import (
     with_widths,
     write_throughputs,
 )
-from dovetail.cluster.workload import Throughputs
+from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.core.errors import InputError
 from dovetail.core.rates import Rate, RateTable
 
@@ -167,7 +167,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str, text: s
 def test_the_reference_type_is_v100_or_the_first_that_runs_everything(measured: Throughputs) -> None:
     assert reference_type(measured) == "v100"
     assert reference_type(measured.of_types(("k80", "p100"))) == "p100"  # a K80 cannot run everything
-    assert reference_type(table([Entry("LM", "l4", 1.0), Entry("LM", "a10", 1.0)]), ("a10", "l4")) == "a10"
+    assert reference_type(table([RateEntry("LM", "l4", 1.0), RateEntry("LM", "a10", 1.0)]), ("a10", "l4")) == "a10"
 
 
 rates = st.floats(0.1, 100)
@@ -176,7 +176,7 @@ rates = st.floats(0.1, 100)
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), rates, min_size=1), st.integers(1, 64))
 def test_a_guessed_rate_grows_with_width_but_never_faster(known: dict[int, float], width: int) -> None:
-    found = table([Entry("LM", "l4", rate, w) for w, rate in known.items()])
+    found = table([RateEntry("LM", "l4", rate, w) for w, rate in known.items()])
     guess = float(rates_at(found, "LM", width)[0][0])
     below = [w for w in known if w <= width]
     if width in known:

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.analytic import analytic
-from dovetail.cluster.throughputs import Entry, table
-from dovetail.cluster.traces import FORMATS, Trace, detect, read_trace, write_gavel, write_table
-from dovetail.cluster.workload import Job, Throughputs
+from dovetail.cluster.inputs.analytic import analytic
+from dovetail.cluster.inputs.throughputs import RateEntry, table
+from dovetail.cluster.inputs.traces import FORMATS, JobTrace, detect, read_trace, write_gavel, write_table
+from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.core.errors import InputError
 
 RATES = table(
     [
-        Entry("LM", "v100", 2.0),
-        Entry("LM", "v100", 3.0, width=2),
-        Entry("GAN", "v100", 0.5),
-        Entry("LM", "l4", 1.0),
-        Entry("Tiny", "l4", 1.0),
+        RateEntry("LM", "v100", 2.0),
+        RateEntry("LM", "v100", 3.0, width=2),
+        RateEntry("GAN", "v100", 0.5),
+        RateEntry("LM", "l4", 1.0),
+        RateEntry("Tiny", "l4", 1.0),
     ]
 )
 GAVEL = 'LM\tcommand with "quotes", commas\tfolder\t--steps\t1\t600\t2\t1\t{slack}\t{arrival}\n'
 
 
-def read(folder: Path, text: str, name: str = "jobs.csv", **options: object) -> Trace:
+def read(folder: Path, text: str, name: str = "jobs.csv", **options: object) -> JobTrace:
     path = folder / name
     path.write_text(text)
     return read_trace(path, RATES, **options)  # type: ignore[arg-type]
@@ -243,7 +243,12 @@ def test_deadlines_and_milliseconds_of_other_simulators(traces: Path, measured: 
     muri = read_trace(traces / "muri/trace4.csv", measured)
     assert (muri.jobs[1].arrival_s, muri.jobs[1].duration_s) == (6.0, 16794.0)
     assert muri.jobs[1].model == "A3C"  # stands for dqn
-    own = table([Entry("vgg19", "v100", 9.0), *(Entry(model, "v100", 1.0) for model in ("vgg11", "resnet50"))])
+    own = table(
+        [
+            RateEntry("vgg19", "v100", 9.0),
+            *(RateEntry(model, "v100", 1.0) for model in ("vgg11", "resnet50")),
+        ]
+    )
     known = read_trace(traces / "tiresias/60_job.csv", own, widths="guess")
     assert (known.jobs[0].model, known.jobs[0].steps) == ("vgg19", 606.0)  # a known model keeps its iterations
 

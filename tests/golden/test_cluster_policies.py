@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.cluster.optimise.shares import isolated_share, proportional_rate
 from dovetail.cluster.policies import make
-from dovetail.cluster.problem import Allocation, Floats, Problem
-from dovetail.cluster.shares import isolated_share, proportional_rate
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
 
 TYPES = ("v100", "p100", "k80")
 RUNS = ("small_2-2-2", "medium_2-2-2")

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.cluster.fuzz import Case, check_case, check_seed, policies_for, random_case
 from dovetail.cluster.policies import make
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.recording import Saving, run
+from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.core import registry
 from dovetail.core.events import Rows
 from dovetail.core.journal import open_journal
+from dovetail.testing.cluster.fuzz import ClusterCase, check_case, check_seed, policies_for, random_case
 
 CASES = 120  # bench/cluster.py runs 2,000
 BLOCK = 10
@@ -38,7 +38,7 @@ def test_every_policy_is_tried() -> None:
     assert tried == set(registry.names("cluster"))
 
 
-def features(case: Case) -> set[str]:
+def features(case: ClusterCase) -> set[str]:
     """What is special about a case."""
     setup, rules = case.setup, case.rules
     found = {rules.priority, f"{len(setup.types)} types", "inside" if rules.inside else "at ends only"}
@@ -115,8 +115,8 @@ def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(tmp_path: Pat
     for seed in range(12):
         case = random_case(seed)
 
-        def go(name: str, observers: Sequence[Killer] = (), case: Case = case, seed: int = seed) -> bytes:
-            saving = Saving(tmp_path / f"{name}{seed}", every_rounds=2, resume=True)
+        def go(name: str, observers: Sequence[Killer] = (), case: ClusterCase = case, seed: int = seed) -> bytes:
+            saving = Checkpointing(tmp_path / f"{name}{seed}", every_rounds=2, resume=True)
             journal = tmp_path / f"{name}{seed}.jsonl"
             run(case.setup, make(policy), case.rules, name=policy, journal=journal, observers=observers, saving=saving)
             return journal.read_bytes()
@@ -145,7 +145,7 @@ class Greedy:
 
 def test_a_policy_that_breaks_the_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cases can fail: a policy that turns jobs into others is stopped, and told by its name."""
-    monkeypatch.setattr("dovetail.cluster.fuzz.policies_for", lambda case: ["fifo"])
-    monkeypatch.setattr("dovetail.cluster.fuzz.make", lambda name: Greedy(0))
+    monkeypatch.setattr("dovetail.testing.cluster.fuzz.policies_for", lambda case: ["fifo"])
+    monkeypatch.setattr("dovetail.testing.cluster.fuzz.make", lambda name: Greedy(0))
     found = [fault for seed in range(20) for fault in check_case(random_case(seed), str(seed), tmp_path / "run.jsonl")]
     assert any("another model" in fault for fault in found)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.problem import Floats, Policy
-from dovetail.cluster.setup import Setup
+from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.policies.base import Floats, Policy
 
 
-def fastest(setup: Setup, policy: Policy) -> tuple[Floats, Floats]:
+def fastest(setup: ClusterSetup, policy: Policy) -> tuple[Floats, Floats]:
     """By kind: the most steps per second that it can have here, whoever it is beside and however its accelerators lie;
     and the most per accelerator. Of an elastic policy, as whatever kind of the same model is best."""
     found, widths = setup.throughputs, np.array([width for _, width in setup.throughputs.kinds])
@@ -28,7 +28,7 @@ def fastest(setup: Setup, policy: Policy) -> tuple[Floats, Floats]:
     return best, each
 
 
-def least_makespan_s(setup: Setup, policy: Policy) -> float:
+def least_makespan_s(setup: ClusterSetup, policy: Policy) -> float:
     """A lower bound of the makespan of jobs that are all known; 0 for jobs without end.
 
     A job cannot end before its arrival and its best time, and unless jobs share accelerators nobody can do more than

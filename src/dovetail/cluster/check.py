@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from dovetail.cluster.devices import Devices
-from dovetail.cluster.metrics import Metrics
-from dovetail.cluster.recording import Facts, facts_of, metrics_for, summary
+from dovetail.cluster.header import ClusterFacts, facts_of
+from dovetail.cluster.metrics import ClusterMetrics, metrics_for, summary
 from dovetail.cluster.records import KEPT
+from dovetail.cluster.rounding.devices import Devices
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.findings import Findings, Report
@@ -47,7 +47,7 @@ _CLOSE = 1e-6  # relative: steps are sums of many leases
 _OF_LEASES = ("utilization", "utilization_by_type", "total_cost", "leases")  # figures that a summary cannot give again
 
 
-class _Lease(Struct):
+class _OpenLease(Struct):
     on: int
     devices: tuple[int, ...]
     beside: int
@@ -56,23 +56,23 @@ class _Lease(Struct):
     kind: int
 
 
-class _Books(Struct):
+class _JobAccount(Struct):
     kind: int
     steps: float
     done: float = 0.0
     closed: bool = False
 
 
-class Checker:
+class LeaseChecker:
     """Follows a run."""
 
-    def __init__(self, facts: Facts, faults: Findings) -> None:
+    def __init__(self, facts: ClusterFacts, faults: Findings) -> None:
         self._facts = facts
         self._faults = faults
         self._brief = facts.mode == "summary"
         self._devices = Devices(facts.counts, facts.per_server)
-        self._jobs: dict[int, _Books] = {}
-        self._leases: dict[int, _Lease] = {}
+        self._jobs: dict[int, _JobAccount] = {}
+        self._leases: dict[int, _OpenLease] = {}
         self._holders: list[set[int]] = [set() for _ in range(len(self._devices))]
         self._down: set[int] = set()
         self._unlucky: set[int] = set()  # jobs that lost work because a device failed now
@@ -99,7 +99,7 @@ class Checker:
     def _fault(self, code: str, job: object, message: str) -> None:
         self._faults.add(code, f"job {job} at {self._now} s", message)
 
-    def _open(self, job: int, what: str) -> _Books | None:
+    def _open(self, job: int, what: str) -> _JobAccount | None:
         books = self._jobs.get(job)
         if books is None:
             self._fault("arrival", job, f"it {what} before it arrived")
@@ -120,7 +120,7 @@ class Checker:
                 continue
             if at_s > self._now:
                 self._fault("arrival", job, f"it is known before its arrival at {at_s} s")
-            self._jobs[job] = _Books(kind, steps)
+            self._jobs[job] = _JobAccount(kind, steps)
 
     def _see_started(self, columns: dict[str, Any]) -> None:
         count = len(columns["id"])
@@ -144,7 +144,7 @@ class Checker:
             wrong = [d for d in devices if d not in known or self._devices.type_of[d] != on or d in self._down]
             if wrong:
                 self._fault("device", job, f"devices {wrong} do not exist, are down, or are not of type {on}")
-            self._leases[job] = _Lease(on, tuple(known), beside, self._now, price_s, kind)
+            self._leases[job] = _OpenLease(on, tuple(known), beside, self._now, price_s, kind)
             self._check_price(job, devices, why, price_s)
             begun.append(job)
             for device in known:
@@ -156,7 +156,7 @@ class Checker:
             if others != allowed:
                 self._fault("overlap", job, f"found {sorted(others)} on its devices, expected {sorted(allowed)}")
 
-    def _kind(self, job: int, books: _Books, claimed: int | None) -> int:
+    def _kind(self, job: int, books: _JobAccount, claimed: int | None) -> int:
         """What a job runs as: another width is fine, another model is not."""
         kinds = self._facts.kinds
         if claimed is None:
@@ -190,7 +190,7 @@ class Checker:
                 books.done += steps
                 self._check_steps(job, lease, steps)
 
-    def _check_steps(self, job: int, lease: _Lease, steps: float) -> None:
+    def _check_steps(self, job: int, lease: _OpenLease, steps: float) -> None:
         """A lease works at its rate after its restart; what it did may be lost if a device failed."""
         held_s, rate = self._now - lease.from_s, self._rate(lease)
         most = rate * max(held_s - lease.restart_s, 0.0)
@@ -199,7 +199,7 @@ class Checker:
         if not least - slack <= steps <= most + slack:
             self._fault("steps", job, f"found {steps} in {held_s} s at {rate} per s")
 
-    def _rate(self, lease: _Lease) -> float:
+    def _rate(self, lease: _OpenLease) -> float:
         facts = self._facts
         if lease.beside >= 0:
             other = self._jobs.get(lease.beside)
@@ -253,7 +253,7 @@ def check_journal(path: Path) -> Report:
     reader = open_journal(path)
     facts = facts_of(reader.header)
     faults = Findings()
-    checker, metrics = Checker(facts, faults), metrics_for(facts)
+    checker, metrics = LeaseChecker(facts, faults), metrics_for(facts)
     notes = []
     if facts.mode == "summary":
         notes.append("the journal is a summary: it holds no leases, only arrivals, ends and their figures were checked")
@@ -277,7 +277,7 @@ def check_journal(path: Path) -> Report:
     return Report.of(str(path), "journal", faults, notes, counted)
 
 
-def _feed(reader: Reader, checker: Checker, metrics: Metrics) -> dict[str, Any] | None:
+def _feed(reader: Reader, checker: LeaseChecker, metrics: ClusterMetrics) -> dict[str, Any] | None:
     claimed = None
     for n, t, events in reader.steps():
         try:

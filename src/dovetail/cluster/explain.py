@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from dovetail.cluster.recording import Facts, facts_of, metrics_for
+from dovetail.cluster.header import ClusterFacts, facts_of
+from dovetail.cluster.metrics import metrics_for
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Rows
 from dovetail.core.journal import Ended, Reader
@@ -15,7 +16,7 @@ from dovetail.core.journal import Ended, Reader
 _SHOWN = 5  # holders and overtakers that are named
 
 
-class Lease(Struct, kw_only=True):
+class LeaseStory(Struct, kw_only=True):
     """A stay on the same accelerators; `end` tells why it ended."""
 
     from_s: float
@@ -40,7 +41,7 @@ class TypeThen(Struct, kw_only=True):
     held_by: int
 
 
-class Wait(Struct, kw_only=True):
+class JobWait(Struct, kw_only=True):
     """A time without accelerators. `types` are those that the job can use; `others` counts leases that other jobs began
     on them meanwhile, `later` those of jobs that arrived after it."""
 
@@ -53,7 +54,7 @@ class Wait(Struct, kw_only=True):
     why: str = ""
 
 
-class Story(Struct, kw_only=True):
+class JobStory(Struct, kw_only=True):
     """A job from its arrival on; `cut_s` is the instant at which a journal without an end breaks off."""
 
     job: int
@@ -64,8 +65,8 @@ class Story(Struct, kw_only=True):
     arrived_s: float
     weight: float = 1.0
     due_s: float | None = None
-    leases: list[Lease]
-    waits: list[Wait]
+    leases: list[LeaseStory]
+    waits: list[JobWait]
     completed_s: float | None = None
     rejected_why: str = ""
     rho: float | None = None
@@ -78,7 +79,7 @@ class Story(Struct, kw_only=True):
         return sum(wait.to_s - wait.from_s for wait in self.waits if wait.to_s is not None)
 
 
-def explain(reader: Reader, job: str) -> Story:
+def explain(reader: Reader, job: str) -> JobStory:
     """The story of a job, by its number or its name."""
     facts = facts_of(reader.header)
     teller, metrics = _Teller(facts, job), metrics_for(facts)
@@ -95,16 +96,16 @@ def explain(reader: Reader, job: str) -> Story:
 class _Teller:
     """Follows a run; keeps who holds which devices, and everything about one job."""
 
-    def __init__(self, facts: Facts, wanted: str) -> None:
+    def __init__(self, facts: ClusterFacts, wanted: str) -> None:
         self._facts = facts
         self._wanted = wanted.strip().removeprefix("job ")
         self._held: dict[int, tuple[int, tuple[int, ...]]] = {}  # type and devices by job
         self._down: set[int] = set()
         self._usable: list[int] = []
-        self._running: Lease | None = None
-        self._waiting: Wait | None = None
+        self._running: LeaseStory | None = None
+        self._waiting: JobWait | None = None
         self._failed: dict[int, int] = {}  # devices that fail now, by the jobs that lose them
-        self.story: Story | None = None
+        self.story: JobStory | None = None
         self.names: set[str] = set()
         self.last = -1
 
@@ -120,14 +121,14 @@ class _Teller:
         if self.story is not None:
             self._settle(t, self.story)
 
-    def _end(self, t: float, story: Story) -> None:
+    def _end(self, t: float, story: JobStory) -> None:
         """The run is over: what ended with it did not end for others."""
         story.ended_s, story.cut_s = t, None
         if story.completed_s is None and story.leases and story.leases[-1].to_s == t:
             story.leases[-1].end = "the run ended"
             story.waits = [wait for wait in story.waits if wait.from_s < t]
 
-    def _settle(self, t: float, story: Story) -> None:
+    def _settle(self, t: float, story: JobStory) -> None:
         """This instant is over: if the job has nothing now, a wait begins."""
         if story.ended_s is None:
             story.cut_s = t
@@ -136,7 +137,7 @@ class _Teller:
             return
         types = [self._then(j) for j in self._usable]
         began_s = story.arrived_s if not story.leases else t
-        self._waiting = Wait(from_s=began_s, types=types, first=[])
+        self._waiting = JobWait(from_s=began_s, types=types, first=[])
         story.waits.append(self._waiting)
 
     def _then(self, j: int) -> TypeThen:
@@ -168,7 +169,7 @@ class _Teller:
         model, width = self._facts.kinds[kind]
         counts = self._facts.counts
         self._usable = [j for j, rate in enumerate(self._facts.alone[kind]) if rate > 0 and counts[j] >= width]
-        self.story = Story(
+        self.story = JobStory(
             job=job,
             name=name,
             model=model,
@@ -190,7 +191,7 @@ class _Teller:
         for job, on, devices, beside, why, price_s in rows:
             self._held[job] = (on, tuple(devices))
             if self.story is not None and job == self.story.job:
-                lease = Lease(
+                lease = LeaseStory(
                     from_s=t,
                     type=self._facts.types[on],
                     devices=tuple(devices),
@@ -205,12 +206,12 @@ class _Teller:
                 if len(self._waiting.first) < _SHOWN:
                     self._waiting.first.append(job)
 
-    def _begin(self, t: float, story: Story, lease: Lease) -> None:
+    def _begin(self, t: float, story: JobStory, lease: LeaseStory) -> None:
         if self._waiting is not None:
             self._waiting.to_s, self._waiting = t, None
         elif not story.leases and t > story.arrived_s:
             why = "it arrived inside a round, and was seen when that was over"
-            story.waits.append(Wait(from_s=story.arrived_s, to_s=t, types=[], first=[], why=why))
+            story.waits.append(JobWait(from_s=story.arrived_s, to_s=t, types=[], first=[], why=why))
         elif story.leases and story.leases[-1].to_s == t:
             before = story.leases[-1]
             before.end = "only its company changed" if before.devices == lease.devices else "it moved"

@@ -12,14 +12,14 @@ from math import inf
 import numpy as np
 
 from dovetail.cluster import records
-from dovetail.cluster.admission import admit
 from dovetail.cluster.bounds import fastest
-from dovetail.cluster.envy import envy
-from dovetail.cluster.mechanism import Mechanism
-from dovetail.cluster.problem import Policy
-from dovetail.cluster.rules import Rules
-from dovetail.cluster.setup import Kinds, Setup
-from dovetail.cluster.workload import Job
+from dovetail.cluster.inputs.setup import ClusterSetup, JobKinds
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.policies.base import Policy
+from dovetail.cluster.rounding.admission import admit
+from dovetail.cluster.rounding.envy import envy
+from dovetail.cluster.rounding.mechanism import Mechanism
+from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Observer
@@ -27,10 +27,10 @@ from dovetail.core.journal import Observer
 _INSTANT = 1e-12  # relative: who ends within it ends together
 
 
-class Ideal:
+class IdealSimulation:
     """Runs a setup; the policy is asked whenever a job comes or goes or a price changes."""
 
-    def __init__(self, setup: Setup, policy: Policy, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, setup: ClusterSetup, policy: Policy, observers: Sequence[Observer] = ()) -> None:
         self._setup = setup
         self._policy = policy
         self._observers = observers
@@ -41,13 +41,13 @@ class Ideal:
             setup.counts,
             setup.rates(),
             setup.throughputs.pairs,
-            Rules(),
+            RoundRules(),
             random.Random(setup.seed),
             weights,
             setup.throughputs.kinds,
         )
         self._runs = fastest(setup, policy)[0] > 0
-        self._kinds = Kinds(setup)
+        self._kinds = JobKinds(setup)
         self._jobs = iter(setup.jobs)
         self._next = next(self._jobs, None)
         self._open = set(range(*setup.window)) if setup.window else None

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from dovetail.cluster.problem import Floats, Ints
+from dovetail.cluster.header import ClusterFacts
+from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.core.charts import Chart, Series
 from dovetail.core.events import Rows
 
 
-class Figures(Struct, kw_only=True):
+class ClusterFigures(Struct, kw_only=True):
     """What a run gave. Times are seconds; of a window, only its jobs count for completion times and fairness."""
 
     jobs: int
@@ -40,7 +42,19 @@ class Figures(Struct, kw_only=True):
     avg_jct_by_model_s: dict[str, float]
 
 
-class Metrics:
+class ClusterResult(Struct, kw_only=True):
+    """What a simulation gave, and what it took."""
+
+    figures: ClusterFigures
+    rounds: int
+    allocations: int
+    policy_s: float  # CPU seconds that the policy took
+    cpu_s: float
+    bound_makespan_s: float
+    completion_s: dict[int, float]
+
+
+class ClusterMetrics:
     """Follows a run. Jobs have ids from 0 on, so columns over ids hold what is known of each."""
 
     def __init__(
@@ -183,7 +197,7 @@ class Metrics:
             self._change(self._since, -1)
             self._rejected += 1
 
-    def figures(self) -> Figures:
+    def figures(self) -> ClusterFigures:
         jobs = self._measured()
         done = np.isfinite(jobs["end"])
         jct = (jobs["end"] - jobs["arrival"])[done]
@@ -198,7 +212,7 @@ class Metrics:
         capacity = self._counts * self.now
         use = np.divide(self._busy, capacity, out=np.zeros_like(self._busy), where=capacity > 0)
         total = float(capacity.sum())
-        return Figures(
+        return ClusterFigures(
             jobs=int(np.isfinite(jobs["arrival"]).sum()),
             completed=int(np.isfinite(self._jobs["end"]).sum()),
             rejected=self._rejected,
@@ -260,3 +274,32 @@ def _mean(values: Floats) -> float:
 
 def _quantile(values: Floats, q: float) -> float:
     return float(np.quantile(values, q)) if len(values) else 0.0
+
+
+def metrics_for(facts: ClusterFacts) -> ClusterMetrics:
+    fastest = None if facts.fastest is None else np.array(facts.fastest)
+    return ClusterMetrics(
+        tuple(facts.types),
+        np.array(facts.counts),
+        facts.kinds,
+        np.array(facts.alone),
+        facts.window,
+        fastest=fastest,
+    )
+
+
+def summary(metrics: ClusterMetrics) -> dict[str, Any]:
+    """The figures that the journal's last line claims."""
+    found = metrics.figures()
+    return {name: getattr(found, name) for name in found.__struct_fields__}
+
+
+def charts(metrics: ClusterMetrics) -> list[Chart]:
+    """How fairly jobs were treated, as a distribution for reports; nothing if no job was completed."""
+    rho = metrics.rho()
+    if not len(rho):
+        return []
+    shares = np.linspace(0, 1, 101)
+    points = list(zip(np.quantile(rho, shares).tolist(), (100 * shares).tolist(), strict=True))
+    rho_axis, wide = "rho: completion time over that with equal shares", bool(rho.max() > 8 * rho.min())
+    return [Chart("Finish-time fairness", rho_axis, "jobs with at most that, %", [Series("jobs", points)], wide)]

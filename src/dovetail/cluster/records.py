@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from dovetail.cluster.problem import Floats, Ints
-from dovetail.cluster.workload import Job
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.core.events import Rows
 
 ROUND, KEPT, FREE, GATHERED = 0, 1, 2, 3

@@ -9,7 +9,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 
 
-class Rules(Struct, frozen=True, kw_only=True):
+class RoundRules(Struct, frozen=True, kw_only=True):
     """`owed` ranks jobs by the time that they are owed, `fraction` by their share over what they have had since the
     last allocation, which forgets whenever there is a new one."""
 
@@ -28,5 +28,9 @@ class Rules(Struct, frozen=True, kw_only=True):
             )
 
 
-GAVEL = Rules(priority="fraction", allocate_every_s=1920.0, restart_s=0.0, inside=False)
-"""The rules of the older simulator; `compat` follows the rest of its habits."""
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """By which rules a scenario is run: in rounds, by Gavel's clock, or with shares carried out exactly."""
+
+    rules: RoundRules = RoundRules()
+    compat: bool = False
+    ideal: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.cluster.problem import Allocation, Policy, Problem
+from dovetail.cluster.policies.base import Allocation, Policy, Problem
 from dovetail.core.registry import create, names, options_of
 
 __all__ = ["Allocation", "Policy", "Problem", "make"]

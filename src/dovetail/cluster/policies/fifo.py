@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from dovetail.cluster.greedy import Placement
-from dovetail.cluster.problem import Allocation, Problem
+from dovetail.cluster.optimise.placement import Placement
+from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.core.registry import policy
 
 

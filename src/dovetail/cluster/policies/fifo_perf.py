@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.greedy import Placement
-from dovetail.cluster.problem import Allocation, Ints, Problem
+from dovetail.cluster.optimise.placement import Placement
+from dovetail.cluster.policies.base import Allocation, Ints, Problem
 from dovetail.core.registry import policy
 
 

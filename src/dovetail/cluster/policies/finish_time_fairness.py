@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.finishing import Finish, FinishProgram, evenly, first_rates
-from dovetail.cluster.problem import Allocation, Floats, Problem
-from dovetail.cluster.shares import isolated_share, nothing
+from dovetail.cluster.optimise.finish_time import FinishDemand, FinishProgram, evenly, first_rates
+from dovetail.cluster.optimise.shares import isolated_share, nothing
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
 
 
@@ -21,7 +21,7 @@ class Isolation:
         self._ids = np.zeros(0, dtype=np.int64)
         self._done_s = self._left = self._rate = np.zeros(0)
 
-    def finish(self, problem: Problem, speed: Floats) -> Finish:
+    def finish(self, problem: Problem, speed: Floats) -> FinishDemand:
         """What everybody's finish is measured against now; `speed` is by job and type."""
         rate = (isolated_share(problem) * speed).sum(axis=1)
         rate = np.where(rate > 0, rate, 1.0)
@@ -29,7 +29,7 @@ class Isolation:
         _, old, new = np.intersect1d(self._ids, problem.ids, assume_unique=True, return_indices=True)
         done_s[new] = self._done_s[old] + (self._left[old] - problem.steps_left[new]) / self._rate[old]
         self._ids, self._done_s, self._left, self._rate = problem.ids.copy(), done_s, problem.steps_left.copy(), rate
-        return Finish(problem.steps_left, problem.age_s, done_s + problem.steps_left / rate)
+        return FinishDemand(problem.steps_left, problem.age_s, done_s + problem.steps_left / rate)
 
 
 @policy("finish_time_fairness", level="cluster")

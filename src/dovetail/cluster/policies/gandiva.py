@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-from dovetail.cluster.problem import Allocation, Ints, Problem
-from dovetail.cluster.shares import isolated_share, within_limits
+from dovetail.cluster.optimise.shares import isolated_share, within_limits
+from dovetail.cluster.policies.base import Allocation, Ints, Problem
 from dovetail.core.registry import policy
 
 

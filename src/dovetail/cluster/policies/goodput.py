@@ -6,9 +6,9 @@ from math import inf
 
 import numpy as np
 
-from dovetail.cluster.classes import Classes, group
-from dovetail.cluster.problem import Allocation, Floats, Ints, Problem
-from dovetail.cluster.shares import nothing
+from dovetail.cluster.optimise.classes import Classes, group
+from dovetail.cluster.optimise.shares import nothing
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.core.registry import policy
 from dovetail.solve import LinearProgram
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.shares import isolated_share
+from dovetail.cluster.optimise.shares import isolated_share
+from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.core.registry import policy
 
 

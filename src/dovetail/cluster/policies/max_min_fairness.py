@@ -6,11 +6,11 @@ on k accelerators gets 1/k of the time.
 
 from __future__ import annotations
 
-from dovetail.cluster.classes import group
-from dovetail.cluster.divide import equally
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.program import ShareProgram
-from dovetail.cluster.shares import nothing, spread, water_level
+from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.equal_shares import equally
+from dovetail.cluster.optimise.share_lp import ShareProgram
+from dovetail.cluster.optimise.shares import nothing, spread, water_level
+from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.core.registry import policy
 
 

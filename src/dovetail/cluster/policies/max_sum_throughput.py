@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.classes import group
-from dovetail.cluster.divide import equally
-from dovetail.cluster.problem import Allocation, Floats, Problem
-from dovetail.cluster.program import ShareProgram
-from dovetail.cluster.shares import nothing
+from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.equal_shares import equally
+from dovetail.cluster.optimise.share_lp import ShareProgram
+from dovetail.cluster.optimise.shares import nothing
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.errors import InputError
 from dovetail.core.registry import policy
 

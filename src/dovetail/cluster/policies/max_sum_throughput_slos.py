@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.classes import group
-from dovetail.cluster.demands import DemandProgram
-from dovetail.cluster.divide import by_demand
+from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.demands import DemandProgram
+from dovetail.cluster.optimise.equal_shares import by_demand
+from dovetail.cluster.optimise.shares import nothing
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.cluster.policies.max_sum_throughput import per_money
-from dovetail.cluster.problem import Allocation, Floats, Ints, Problem
-from dovetail.cluster.shares import nothing
 from dovetail.core.registry import policy
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.finishing import Finish, FinishProgram, evenly, first_rates
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.shares import nothing
+from dovetail.cluster.optimise.finish_time import FinishDemand, FinishProgram, evenly, first_rates
+from dovetail.cluster.optimise.shares import nothing
+from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.core.registry import policy
 
 
-def all_at_once(problem: Problem) -> Finish:
+def all_at_once(problem: Problem) -> FinishDemand:
     """Everybody counts from now."""
-    return Finish(problem.steps_left, np.zeros(problem.jobs), np.ones(problem.jobs))
+    return FinishDemand(problem.steps_left, np.zeros(problem.jobs), np.ones(problem.jobs))
 
 
 @policy("min_total_duration", level="cluster")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.classes import Classes, group
-from dovetail.cluster.divide import equally
-from dovetail.cluster.nash import NashProgram
-from dovetail.cluster.problem import Allocation, Floats, Problem
-from dovetail.cluster.program import ShareProgram
-from dovetail.cluster.shares import nothing, proportional_rate
+from dovetail.cluster.optimise.classes import Classes, group
+from dovetail.cluster.optimise.equal_shares import equally
+from dovetail.cluster.optimise.nash import NashProgram
+from dovetail.cluster.optimise.share_lp import ShareProgram
+from dovetail.cluster.optimise.shares import nothing, proportional_rate
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
 
 

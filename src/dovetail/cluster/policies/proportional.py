@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.problem import Allocation, Problem
-from dovetail.cluster.shares import spread, water_level
+from dovetail.cluster.optimise.shares import spread, water_level
+from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.core.registry import policy
 
 
 @policy("proportional", level="cluster")
-class Proportional:
+class ProportionalShares:
     """Every job spends its time on each type in proportion to its accelerators; all jobs get the same time.
 
     With enough accelerators for all that is all of the time: the share that max-min policies measure levels against.

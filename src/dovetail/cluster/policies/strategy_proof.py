@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.classes import Classes, group
-from dovetail.cluster.divide import equally
-from dovetail.cluster.nash import NashProgram
+from dovetail.cluster.optimise.classes import Classes, group
+from dovetail.cluster.optimise.equal_shares import equally
+from dovetail.cluster.optimise.nash import NashProgram
+from dovetail.cluster.optimise.share_lp import ShareProgram
+from dovetail.cluster.optimise.shares import nothing, spread
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.cluster.policies.nash_welfare import levels_alone
-from dovetail.cluster.problem import Allocation, Floats, Ints, Problem
-from dovetail.cluster.program import ShareProgram
-from dovetail.cluster.shares import nothing, spread
 from dovetail.core.registry import policy
 
 

@@ -6,8 +6,8 @@ from math import inf
 
 import numpy as np
 
-from dovetail.cluster.greedy import Placement
-from dovetail.cluster.problem import Allocation, Floats, Problem
+from dovetail.cluster.optimise.placement import Placement
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
 
 

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.classes import group
-from dovetail.cluster.divide import equally
-from dovetail.cluster.problem import Allocation, Floats, Ints, Problem
-from dovetail.cluster.program import ShareProgram
-from dovetail.cluster.shares import nothing, spread, water_level
+from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.equal_shares import equally
+from dovetail.cluster.optimise.share_lp import ShareProgram
+from dovetail.cluster.optimise.shares import nothing, spread, water_level
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.core.registry import policy
 
 Inner = Literal["fairness", "fifo"]

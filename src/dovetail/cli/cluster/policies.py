@@ -1,0 +1,28 @@
+"""`dovetail cluster policies`: what can be chosen."""
+
+from __future__ import annotations
+
+from dovetail.cli.common import Format, print_json, print_table
+
+
+def policies(*, format: Format = "table") -> None:
+    """List the policies: what they promise, what they know and which options they take.
+
+    Example: dovetail cluster policies
+
+    Parameters
+    ----------
+    format
+        table or json.
+    """
+    from dovetail.core import registry
+
+    rows = []
+    for name, promise, options, traits in registry.listing("cluster", ["agnostic", "packs"]):
+        knows = "pairs" if traits["packs"] else "nothing of types" if traits["agnostic"] else "types"
+        rows.append({"name": name, "promise": promise, "knows": knows, **traits, "options": options})
+    if format == "json":
+        print_json(rows)
+        return
+    table = [[r["name"], r["knows"], " ".join(f"{k}={v}" for k, v in r["options"].items()), r["promise"]] for r in rows]
+    print_table(["policy", "knows", "options", "promise"], table)

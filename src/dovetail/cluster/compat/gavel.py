@@ -1,0 +1,182 @@
+"""The older simulator's clock: rounds that end with their last job, whole steps, no restarts, idle gaps billed.
+
+It serves for comparison with results that were made by Gavel; `simulation` is the one to trust.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from dovetail.cluster import records
+from dovetail.cluster.compat import GAVEL
+from dovetail.cluster.inputs.setup import ClusterSetup, JobKinds
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.policies.base import Floats, Ints, Policy
+from dovetail.cluster.rounding.mechanism import Mechanism
+from dovetail.cluster.rules import RoundRules
+from dovetail.core.errors import InputError
+from dovetail.core.events import Rows
+from dovetail.core.journal import Observer
+
+
+class _OldRound(NamedTuple):
+    """A round under way: positions of jobs, the type each runs on, who is beside it, its steps and its end."""
+
+    rows: Ints
+    on: Ints
+    beside: Ints
+    steps: Floats
+    finish_s: Floats
+
+
+_NOTHING = _OldRound(*(np.zeros(0, dtype=np.int64),) * 3, np.zeros(0), np.zeros(0))
+_FAILURES = 5  # in a row, after which a job is dropped
+
+
+class GavelSimulation:
+    """Runs a setup by the old rules; every round is one step for the observers."""
+
+    def __init__(
+        self, setup: ClusterSetup, policy: Policy, rules: RoundRules = GAVEL, observers: Sequence[Observer] = ()
+    ) -> None:
+        self._setup = setup
+        self._rules = rules
+        self._observers = observers
+        self.mechanism = Mechanism(
+            policy,
+            setup.types,
+            setup.counts,
+            setup.throughputs.alone,
+            setup.throughputs.pairs,
+            rules,
+            random.Random(setup.seed + 5),
+        )
+        self._kinds = JobKinds(setup)
+        self._jobs = iter(setup.jobs)
+        self._next = next(self._jobs, None)
+        self._open = set(range(*setup.window)) if setup.window else None
+        self._price: Floats = np.zeros(0)
+        self._price_until = -inf
+        self.now = 0.0
+        self.rounds = 0
+        self._round_end = 0.0
+        self._running = _NOTHING
+        self._failures: dict[int, int] = {}
+
+    def run(self) -> None:
+        mechanism = self.mechanism
+        while self._open or (self._open is None and (self._next is not None or len(mechanism.jobs))):
+            events: list[Rows] = []
+            if len(self._running.rows):
+                begun, self._round_end = self._round_end, float(self._running.finish_s.max())
+                self.now = self._round_end
+                events += self._complete(begun)
+            elif self._next is not None:
+                self.now = max(self.now, self._next.arrival_s)
+            elif not mechanism.needs_allocation:
+                raise InputError(f"job {mechanism.jobs.id[0]} can never run on this cluster")
+            else:
+                mechanism.hurry()  # nothing runs and nothing comes: only new shares can help
+            self._take_prices(events)
+            self._arrive(events)
+            mechanism.update(self.now, self._price)
+            self._start()
+            self.rounds += bool(len(self._running.rows))
+            for observer in self._observers:
+                observer.step(self.rounds, self.now, events)
+
+    def _take_prices(self, events: list[Rows]) -> None:
+        """A round is billed at the prices of its end, so they come before what ended."""
+        prices = self._setup.prices
+        if self.now >= self._price_until:
+            self._price, self._price_until = prices.price_at(self.now), prices.next_change(self.now)
+            events.insert(0, Rows("prices", {"price": self._price}))
+            self.mechanism.needs_allocation = True
+
+    def _arrive(self, events: list[Rows]) -> None:
+        arrived: list[Job] = []
+        while self._next is not None and self._next.arrival_s <= self.now:
+            arrived.append(self._next)
+            self._next = next(self._jobs, None)
+        if arrived:
+            kinds = [self._kinds.kind(job) for job in arrived]
+            self.mechanism.arrive(arrived, kinds, [self._kinds.entity(job) for job in arrived])
+            events.append(records.arrived(arrived, kinds))
+
+    def _start(self) -> None:
+        """Give everybody who was chosen a whole number of steps; newcomers without a share only keep others out."""
+        jobs = self.mechanism.jobs
+        choice = self.mechanism.choose()
+        rows = ((choice.on >= 0) & jobs.allotted).nonzero()[0]
+        on, beside = choice.on[rows], choice.beside[rows]
+        rate = self.mechanism.speed[rows, on]
+        paired = len(self.mechanism.pairs) > 0 and bool((beside >= 0).any())
+        if paired:
+            assert self.mechanism.pair_rates is not None
+            together = self.mechanism.pair_rates[jobs.kind[rows], jobs.kind[np.maximum(beside, 0)], on]
+            rate = np.where(beside >= 0, together, rate)
+        steps = np.minimum(np.trunc(rate * self._rules.round_s), jobs.steps_left[rows])
+        finish = self.now + steps / rate
+        if paired:  # both members of a pair end with the later one
+            at = np.full(len(jobs), -1)
+            at[rows] = np.arange(len(rows))
+            finish = np.where(beside >= 0, np.maximum(finish, finish[at[beside]]), finish)
+        self._running = _OldRound(rows, on, beside, steps, finish)
+        jobs.on[:] = -1
+        jobs.on[rows] = on
+
+    def _complete(self, begun: float) -> list[Rows]:
+        jobs, running = self.mechanism.jobs, self._running
+        order = np.argsort(-running.finish_s, kind="stable")
+        rows, on, beside = running.rows[order], running.on[order], running.beside[order]
+        steps, finish = running.steps[order], running.finish_s[order]
+        seconds = finish - begun
+        alone = beside < 0
+        partner = beside
+        if np.count_nonzero(alone) == len(alone):
+            self.mechanism.receive(rows, on, seconds)
+        else:
+            self.mechanism.receive(rows[alone], on[alone], seconds[alone])
+            first = ~alone & (rows < beside)
+            self.mechanism.receive_pairs(rows[first], beside[first], on[first], seconds[first])
+            partner = np.where(alone, -1, jobs.id[np.maximum(beside, 0)])
+        ids, dropped = jobs.id[rows], []
+        if self._failures or not self.mechanism.narrow:
+            width = jobs.width[rows]
+            failed = (width > 1) & (steps < width)  # too few steps to give every accelerator one
+            steps = np.where(failed, 0.0, steps)
+            dropped = self._drop(ids[failed], ids[~failed])
+        jobs.done[rows] += steps
+        jobs.steps_left[rows] = left = jobs.steps[rows] - jobs.done[rows]
+        ended = (left <= 0).nonzero()[0]
+        events = [records.stopped(ids, on, partner, begun, finish, steps)]
+        if not len(ended) and not dropped:
+            return events
+        gone = np.zeros(len(jobs), dtype=np.bool_)
+        gone[rows[ended]] = True
+        if len(ended):
+            events.append(records.completed(ids[ended], finish[ended]))
+        if dropped:
+            gone |= np.isin(jobs.id, dropped)
+            events.append(records.rejected(np.array(dropped), f"failed {_FAILURES} times in a row"))
+        if self._open is not None:
+            self._open.difference_update(jobs.id[gone].tolist())
+        self.mechanism.leave(gone)
+        return events
+
+    def _drop(self, failed: Ints, fine: Ints) -> list[int]:
+        """Jobs that have failed too often. It happens to wide ones with fewer steps left than accelerators."""
+        if not len(failed) and not self._failures:
+            return []
+        for job in fine.tolist():
+            self._failures.pop(job, None)
+        for job in failed.tolist():
+            self._failures[job] = self._failures.get(job, 0) + 1
+        if len(failed):
+            self.mechanism.needs_allocation = True
+        return [job for job, count in self._failures.items() if count == _FAILURES]

@@ -1,0 +1,78 @@
+"""The journal's first line: what a cluster run says of itself, enough to check every lease."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from dovetail.cluster.bounds import fastest, least_makespan_s
+from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.policies.base import Policy
+from dovetail.cluster.records import WHY
+from dovetail.cluster.rounding.devices import Devices
+from dovetail.cluster.rules import RoundRules
+from dovetail.core.errors import InputError
+from dovetail.core.journal import Header
+from dovetail.core.resources import Device, DeviceType, Pool
+
+
+class ClusterFacts(Struct, kw_only=True):
+    """What the header says beyond what all levels share: enough to check every lease."""
+
+    types: list[str]
+    counts: list[int]
+    per_server: list[int]
+    kinds: list[tuple[str, int]]
+    alone: list[list[float]]
+    spread: list[list[float]]
+    pairs: list[list[list[float]]] | None = None
+    restart_s: float = 0.0
+    why: list[str] = field(default_factory=lambda: list(WHY))  # reasons of leases, by their numbers in the records
+    window: tuple[int, int] | None = None
+    mode: JournalMode = "changes"
+    bound_makespan_s: float = 0.0
+    fastest: list[float] | None = None  # by kind: the most steps per second that a job can have
+
+
+def facts_of(header: Header) -> ClusterFacts:
+    if header.level != "cluster":
+        raise InputError(f"expected the journal of a cluster run, found one of level {header.level!r}")
+    return msgspec.convert(header.facts, ClusterFacts)
+
+
+def header(
+    setup: ClusterSetup, policy: Policy, name: str, options: dict[str, Any], rules: RoundRules, mode: JournalMode
+) -> Header:
+    """The first line of the journal."""
+    found = setup.throughputs
+    facts = ClusterFacts(
+        types=list(setup.types),
+        counts=setup.counts.tolist(),
+        per_server=setup.per_server.tolist(),
+        kinds=found.kinds,
+        alone=setup.rates().tolist(),
+        spread=found.spread.tolist(),
+        pairs=found.pairs.tolist() if policy.packs and found.pairs is not None else None,
+        restart_s=rules.restart_s,
+        window=setup.window,
+        mode=mode,
+        bound_makespan_s=least_makespan_s(setup, policy),
+        fastest=fastest(setup, policy)[0].tolist(),
+    )
+    placed = Devices(setup.counts.tolist(), setup.per_server.tolist())
+    places = zip(placed.type_of, placed.server_of, strict=True)
+    pool = Pool(
+        tuple(Device(i, setup.types[j], server) for i, (j, server) in enumerate(places)),
+        {kind: DeviceType(kind) for kind in setup.types},
+    )
+    return Header(
+        level="cluster",
+        policy=name,
+        options=options | {"rules": msgspec.to_builtins(rules)},
+        seed=setup.seed,
+        pool=pool,
+        facts=msgspec.to_builtins(facts),
+    )

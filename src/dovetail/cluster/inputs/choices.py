@@ -1,0 +1,12 @@
+"""What can be chosen by name, in a module that costs nothing to import."""
+
+from typing import Literal
+
+Widths = Literal["error", "guess"]
+"""What is done with widths that the throughputs do not have."""
+
+JournalMode = Literal["changes", "summary"]
+"""Every lease is written, or only arrivals and completions."""
+
+CLOUDS = ("aws", "gcp", "azure")
+LONGEST_QUEUE = 10.0  # times all accelerators: a queue that may not be longer and still grow

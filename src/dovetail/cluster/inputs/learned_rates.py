@@ -1,0 +1,37 @@
+"""A policy that decides by estimated pair rates, and learns the true ones of the pairs that it tries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail.cluster.inputs.workload import Throughputs
+from dovetail.cluster.policies.base import Allocation, Policy, Problem
+from dovetail.core.errors import InputError
+
+
+class LearnedRates:
+    """Passes problems on with believed pair rates in the place of the true ones.
+
+    A pair that was given time is measured by it: from the next decision on, its true rates are known.
+    """
+
+    def __init__(self, policy: Policy, believed: Throughputs) -> None:
+        if believed.pairs is None:
+            raise InputError("throughputs: expected pair rates to estimate from, found none")
+        self._policy = policy
+        self._pairs = believed.pairs.copy()
+        self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
+        self.every_round = getattr(policy, "every_round", False)
+
+    def allocate(self, problem: Problem) -> Allocation:
+        true = problem.pair_rates
+        if true is None:
+            return self._policy.allocate(problem)
+        found = self._policy.allocate(replace(problem, pair_rates=self._pairs))
+        tried = found.pairs[(found.pair_share > 0).any(axis=1)] if len(found.pairs) else found.pairs
+        if len(tried):
+            # Policies may keep the array that they were given, so it is replaced and not changed.
+            self._pairs = self._pairs.copy()
+            a, b = problem.kind[tried].T
+            self._pairs[a, b], self._pairs[b, a] = true[a, b], true[b, a]
+        return found

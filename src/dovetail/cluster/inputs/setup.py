@@ -1,0 +1,85 @@
+"""What is simulated: accelerators, how fast kinds of jobs run on them, prices, failures, and the jobs to come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from dovetail.cluster.inputs.workload import Job, Throughputs
+from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.core.errors import InputError
+
+
+class PriceSource(Protocol):
+    """Prices per accelerator and hour, over time."""
+
+    def price_at(self, t: float) -> Floats: ...
+    def next_change(self, t: float) -> float: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Outage:
+    """Devices that are down for a while."""
+
+    at_s: float
+    until_s: float
+    devices: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterSetup:
+    """A cluster and its work. `throughputs` are for the cluster's types in the cluster's order.
+
+    With `window` (first, end) only jobs with these ids are measured, and the run ends when they are done.
+    """
+
+    counts: Ints
+    per_server: Ints
+    throughputs: Throughputs
+    prices: PriceSource
+    jobs: Iterable[Job]
+    window: tuple[int, int] | None = None
+    entities: dict[str, float] = field(default_factory=dict)  # weight of each entity
+    outages: list[Outage] = field(default_factory=list)
+    seed: int = 0
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return self.throughputs.types
+
+    def accelerators(self) -> dict[str, int]:
+        """How many there are of each type."""
+        return dict(zip(self.types, self.counts.tolist(), strict=True))
+
+    def rates(self) -> Floats:
+        """Steps per second of kinds on types; a job wider than a server is always spread over several."""
+        widths = np.array([width for _, width in self.throughputs.kinds])
+        spread = widths[:, None] > self.per_server[None, :]
+        return np.where(spread, self.throughputs.spread, self.throughputs.alone)
+
+
+class JobKinds:
+    """Looks kinds and entities of arriving jobs up."""
+
+    def __init__(self, setup: ClusterSetup) -> None:
+        self._kinds = setup.throughputs.index()
+        self._entities = {name: i for i, name in enumerate(setup.entities)}
+        self._source = setup.throughputs
+
+    def kind(self, job: Job) -> int:
+        found = self._kinds.get((job.model, job.width))
+        if found is None:
+            widths = sorted(width for model, width in self._kinds if model == job.model)
+            known = f"its widths are {widths}" if widths else "there is no such model"
+            raise InputError(f"job {job.id}: no throughput for {job.model!r} on {job.width} accelerators ({known})")
+        return found
+
+    def entity(self, job: Job) -> int:
+        if not self._entities:
+            return 0
+        if job.entity not in self._entities:
+            raise InputError(f"job {job.id}: entity {job.entity!r} has no weight; known are {list(self._entities)}")
+        return self._entities[job.entity]

@@ -1,0 +1,105 @@
+"""What a trace format is: how it is told from the others, and how its rows become jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dovetail.cluster.inputs.choices import Widths
+from dovetail.cluster.inputs.csv_rows import CsvRow
+from dovetail.cluster.inputs.traces.mapping import Mapper
+from dovetail.cluster.inputs.workload import Job
+from dovetail.core.errors import InputError
+
+
+@dataclass(slots=True)
+class TraceReading:
+    """A trace that is being read: its file, the mapper of models and steps, and what was left out and why."""
+
+    path: Path
+    mapper: Mapper
+    dropped: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def job(
+        self,
+        row: CsvRow,
+        *,
+        model: str,
+        width: int,
+        arrival_s: float,
+        steps: float | None = None,
+        duration_s: float | None = None,
+        weight: float = 1.0,
+        due_s: float | None = None,
+        slack: float | None = None,
+        entity: str = "",
+        name: str = "",
+    ) -> Job:
+        """A job of this row: steps are told from its duration, or the other way round; `slack` is due in durations."""
+        rate = 0.0
+        if self.mapper.ready or steps is None or slack is not None:
+            try:
+                rate = self.mapper.rate(model, width)
+            except InputError as error:
+                raise row.error("", str(error)) from None
+            if rate == 0 and (steps is None or (slack is not None and duration_s is None)):
+                raise row.error("", f"{model} at width {width} does not run on {self.mapper.reference}")
+        if steps is None:
+            if duration_s is None:
+                raise row.error("", "expected steps or a duration, found neither")
+            steps = duration_s * rate
+        if duration_s is None and rate > 0:
+            duration_s = steps / rate
+        if slack is not None and duration_s is not None:
+            due_s = slack * duration_s
+        self.count += 1
+        return Job(
+            id=self.count - 1,
+            model=model,
+            width=width,
+            steps=steps,
+            arrival_s=arrival_s,
+            weight=weight,
+            due_s=due_s,
+            duration_s=duration_s,
+            entity=entity,
+            name=name,
+        )
+
+    def draw(self, row: CsvRow, key: str, width: int, like: str = "") -> str:
+        """A model for a row that does not name one, or one that is not known."""
+        try:
+            return self.mapper.draw(key, width, like)
+        except InputError as error:
+            raise row.error("", str(error)) from None
+
+
+@dataclass(slots=True, frozen=True)
+class TraceFormat:
+    """`columns` are those that a file of this format has; without a header, how many there are is enough."""
+
+    name: str
+    what: str
+    columns: tuple[str, ...]
+    read: Callable[[TraceReading], Iterator[Job]]
+    header: bool = True
+    widths: Widths = "guess"  # what is done by default with widths that the throughputs do not have
+    from_zero: bool = True  # whether the first arrival becomes time 0
+
+
+def timestamp_s(row: CsvRow, column: str) -> float:
+    """Seconds of a point in time, which is a number of seconds already or written as a date and a time."""
+    text = row.text(column)
+    if text.replace(".", "", 1).isdecimal():
+        return row.number(column)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise row.error(column, f"expected seconds or a time such as 2017-10-09 07:01:55, found {text!r}") from None
+    # A time without a zone would else be this machine's, with an hour too many or too few twice a year.
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

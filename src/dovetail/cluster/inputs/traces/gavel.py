@@ -1,0 +1,80 @@
+"""Tab-separated traces without a header: Gavel's with 10 columns, its older ones with 7, and Shockwave's with 12.
+
+Commands and folders are not kept: they are written from the templates again. Shockwave's change of batch size while a
+job runs is left out; its jobs keep the batch size they start with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dovetail.cluster.inputs.csv_rows import read_rows
+from dovetail.cluster.inputs.templates import BY_MODEL
+from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
+from dovetail.cluster.inputs.workload import Job
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import written_whole
+
+_START = ("model", "command", "folder", "steps flag", "needs data")
+_COLUMNS = {
+    "gavel": (*_START, "steps", "width", "weight", "slack", "arrival"),
+    "gavel-7": ("model", "command", "steps flag", "needs data", "steps", "arrival", "width"),
+    "shockwave": (*_START, "steps", "width", "mode", "weight", "slack", "duration", "arrival"),
+}
+
+
+def _reader(name: str) -> TraceFormat:
+    columns = _COLUMNS[name]
+
+    def read(reading: TraceReading) -> Iterator[Job]:
+        for row in read_rows(reading.path, columns, delimiter="\t"):
+            slack = row.number("slack", -1.0)
+            if row.text("mode", "static") != "static":
+                reading.dropped["changes of batch size while a job runs"] += 1
+            yield reading.job(
+                row,
+                model=row.text("model"),
+                width=row.whole("width"),
+                steps=row.number("steps", least=0),
+                arrival_s=row.number("arrival", least=0),
+                weight=row.number("weight", 1.0, least=1e-9),
+                slack=slack if slack >= 0 else None,
+                duration_s=row.number("duration", least=0) if "duration" in row else None,
+            )
+
+    what = f"{len(columns)} columns with tabs between, no header: {', '.join(columns)}"
+    return TraceFormat(name, what, columns, read, header=False, widths="error", from_zero=False)
+
+
+FORMATS = tuple(_reader(name) for name in _COLUMNS)
+
+
+def gavel_line(job: Job) -> str:
+    """A job in the 10 columns. Steps are cut to whole ones, and a deadline needs the job's duration, as ever there.
+
+    >>> gavel_line(Job(id=0, model="A3C", steps=7.5, arrival_s=60.0)).split("\\t")[4:]
+    ['0', '7', '1', '1', '-1.000000', '60.000000']
+    """
+    template = BY_MODEL.get(job.model)
+    if template is None:
+        raise InputError(f"{job.model!r}: no command is known for it{did_you_mean(job.model, BY_MODEL)}")
+    if job.due_s is None:
+        slack = -1.0
+    elif job.duration_s:
+        slack = job.due_s / job.duration_s
+    else:
+        raise InputError(f"job {job.id}: due after {job.due_s} s, but the format needs its duration")
+    start = (job.model, template.command, template.folder, template.steps_flag, str(int(template.needs_data)))
+    end = (f"{int(job.steps)}", f"{job.width}", f"{job.weight:g}", f"{slack:f}", f"{job.arrival_s:f}")
+    return "\t".join((*start, *end))
+
+
+def write_gavel(jobs: Iterable[Job], path: Path) -> int:
+    """Write a trace in the 10 columns, line by line; gives how many jobs there were."""
+    written = 0
+    with written_whole(path) as file:
+        for job in jobs:
+            file.write(gavel_line(job).encode() + b"\n")
+            written += 1
+    return written

@@ -1,0 +1,191 @@
+"""What a trace does not say: which model a job trains, and how many steps its time comes to.
+
+A job that is known only by its time gets a model drawn by a hash of its name, so the same file gives the same jobs, and
+as many steps as that model does in this time on the reference type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from zlib import crc32
+
+import numpy as np
+
+from dovetail.cluster.inputs.choices import Widths
+from dovetail.cluster.inputs.throughputs import Kind, rates_at, reference_type, with_widths
+from dovetail.cluster.inputs.workload import Throughputs
+from dovetail.core.errors import InputError, did_you_mean
+
+ONLY_ON = " on "
+
+
+# Which of the known families stands for a model of another trace: the same architecture or the nearest in kind.
+STANDS_FOR = {
+    "a2c": "A3C",
+    "alexnet": "ResNet-18",
+    "bert": "Transformer",
+    "cifar10": "ResNet-18",
+    "deepspeech2": "LM",
+    "dqn": "A3C",
+    "gpt2": "Transformer",
+    "imagenet": "ResNet-50",
+    "inception3": "ResNet-50",
+    "inception4": "ResNet-50",
+    "inception_v3": "ResNet-50",
+    "lstm": "LM",
+    "mobilenet_v2": "ResNet-18",
+    "ncf": "Recommendation",
+    "resnet101": "ResNet-50",
+    "resnet152": "ResNet-50",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "shufflenet_v2_x1_0": "ResNet-18",
+    "vgg11": "ResNet-50",
+    "vgg16": "ResNet-50",
+    "vgg19": "ResNet-50",
+    "yolov3": "CycleGAN",
+}
+
+
+class Mapper:
+    """Models and steps by the throughputs that the jobs will run with.
+
+    With `widths` "guess", a width that the throughputs do not have is guessed from those they have; with "error" it is
+    refused.
+    """
+
+    def __init__(self, throughputs: Throughputs | None, reference: str = "", widths: Widths = "error") -> None:
+        self._given = throughputs
+        self._widths = widths
+        self._rates: dict[Kind, float] = {}
+        self._choices: dict[tuple[str, int], list[str]] = {}
+        self._index: dict[Kind, int] = {}
+        self._models: dict[str, None] = {}
+        self.used: dict[Kind, None] = {}
+        self._plain: dict[str, tuple[str, tuple[str, ...]]] = {}  # restricted models: what they are, and where they run
+        self._drawn = 0
+        self.stood_in: dict[str, str] = {}  # models of the trace, and what was drawn for them
+        self.reference = ""
+        if throughputs is not None:
+            self._index = throughputs.index()
+            self._models = dict.fromkeys(model for model, _ in throughputs.kinds)
+            self.reference = reference or reference_type(throughputs)
+            if self.reference not in throughputs.types:
+                hint = did_you_mean(self.reference, throughputs.types)
+                raise InputError(f"reference type {self.reference!r}: no throughputs for it{hint}")
+
+    @property
+    def throughputs(self) -> Throughputs | None:
+        """Those given, and the guessed ones for widths that were met."""
+        if self._given is None:
+            return None
+        found = with_widths(self._given, self._plain_kinds())
+        for name, (model, types) in self._plain.items():
+            widths = [width for used, width in self.used if used == name]
+            found = _restricted(found, model, name, widths, types)
+        return found
+
+    def _plain_kinds(self) -> list[Kind]:
+        return [(self._plain[model][0] if model in self._plain else model, width) for model, width in self.used]
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are throughputs to go by."""
+        return self._given is not None
+
+    def rate(self, model: str, width: int) -> float:
+        """Steps per second on the reference type, perhaps 0. An error says what is wrong; the row knows where."""
+        kind = (model, width)
+        if kind in self._rates:
+            return self._rates[kind]
+        if self._given is None:
+            raise InputError("needs throughputs to tell steps from seconds")
+        if model not in self._models:
+            plain, _, types = model.rpartition(ONLY_ON)
+            allowed = self._known(types.split("|"))
+            if plain in self._models and allowed:
+                return self._restrict(model, plain, width, allowed)
+            raise InputError(f"no throughputs for the model {model!r}{did_you_mean(model, self._models)}")
+        if kind not in self._index and self._widths == "error":
+            has = ", ".join(str(w) for m, w in self._given.kinds if m == model)
+            raise InputError(f"no throughputs for {model} at width {width}, only at {has} (--widths guess guesses it)")
+        rate = float(rates_at(self._given, model, width)[0][self._given.types.index(self.reference)])
+        self._rates[kind] = rate
+        self.used[kind] = None
+        return rate
+
+    def draw(self, key: str, width: int, like: str = "") -> str:
+        """A model for a job that is called `key`: `like` itself if it is known, else one of its kind, else any."""
+        if like in self._models:
+            return like
+        family = STANDS_FOR.get(like.lower(), "")
+        choices = self._choices.get((family, width))
+        if choices is None:
+            choices = self._choices[family, width] = self._able(family, width)
+        self._drawn += 1
+        model = choices[crc32(key.encode()) % len(choices)]
+        if like:
+            self.stood_in.setdefault(like, model.partition(" (")[0])
+        return model
+
+    def notes(self) -> list[str]:
+        """What was assumed, for people."""
+        notes = []
+        if self._drawn:
+            notes.append(f"models drawn by hash for {self._drawn} jobs, steps told from their time on {self.reference}")
+        if self.stood_in:
+            pairs = ", ".join(f"{theirs} by {ours}" for theirs, ours in sorted(self.stood_in.items()))
+            notes.append(f"models that are not known were stood for: {pairs}")
+        guessed = sorted({width for kind in self._plain_kinds() for width in kind[1:] if kind not in self._index})
+        if guessed:
+            notes.append(f"throughputs guessed from other widths for widths {', '.join(map(str, guessed))}")
+        return notes
+
+    def restrict(self, model: str, width: int, types: Iterable[str]) -> str:
+        """The same model as one that runs only on these types, `MODEL on TYPE|TYPE`; nothing if none is known."""
+        assert self._given is not None
+        allowed = self._known(types)
+        if len(allowed) in (0, len(self._given.types)):
+            return model if allowed else ""
+        name = f"{model}{ONLY_ON}{'|'.join(allowed)}"
+        self._restrict(name, model, width, allowed)
+        return name
+
+    def _known(self, types: Iterable[str]) -> tuple[str, ...]:
+        wanted = set(types)
+        return () if self._given is None else tuple(name for name in self._given.types if name in wanted)
+
+    def _restrict(self, name: str, model: str, width: int, types: tuple[str, ...]) -> float:
+        rate = self._rates[name, width] = self.rate(model, width)
+        self._plain[name] = (model, types)
+        self.used[name, width] = None
+        return rate
+
+    def _able(self, family: str, width: int) -> list[str]:
+        """Models that run at this width on the reference type, or at least at another width than one."""
+        if self._given is None:
+            raise InputError("needs throughputs to choose models")
+        at = self._given.types.index(self.reference)
+        runs = {kind for kind, k in self._index.items() if self._given.alone[k, at] > 0}
+        able = [m for m in self._models if (m, width) in runs]
+        if not able and self._widths == "guess":
+            able = [m for m in self._models if any(k == m and w > 1 for k, w in runs)] or list(self._models)
+        if not able:
+            raise InputError(f"no throughputs for any model at width {width} (--widths guess guesses it)")
+        return [m for m in able if m.partition(" (")[0] == family] or able
+
+
+def _restricted(
+    found: Throughputs, model: str, name: str, widths: Iterable[int], types: tuple[str, ...]
+) -> Throughputs:
+    """Throughputs with copies of a model under another name, which run on some types only."""
+    copied = list(dict.fromkeys(widths))
+    index = found.index()
+    rows = [*range(len(found.kinds)), *(index[model, width] for width in copied)]
+    runs = np.ones((len(rows), len(found.types)))
+    runs[len(found.kinds) :] = [kind in types for kind in found.types]
+    pairs = None
+    if found.pairs is not None:
+        pairs = found.pairs[np.ix_(rows, rows)] * runs[:, None, :] * runs[None, :, :]
+    kinds = [*found.kinds, *((name, width) for width in copied)]
+    return Throughputs(found.types, kinds, found.alone[rows] * runs, found.spread[rows] * runs, pairs, found.source)

@@ -1,0 +1,57 @@
+"""Jobs and how fast they run: what readers of traces and generators give, and what the simulator takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dovetail.cluster.policies.base import Floats
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Job:
+    """A training job as it arrives."""
+
+    id: int
+    model: str  # with its batch size, as the throughputs name it
+    width: int = 1  # accelerators at once
+    steps: float = 0.0
+    arrival_s: float = 0.0
+    weight: float = 1.0
+    due_s: float | None = None  # after its arrival
+    duration_s: float | None = None  # alone on the reference type, where that is known
+    entity: str = ""
+    name: str = ""
+
+
+class Jobs(Protocol):
+    """Jobs in order of arrival, perhaps without end."""
+
+    def __iter__(self) -> Iterator[Job]: ...
+
+
+@dataclass(slots=True)
+class Throughputs:
+    """Steps per second by kind (model and width) and accelerator type.
+
+    `spread` is the rate of a wide job whose accelerators are in several servers; `pairs[a, b]` that of `a` beside `b`.
+    """
+
+    types: tuple[str, ...]
+    kinds: list[tuple[str, int]]
+    alone: Floats  # kinds x types
+    spread: Floats  # kinds x types
+    pairs: Floats | None = None  # kinds x kinds x types
+    source: str = "given"  # or measured, estimated
+
+    def index(self) -> dict[tuple[str, int], int]:
+        return {kind: i for i, kind in enumerate(self.kinds)}
+
+    def of_types(self, types: tuple[str, ...]) -> Throughputs:
+        """The same for these types, in this order."""
+        at = [self.types.index(name) for name in types]
+        pairs = None if self.pairs is None else np.ascontiguousarray(self.pairs[:, :, at])
+        return Throughputs(types, self.kinds, self.alone[:, at], self.spread[:, at], pairs, self.source)

@@ -1,0 +1,110 @@
+"""Policies that promise when jobs finish: the least factor by which everybody's finish can be stretched at most.
+
+With a factor f, a job must progress at R / (f D - t) steps per second, where R are its steps left, t its age and D what
+f is measured against. For the makespan t = 0 and D = 1, so that f is the time until all are done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.demands import DemandProgram
+from dovetail.cluster.optimise.equal_shares import by_demand
+from dovetail.cluster.optimise.shares import nothing, spread
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
+
+
+@dataclass(slots=True)
+class FinishDemand:
+    """R, t and D of every job."""
+
+    left: Floats
+    age: Floats
+    against: Floats
+
+    def wanted(self, z: float) -> tuple[Floats, Floats]:
+        """The rate that everybody needs at factor 1/z, and how it grows with z."""
+        rest = self.against - self.age * z
+        return self.left * z / rest, self.left * self.against / rest**2
+
+    def limit(self, fastest: Floats) -> float:
+        """The largest z at which nobody needs more than its fastest rate."""
+        runs = fastest > 0
+        top = fastest[runs]
+        return float((top * self.against[runs] / (self.left[runs] + top * self.age[runs])).min(initial=inf))
+
+    def times(self, rate: Floats) -> FinishDemand:
+        """The same with steps counted in this many at a time; who runs nowhere wants nothing."""
+        left = np.where(rate > 0, self.left / np.where(rate > 0, rate, 1.0), 0.0)
+        return FinishDemand(left, self.age, np.where(rate > 0, self.against, 1.0))
+
+
+def first_rates(problem: Problem) -> Floats:
+    """Steps per second of every job on the first type that it runs on, for those who do not tell types apart."""
+    speed = problem.speed
+    rate: Floats = speed[np.arange(problem.jobs), (speed > 0).argmax(axis=1)]
+    return rate
+
+
+def alike(problem: Problem, finish: FinishDemand, rate: Floats) -> tuple[Floats, float]:
+    """Time by job for the least factor, if every type is the same, and 1 over the factor.
+
+    What is left over is given to all in proportion to the time they do not have yet.
+    """
+    steps = finish.times(rate)
+    capacity, width = float(problem.counts.sum()), problem.width
+    z = steps.limit((rate > 0).astype(np.float64))
+    for _ in range(200):  # the need is convex in z, so Newton's method closes in from above
+        want, slope = steps.wanted(z)
+        over = float(width @ want) - capacity
+        if over <= 1e-12 * capacity:
+            break
+        z -= over / float(width @ slope)
+    time, _ = steps.wanted(z)
+    rest = np.where(rate > 0, 1.0 - time, 0.0)
+    wish = float(width @ rest)
+    time = time + rest * min(1.0, max(capacity - float(width @ time), 0.0) / wish) if wish > 0 else time
+    return time, z
+
+
+class FinishProgram:
+    """The least factor where types differ, and shares that reach it."""
+
+    def __init__(self) -> None:
+        self._program = DemandProgram()
+        self._z = np.inf
+
+    def allocate(self, problem: Problem, finish: FinishDemand, *, packs: bool, what: str) -> Allocation:
+        ids = problem.ids.tolist()
+        alone: set[int] = set()  # jobs that must be a class of their own
+        program = self._program
+        while True:
+            apart = np.array([one if one in alone else -1 for one in ids])
+            classes = group(problem.kind, apart)
+            program.load(problem, classes, problem.rates, problem.pair_rates if packs else None)
+            if not program.fits().any():
+                return nothing(problem, "no job runs on any type")
+            normal = np.where(program.fits()[classes.of] > 0, program.normal_rate(), 0.0)
+            steps = finish.times(normal)
+            self._z = program.highest(steps.wanted, steps.limit(program.top_rate()), self._z)
+            want, _ = steps.wanted(self._z)
+            factor = 1.0 / self._z if self._z > 0 else np.inf
+            supplies = program.settle_demands(want)
+            why = f"{what} {factor:.6g}"
+            found = by_demand(problem, program, supplies, want, value=factor, why=why)
+            if isinstance(found, Allocation):
+                return found
+            alone |= {ids[job] for job in found.tolist()}
+
+
+def evenly(problem: Problem, finish: FinishDemand, rate: Floats, *, what: str) -> Allocation:
+    """Shares for the least factor if every type is the same, spread over the types."""
+    if not (rate > 0).any():
+        return nothing(problem, "no job runs on any type")
+    time, z = alike(problem, finish, rate)
+    factor = 1.0 / z if z > 0 else np.inf
+    return Allocation(share=spread(problem, time), value=factor, why=f"{what} {factor:.6g}")

@@ -1,0 +1,58 @@
+"""Jobs placed one after another, each on one type for all of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dovetail.cluster.policies.base import Floats, Problem
+
+
+class Placement:
+    """Who was given which type, and what is left of every type."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._counts: list[int] = problem.counts.tolist()
+        self.free = self._counts.copy()
+        self.type_of: dict[int, int] = {}  # by position
+        self._width: list[int] = problem.width.tolist()
+        self._kind: list[int] = problem.kind.tolist()
+        self._rates: list[list[float]] = problem.rates.tolist()
+
+    def fits(self, job: int) -> list[int]:
+        """The types that have enough accelerators left for a job."""
+        width = self._width[job]
+        return [on for on, free in enumerate(self.free) if free >= width]
+
+    def never_runs(self, job: int) -> bool:
+        """Whether no type would do, even if all of it were free: nobody should wait for such a job."""
+        width, rates = self._width[job], self._rates[self._kind[job]]
+        return not any(rate > 0 and count >= width for rate, count in zip(rates, self._counts, strict=True))
+
+    def fastest(self, job: int) -> int | None:
+        """The type with room on which a job runs fastest (the first of equals), if it runs on any."""
+        rates = self._rates[self._kind[job]]
+        best = max(self.fits(job), key=lambda on: rates[on], default=None)
+        return best if best is not None and rates[best] > 0 else None
+
+    def put(self, job: int, on: int) -> None:
+        self.free[on] -= self._width[job]
+        self.type_of[job] = on
+
+    def put_fastest(self, jobs: Iterable[int]) -> None:
+        """Place jobs in this order where they run fastest; who does not fit is passed over."""
+        left = sum(self.free)
+        for job in jobs:
+            if left <= 0:
+                return
+            on = self.fastest(job)
+            if on is not None:
+                self.put(job, on)
+                left -= self._width[job]
+
+    def share(self) -> Floats:
+        share = np.zeros((self.problem.jobs, len(self.free)))
+        share[list(self.type_of), list(self.type_of.values())] = 1.0
+        return share

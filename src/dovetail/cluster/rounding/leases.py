@@ -1,0 +1,214 @@
+"""Leases: who holds which accelerators, from when on, at which rate, beside whom.
+
+A lease is a job's stay on the same accelerators. It begins with a restart (unless the job was there already), works at
+the rate of where and beside whom it is, and ends when the job is done, when its turn is over, or when a device fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from math import inf
+
+import numpy as np
+
+from dovetail.cluster import records
+from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.cluster.rounding.devices import Devices
+from dovetail.cluster.rounding.mechanism import Choice, Mechanism
+from dovetail.core.errors import DovetailError
+from dovetail.core.events import Rows
+
+Ids = set[int] | frozenset[int]
+NOBODY: Ids = frozenset()
+
+
+class Leases:
+    """Begins and ends leases in the mechanism's table of jobs, and credits jobs with the time that they had."""
+
+    def __init__(self, setup: ClusterSetup, mechanism: Mechanism) -> None:
+        self._mechanism = mechanism
+        self._rules = mechanism.rules
+        self._per_server = setup.per_server.tolist()
+        self._spread = setup.throughputs.spread
+        self.devices = Devices(setup.counts.tolist(), setup.per_server.tolist())
+        self.held: dict[int, tuple[int, ...]] = {}  # devices by job id; two jobs that share hold the same
+        self.scattered: set[int] = set()  # wide jobs in more servers than they need
+        self._credited_s = -inf  # when all running jobs were credited last
+
+    def rows(self, ids: Ints | Sequence[int]) -> Ints:
+        """Positions of jobs in the table: ids grow with it."""
+        return self._mechanism.jobs.id.searchsorted(ids)
+
+    # --- accounts ---------------------------------------------------------------------------------------
+
+    def credit(self, now: float) -> None:
+        """Credit running jobs with the time that they had since the last time."""
+        running = (self._mechanism.jobs.on >= 0).nonzero()[0]
+        if len(running):
+            self._credit(running, now)
+        self._credited_s = now
+
+    def _credit(self, rows: Ints, now: float) -> None:
+        mechanism, jobs = self._mechanism, self._mechanism.jobs
+        on, beside = jobs.on[rows], jobs.beside[rows]
+        seconds = now - jobs.credited_s[rows]
+        jobs.credited_s[rows] = now
+        alone = beside < 0
+        if np.count_nonzero(alone) == len(alone):
+            mechanism.receive(rows, on, seconds)
+            return
+        mechanism.receive(rows[alone], on[alone], seconds[alone])
+        shared = (~alone).nonzero()[0]
+        others = self.rows(beside[shared])
+        once = rows[shared] < others
+        shared, others = shared[once], others[once]
+        mechanism.receive_pairs(rows[shared], others, on[shared], seconds[shared])
+
+    # --- rounds -----------------------------------------------------------------------------------------
+
+    def apply(self, now: float, choice: Choice, events: list[Rows]) -> None:
+        """End the leases of those who are not chosen or move, then begin the new ones, wide jobs first."""
+        jobs, paired = self._mechanism.jobs, len(self._mechanism.pairs) > 0
+        beside = choice.beside
+        if paired:
+            beside = np.where(beside >= 0, jobs.id[np.maximum(beside, 0)], -1)
+        rows = ((jobs.on != choice.on) | (jobs.beside != beside)).nonzero()[0]
+        was, on = jobs.on[rows], choice.on[rows]
+        runs = was >= 0
+        kept = self._kept(choice, rows[runs & (was == on)])
+        self.stop(now, rows[runs], events, kept)
+        self._gather(now, events)
+        begin = on >= 0
+        rows, on = rows[begin], on[begin]
+        if not self._mechanism.narrow:
+            order = np.argsort(-jobs.width[rows], kind="stable")
+            rows, on = rows[order], on[order]
+        self.begin(now, rows, on, beside[rows] if paired else None, records.ROUND, events, kept)
+
+    def _kept(self, choice: Choice, stay: Ints) -> Ids:
+        """Of jobs that change company but not place, the ids of those that keep it: of two that come together, the
+        first one that was there."""
+        if not len(stay):
+            return NOBODY
+        jobs = self._mechanism.jobs
+        kept: set[int] = set()
+        for row in stay.tolist():
+            other = int(choice.beside[row])
+            if other < 0 or int(jobs.id[other]) not in kept:
+                was = int(jobs.beside[row])
+                if was < 0 or was not in kept:
+                    kept.add(int(jobs.id[row]))
+        return kept
+
+    def _gather(self, now: float, events: list[Rows]) -> None:
+        """A wide job that is spread over several servers moves into one that has room by now, if that pays soon."""
+        jobs = self._mechanism.jobs
+        for job in sorted(self.scattered):
+            row = self.rows([job])
+            kind, on = int(jobs.kind[row[0]]), jobs.on[row]
+            faster = float(self._mechanism.rates[kind, on[0]]) / max(float(jobs.rate[row[0]]), 1e-300)
+            pays = (faster - 1) * self._rules.round_s > self._rules.restart_s
+            if pays and self.devices.could_gather(self.held[job]):
+                self.stop(now, row, events)
+                self.begin(now, row, on, None, records.GATHERED, events)
+
+    # --- single leases ------------------------------------------------------------------------------------
+
+    def stop(
+        self, now: float, rows: Ints, events: list[Rows], kept: Ids = NOBODY, saved_s: float | None = None
+    ) -> None:
+        """End leases. Devices become free unless somebody else, or the same job in other company, stays there.
+
+        Work after `saved_s` is lost."""
+        if not len(rows):
+            return
+        jobs, held = self._mechanism.jobs, self.held
+        if self._credited_s != now:
+            self._credit(rows, now)
+        ids, beside, before = jobs.id[rows], jobs.beside[rows], jobs.steps_left[rows]
+        jobs.steps_left[rows] = left = jobs.left(now if saved_s is None else saved_s, rows)
+        to_s = np.full(len(rows), now)
+        events.append(records.stopped(ids, jobs.on[rows], beside, jobs.since_s[rows], to_s, before - left))
+        for job, other in zip(ids.tolist(), beside.tolist(), strict=True):
+            if job in kept:
+                continue
+            devices = held.pop(job)
+            if other < 0 or held.get(other) != devices:
+                self.devices.give(devices)
+        if self.scattered:
+            self.scattered.difference_update(ids.tolist())
+        jobs.on[rows] = jobs.beside[rows] = -1
+        jobs.rate[rows] = 0.0
+        jobs.finish_s[rows] = inf
+
+    def begin(
+        self,
+        now: float,
+        rows: Ints,
+        on: Ints,
+        beside: Ints | None,
+        why: int,
+        events: list[Rows],
+        kept: Ids = NOBODY,
+    ) -> None:
+        """Begin leases beside the jobs with these ids, or alone (-1). A wide job that finds its devices only in several
+        servers works at the rate for that."""
+        if not len(rows):
+            return
+        jobs, restart_s = self._mechanism.jobs, self._rules.restart_s
+        ids = jobs.id[rows].tolist()
+        if beside is not None and beside.max() < 0:
+            beside = None
+        rate = self._rates(rows, on, beside)
+        places = self._places(rows, ids, on.tolist(), beside, rate, kept)
+        # A first start costs as much as a restart: a program and its data must be loaded.
+        price_s = np.array([0.0 if job in kept else restart_s for job in ids]) if kept and restart_s else None
+        ready_s = now + (restart_s if price_s is None else price_s)
+        jobs.on[rows], jobs.rate[rows] = on, rate
+        jobs.beside[rows] = -1 if beside is None else beside
+        jobs.since_s[rows] = jobs.credited_s[rows] = now
+        jobs.ready_s[rows] = ready_s
+        work_s = np.divide(jobs.steps_left[rows], rate, out=np.full(len(rows), inf), where=rate > 0)
+        jobs.finish_s[rows] = ready_s + work_s
+        whys = [records.KEPT if job in kept else why for job in ids] if kept else [why] * len(ids)
+        kinds = jobs.kind[rows] if self._mechanism.elastic else None
+        events.append(records.started(ids, on, places, whys, beside, price_s, kinds))
+
+    def _places(
+        self, rows: Ints, ids: list[int], on: list[int], beside: Ints | None, rate: Floats, kept: Ids
+    ) -> list[tuple[int, ...]]:
+        """Devices for jobs: their own or their company's if they are there, else free ones. Sets the rate of a job that
+        is spread over several servers."""
+        jobs, held, take = self._mechanism.jobs, self.held, self.devices.take
+        others = repeat(-1) if beside is None else beside.tolist()
+        places = []
+        for i, (job, j, width, other) in enumerate(zip(ids, on, jobs.width[rows].tolist(), others, strict=False)):
+            devices = held.get(job) if job in kept else held.get(other) if other >= 0 else None
+            if devices is None:
+                devices = take(j, width)
+            if devices is None:
+                raise DovetailError(
+                    f"job {job} was to run on {width} accelerators of type {self._mechanism.types[j]}, but only "
+                    f"{self.devices.free[j]} are free, which should not happen"
+                )
+            held[job] = devices
+            places.append(devices)
+            if width > 1 and other < 0 and self.devices.servers(devices) > 1:
+                rate[i] = self._spread[jobs.kind[rows[i]], j]
+                if width <= self._per_server[j]:
+                    self.scattered.add(job)
+        return places
+
+    def _rates(self, rows: Ints, on: Ints, beside: Ints | None) -> Floats:
+        """Steps per second of jobs on types, each alone in one server or beside another job."""
+        jobs, mechanism = self._mechanism.jobs, self._mechanism
+        kind = jobs.kind[rows]
+        rate: Floats = mechanism.rates[kind, on]
+        if beside is not None:
+            assert mechanism.pair_rates is not None
+            paired = (beside >= 0).nonzero()[0]
+            other = jobs.kind[self.rows(beside[paired])]
+            rate[paired] = mechanism.pair_rates[kind[paired], other, on[paired]]
+        return rate

@@ -1,0 +1,376 @@
+"""Rounds out of shares: who runs on which type next, so that in the long run everybody gets what the policy allotted.
+
+A state machine without clock or I/O: arrivals, ends and received time go in, the next round comes out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.policies.base import Floats, Ints, Policy, Problem
+from dovetail.cluster.rounding.active import Active
+from dovetail.cluster.rounding.envy import envy
+from dovetail.cluster.rounding.pairing import Pairs
+from dovetail.cluster.rules import RoundRules
+from dovetail.core.errors import DovetailError
+
+_NEVER_HAD = 1e9  # times its share: the rank of a job that has had nothing of a type
+_LEAST_LEFT_S = 1e-3  # by rounding, a job that still runs may have next to nothing left: no policy should divide by it
+_FEW = 100  # allocations
+_PATIENCE = 10  # rounds of debt or credit that are remembered
+
+
+class Choice(NamedTuple):
+    """The type that every job runs on in a round, or -1, and the position of the job beside it, or -1."""
+
+    on: Ints
+    beside: Ints
+
+
+class Mechanism:
+    """Keeps what jobs are owed and ranks them by it. `counts` may be changed as accelerators fail and come back."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        types: tuple[str, ...],
+        counts: Ints,
+        rates: Floats,
+        pair_rates: Floats | None,
+        rules: RoundRules,
+        rng: random.Random,
+        entity_weight: Floats | None = None,
+        kinds: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """`kinds` are models and widths; only a policy that changes widths needs to know them."""
+        self.policy = policy
+        self.types = types
+        self.counts = counts.copy()
+        self.rates = rates
+        self.pair_rates = pair_rates if policy.packs else None
+        self._least_left: Floats = _LEAST_LEFT_S * rates.max(axis=1, initial=0.0)
+        self.rules = rules
+        self._by_fraction = rules.priority == "fraction"
+        self.entity_weight = entity_weight
+        self.jobs = Active(len(types))
+        self.pairs = Pairs(len(types))
+        self.needs_allocation = False
+        self.allocations = 0
+        self.value: float | None = None
+        self.why = ""
+        self.envy: float | None = None  # under the last allocation, if it was looked at
+        self.runs_as: Ints | None = None  # the kinds that jobs should have, under the last allocation
+        self.every_round: bool = getattr(policy, "every_round", False)
+        self.elastic: bool = bool(kinds) and getattr(policy, "elastic", False)
+        self.kind_width: Ints = np.array([width for _, width in kinds], dtype=np.int64)
+        self._scaled = scaled_kinds(kinds) if self.elastic else None
+        self.worked: Floats = np.zeros(len(types))  # seconds of every type since the last settling, for fractions
+        self._rng = rng
+        self._allotted_at: float | None = None
+        self._counted_to = 0.0
+        self._speed: Floats = np.zeros((0, len(types)))
+        self._speed_of = (0, 0)  # how many jobs, and how often the table was compacted, when speeds were looked up
+        self._compactions = 0
+        self.narrow = True  # every job needs one accelerator only
+        self._positive: NDArray[np.bool_] = np.zeros((0, len(types)), dtype=np.bool_)
+
+    # --- what happened ------------------------------------------------------------------------------
+
+    def arrive(self, jobs: Sequence[Job], kinds: Sequence[int], entities: Sequence[int]) -> None:
+        self.jobs.append(jobs, kinds, entities, self.rules.round_s / 2)
+        self.needs_allocation = True
+
+    def leave(self, gone: NDArray[np.bool_]) -> None:
+        """Forget jobs that are done."""
+        keep = ~gone
+        if len(self.pairs):
+            self.pairs.keep(np.where(keep, np.cumsum(keep) - 1, -1))
+        self.jobs.keep(keep)
+        self._compactions += 1
+        self.needs_allocation = True
+
+    def receive(self, rows: Ints, on: Ints, seconds: Floats) -> None:
+        """Jobs that ran alone had these seconds of these types."""
+        self.jobs.received[rows, on] += seconds  # every row is there once
+        if self._by_fraction:
+            np.add.at(self.worked, on, seconds)
+
+    def receive_pairs(self, a: Ints, b: Ints, on: Ints, seconds: Floats) -> None:
+        """Pairs, the position of the first job smaller, had these seconds together."""
+        at = self.pairs.find(a, b)
+        known = at >= 0
+        self.pairs.received[at[known], on[known]] += seconds[known]
+        if self._by_fraction:
+            np.add.at(self.worked, on[known], seconds[known])
+
+    @property
+    def speed(self) -> Floats:
+        """Steps per second of every job on every type."""
+        now = (len(self.jobs.kind), self._compactions)
+        if self._speed_of != now:
+            self._speed = self.rates[self.jobs.kind]
+            self._positive = self._speed > 0
+            self.narrow = not np.count_nonzero(self.jobs.width != 1)
+            self._speed_of = now
+        return self._speed
+
+    @property
+    def _able(self) -> NDArray[np.bool_]:
+        """Whether a job can run on a type at all."""
+        _ = self.speed  # looks both up again if jobs have come or gone
+        return self._positive
+
+    def resize(self, rows: Ints) -> None:
+        """These jobs, which do not run, have the widths that they should have from now on."""
+        assert self.runs_as is not None
+        self.jobs.kind[rows] = self.runs_as[rows]
+        self.jobs.width[rows] = self.kind_width[self.jobs.kind[rows]]
+        self._compactions += 1
+
+    def hurry(self) -> None:
+        """Ask the policy again at once, however short ago the last time was."""
+        self._allotted_at = None
+
+    # --- shares ---------------------------------------------------------------------------------------
+
+    def update(self, now: float, prices: Floats) -> bool:
+        """Settle what is owed, and ask the policy for new shares if it is time; whether it was asked."""
+        due = not self._allotted_at or now - self._allotted_at >= self.rules.allocate_every_s
+        asked = (self.needs_allocation and due) or self.every_round
+        if asked or not self._by_fraction:
+            self._settle(now)
+        if asked and len(self.jobs):
+            self._allocate(now, prices)
+        return bool(asked)
+
+    def _settle(self, now: float) -> None:
+        """What was allotted since the last time, less what was received, is owed."""
+        passed, start = now - self._counted_to, self.rules.round_s / 2
+        self._counted_to = now
+        for rows, begun in ((self.jobs, start), (self.pairs, 0.0)):
+            if not len(rows.share):
+                continue
+            rows.owed += rows.share * passed - (rows.received - begun)
+            rows.received[:] = begun
+            if not self._by_fraction:
+                limit = _PATIENCE * self.rules.round_s
+                np.maximum(rows.owed, -limit, out=rows.owed)
+                np.minimum(rows.owed, limit, out=rows.owed)
+        if self._by_fraction:
+            self.worked = self.jobs.received.sum(axis=0) + self.pairs.received.sum(axis=0)
+
+    def _allocate(self, now: float, prices: Floats) -> None:
+        problem = self.problem(now, prices)
+        found = self.policy.allocate(problem)
+        if fault := found.fault(problem):
+            raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
+        jobs = self.jobs
+        jobs.share[:] = found.share
+        jobs.allotted[:] = True
+        if not self._by_fraction:
+            jobs.owed[found.share <= 0] = 0.0
+        if len(found.pairs) or len(self.pairs):
+            share = found.pair_share if len(found.pairs) else np.zeros((0, len(self.types)))
+            self.pairs.allot(found.pairs, share)
+        self.needs_allocation = False
+        self._allotted_at = now
+        # Cheap next to solving, but not next to looking shares up: of many allocations, one in sixteen is looked at.
+        looked_at = self.allocations < _FEW or self.allocations % 16 == 0
+        self.envy = envy(problem, found) if looked_at else None
+        self.allocations += 1
+        self.value, self.why, self.runs_as = found.value, found.why, found.kind
+
+    def problem(self, now: float, prices: Floats) -> Problem:
+        """What the policy sees."""
+        jobs = self.jobs
+        return Problem(
+            now_s=now,
+            types=self.types,
+            counts=self.counts,
+            prices=prices,
+            ids=jobs.id,
+            kind=jobs.kind,
+            rates=self.rates,
+            width=jobs.width,
+            weight=jobs.weight,
+            steps_left=np.maximum(jobs.left(now), self._least_left[jobs.kind]),
+            age_s=now - jobs.arrival_s,
+            deadline_s=jobs.due_s - now,
+            entity=jobs.entity if self.entity_weight is not None else None,
+            entity_weight=self.entity_weight,
+            pair_rates=self.pair_rates,
+            scaled=self._scaled,
+            kind_width=self.kind_width if self.elastic else None,
+        )
+
+    # --- the next round -------------------------------------------------------------------------------
+
+    def choose(self) -> Choice:
+        """Fill types with the jobs that rank highest on each; a job runs once, on one type."""
+        order = list(range(len(self.types)))
+        if self.policy.agnostic:
+            self._rng.shuffle(order)
+        if self.rules.global_queue:
+            return self._scan_all(order)
+        jobs, runs = self.jobs, self._able
+        narrow, paired = self.narrow, len(self.pairs) > 0  # read here, for it is looked up with who is able
+        choice = Choice(*np.full((2, len(runs)), -1))
+        free = choice.on < 0
+        left = self.counts.tolist()
+        ranks: list[Floats] = []
+        pair_ranks: list[Floats] = []
+        for only_allotted in self._passes():
+            able = runs & (jobs.share > 0) if only_allotted else runs
+            for j in order:
+                if not left[j]:
+                    continue
+                if paired:
+                    ranks, pair_ranks = ranks or self._ranks(jobs), pair_ranks or self._ranks(self.pairs)
+                    left[j] = self._scan(j, able[:, j], left[j], choice, ranks, pair_ranks)
+                    continue
+                rows = (able[:, j] & free).nonzero()[0]
+                needed = len(rows) if narrow else int(jobs.width[rows].sum())
+                if needed > left[j]:
+                    ranks = ranks or self._ranks(jobs)
+                    rows = rows[np.lexsort([key[:, j][rows] for key in ranks])]
+                    rows = rows[: left[j]] if narrow else rows[fitting(jobs.width[rows], left[j])]
+                    needed = len(rows) if narrow else int(jobs.width[rows].sum())
+                choice.on[rows] = j
+                free[rows] = False
+                left[j] -= needed
+        return choice
+
+    def _passes(self) -> tuple[bool, ...]:
+        """Who is considered: first those with a share of a type, then anybody for what is left; of a strict policy only
+        the former. The older rule fills type after type with anybody, as do policies that do not tell types apart."""
+        if self.policy.strict:
+            return (True,)
+        old = self._by_fraction or self.policy.agnostic
+        return (False,) if old else (True, False)
+
+    def ranked(self, j: int, among: NDArray[np.bool_]) -> Ints:
+        """Those who could run on a type, the first in rank first."""
+        rows = (among & self._able[:, j]).nonzero()[0]
+        order: Ints = rows[np.lexsort([key[:, j][rows] for key in self._ranks(self.jobs)])]
+        return order
+
+    def _ranks(self, rows: Active | Pairs) -> list[Floats]:
+        """Keys by which rows go first if they are small, the most important one last."""
+        if not self._by_fraction:
+            late = -rows.owed
+            if isinstance(rows, Active) and self.rules.restart_s:
+                running = (rows.on >= 0).nonzero()[0]
+                late[running, rows.on[running]] -= 2 * self.rules.restart_s  # who takes over pays for a restart
+            late[rows.share <= 0] = np.inf
+            return [-rows.share, late]
+        had = rows.received
+        fraction = np.divide(had, self.worked, out=np.zeros(had.shape), where=self.worked > 0)
+        rank = rows.share * -_NEVER_HAD
+        np.divide(-rows.share, fraction, out=rank, where=fraction > 0)
+        return [-rows.share, -rows.owed, rank]
+
+    def _scan(
+        self,
+        j: int,
+        able: NDArray[np.bool_],
+        left: int,
+        choice: Choice,
+        ranks: list[Floats],
+        pair_ranks: list[Floats],
+    ) -> int:
+        """One type with pairs among the candidates, one by one; gives what is left of it."""
+        a, b, free = self.pairs.a, self.pairs.b, choice.on < 0
+        rows = (able & free).nonzero()[0]
+        together = (free[a] & free[b] & (self._pair_speed(j) > 0) & (self.pairs.share[:, j] > 0)).nonzero()[0]
+        keys = [np.concatenate((s[rows, j], p[together, j])) for s, p in zip(ranks, pair_ranks, strict=True)]
+        first, second = np.concatenate((rows, a[together])), np.concatenate((rows, b[together]))
+        order = np.lexsort(keys)
+        width = self.jobs.width[first[order]].tolist()
+        for i, k, needed in zip(first[order].tolist(), second[order].tolist(), width, strict=True):
+            if needed <= left and free[i] and free[k]:
+                self._take(i, k, j, free, choice)
+                left -= needed
+                if not left:
+                    break
+        return left
+
+    def _scan_all(self, order: list[int]) -> Choice:
+        """All types ranked together: the best row anywhere goes first."""
+        jobs, pairs = self.jobs, self.pairs
+        choice = Choice(np.full(len(jobs), -1), np.full(len(jobs), -1))
+        free = np.ones(len(jobs), dtype=np.bool_)
+        left = self.counts.tolist()
+        count, total = len(jobs), len(jobs) + len(pairs)
+        speeds = np.concatenate((self.speed, np.stack([self._pair_speed(j) for j in range(len(self.types))], axis=1)))
+        ranks, pair_ranks = self._ranks(jobs), self._ranks(pairs)
+        keys = [
+            np.concatenate([np.concatenate((s[:, j], p[:, j])) for j in order])
+            for s, p in zip(ranks, pair_ranks, strict=True)
+        ]
+        for at in np.lexsort(keys).tolist():
+            j, row = order[at // total], at % total
+            i, k = (row, row) if row < count else (int(pairs.a[row - count]), int(pairs.b[row - count]))
+            if not (free[i] and free[k] and speeds[row, j] > 0 and jobs.width[i] <= left[j]):
+                continue
+            if self.policy.strict and (jobs.share[i, j] if i == k else pairs.share[row - count, j]) <= 0:
+                continue
+            self._take(i, k, j, free, choice)
+            left[j] -= jobs.width[i]
+        return choice
+
+    def _take(self, i: int, k: int, j: int, free: NDArray[np.bool_], choice: Choice) -> None:
+        choice.on[i] = choice.on[k] = j
+        free[i] = free[k] = False
+        if i != k:
+            choice.beside[i], choice.beside[k] = k, i
+
+    def _pair_speed(self, j: int) -> Floats:
+        """The slower of the two speeds of every pair."""
+        if self.pair_rates is None or not len(self.pairs):
+            return np.zeros(len(self.pairs))
+        one, other = self.jobs.kind[self.pairs.a], self.jobs.kind[self.pairs.b]
+        slower: Floats = np.minimum(self.pair_rates[one, other, j], self.pair_rates[other, one, j])
+        return slower
+
+
+def scaled_kinds(kinds: Sequence[tuple[str, int]]) -> Ints:
+    """By kind: all kinds of the same model, -1 to fill.
+
+    >>> scaled_kinds([("a", 1), ("b", 1), ("a", 4)]).tolist()
+    [[0, 2], [1, -1], [0, 2]]
+    """
+    same: dict[str, list[int]] = {}
+    for at, (model, _) in enumerate(kinds):
+        same.setdefault(model, []).append(at)
+    most = max(map(len, same.values()), default=0)
+    return np.array([same[model] + [-1] * (most - len(same[model])) for model, _ in kinds], dtype=np.int64)
+
+
+def fitting(width: Ints, capacity: int) -> Ints:
+    """Who gets in when rows are let in one after another and those that do not fit are passed over.
+
+    >>> fitting(np.array([2, 4, 1, 8, 1]), 5).tolist()
+    [0, 2, 4]
+    """
+    filled = np.cumsum(width)
+    first = int(np.searchsorted(filled, capacity, side="right"))
+    left = capacity - (int(filled[first - 1]) if first else 0)
+    taken = [np.arange(first)]
+    at = first
+    while left and at < len(width):
+        later = np.flatnonzero(width[at:] <= left)
+        if not len(later):
+            break
+        # All that fit one after another from here on, up to the first that does not.
+        run = np.cumsum(width[at + later])
+        count = int(np.searchsorted(run, left, side="right"))
+        taken.append(at + later[:count])
+        left -= int(run[count - 1])
+        at += int(later[count - 1]) + 1
+    return np.concatenate(taken)

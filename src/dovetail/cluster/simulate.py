@@ -1,0 +1,166 @@
+"""A run and its journal: the header, what is written of every round, and the summary at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.cluster.bounds import fastest, least_makespan_s
+from dovetail.cluster.checkpoint import load, renewed, save
+from dovetail.cluster.compat import GAVEL
+from dovetail.cluster.compat.gavel import GavelSimulation
+from dovetail.cluster.header import header
+from dovetail.cluster.ideal import IdealSimulation
+from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.metrics import ClusterMetrics, ClusterResult, charts, summary
+from dovetail.cluster.policies.base import Allocation, Policy, Problem
+from dovetail.cluster.rounds import Simulation
+from dovetail.cluster.rules import RoundRules
+from dovetail.core.charts import as_fact
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.events import Rows
+from dovetail.core.journal import Header, Observer, Writer
+
+
+class TimedPolicy:
+    """A policy and the CPU time that it takes; what goes wrong in it is told by its name."""
+
+    def __init__(self, policy: Policy, name: str = "") -> None:
+        self._policy = policy
+        self._name = name or type(policy).__name__
+        self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
+        self.every_round = getattr(policy, "every_round", False)
+        self.elastic = getattr(policy, "elastic", False)
+        self.cpu_s = 0.0
+
+    def allocate(self, problem: Problem) -> Allocation:
+        before = process_time()
+        try:
+            found = self._policy.allocate(problem)
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise DovetailError(f"policy {self._name}: allocate failed: {type(error).__name__}: {error}") from error
+        self.cpu_s += process_time() - before
+        return found
+
+
+class _SummaryOnly:
+    """Passes on only what a summary holds."""
+
+    def __init__(self, writer: Observer) -> None:
+        self._writer = writer
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        kept = [event for event in events if not (isinstance(event, Rows) and event.of in ("started", "stopped"))]
+        if kept:
+            self._writer.step(n, t, kept)
+
+
+class Checkpointing(Struct, frozen=True):
+    """Where to keep a checkpoint, how often, and whether to go on from it if it is there."""
+
+    path: Path
+    every_rounds: int = 1000
+    resume: bool = False
+
+
+def run(
+    setup: ClusterSetup,
+    policy: Policy,
+    rules: RoundRules | None = None,
+    *,
+    name: str = "",
+    options: dict[str, Any] | None = None,
+    journal: Path | None = None,
+    mode: JournalMode = "changes",
+    observers: Sequence[Observer] = (),
+    compat: bool = False,
+    ideal: bool = False,
+    saving: Checkpointing | None = None,
+) -> ClusterResult:
+    """Simulate, and write the journal if a path is given. With `compat`, the older simulator's clock and accounts; with
+    `ideal`, everybody gets exactly the share that the policy allots, at every moment."""
+    if (compat or ideal) and (journal is not None or saving is not None):
+        raise InputError("a run by the older rules, or an ideal one, has no leases: no journal and no checkpoint")
+    metrics = ClusterMetrics(
+        setup.types,
+        setup.counts,
+        setup.throughputs.kinds,
+        setup.rates(),
+        setup.window,
+        charge_pairs_fully=compat,
+        fastest=fastest(setup, policy)[0],
+    )
+    timed = TimedPolicy(policy, name)
+    began = process_time()
+    if ideal:
+        fluid = IdealSimulation(setup, timed, [metrics, *observers])
+        fluid.run()
+        rounds, allocations = 0, fluid.allocations
+    elif compat:
+        old = GavelSimulation(setup, timed, rules if rules is not None else GAVEL, [metrics, *observers])
+        old.run()
+        rounds, allocations = old.rounds, old.mechanism.allocations
+    else:
+        rules = rules if rules is not None else RoundRules()
+        first = header(setup, policy, name, options or {}, rules, mode) if journal or saving else None
+        simulation, size = Simulation(setup, timed, rules), None
+        if saving is not None and saving.resume and saving.path.exists():
+            simulation, metrics, size = load(saving.path, msgspec.json.encode(first), setup, policy)
+        _simulate(simulation, metrics, first, journal, size, mode, observers, saving)
+        rounds, allocations = simulation.rounds, simulation.mechanism.allocations
+        assert isinstance(simulation.mechanism.policy, TimedPolicy)
+        timed = simulation.mechanism.policy
+    return ClusterResult(
+        figures=metrics.figures(),
+        rounds=rounds,
+        allocations=allocations,
+        policy_s=timed.cpu_s,
+        cpu_s=process_time() - began,
+        bound_makespan_s=least_makespan_s(setup, policy),
+        completion_s=metrics.completion_times(),
+    )
+
+
+def _simulate(
+    simulation: Simulation,
+    metrics: ClusterMetrics,
+    first: Header | None,
+    journal: Path | None,
+    size: int | None,
+    mode: JournalMode,
+    observers: Sequence[Observer],
+    saving: Checkpointing | None,
+) -> None:
+    """Run to the end; the journal is new, or goes on behind its first `size` bytes."""
+    identity = msgspec.json.encode(first)
+    with ExitStack() as stack:
+        writer = None
+        watching: list[Observer] = [metrics, *observers]
+        if journal is not None:
+            assert first is not None
+            writer = stack.enter_context(Writer(journal, first) if size is None else Writer.reopen(journal, size))
+            watching.append(writer if mode == "changes" else _SummaryOnly(writer))
+        simulation.watched_by(watching)
+
+        def pause() -> None:
+            if saving is not None and simulation.rounds and simulation.rounds % saving.every_rounds == 0:
+                save(saving.path, simulation, metrics, identity, writer.written() if writer else 0)
+                simulation.mechanism.policy = renewed(simulation.mechanism.policy)
+
+        try:
+            simulation.run(pause)
+        except Exception:
+            if journal is not None and saving is None:
+                journal.unlink(missing_ok=True)  # half a journal is none; with a checkpoint, it goes on
+            raise
+        if writer is not None:
+            writer.end(simulation.steps + 1, simulation.now, summary(metrics) | as_fact(charts(metrics)))

@@ -1,0 +1,1 @@
+"""Random clusters for every policy at once (`fuzz`), and random problems for single policies (`problems`)."""
