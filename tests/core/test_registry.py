@@ -100,7 +100,7 @@ registry.create("cluster", "fifo")
 print([name for name in sys.modules if name.startswith("dovetail.cluster.policies.")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[]", "['dovetail.cluster.policies.fifo']"]
+    assert done.stdout.splitlines() == ["[]", "['dovetail.cluster.policies.base', 'dovetail.cluster.policies.fifo']"]
 
 
 def test_options_given_as_text_get_their_types() -> None:

@@ -15,7 +15,7 @@ from dovetail.core.files import open_bytes
 class CsvRow:
     """The row that is read now. Cells are found by the names of their columns; an empty one is as if it were not there.
 
-    >>> row = Row(Path("jobs.csv"), ["model", "width"])
+    >>> row = CsvRow(Path("jobs.csv"), ["model", "width"])
     >>> row.cells, row.line = ["LM", "two"], 7
     >>> row.text("model"), row.number("weight", 1.0)
     ('LM', 1.0)

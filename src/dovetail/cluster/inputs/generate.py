@@ -27,8 +27,8 @@ class GeneratedJobs:
     `lam_s` is the mean time between arrivals, 0 for all at once. `prefill` are the accelerators of each type, in the
     order of the types' names: before the first arrival, each type is given jobs that fill it.
 
-    >>> from dovetail.cluster.inputs.throughputs import Entry, table
-    >>> fast = table([Entry("LM", "l4", 2.0), Entry("GAN", "l4", 0.5)])
+    >>> from dovetail.cluster.inputs.throughputs import RateEntry, table
+    >>> fast = table([RateEntry("LM", "l4", 2.0), RateEntry("GAN", "l4", 0.5)])
     >>> jobs = GeneratedJobs(throughputs=fast, lam_s=600, jobs=3)
     >>> [(job.model, round(job.steps), round(job.arrival_s)) for job in jobs]
     [('GAN', 34172, 0), ('LM', 62033, 163), ('GAN', 1073, 635)]

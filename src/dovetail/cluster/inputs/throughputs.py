@@ -147,7 +147,7 @@ def _csv_entries(path: Path) -> Iterable[RateEntry]:
 def table(entries: Iterable[RateEntry]) -> Throughputs:
     """Throughputs from entries; what is not given is 0, which means that it does not run there.
 
-    >>> found = table([Entry("LM", "l4", 2.0), Entry("LM", "l4", 7.0, width=4, spread=5.0)])
+    >>> found = table([RateEntry("LM", "l4", 2.0), RateEntry("LM", "l4", 7.0, width=4, spread=5.0)])
     >>> found.kinds, found.alone.tolist(), found.spread.tolist()
     ([('LM', 1), ('LM', 4)], [[2.0], [7.0]], [[2.0], [5.0]])
     """
