@@ -16,10 +16,10 @@ from typing import Any
 
 from dovetail.core.executor import SimExecutor
 from dovetail.core.sweep import sweep
-from dovetail.host.fuzz import ASSIGNS, PLANS, cases, describe, verify
-from dovetail.host.inputs import Request
-from dovetail.host.options import Options
-from dovetail.host.simulation import Workload, run
+from dovetail.host.inputs.requests import Request
+from dovetail.host.options import HostOptions
+from dovetail.host.simulate import Workload, run
+from dovetail.testing.host import ASSIGNS, PLANS, cases, describe, verify
 
 CHUNK = 1000
 # Seconds that one program, a ResNet-56 on a 16-core machine, was recorded to take on so many cores.
@@ -81,7 +81,7 @@ def compared() -> dict[str, Any]:
         for plan in plans:
             for assign in assigns:
                 least = 1 if assign == "strict" or profile == "legacy" else 2
-                options = Options(plan=plan, assign=assign, profile=profile, min_cores=least)  # type: ignore[arg-type]
+                options = HostOptions(plan=plan, assign=assign, profile=profile, min_cores=least)  # type: ignore[arg-type]
                 totals = run(workload, options).totals
                 rows[f"{profile} {options.title}"] = {
                     "throughput_per_h": round(totals.throughput_per_h, 2),

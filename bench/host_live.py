@@ -28,13 +28,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dovetail.core import cgroups
 from dovetail.core.engine import replay
 from dovetail.core.journal import Reader
-from dovetail.host.executors import Launch, cgroups, cpu_list, proc
-from dovetail.host.executors.docker import OWNER, DockerExecutor
-from dovetail.host.executors.process import ProcessExecutor
-from dovetail.host.options import Options
-from dovetail.host.simulation import make_scheduler
+from dovetail.host.live.executors import ProgramLaunch, proc
+from dovetail.host.live.executors.docker import OWNER, DockerExecutor
+from dovetail.host.live.executors.process import ProcessExecutor
+from dovetail.host.options import HostOptions
+from dovetail.host.simulate import make_scheduler
 from tests.host.live import Daemon, bound, busy_threads, until
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "host"
@@ -91,7 +92,7 @@ def kills(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def replays(daemon: Daemon, path: Path) -> bool:
     daemon.ask_once("journal", path=str(path))
     reader = Reader(path)
-    options = Options(**reader.header.options)
+    options = HostOptions(**reader.header.options)
     scheduler = make_scheduler(reader.header.facts["cores"], reader.header.build_graphs(), options)
     return all(decided == recorded for _, _, decided, recorded in replay(scheduler, reader))
 
@@ -123,7 +124,7 @@ def _overheads(folder: Path, groups: bool, rounds: int = 15) -> dict[str, Any]:
         run = f"r{i}"
         log = folder / f"{run}.log"
         log.touch()
-        launch = Launch(
+        launch = ProgramLaunch(
             run=run,
             command=(sys.executable, "-c", WAIT),
             cpus=CPUS,
@@ -161,7 +162,7 @@ def _ratios(ours: dict[str, list[float]], raw: dict[str, list[float]]) -> dict[s
     }
 
 
-def _started(executor: ProcessExecutor, launch: Launch, log: Path) -> None:
+def _started(executor: ProcessExecutor, launch: ProgramLaunch, log: Path) -> None:
     executor.start(launch)
     while not log.stat().st_size:
         time.sleep(0.0005)
@@ -198,11 +199,11 @@ def containers(folder: Path, arguments: argparse.Namespace, rounds: int = 12) ->
         return {"left_out": str(error)}
     ours: dict[str, list[float]] = {"start": [], "pause": [], "resume": [], "resize": []}
     raw: dict[str, list[float]] = {name: [] for name in ours}
-    words, one = ("sh", "-c", "while true; do sleep 1; done"), cpu_list(CPUS[:1])
+    words, one = ("sh", "-c", "while true; do sleep 1; done"), cgroups.cpu_list(CPUS[:1])
     for i in range(rounds):
         run = f"r{i}"
         (folder / run).mkdir(parents=True)
-        launch = Launch(
+        launch = ProgramLaunch(
             run=run,
             command=words,
             cpus=CPUS,
@@ -218,7 +219,11 @@ def containers(folder: Path, arguments: argparse.Namespace, rounds: int = 12) ->
         executor.clean(launch)
         began = time.perf_counter()
         container = executor._client.containers.create(
-            arguments.image, list(words), network_mode="none", cpuset_cpus=cpu_list(CPUS), labels={OWNER: "bench"}
+            arguments.image,
+            list(words),
+            network_mode="none",
+            cpuset_cpus=cgroups.cpu_list(CPUS),
+            labels={OWNER: "bench"},
         )
         container.start()
         raw["start"].append(time.perf_counter() - began)

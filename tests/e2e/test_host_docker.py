@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.host.executors import ExecutorError, Exit, Launch
+from dovetail.host.live.executors import ExecutorError, Exit, ProgramLaunch
 from tests.host.live import Daemon, until
 
 docker = pytest.importorskip("docker")
@@ -109,21 +109,25 @@ class Shop:
     """An executor over the engine, and its ends."""
 
     def __init__(self, folder: Path, engine: Engine) -> None:
-        from dovetail.host.executors.docker import DockerExecutor
+        from dovetail.host.live.executors.docker import DockerExecutor
 
         self.folder = folder
         self.engine = engine
         self.ends: queue.Queue[tuple[str, Exit]] = queue.Queue()
         self.executor = DockerExecutor(lambda run, end: self.ends.put((run, end)), "test", engine.address)
 
-    def launch(self, run: str, *command: str, **more: Any) -> Launch:
+    def launch(self, run: str, *command: str, **more: Any) -> ProgramLaunch:
         fields: dict[str, Any] = {"cpus": (0,), "cwd": "", "image": IMAGE} | more
-        return Launch(run=run, command=command, folder=str(self.folder / run), log=str(self.folder / run), **fields)
+        return ProgramLaunch(
+            run=run, command=command, folder=str(self.folder / run), log=str(self.folder / run), **fields
+        )
 
-    def start(self, run: str, *command: str, **more: Any) -> Launch:
+    def start(self, run: str, *command: str, **more: Any) -> ProgramLaunch:
         (self.folder / "control").mkdir(exist_ok=True)
         launch = self.launch(f"{run}", *command, **more)
-        launch = Launch(**{name: getattr(launch, name) for name in launch.__struct_fields__} | {"log": self.log(run)})
+        launch = ProgramLaunch(
+            **{name: getattr(launch, name) for name in launch.__struct_fields__} | {"log": self.log(run)}
+        )
         self.executor.start(launch)
         return launch
 

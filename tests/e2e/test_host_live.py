@@ -72,7 +72,7 @@ def test_a_program_that_gains_nothing_by_a_second_core_is_found_out(tmp_path: Pa
         work = daemon.submit(sys.executable, "-c", flat, cores=2)[0]
 
         def measured() -> set[str]:
-            return {event["why"] for event in daemon.ask_once("past", work=work) if event["what"] == "asked"}
+            return {event["why"] for event in daemon.ask_once("past", job=work) if event["what"] == "asked"}
 
         until(lambda: measured() == {"rate:2"})
         other = daemon.submit("sleep", "1000")[0]

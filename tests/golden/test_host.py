@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from dovetail.core.events import Arrived, Asked, Finished, Pause, Resize, Resume, Start
-from dovetail.host.options import Options
-from dovetail.host.program import Ask, shape
-from dovetail.host.simulation import Workload, run
+from dovetail.host.options import HostOptions
+from dovetail.host.program import Ask, program_graph
+from dovetail.host.simulate import Workload, run
 
 CORES = 16
 WORKS = {"E1": [960] * 3, "E2": [800] * 4, "E3": [1200, 1200, 200, 200], "E4": [1600, 800, 400, 400]}
@@ -51,13 +51,13 @@ class Example:
         for i, (at_s, asked, priority) in enumerate(self.arrivals):
             facts = msgspec.to_builtins(Ask(asked, priority=priority))
             arrivals.append((at_s, Arrived(f"J{i}", "program", (float(WORKS[self.title[:2]][i]),), facts=facts)))
-        return Workload(CORES, tuple(arrivals), {"program": shape("program", CORES)})
+        return Workload(CORES, tuple(arrivals), {"program": program_graph("program", CORES)})
 
     @property
-    def options(self) -> Options:
+    def options(self) -> HostOptions:
         title = self.title
         assign = next((name for name in ("always", "max_prop") if name in title), "strict")
-        return Options(
+        return HostOptions(
             plan="rr" if "Round Robin" in title else "priority" if title.startswith("E4") else "fcfs",
             assign="always_attend" if assign == "always" else assign,
             preemptive="Priority preemptive" in title,
@@ -121,5 +121,5 @@ def test_every_timeline_is_exact(golden: Path) -> None:
 def test_a_wrong_rule_is_noticed(golden: Path) -> None:
     example = next(e for e in examples(golden / "host/worked-examples.txt") if "CLEAN FCFS + always" in e.title)
     teller = Teller()
-    run(example.workload, Options(assign="always_attend", first="growth"), [teller])
+    run(example.workload, HostOptions(assign="always_attend", first="growth"), [teller])
     assert teller.lines != example.lines

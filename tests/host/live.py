@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
+from dovetail.core import cgroups
 from dovetail.core.errors import DovetailError
-from dovetail.host.executors import cgroups, proc
-from dovetail.host.live.daemon import Client
-from dovetail.host.live.setup import Wish
+from dovetail.host.live.client import Client
+from dovetail.host.live.executors import proc
+from dovetail.host.live.setup import RequestedSettings
 
 PATIENCE_S = 120.0
 CLOSED = frozenset({"completed", "failed", "cancelled"})
@@ -68,7 +69,7 @@ class Daemon:
 
     def __init__(self, folder: Path, **wish: Any) -> None:
         self.folder = folder
-        self._wish = Wish(**wish)
+        self._wish = RequestedSettings(**wish)
         self._process: subprocess.Popen[bytes] | None = None
 
     def up(self, wait: bool = True) -> None:
@@ -106,7 +107,7 @@ class Daemon:
             return client.ask(do, **words)
 
     def ask(self, what: str, work: str, value: float | None = None) -> None:
-        self.ask_once("ask", work=work, what=what, value=value)
+        self.ask_once("ask", job=work, what=what, value=value)
 
     def submit(self, *command: str, array: int | None = None, **spec: Any) -> list[str]:
         spec = {"command": command, "cwd": str(self.folder), "env": dict(os.environ)} | spec

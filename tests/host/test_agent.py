@@ -15,7 +15,7 @@ import pytest
 
 from dovetail.host import agent
 from dovetail.host.agent import SOCKET_FILE, TARGET_FILE, Agent
-from dovetail.host.live.control import Control, Target
+from dovetail.host.live.control import Control, CoreTarget
 from tests.host.test_executors import until
 
 
@@ -119,7 +119,7 @@ def test_an_old_target_is_not_taken_up_again(folder: Path, make: Make) -> None:
     program = make(folder, applied.append)
     for gen, cores in ((2, 2), (1, 1), (2, 4)):
         part = folder / "part"
-        part.write_bytes(msgspec.json.encode(Target(gen, cores, tuple(range(cores)))))
+        part.write_bytes(msgspec.json.encode(CoreTarget(gen, cores, tuple(range(cores)))))
         part.rename(folder / TARGET_FILE)
         program.step()
     assert applied == [2]
@@ -140,7 +140,7 @@ def test_nonsense_on_the_socket_drops_the_line_only(control: Control, folder: Pa
 def test_the_target_file_says_it_all(control: Control, folder: Path) -> None:
     control.open("a", folder)
     control.tell("a", [0, 3], within_s=5)
-    target = msgspec.json.decode((folder / TARGET_FILE).read_bytes(), type=Target)
+    target = msgspec.json.decode((folder / TARGET_FILE).read_bytes(), type=CoreTarget)
     assert (target.gen, target.cores, target.cpus, target.intra) == (1, 2, (0, 3), 2)
     assert target.deadline is not None
     assert os.stat(folder / SOCKET_FILE).st_mode & 0o777 == 0o600

@@ -12,14 +12,14 @@ import pytest
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked
 from dovetail.host.check import CODES, check_journal
-from dovetail.host.options import Options
-from dovetail.host.program import shape
-from dovetail.host.simulation import Workload, record
+from dovetail.host.options import HostOptions
+from dovetail.host.program import program_graph
+from dovetail.host.simulate import Workload, record
 
 Lines = list[dict[str, Any]]
 
 
-def journal(path: Path, options: Options) -> Lines:
+def journal(path: Path, options: HostOptions) -> Lines:
     """Two programs share eight cores, a third waits for the first; the second is paused for a while."""
     arrivals: list[tuple[float, Arrived | Asked]] = [
         (0.0, Arrived("a", "p", (80.0,), facts={"cores": 4, "memory_mib": 300})),
@@ -28,7 +28,7 @@ def journal(path: Path, options: Options) -> Lines:
         (2.0, Asked("b", "pause")),
         (5.0, Asked("b", "resume")),
     ]
-    record(Workload(8, tuple(arrivals), {"p": shape("p", 8)}), options, path)
+    record(Workload(8, tuple(arrivals), {"p": program_graph("p", 8)}), options, path)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -109,13 +109,13 @@ PLANTED: list[tuple[str, Callable[[Lines], None]]] = [
 @pytest.mark.parametrize("assign", ["max_prop", "always_attend", "efficient", "strict"])
 def test_a_clean_run_passes(tmp_path: Path, assign: str) -> None:
     path = tmp_path / "run.jsonl"
-    assert found(path, journal(path, Options(assign=assign))) == set()
+    assert found(path, journal(path, HostOptions(assign=assign))) == set()
 
 
 @pytest.mark.parametrize(("code", "plant"), PLANTED, ids=[plant.__name__ for _, plant in PLANTED])
 def test_a_planted_fault_is_found(tmp_path: Path, code: str, plant: Callable[[Lines], None]) -> None:
     path = tmp_path / "run.jsonl"
-    lines = journal(path, Options(assign="max_prop"))
+    lines = journal(path, HostOptions(assign="max_prop"))
     plant(lines)
     assert code in found(path, lines)
 
@@ -131,7 +131,7 @@ def test_a_waiting_program_and_idle_cores_are_a_fault(tmp_path: Path) -> None:
         (1.0, Arrived("b", "p", (80.0,), facts={"cores": 6})),
         (2.0, Arrived("c", "p", (80.0,), facts={"cores": 2})),
     )
-    record(Workload(8, arrivals, {"p": shape("p", 8)}), Options(), path)
+    record(Workload(8, arrivals, {"p": program_graph("p", 8)}), HostOptions(), path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert found(path, lines) == set()
     lines[0]["options"]["overtaking"] = "first-fit"
@@ -142,7 +142,7 @@ def test_nobody_passes_one_that_has_waited_too_long(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     asked = {"a": 6, "wide": 8, "b": 2, "c": 2}
     arrivals = tuple((10.0 * i, Arrived(x, "p", (400.0,), facts={"cores": asked[x]})) for i, x in enumerate(asked))
-    record(Workload(8, arrivals, {"p": shape("p", 8)}), Options(overtaking="first-fit"), path)
+    record(Workload(8, arrivals, {"p": program_graph("p", 8)}), HostOptions(overtaking="first-fit"), path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["options"]["age_step_s"] = 100.0
     assert "overtaken" not in found(path, lines)
@@ -155,7 +155,7 @@ def test_the_first_in_line_must_start_if_it_can(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     asked = {"a": 4, "b": 6, "c": 2}
     arrivals = tuple((0.0, Arrived(name, "p", (80.0,), facts={"cores": n})) for name, n in asked.items())
-    record(Workload(8, arrivals, {"p": shape("p", 8)}), Options(plan="priority"), path)
+    record(Workload(8, arrivals, {"p": program_graph("p", 8)}), HostOptions(plan="priority"), path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert found(path, lines) == set()
     first(lines, "arrived", "b")["facts"]["priority"] = 3
@@ -166,7 +166,7 @@ def test_the_first_in_line_must_start_if_it_can(tmp_path: Path) -> None:
 def test_nobody_may_wait_for_an_idle_machine(tmp_path: Path, assign: str) -> None:
     path = tmp_path / "run.jsonl"
     arrivals = ((0.0, Arrived("a", "p", (80.0,), facts={"cores": 4})),)
-    record(Workload(8, arrivals, {"p": shape("p", 8)}), Options(assign=assign), path)
+    record(Workload(8, arrivals, {"p": program_graph("p", 8)}), HostOptions(assign=assign), path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     never = lines[1] | {"k": "rejected", "job": "a", "why": "nothing lets it start"}
     assert "idle" in found(path, [*lines[:2], never | {"n": 2, "t": 1.0}])
@@ -174,7 +174,7 @@ def test_nobody_may_wait_for_an_idle_machine(tmp_path: Path, assign: str) -> Non
 
 def test_a_live_run_may_still_be_under_way(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    lines = journal(path, Options())
+    lines = journal(path, HostOptions())
     assert found(path, lines[:-1]) == {"end"}
     part = [line for line in lines[:-1] if line.get("t", 0.0) < 5.0]
     assert {"end", "running", "unclosed"} <= found(path, part)
@@ -187,7 +187,7 @@ def test_a_live_run_may_still_be_under_way(tmp_path: Path) -> None:
 
 def test_a_header_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    lines = journal(path, Options())
+    lines = journal(path, HostOptions())
     lines[0]["options"]["colour"] = "red"
     with pytest.raises(InputError, match=r"run\.jsonl:1: not a usable header"):
         found(path, lines)
@@ -197,7 +197,7 @@ def test_cores_beyond_a_learned_sweet_spot_may_be_idle(tmp_path: Path) -> None:
     arrivals: list[tuple[float, Arrived | Asked]] = [(0.0, Arrived("a", "p", (80.0,), facts={"cores": 4}))]
     arrivals += [(1.0, Asked("a", "rate:8", 3.0)), (1.0, Asked("a", "rate:1", 3.0))]
     path = tmp_path / "run.jsonl"
-    record(Workload(8, tuple(arrivals), {"p": shape("p", 8)}), Options(assign="efficient"), path)
+    record(Workload(8, tuple(arrivals), {"p": program_graph("p", 8)}), HostOptions(assign="efficient"), path)
     report = check_journal(path)
     assert report.faults_by_code == {}
     lines = [json.loads(line) for line in path.read_text().splitlines()]

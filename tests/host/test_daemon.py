@@ -17,9 +17,9 @@ import pytest
 from dovetail.core.engine import replay
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
-from dovetail.host.live.daemon import SOCKET
-from dovetail.host.options import Options
-from dovetail.host.simulation import make_scheduler
+from dovetail.host.live.client import SOCKET
+from dovetail.host.options import HostOptions
+from dovetail.host.simulate import make_scheduler
 from tests.host.live import Daemon, until
 
 
@@ -150,10 +150,10 @@ def test_declared_memory_is_kept_free_also_of_paused_ones(tmp_path: Path) -> Non
         ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "curve": "up"}}, "curve 'up': expected linear"),
         ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "after": ["9"]}}, "there is no program 9"),
         ({"do": "submit", "spec": {"command": ["true"], "cwd": "/"}, "array": 0}, "array: found 0, expected 1 to"),
-        ({"do": "ask", "work": "9", "what": "pause"}, "there is no program 9"),
-        ({"do": "ask", "work": "9", "what": "paus"}, "cannot paus a program; did you mean 'pause'?"),
-        ({"do": "ask", "work": "9", "what": "resize"}, "resize: expected a number, found None"),
-        ({"do": "ask", "work": "9", "what": "priority", "value": -1}, "priority: found -1, expected 0 (most urgent)"),
+        ({"do": "ask", "job": "9", "what": "pause"}, "there is no program 9"),
+        ({"do": "ask", "job": "9", "what": "paus"}, "cannot paus a program; did you mean 'pause'?"),
+        ({"do": "ask", "job": "9", "what": "resize"}, "resize: expected a number, found None"),
+        ({"do": "ask", "job": "9", "what": "priority", "value": -1}, "priority: found -1, expected 0 (most urgent)"),
         ({"do": "submit", "spec": {"command": ["a\0b"], "cwd": "/"}}, "command: found ['a\\x00b'], expected no null"),
         ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "env": {"A=B": ""}}}, "env: found 'A=B', expected"),
         ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "network": True}}, "network: found True, expected"),
@@ -297,7 +297,7 @@ def test_a_live_journal_replays_to_the_same_instructions(tmp_path: Path) -> None
         daemon.clean_up()
     reader = Reader(tmp_path / "run.jsonl")
     header = reader.header
-    wanted = Options(**header.options)
+    wanted = HostOptions(**header.options)
     scheduler = make_scheduler(header.facts["cores"], header.build_graphs(), wanted)
     compared = list(replay(scheduler, reader))
     assert compared[-1][0] == steps

@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.host.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, Launch, cgroups, proc, shim
-from dovetail.host.executors.process import ProcessExecutor
+from dovetail.core import cgroups
+from dovetail.host.live.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, ProgramLaunch, proc, shim
+from dovetail.host.live.executors.process import ProcessExecutor
 
 NAME = f"dovetail-test-{os.getpid()}"
 PATIENCE_S = 60.0
@@ -41,8 +42,8 @@ class Workshop:
     def another(self) -> ProcessExecutor:
         return ProcessExecutor(lambda run, end: self.ends.put((run, end)), name=NAME, groups=self.groups)
 
-    def launch(self, run: str, *command: str, cpus: tuple[int, ...] | None = None) -> Launch:
-        return Launch(
+    def launch(self, run: str, *command: str, cpus: tuple[int, ...] | None = None) -> ProgramLaunch:
+        return ProgramLaunch(
             run=run,
             command=command,
             cpus=cpus or (min(os.sched_getaffinity(0)),),
@@ -52,7 +53,7 @@ class Workshop:
             env=dict(os.environ),
         )
 
-    def start(self, run: str, *command: str, cpus: tuple[int, ...] | None = None) -> Launch:
+    def start(self, run: str, *command: str, cpus: tuple[int, ...] | None = None) -> ProgramLaunch:
         launch = self.launch(run, *command, cpus=cpus)
         self.executor.start(launch)
         return launch

@@ -10,29 +10,30 @@ import msgspec
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.host.experiment import Cell, Result, comparison, run_all, run_cell, summarise, write_workloads
-from dovetail.host.inputs import Parameters, Request
+from dovetail.host.experiment import ExperimentCell, Result, comparison, run_all, run_cell, summarise, write_workloads
+from dovetail.host.export import COMPARISON, EVENTS, run_files
+from dovetail.host.inputs.parameters import Parameters
+from dovetail.host.inputs.requests import Request
 from dovetail.host.metrics import Programs
-from dovetail.host.options import Options
-from dovetail.host.outputs import COMPARISON, EVENTS, run_files
-from dovetail.host.simulation import Workload, run
+from dovetail.host.options import HostOptions
+from dovetail.host.simulate import Workload, run
 
 PARAMETERS = Parameters(
     number_containers=4, time_gap=(5.0, 0.0), resources_distribution="random", resources_per_container=(2, 9)
 )
 
 
-def cells(out: Path, sizes: tuple[int, ...] = (4, 8), repeats: int = 2) -> list[Cell]:
+def cells(out: Path, sizes: tuple[int, ...] = (4, 8), repeats: int = 2) -> list[ExperimentCell]:
     files = write_workloads(out, PARAMETERS, sizes, repeats, seed=1)
     return [
-        Cell(
+        ExperimentCell(
             requests=files[size, repeat],
             containers=size,
             repeat=repeat,
             cores=16,
             work=100.0,
             curves={},
-            options=Options(plan=plan, assign=assign),
+            options=HostOptions(plan=plan, assign=assign),
         )
         for size in sizes
         for plan in ("fcfs", "rr")
@@ -65,7 +66,7 @@ def test_an_experiment_fills_the_older_folders(tmp_path: Path) -> None:
 
 
 def test_priorities_are_compared_one_by_one(tmp_path: Path) -> None:
-    made = [msgspec.structs.replace(c, options=Options(plan="priority")) for c in cells(tmp_path, (8,), 2)[:2]]
+    made = [msgspec.structs.replace(c, options=HostOptions(plan="priority")) for c in cells(tmp_path, (8,), 2)[:2]]
     results = run_all(tmp_path, made)
     assert run_all(tmp_path, made) == results  # as read back
     whole, *each = csv.DictReader(comparison(results).splitlines())
@@ -118,7 +119,7 @@ def test_a_torn_summary_is_not_taken_for_one(tmp_path: Path) -> None:
 
 
 def test_means_have_intervals() -> None:
-    cell = Cell(requests="", containers=1, repeat=1, cores=1, work=None, curves={}, options=Options())
+    cell = ExperimentCell(requests="", containers=1, repeat=1, cores=1, work=None, curves={}, options=HostOptions())
     keys = ("makespan_s", "mean_first_run_s", "mean_turnaround_s", "mean_total_s", "mean_waiting_s", "core_use")
     results = [Result(cell, dict.fromkeys((*keys, "throughput_per_h"), value)) for value in (1.0, 3.0)]
     (row,) = summarise(results)
@@ -130,7 +131,7 @@ def test_means_have_intervals() -> None:
 
 def test_the_older_files_tell_of_resizes_and_pauses() -> None:
     requests = [Request(1, "execution", str(i), "img", 12, 0.0, work=w) for i, w in enumerate((1200.0, 1200.0, 600.0))]
-    options = Options(plan="rr", assign="always_attend")
+    options = HostOptions(plan="rr", assign="always_attend")
     programs = Programs(16)
     run(Workload.of(requests, 16), options, [programs])
     files = run_files(programs, options, 16, "resnet", "maleable")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.host.generate import request_lines
-from dovetail.host.inputs import Parameters, read_parameters, read_requests, requests_path
+from dovetail.host.inputs.generate import request_lines
+from dovetail.host.inputs.parameters import Parameters, read_parameters, requests_path
+from dovetail.host.inputs.requests import read_requests
 
 OLD = {
     "policy": "fcfs",

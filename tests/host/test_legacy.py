@@ -11,13 +11,13 @@ import pytest
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked, Resize, Start
-from dovetail.host.legacy import LegacyScheduler
-from dovetail.host.legacy_grants import always_attend, max_prop, strict
-from dovetail.host.options import Options
-from dovetail.host.program import Ask, shape
-from dovetail.host.simulation import Workload, run
+from dovetail.host.compat.grants import always_attend, max_prop, strict
+from dovetail.host.compat.scheduler import LegacyScheduler
+from dovetail.host.options import HostOptions
+from dovetail.host.program import Ask, program_graph
+from dovetail.host.simulate import Workload, run
 
-SHAPES = {"p": shape("p", 16)}
+SHAPES = {"p": program_graph("p", 16)}
 
 
 def rounded(x: Fraction) -> int:
@@ -73,7 +73,7 @@ def test_max_prop_by_the_formula(factor: float) -> None:
 
 
 def scheduler(**options: object) -> LegacyScheduler:
-    return LegacyScheduler(16, SHAPES, msgspec.convert({"profile": "legacy", **options}, Options))
+    return LegacyScheduler(16, SHAPES, msgspec.convert({"profile": "legacy", **options}, HostOptions))
 
 
 def arrive(name: str, cores: int, priority: int = 0) -> Arrived:
@@ -98,10 +98,10 @@ def test_pending_requests_go_before_new_ones_whatever_their_priority() -> None:
 def test_an_update_of_two_threads_to_twelve() -> None:
     """The manual's example."""
     arrivals: tuple[tuple[float, Arrived | Asked], ...] = ((0.0, arrive("0", 2)), (60.0, Asked("0", "resize", 12)))
-    outcome = run(Workload(16, arrivals, SHAPES), Options(profile="legacy"))
+    outcome = run(Workload(16, arrivals, SHAPES), HostOptions(profile="legacy"))
     assert outcome.rows[0].ended_s == 50.0  # it was over before
     longer = (0.0, Arrived("0", "p", (360.0,), facts=msgspec.to_builtins(Ask(2))))
-    outcome = run(Workload(16, (longer, arrivals[1]), SHAPES), Options(profile="legacy"))
+    outcome = run(Workload(16, (longer, arrivals[1]), SHAPES), HostOptions(profile="legacy"))
     assert outcome.rows[0].ended_s == 60 + (360 - 120) / 12
     assert outcome.rows[0].resizes == 1
 
@@ -121,24 +121,26 @@ def test_an_update_under_max_prop_is_an_error_here_too() -> None:
 
 
 def test_what_it_dropped_silently_is_rejected_with_a_reason() -> None:
-    outcome = run(Workload(16, ((0.0, arrive("big", 17)),), SHAPES), Options(profile="legacy"))
+    outcome = run(Workload(16, ((0.0, arrive("big", 17)),), SHAPES), HostOptions(profile="legacy"))
     assert (outcome.rows[0].status, outcome.rows[0].why) == ("rejected", "asks for 17 cores, the machine has 16")
 
 
 def test_what_it_would_never_start_is_rejected_in_the_end() -> None:
-    outcome = run(Workload(16, ((0.0, arrive("one", 1)),), SHAPES), Options(profile="legacy", assign="always_attend"))
+    outcome = run(
+        Workload(16, ((0.0, arrive("one", 1)),), SHAPES), HostOptions(profile="legacy", assign="always_attend")
+    )
     assert outcome.rows[0].status == "rejected"
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        Options(plan="rr", profile="legacy"),
-        Options(assign="efficient", profile="legacy"),
-        Options(plan="priority", preemptive=True, profile="legacy"),
-        Options(overtaking="backfill", profile="legacy"),
+        HostOptions(plan="rr", profile="legacy"),
+        HostOptions(assign="efficient", profile="legacy"),
+        HostOptions(plan="priority", preemptive=True, profile="legacy"),
+        HostOptions(overtaking="backfill", profile="legacy"),
     ],
 )
-def test_what_it_did_not_know_is_refused(options: Options) -> None:
+def test_what_it_did_not_know_is_refused(options: HostOptions) -> None:
     with pytest.raises(InputError, match="legacy profile"):
         LegacyScheduler(16, SHAPES, options)

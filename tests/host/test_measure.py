@@ -12,7 +12,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.host.curves import curve
-from dovetail.host.measure import Measured, fitted, measure, run_s, table_text
+from dovetail.host.inputs.measure import MeasuredRuns, fitted, measure, run_s, table_text
 
 ALL = sorted(os.sched_getaffinity(0))
 NOTE = (
@@ -41,7 +41,7 @@ def test_the_table_shows_the_curve(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_fit_of_what_amdahl_says_is_exact() -> None:
-    found = [Measured(n, (2 + 10 / n,)) for n in (1, 2, 4, 8)]
+    found = [MeasuredRuns(n, (2 + 10 / n,)) for n in (1, 2, 4, 8)]
     curved, error = fitted(found)
     assert error == pytest.approx(0, abs=1e-9)
     assert curved.speed(4) == pytest.approx(12 / 4.5, rel=1e-5)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from dovetail.core.events import Arrived
 from dovetail.host.metrics import Programs
-from dovetail.host.options import Options
+from dovetail.host.options import HostOptions
 from dovetail.host.policies.max_prop import proportional
-from dovetail.host.program import shape
-from dovetail.host.simulation import Workload, run
+from dovetail.host.program import program_graph
+from dovetail.host.simulate import Workload, run
 
 CORES = 8
 Job = tuple[float, int, float, int]  # arrives, asks for, core-seconds, priority
@@ -23,7 +23,7 @@ Job = tuple[float, int, float, int]  # arrives, asks for, core-seconds, priority
 class Reference:
     """One thing after the other, with lists of jobs: no view, no assignment objects, no instructions."""
 
-    def __init__(self, jobs: list[Job], options: Options) -> None:
+    def __init__(self, jobs: list[Job], options: HostOptions) -> None:
         self.jobs, self.options = jobs, options
         self.left = [work for _, _, work, _ in jobs]
         self.has = [0] * len(jobs)
@@ -155,13 +155,13 @@ class Reference:
                 self.has[j] += min(wanted - self.has[j], CORES - sum(self.has))
 
 
-def ours(jobs: list[Job], options: Options) -> list[list[tuple[float, int]]]:
+def ours(jobs: list[Job], options: HostOptions) -> list[list[tuple[float, int]]]:
     arrivals = tuple(
         (at_s, Arrived(str(i), "p", (work,), facts={"cores": asked, "priority": priority}))
         for i, (at_s, asked, work, priority) in enumerate(jobs)
     )
     programs = Programs(CORES)
-    run(Workload(CORES, arrivals, {"p": shape("p", CORES)}), options, [programs])
+    run(Workload(CORES, arrivals, {"p": program_graph("p", CORES)}), options, [programs])
     told = []
     for i in range(len(jobs)):
         stretches = programs.stretches[str(i)]
@@ -182,7 +182,7 @@ def test_every_schedule_is_that_of_the_rules(plan: str, assign: str, seed: int, 
     for _ in range(dice.randint(1, 14)):
         now += dice.choice((0.0, dice.uniform(0, 20)))
         jobs.append((now, dice.randint(1, CORES), dice.uniform(1, 300), dice.randrange(5)))
-    options = Options(
+    options = HostOptions(
         plan=plan,
         assign=assign,
         preemptive=preemptive,

@@ -12,14 +12,14 @@ from dovetail.core.errors import InputError
 from dovetail.core.registry import policy, promise
 from dovetail.host.cores import Cores
 from dovetail.host.curves import curve
-from dovetail.host.options import Options
+from dovetail.host.options import HostOptions
+from dovetail.host.policies import Assignment, Planning, make, names
+from dovetail.host.policies.base import MachineView
 from dovetail.host.policies.efficient import Efficient
 from dovetail.host.policies.fcfs import FirstComeFirstServed
 from dovetail.host.policies.max_prop import proportional
-from dovetail.host.policy import Assignment, Planning, make, names
 from dovetail.host.program import Ask, Program
-from dovetail.host.simulation import Workload, run
-from dovetail.host.view import View
+from dovetail.host.simulate import Workload, run
 
 
 @given(st.data())
@@ -46,8 +46,8 @@ def test_equal_remainders_go_to_the_oldest() -> None:
     assert proportional([12, 12, 12], [1] * 3, [16] * 3, 16) == [6, 5, 5]
 
 
-def view_of(cores: int, *texts: str) -> View:
-    view = View(cores, Options(assign="efficient"))
+def view_of(cores: int, *texts: str) -> MachineView:
+    view = MachineView(cores, HostOptions(assign="efficient"))
     view.shrinks = True
     for i, text in enumerate(texts):
         program = Program(f"p{i}", "p", i, Ask(1), 100.0, curve(text), 0.0)
@@ -80,12 +80,12 @@ def test_efficient_admits_as_many_as_pay() -> None:
     text = "table:2=785,3=425,4=313,5=248,8=171,16=101"
     facts = [{"cores": 16, "curve": text, "least": 2} for _ in range(8)]
     from dovetail.core.events import Arrived
-    from dovetail.host.program import shape
+    from dovetail.host.program import program_graph
 
     arrivals = tuple((0.0, Arrived(f"p{i}", "p", (1570.0,), facts=fact)) for i, fact in enumerate(facts))
-    outcome = run(Workload(16, arrivals, {"p": shape("p", 16)}), Options(assign="efficient"))
+    outcome = run(Workload(16, arrivals, {"p": program_graph("p", 16)}), HostOptions(assign="efficient"))
     assert sum(row.started_s == 0 for row in outcome.rows) == 4
-    fair = run(Workload(16, arrivals, {"p": shape("p", 16)}), Options(assign="max_prop", min_cores=2))
+    fair = run(Workload(16, arrivals, {"p": program_graph("p", 16)}), HostOptions(assign="max_prop", min_cores=2))
     assert outcome.totals.throughput_per_h > fair.totals.throughput_per_h
 
 
@@ -122,19 +122,19 @@ def test_a_planning_is_no_assignment() -> None:
 def test_a_third_party_adds_a_policy() -> None:
     from dovetail.core import registry
     from dovetail.core.events import Arrived
-    from dovetail.host.program import shape
+    from dovetail.host.program import program_graph
 
     @policy("youngest", level="host")
     class Youngest(FirstComeFirstServed):
         """The youngest goes first."""
 
-        def order(self, view: View) -> list[Program]:
+        def order(self, view: MachineView) -> list[Program]:
             return super().order(view)[::-1]
 
     try:
         facts = {"cores": 4}
         arrivals = tuple((0.0, Arrived(name, "p", (40.0,), facts=facts)) for name in ("a", "b"))
-        outcome = run(Workload(4, arrivals, {"p": shape("p", 4)}), Options(plan="youngest"))
+        outcome = run(Workload(4, arrivals, {"p": program_graph("p", 4)}), HostOptions(plan="youngest"))
         assert [row.started_s for row in outcome.rows] == [10.0, 0.0]
     finally:
         del registry._policies["host", "youngest"]

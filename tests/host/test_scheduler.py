@@ -26,13 +26,13 @@ from dovetail.core.events import (
     WakeAt,
     Woke,
 )
-from dovetail.host.options import Options
-from dovetail.host.program import shape
+from dovetail.host.options import HostOptions
+from dovetail.host.program import program_graph
 from dovetail.host.scheduler import HostScheduler
-from dovetail.host.simulation import Workload, run
+from dovetail.host.simulate import Workload, run
 
 CORES = 8
-SHAPES = {"p": shape("p", CORES)}
+SHAPES = {"p": program_graph("p", CORES)}
 
 
 def arrive(name: str, cores: int, size: float = 80.0, **facts: Any) -> Arrived:
@@ -40,7 +40,7 @@ def arrive(name: str, cores: int, size: float = 80.0, **facts: Any) -> Arrived:
 
 
 def scheduler(**options: Any) -> HostScheduler:
-    return HostScheduler(CORES, SHAPES, msgspec.convert(options, Options))
+    return HostScheduler(CORES, SHAPES, msgspec.convert(options, HostOptions))
 
 
 def told(orders: list[Instruction]) -> list[str]:
@@ -61,7 +61,7 @@ def whys(orders: list[Instruction], kind: type[Instruction]) -> list[str]:
     return [order.why for order in orders if isinstance(order, kind)]  # type: ignore[union-attr]
 
 
-def simulated(options: Options, *arrivals: tuple[float, Stimulus]) -> dict[str, Any]:
+def simulated(options: HostOptions, *arrivals: tuple[float, Stimulus]) -> dict[str, Any]:
     rows = run(Workload(CORES, arrivals, SHAPES), options).rows  # type: ignore[arg-type]
     return {row.program: row for row in rows}
 
@@ -230,8 +230,8 @@ def test_an_elastic_program_may_ask_for_more_than_there_is() -> None:
 
 def test_first_fit_overtakes_and_none_does_not() -> None:
     arrivals = [(0.0, arrive("a", 6, 600.0)), (1.0, arrive("big", 8)), (2.0, arrive("small", 2, 20.0))]
-    assert simulated(Options(), *arrivals)["small"].started_s == 110.0
-    assert simulated(Options(overtaking="first-fit"), *arrivals)["small"].started_s == 2.0
+    assert simulated(HostOptions(), *arrivals)["small"].started_s == 110.0
+    assert simulated(HostOptions(overtaking="first-fit"), *arrivals)["small"].started_s == 2.0
 
 
 def test_first_fit_looks_at_everybody() -> None:
@@ -244,12 +244,12 @@ def test_first_fit_looks_at_everybody() -> None:
 def test_backfill_never_delays_the_first() -> None:
     """A short one fits before the big one starts, a long one would delay it."""
     arrivals = [(0.0, arrive("a", 6, 600.0)), (1.0, arrive("big", 8))]
-    rows = simulated(Options(overtaking="backfill"), *arrivals, (2.0, arrive("short", 2, 100.0)))
+    rows = simulated(HostOptions(overtaking="backfill"), *arrivals, (2.0, arrive("short", 2, 100.0)))
     assert (rows["short"].started_s, rows["big"].started_s) == (2.0, 100.0)
-    rows = simulated(Options(overtaking="backfill"), *arrivals, (2.0, arrive("long", 2, 900.0)))
+    rows = simulated(HostOptions(overtaking="backfill"), *arrivals, (2.0, arrive("long", 2, 900.0)))
     assert rows["big"].started_s == 100.0
     assert rows["long"].started_s == 110.0
-    unknown = simulated(Options(overtaking="backfill"), *arrivals, (2.0, arrive("unknown", 2, 0.0)))
+    unknown = simulated(HostOptions(overtaking="backfill"), *arrivals, (2.0, arrive("unknown", 2, 0.0)))
     assert unknown["unknown"].started_s == 110.0
 
 
@@ -258,14 +258,14 @@ def test_age_makes_urgent_and_stops_overtaking() -> None:
     stream = [(4.0 * i, arrive(f"u{i}", 8)) for i in range(40)]
     patient = (1.0, arrive("old", 8, priority=3))
     arrivals = sorted([*stream, patient], key=lambda pair: pair[0])
-    never = simulated(Options(plan="priority"), *arrivals)["old"]
-    aged = simulated(Options(plan="priority", age_step_s=20.0), *arrivals)["old"]
+    never = simulated(HostOptions(plan="priority"), *arrivals)["old"]
+    aged = simulated(HostOptions(plan="priority", age_step_s=20.0), *arrivals)["old"]
     assert never.started_s == 400.0
     assert 60 <= aged.started_s < 150
     small = [(4.0 * i, arrive(f"s{i}", 3, 36.0)) for i in range(40)]
     both = sorted([*small, (1.0, arrive("wide", 8))], key=lambda pair: pair[0])
-    passed = simulated(Options(overtaking="first-fit"), *both)["wide"]
-    waited = simulated(Options(overtaking="first-fit", age_step_s=20.0), *both)["wide"]
+    passed = simulated(HostOptions(overtaking="first-fit"), *both)["wide"]
+    waited = simulated(HostOptions(overtaking="first-fit", age_step_s=20.0), *both)["wide"]
     assert passed.started_s > 150
     assert 21 <= waited.started_s < 40
 
@@ -280,7 +280,7 @@ def test_a_running_program_that_its_user_makes_less_urgent_can_be_paused() -> No
 def test_who_started_because_of_its_age_is_not_paused_for_the_next_urgent_one() -> None:
     stream = [(2.5 * i, arrive(f"u{i}", 8, 20.0)) for i in range(100)]
     arrivals = sorted([*stream, (1.0, arrive("old", 8, 80.0, priority=4))], key=lambda pair: pair[0])
-    old = simulated(Options(plan="priority", preemptive=True, age_step_s=5.0), *arrivals)["old"]
+    old = simulated(HostOptions(plan="priority", preemptive=True, age_step_s=5.0), *arrivals)["old"]
     assert old.pauses == 0
     assert 21 <= old.started_s < 25
     host = scheduler(plan="priority", preemptive=True, age_step_s=5.0)
@@ -359,8 +359,8 @@ def test_always_attend_can_be_made_to_shrink() -> None:
 
 def test_growth_can_go_first() -> None:
     arrivals = [(0.0, arrive("a", 4, 40.0)), (0.0, arrive("b", 8, 400.0)), (1.0, arrive("c", 4, 40.0))]
-    assert simulated(Options(assign="always_attend"), *arrivals)["c"].started_s == 10.0
-    assert simulated(Options(assign="always_attend", first="growth"), *arrivals)["c"].started_s > 10.0
+    assert simulated(HostOptions(assign="always_attend"), *arrivals)["c"].started_s == 10.0
+    assert simulated(HostOptions(assign="always_attend", first="growth"), *arrivals)["c"].started_s > 10.0
 
 
 def test_cores_are_kept_and_had_again() -> None:
@@ -375,11 +375,11 @@ def test_cores_are_kept_and_had_again() -> None:
 def test_options_are_checked() -> None:
     for wrong in ({"quantum_s": 0.0}, {"age_step_s": -1.0}, {"min_cores": 0}, {"max_cores": 1, "min_cores": 2}):
         with pytest.raises(InputError, match="expected"):
-            Options(**wrong)
+            HostOptions(**wrong)
 
 
 def test_what_nobody_resumes_is_rejected_in_the_end() -> None:
-    rows = simulated(Options(), (0.0, arrive("a", 8)), (1.0, Asked("a", "pause")))
+    rows = simulated(HostOptions(), (0.0, arrive("a", 8)), (1.0, Asked("a", "pause")))
     assert (rows["a"].status, rows["a"].why) == ("rejected", "its user paused it and never resumed it")
 
 

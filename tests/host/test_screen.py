@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dovetail.cli.host_watch import _screen
+from dovetail.cli.host.watch import _screen
 
 
 def test_figures_and_states_are_whole_in_a_narrow_window() -> None:

@@ -14,6 +14,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+
+from dovetail.core.cgroups import CpuShare  # noqa: E402
 from dovetail.core.errors import InputError  # noqa: E402
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline  # noqa: E402
 from dovetail.pipeline.live.arrays import read_inputs, write_outputs  # noqa: E402
@@ -22,7 +24,6 @@ from dovetail.pipeline.live.jobs import link_speed  # noqa: E402
 from dovetail.pipeline.live.recorder import DATA_HOST  # noqa: E402
 from dovetail.pipeline.plan import Constraints, Plan  # noqa: E402
 from dovetail.pipeline.planner import plan  # noqa: E402
-from dovetail.pipeline.share import Share  # noqa: E402
 
 
 def _read(tmp_path: Path, text: str, local: bool = True) -> dict[str, HostSettings]:
@@ -66,7 +67,7 @@ def test_a_share_limits_a_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         try:
-            share = Share(process.pid, 0.2)
+            share = CpuShare(process.pid, 0.2)
         except InputError as error:
             pytest.skip(str(error))
         ticks = os.sysconf("SC_CLK_TCK")
@@ -91,12 +92,12 @@ def test_a_new_share_removes_what_killed_runs_left() -> None:
     alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         try:
-            share = Share(alive.pid, 0.5)
+            share = CpuShare(alive.pid, 0.5)
         except InputError as error:
             pytest.skip(str(error))
         left = share.group.with_name(f"dovetail-{gone.pid}")
         left.mkdir()
-        again = Share(alive.pid, 0.2)  # also over the group that is there
+        again = CpuShare(alive.pid, 0.2)  # also over the group that is there
         assert not left.exists()
         assert again.group == share.group
         again.release()
@@ -109,7 +110,7 @@ def test_a_new_share_removes_what_killed_runs_left() -> None:
 @pytest.mark.parametrize("cores", [0.0, -1.0, float("nan"), 1e9])
 def test_a_share_that_makes_no_sense(cores: float) -> None:
     with pytest.raises(InputError, match=r"share: expected cores from 0\.05, found"):
-        Share(os.getpid(), cores)
+        CpuShare(os.getpid(), cores)
 
 
 def _plan(**more: Any) -> Plan:

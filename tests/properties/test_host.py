@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from dovetail.core.events import Arrived, Asked, Resume, Start
 from dovetail.core.executor import SimExecutor
-from dovetail.host.fuzz import ASSIGNS, PLANS, describe, random_options, random_workload, verify
-from dovetail.host.options import Options
-from dovetail.host.program import shape
-from dovetail.host.simulation import Workload, run
+from dovetail.host.options import HostOptions
+from dovetail.host.program import program_graph
+from dovetail.host.simulate import Workload, run
+from dovetail.testing.host import ASSIGNS, PLANS, describe, random_options, random_workload, verify
 
 FINAL = {"completed", "rejected"}
 
@@ -45,7 +45,7 @@ def test_work_is_conserved(assign: str, seed: int) -> None:
         facts = {"cores": dice.randint(1, cores), "priority": dice.randrange(5)}
         arrivals.append((5.0 * i, Arrived(f"p{i}", "p", (dice.uniform(1, 300),), facts=facts)))
     options = random_options(dice, dice.choice(PLANS), assign)
-    outcome = run(Workload(cores, tuple(arrivals), {"p": shape("p", cores)}), options)
+    outcome = run(Workload(cores, tuple(arrivals), {"p": program_graph("p", cores)}), options)
     for row, (_, event) in zip(outcome.rows, arrivals, strict=True):
         assert isinstance(event, Arrived)
         if row.status == "completed":
@@ -91,6 +91,6 @@ def test_nobody_starves_who_ages(plan: str, overtaking: str, seed: int) -> None:
         facts = {"cores": dice.choice((1, 2, 3, 8)), "priority": dice.randrange(5)}
         arrivals.append((now, Arrived(f"p{i}", "p", (dice.uniform(5, 80),), facts=facts)))
     watch = Watch(8.0)
-    options = Options(plan=plan, age_step_s=8.0, overtaking=overtaking)  # type: ignore[arg-type]
-    run(Workload(8, tuple(arrivals), {"p": shape("p", 8)}), options, [watch])  # type: ignore[list-item]
+    options = HostOptions(plan=plan, age_step_s=8.0, overtaking=overtaking)  # type: ignore[arg-type]
+    run(Workload(8, tuple(arrivals), {"p": program_graph("p", 8)}), options, [watch])  # type: ignore[list-item]
     assert watch.overtaken == []

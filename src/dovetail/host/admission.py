@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from dovetail.host.policy import Assignment, Planning
+from dovetail.host.policies.base import Assignment, MachineView, Planning
 from dovetail.host.program import WAITING, Program
-from dovetail.host.view import View
 
 _NEAR = 10  # so many from the front of the queue are told whom they wait for: for all, each start would be told to all
 _FAR = ("behind", f"more than {_NEAR} others wait before it")
@@ -16,7 +15,7 @@ _FAR = ("behind", f"more than {_NEAR} others wait before it")
 class Admission:
     """`starts` are to start or to go on, in this order; `pauses` come before them; `waits` are codes and reasons."""
 
-    def __init__(self, view: View, plan: Planning, assign: Assignment) -> None:
+    def __init__(self, view: MachineView, plan: Planning, assign: Assignment) -> None:
         self.view, self._plan, self._assign = view, plan, assign
         self.before = list(view.waiting)  # who waited before anything was decided
         self.starts: list[Program] = []

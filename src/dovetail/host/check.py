@@ -27,9 +27,9 @@ from dovetail.core.findings import TOLERANCE, Findings, Report, close, compare
 from dovetail.core.journal import Ended, Header, open_journal
 from dovetail.core.metrics import recount
 from dovetail.host.bounds import makespan_bound_s
-from dovetail.host.known import Known
+from dovetail.host.check_state import ProgramState
 from dovetail.host.metrics import Programs
-from dovetail.host.options import Options
+from dovetail.host.options import HostOptions
 from dovetail.host.program import Ask
 
 CODES = {
@@ -45,16 +45,16 @@ CODES = {
 LIVE = "live"  # a header's mode, where times were measured
 
 
-class Rules:
+class HostRules:
     """Follows a run. An instant is judged when it is over: only then has everything been decided."""
 
     def __init__(self, header: Header, faults: Findings) -> None:
         self._faults = faults
         self._cores = len(header.pool)
-        self._options = msgspec.convert(header.options, Options)
+        self._options = msgspec.convert(header.options, HostOptions)
         self._legacy = self._options.profile == "legacy"
         self._exact = header.mode != LIVE
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, ProgramState] = {}
         self._places = count()
         self._done: set[str] = set()
         self._arrivals: dict[str, tuple[float, Arrived]] = {}
@@ -78,7 +78,7 @@ class Rules:
         match event:
             case Arrived(fault=""):
                 try:
-                    self._known[event.job] = Known(Ask.of(event.job, event.facts), next(self._places), t)
+                    self._known[event.job] = ProgramState(Ask.of(event.job, event.facts), next(self._places), t)
                 except InputError as error:
                     self._faults.add("cores", event.job, str(error))
             case Complete() | Reject():
@@ -94,7 +94,7 @@ class Rules:
                 elif isinstance(event, Pause | Finished | Failed):
                     self._ran(event.job, known)
 
-    def _started(self, event: Start | Resume | Resize, known: Known) -> None:
+    def _started(self, event: Start | Resume | Resize, known: ProgramState) -> None:
         least, _, most = known.bounds(self._options, self._cores)
         if self._legacy:
             return
@@ -111,21 +111,21 @@ class Rules:
                 "tries", event.job, f"started after {known.failures} failures, expected {known.ask.retries} retries"
             )
 
-    def _overtakes(self, event: Start | Resume, known: Known) -> None:
+    def _overtakes(self, event: Start | Resume, known: ProgramState) -> None:
         """Who holds memory while others lack it may: only its end makes it free."""
         options, now = self._options, self._at[1]
         mine = known.turn(options, now)
         if options.age_step_s is None or mine is None or (isinstance(event, Resume) and options.memory_mib is not None):
             return
-        for work, other in self._known.items():
+        for job, other in self._known.items():
             theirs = other.turn(options, now)
             if other.is_of_age(options, now) and theirs is not None and theirs < mine and self._may_start(other):
-                self._faults.add("overtaken", event.job, f"starts before {work}, which waits since {other.queued_s} s")
+                self._faults.add("overtaken", event.job, f"starts before {job}, which waits since {other.queued_s} s")
 
-    def _ran(self, work: str, known: Known) -> None:
+    def _ran(self, job: str, known: ProgramState) -> None:
         limit_s = known.ask.limit_s
         if limit_s is not None and self._exact and known.ran_s > limit_s and not close(known.ran_s, limit_s):
-            self._faults.add("limit", work, f"ran for {known.ran_s} s, expected up to {limit_s} s")
+            self._faults.add("limit", job, f"ran for {known.ran_s} s, expected up to {limit_s} s")
 
     def _judge(self) -> None:
         """What must hold between two instants."""
@@ -142,36 +142,36 @@ class Rules:
             self._judge_waiting(free, inf if total is None else total - memory_mib)
 
     def _judge_growth(self, free: int) -> None:
-        for work, known in self._known.items():
+        for job, known in self._known.items():
             if known.has and not known.stopping and known.has < self._high(known, free):
-                self._faults.add("idle", work, f"has {known.has} cores and could have more; {free} are idle")
+                self._faults.add("idle", job, f"has {known.has} cores and could have more; {free} are idle")
 
     def _judge_waiting(self, free: int, memory_mib: float) -> None:
         """Who is first in line starts if it can; with first-fit, whoever can. An efficient one may choose to wait, but
         not for nobody."""
         options = self._options
-        waiting = {work: known for work, known in self._known.items() if self._may_start(known)}
+        waiting = {job: known for job, known in self._known.items() if self._may_start(known)}
         if not waiting or (options.assign == "efficient" and free < self._cores):
             return
         if options.overtaking != "first-fit" or options.age_step_s is not None:
-            turns = {work: known.turn(options, self._at[1]) for work, known in waiting.items()}
+            turns = {job: known.turn(options, self._at[1]) for job, known in waiting.items()}
             if None not in turns.values():
-                first = min(waiting, key=lambda work: turns[work] or ())
+                first = min(waiting, key=lambda job: turns[job] or ())
                 waiting = {first: waiting[first]}
             elif len(waiting) > 1:
                 return
-        for work, known in waiting.items():
+        for job, known in waiting.items():
             least, asked, _ = known.bounds(options, self._cores)
             need = asked if options.assign == "strict" else least
             if need <= free and (known.begun or known.ask.memory_mib <= memory_mib):
-                self._faults.add("idle", work, f"waits for {need} cores; {free} are idle")
+                self._faults.add("idle", job, f"waits for {need} cores; {free} are idle")
                 return
 
-    def _may_start(self, known: Known) -> bool:
+    def _may_start(self, known: ProgramState) -> bool:
         ready = all(other in self._done for other in known.ask.after)
         return not known.has and not known.held and not known.stopping and ready
 
-    def _high(self, known: Known, free: int) -> int:
+    def _high(self, known: ProgramState, free: int) -> int:
         """The most cores that its assignment would give it; under strict, all that it asked for or nothing."""
         assign, (_, asked, most) = self._options.assign, known.bounds(self._options, self._cores)
         if assign == "max_prop":
@@ -189,9 +189,9 @@ class Rules:
         """What only the end can tell."""
         self._judge()
         self._faults.nowhere()
-        totals = msgspec.to_builtins(self.programs.totals())
+        totals = self.programs.totals().as_dict()
         try:
-            completed = [arrival for work, arrival in self._arrivals.items() if work in self._done]
+            completed = [arrival for job, arrival in self._arrivals.items() if job in self._done]
             totals["bound_makespan_s"] = makespan_bound_s(completed, self._cores)
         except InputError:
             return  # a curve that cannot be read has its fault
@@ -207,7 +207,7 @@ def check_journal(path: Path) -> Report:
     reader = open_journal(path)
     faults = Findings()
     try:
-        rules = Rules(reader.header, faults)
+        rules = HostRules(reader.header, faults)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}:1: not a usable header: options: {error}") from None
     exact = reader.header.mode != LIVE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, pairwise
 from math import inf, isfinite
@@ -15,7 +15,7 @@ Points = Sequence[tuple[int, float]]
 _FORMS = "linear, amdahl:FRACTION, table:CORES=SECONDS,..., fit:CORES=SECONDS,... or fit+:CORES=SECONDS,..."
 
 
-class Curve:
+class SpeedUp:
     """The speed-up of a program: how much faster it runs on n cores than on one. `base_s` is what it takes on one core,
     where the curve was given in seconds.
 
@@ -59,7 +59,7 @@ class Curve:
 
 
 @lru_cache(maxsize=4096)
-def curve(text: str) -> Curve:
+def curve(text: str) -> SpeedUp:
     """A curve by its text.
 
     >>> curve("table:1=100,2=60,4=40").speed(3)
@@ -70,12 +70,12 @@ def curve(text: str) -> Curve:
     """
     kind, _, rest = text.partition(":")
     if text == LINEAR:
-        return Curve(text, float)
+        return SpeedUp(text, float)
     if kind == "amdahl":
         share = _number(text, rest)
         if not 0 <= share <= 1:
             raise InputError(f"curve {text!r}: expected the parallel fraction, 0 to 1, found {rest}")
-        return Curve(text, lambda n: 1 / (1 - share + share / n))
+        return SpeedUp(text, lambda n: 1 / (1 - share + share / n))
     if kind in ("table", "fit", "fit+"):
         points = _points(text, rest)
         if kind == "table":
@@ -84,8 +84,21 @@ def curve(text: str) -> Curve:
         base_s = sum(coefficients)
         if base_s <= 0:
             raise InputError(f"curve {text!r}: nothing positive fits these points")
-        return Curve(text, lambda n: base_s / predicted_s(coefficients, n), base_s)
+        return SpeedUp(text, lambda n: base_s / predicted_s(coefficients, n), base_s)
     raise InputError(f"curve {text!r}: expected {_FORMS}")
+
+
+def curves_by_image(given: Iterable[str] | None) -> dict[str, str]:
+    """`SPEC` for all programs, `IMAGE@SPEC` for those of an image.
+
+    >>> curves_by_image(["amdahl:0.9", "resnet@table:1=100,2=60"])
+    {'': 'amdahl:0.9', 'resnet': 'table:1=100,2=60'}
+    """
+    found = {}
+    for text in given or ():
+        image, _, spec = text.rpartition("@")
+        found[image] = curve(spec).text
+    return found
 
 
 def learned(given: str, rates: Mapping[int, float]) -> str:
@@ -122,7 +135,7 @@ def _points(text: str, rest: str) -> list[tuple[int, float]]:
     return sorted(points.items())
 
 
-def _table(text: str, points: Points) -> Curve:
+def _table(text: str, points: Points) -> SpeedUp:
     """Speed lies on a line between neighbours; below the first it is proportional, beyond the last it stays."""
     paces = [(0, 0.0), *((n, 1 / seconds) for n, seconds in points)]
 
@@ -132,7 +145,7 @@ def _table(text: str, points: Points) -> Curve:
                 return slow + (fast - slow) * (cores - n) / (m - n)
         return paces[-1][1]
 
-    return Curve(text, lambda n: pace(n) / pace(1), 1 / pace(1))
+    return SpeedUp(text, lambda n: pace(n) / pace(1), 1 / pace(1))
 
 
 def fit(points: Points, linear: bool = False) -> tuple[float, ...]:

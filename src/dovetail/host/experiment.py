@@ -12,12 +12,13 @@ from msgspec import Struct
 from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
 from dovetail.core.files import atomic_write
-from dovetail.host.generate import request_lines
-from dovetail.host.inputs import Parameters, read_requests
+from dovetail.host.export import as_csv, cell_text, comparison_csv, comparison_row, run_files
+from dovetail.host.inputs.generate import keep_or_write, request_lines
+from dovetail.host.inputs.parameters import Parameters
+from dovetail.host.inputs.requests import read_requests
 from dovetail.host.metrics import Programs, means_by_priority
-from dovetail.host.options import Options
-from dovetail.host.outputs import as_csv, cell_text, comparison_csv, comparison_row, run_files, totals_of
-from dovetail.host.simulation import Workload, run
+from dovetail.host.options import HostOptions, Profile
+from dovetail.host.simulate import Workload, make_scheduler, run
 
 _MEASURED = (
     "makespan_s",
@@ -29,8 +30,15 @@ _MEASURED = (
     "throughput_per_h",
 )
 
+PARAMETERS = Parameters(
+    time_distribution="normal",
+    time_gap=(15.0, 5.0),
+    resources_distribution="random",
+    resources_per_container=(2, 17),
+)
 
-class Cell(Struct, frozen=True, kw_only=True):
+
+class ExperimentCell(Struct, frozen=True, kw_only=True):
     """One run: where its workload lies, and how it is scheduled."""
 
     requests: str
@@ -39,7 +47,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     cores: int
     work: float | None
     curves: dict[str, str]
-    options: Options
+    options: HostOptions
     malleable: bool = True
     model: str = ""
 
@@ -57,9 +65,53 @@ class Result(Struct, frozen=True):
     """What a cell came to; its cell is kept so that a resumed experiment knows it again. `priorities` are the mean
     times of each, where the planning goes by them."""
 
-    cell: Cell
+    cell: ExperimentCell
     totals: dict[str, float]
     priorities: dict[int, dict[str, float]] = {}
+
+
+def usual_policies(profile: Profile = "clean") -> tuple[list[str], list[str]]:
+    """The plannings and assignments that are compared unless others are named."""
+    plans, assigns = ["fcfs", "priority"], ["strict", "max_prop", "always_attend"]
+    return (plans, assigns) if profile == "legacy" else ([*plans, "rr"], [*assigns, "efficient"])
+
+
+def plan_cells(
+    out: Path,
+    parameters: Parameters,
+    policies: Sequence[HostOptions],
+    *,
+    sizes: Sequence[int],
+    repeats: int = 1,
+    seed: int = 0,
+    cores: int = 16,
+    work: float | None = None,
+    curves: Mapping[str, str] | None = None,
+) -> list[ExperimentCell]:
+    """Every size under all policies, each repeat on a workload of its own, which is written to `out`."""
+    if not sizes or min(*sizes, repeats) < 1:
+        raise InputError(f"expected sizes and repeats from 1 on, found sizes {list(sizes)}, repeats {repeats}")
+    for options in policies:
+        make_scheduler(
+            1, {}, options
+        )  # policies that do not exist, or do not go together, are refused before anything runs
+    files = write_workloads(out, parameters, sizes, repeats, seed)
+    return [
+        ExperimentCell(
+            requests=files[size, repeat],
+            containers=size,
+            repeat=repeat,
+            cores=cores,
+            work=work,
+            curves=dict(curves or {}),
+            options=options,
+            malleable=parameters.malleable,
+            model=parameters.tf_model,
+        )
+        for size in sizes
+        for options in policies
+        for repeat in range(1, repeats + 1)
+    ]
 
 
 def write_workloads(
@@ -85,18 +137,7 @@ def hash_seed(seed: int, containers: int, repeat: int) -> int:
     return (seed * 1_000_003 + containers) * 1_000_003 + repeat
 
 
-def keep_or_write(path: Path, text: str) -> None:
-    """Write a file, or keep it if it is the same; never over another."""
-    if path.exists() and path.is_file():
-        if path.read_text() != text:
-            raise InputError(
-                f"{path}: exists and holds something else; name another file, or another folder with --out"
-            )
-        return
-    atomic_write(path, text)
-
-
-def run_cell(out: Path, cell: Cell) -> Result:
+def run_cell(out: Path, cell: ExperimentCell) -> Result:
     """One run with its files, or what it came to if it was made before; the summary is written last."""
     folder = cell.folder(out)
     done = folder / "summary.json"
@@ -115,7 +156,7 @@ def run_cell(out: Path, cell: Cell) -> Result:
     for name, text in run_files(programs, cell.options, cell.cores, cell.model, cell.version).items():
         atomic_write(folder / name, text)
     priorities = means_by_priority(programs.rows.values()) if cell.options.plan == "priority" else {}
-    result = Result(cell, totals_of(programs.totals()), priorities)
+    result = Result(cell, programs.totals().as_dict(), priorities)
     atomic_write(done, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     return result
 
@@ -152,7 +193,7 @@ def comparison(results: Sequence[Result]) -> str:
     """The comparison CSV: means over the repeats; under priorities also the times of each of them."""
     rows = []
     for row, group in zip(summarise(results), _groups(results).values(), strict=True):
-        options = Options(plan=row["plan"], assign=row["assign"])
+        options = HostOptions(plan=row["plan"], assign=row["assign"])
         rows.append(comparison_row(row["containers"], options, row["version"], row))
         for priority in sorted({priority for result in group for priority in result.priorities}):
             runs = [result.priorities[priority] for result in group if priority in result.priorities]
@@ -167,10 +208,20 @@ def table_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return as_csv(columns, ([cell_text(row[column]) for column in columns] for row in rows))
 
 
-def run_all(out: Path, cells: Sequence[Cell], progress: Callable[[int], None] = lambda done: None) -> list[Result]:
+def run_all(
+    out: Path, cells: Sequence[ExperimentCell], progress: Callable[[int], None] = lambda done: None
+) -> list[Result]:
     """All cells in turn; those that were made before are only read."""
     results = []
     for done, cell in enumerate(cells, start=1):
         results.append(run_cell(out, cell))
         progress(done)
     return results
+
+
+def write_comparison(out: Path, name: str, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The comparison, in the older columns and with intervals; gives the rows of the latter."""
+    rows = summarise(results)
+    atomic_write(out / f"{name}.csv", comparison(results))
+    atomic_write(out / f"{name}_ci95.csv", table_csv(rows))
+    return rows

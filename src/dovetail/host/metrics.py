@@ -22,7 +22,7 @@ from dovetail.core.events import (
 )
 
 
-class Stretch(Struct, frozen=True):
+class CoreStretch(Struct, frozen=True):
     """A program had so many cores from then to then; none: it was paused."""
 
     from_s: float
@@ -30,7 +30,7 @@ class Stretch(Struct, frozen=True):
     cores: tuple[int, ...]
 
 
-class Row(Struct, kw_only=True):
+class ProgramFigures(Struct, kw_only=True):
     """One program. `waiting_s` is in the queue or paused, `service_s` running, `total_s` from first start to end."""
 
     program: str
@@ -71,13 +71,16 @@ class Totals(Struct, frozen=True, kw_only=True):
     resizes: int
     pauses: int
 
+    def as_dict(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
 
 class Programs:
     """Follows a run, step by step."""
 
     def __init__(self, cores: int) -> None:
-        self.rows: dict[str, Row] = {}
-        self.stretches: dict[str, list[Stretch]] = {}
+        self.rows: dict[str, ProgramFigures] = {}
+        self.stretches: dict[str, list[CoreStretch]] = {}
         self.updates: list[tuple[float, str]] = []
         self.failures: list[tuple[float, str]] = []
         self._cores = cores
@@ -91,7 +94,7 @@ class Programs:
             match event:
                 case Arrived():
                     asked, priority = event.facts.get("cores", 0), event.facts.get("priority", 0)
-                    row = Row(program=event.job, image=event.of, asked=asked, priority=priority, arrived_s=t)
+                    row = ProgramFigures(program=event.job, image=event.of, asked=asked, priority=priority, arrived_s=t)
                     self.rows[event.job] = row
                 case Asked(what="resize"):
                     self.updates.append((t, event.job))
@@ -134,10 +137,10 @@ class Programs:
             row.status, row.why = "failed", event.why
             self.failures.append((t, event.job))
 
-    def _pass(self, t: float, work: str) -> None:
+    def _pass(self, t: float, job: str) -> None:
         """Time passes for a program since its last change."""
-        since, cores = self._has.get(work, (t, ()))
-        row = self.rows[work]
+        since, cores = self._has.get(job, (t, ()))
+        row = self.rows[job]
         if cores:
             row.service_s += t - since
             row.core_s += len(cores) * (t - since)
@@ -145,10 +148,10 @@ class Programs:
         else:
             row.waiting_s += t - since
         if t > since:
-            self.stretches.setdefault(work, []).append(Stretch(since, t, cores))
+            self.stretches.setdefault(job, []).append(CoreStretch(since, t, cores))
 
-    def _closed(self, t: float, work: str, status: str, why: str) -> None:
-        row = self.rows[work]
+    def _closed(self, t: float, job: str, status: str, why: str) -> None:
+        row = self.rows[job]
         row.status, row.why = status, why
         if status == "completed" and row.started_s is not None:
             row.total_s, row.turnaround_s = t - row.started_s, t - row.arrived_s
@@ -178,9 +181,9 @@ class Programs:
         )
 
 
-def means_by_priority(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
+def means_by_priority(rows: Iterable[ProgramFigures]) -> dict[int, dict[str, float]]:
     """The mean times of the completed programs of each priority, the most urgent first."""
-    groups: dict[int, list[Row]] = {}
+    groups: dict[int, list[ProgramFigures]] = {}
     for row in rows:
         if row.status == "completed":
             groups.setdefault(row.priority, []).append(row)

@@ -15,7 +15,7 @@ Victim = Literal["longest", "smallest"]
 Profile = Literal["clean", "legacy"]
 
 
-class Options(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class HostOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """`plan` says who goes first, `assign` how many cores each gets.
 
     `preemptive` and `victim` are for priorities: whether the less urgent are paused, those that ran longest or those

@@ -11,15 +11,15 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 from dovetail.core.files import explain
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.host.curves import LINEAR, Curve, curve, learned
+from dovetail.host.curves import LINEAR, SpeedUp, curve, learned
 
-PART = "run"  # a program is one part
+TASK = "run"  # a program is one part
 WAITING, RUNNING, PAUSED = "waiting", "running", "paused"
 
 
-def shape(kind: str, cores: int) -> TaskGraph:
-    """The shape of a program: one part on any number of the machine's cores."""
-    return TaskGraph(kind, [Task(PART, kind, 1, 1, cores)], [])
+def program_graph(kind: str, cores: int) -> TaskGraph:
+    """The program_graph of a program: one part on any number of the machine's cores."""
+    return TaskGraph(kind, [Task(TASK, kind, 1, 1, cores)], [])
 
 
 class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -42,14 +42,14 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     malleable: bool = True
 
     @classmethod
-    def of(cls, work: str, facts: dict[str, Any]) -> Ask:
+    def of(cls, job: str, facts: dict[str, Any]) -> Ask:
         try:
             ask = msgspec.convert(facts, cls)
         except msgspec.ValidationError as error:
             keys, message = explain(error, cls)
-            raise InputError(f"{work}: {'.'.join(map(str, keys)) + ': ' if keys else ''}{message}") from None
+            raise InputError(f"{job}: {'.'.join(map(str, keys)) + ': ' if keys else ''}{message}") from None
         if not 1 <= ask.least <= max(ask.cores, 1) or ask.cores < 1 or (ask.most is not None and ask.most < ask.least):
-            raise InputError(f"{work}: expected 1 <= least <= cores and least <= most, found {facts}")
+            raise InputError(f"{job}: expected 1 <= least <= cores and least <= most, found {facts}")
         return ask
 
 
@@ -88,7 +88,7 @@ class Program:
         "turn_s",
     )
 
-    def __init__(self, id: str, kind: str, seq: int, ask: Ask, size: float, curve: Curve, now: float) -> None:
+    def __init__(self, id: str, kind: str, seq: int, ask: Ask, size: float, curve: SpeedUp, now: float) -> None:
         self.id, self.kind, self.seq, self.ask, self.size, self.curve = id, kind, seq, ask, size, curve
         self.asked, self.least, self.most, self.priority = ask.cores, ask.least, ask.cores, ask.priority
         self.arrived_s = self.ready_s = self.queued_s = self.since = self.turn_s = now

@@ -27,28 +27,28 @@ from dovetail.core.tasks import TaskGraph
 from dovetail.host.admission import Admission
 from dovetail.host.cores import Cores
 from dovetail.host.curves import RATE, curve
-from dovetail.host.options import Options
-from dovetail.host.policy import Assignment, Planning, make
-from dovetail.host.policy import count as count_of
-from dovetail.host.program import PART, PAUSED, RUNNING, WAITING, Ask, Program
-from dovetail.host.view import View
+from dovetail.host.options import HostOptions
+from dovetail.host.policies import Assignment, Planning, make
+from dovetail.host.policies.base import MachineView
+from dovetail.host.policies.base import count as count_of
+from dovetail.host.program import PAUSED, RUNNING, TASK, WAITING, Ask, Program
 
 _REQUEUE = "its user puts it back into the queue"
 
 
 class HostScheduler:
-    """Programs are works of one part. What they ask for stands in the facts of their arrival (`Ask`).
+    """Programs are jobs of one part. What they ask for stands in the facts of their arrival (`Ask`).
 
     What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel" or "requeue"; what was
     measured of a running one as "rate:CORES".
     """
 
-    def __init__(self, cores: int, shapes: Mapping[str, TaskGraph], options: Options | None = None) -> None:
-        self.options = options or Options()
-        self._shapes = shapes
+    def __init__(self, cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions | None = None) -> None:
+        self.options = options or HostOptions()
+        self._graphs = graphs
         self._plan = make(self.options.plan, Planning)
         self._assign = make(self.options.assign, Assignment)
-        self.view = View(cores, self.options)
+        self.view = MachineView(cores, self.options)
         self.view.shrinks = self._assign.shrinks if self.options.shrink is None else self.options.shrink
         self.programs: dict[str, Program] = {}
         self._running: dict[str, Program] = {}  # in the order of their starts
@@ -98,7 +98,7 @@ class HostScheduler:
         if ask is None or problem:
             self._reject(event.job, problem)
             return
-        kind = self._shapes[event.of].tasks[0].kind
+        kind = self._graphs[event.of].tasks[0].kind
         program = Program(event.job, kind, next(self._seq), ask, event.sizes[0], speed_up, now)
         self._bound(program, ask.cores)
         strange = [other for other in ask.after if other not in self.programs and other not in self._done]
@@ -127,15 +127,15 @@ class HostScheduler:
 
     def _too_wide(self, program: Program) -> bool:
         """Whether it insists on more cores than there are."""
-        probe = View(self.view.cores, self.options)
+        probe = MachineView(self.view.cores, self.options)
         return program.asked > self.view.cores and not self._assign.take(program, probe)
 
-    def _finished(self, work: str) -> None:
-        program = self._leave(work)
+    def _finished(self, job: str) -> None:
+        program = self._leave(job)
         if program is not None:
-            del self.programs[work]
-            self._done.add(work)
-            self._out.append(Complete(work))
+            del self.programs[job]
+            self._done.add(job)
+            self._out.append(Complete(job))
 
     def _failed(self, event: Failed, now: float) -> None:
         program = self._leave(event.job)
@@ -154,11 +154,11 @@ class HostScheduler:
             self._bound(program, program.ask.cores)
         self._enqueue(program, now)
 
-    def _leave(self, work: str) -> Program | None:
+    def _leave(self, job: str) -> Program | None:
         """A program has ended: its cores are free."""
-        program = self.programs.get(work)
+        program = self.programs.get(job)
         if program is not None:
-            self._running.pop(work, None)
+            self._running.pop(job, None)
             self._cores.give_back(program.cores)
             program.cores = ()
         return program
@@ -198,14 +198,14 @@ class HostScheduler:
             return
         program.catch_up(now)
         if not program.stopping:
-            self._out.append(Stop(program.id, PART, why))
+            self._out.append(Stop(program.id, TASK, why))
         program.stopping, program.held = why, False
         self._running.pop(program.id, None)
 
-    def _reject(self, work: str, why: str) -> None:
-        self._gone.add(work)
-        self._lost.append(work)
-        self._out.append(Reject(work, why))
+    def _reject(self, job: str, why: str) -> None:
+        self._gone.add(job)
+        self._lost.append(job)
+        self._out.append(Reject(job, why))
 
     def _reject_orphans(self) -> None:
         """Whoever waits for something that failed fails with it."""
@@ -264,7 +264,7 @@ class HostScheduler:
         """Say why it waits, when that changes."""
         if program.deferred != code:
             program.deferred = code
-            self._out.append(Defer(program.id, PART, why))
+            self._out.append(Defer(program.id, TASK, why))
 
     def _end_turns(self, admission: Admission, now: float) -> None:
         for program in self._plan.over(self.view):
@@ -279,7 +279,7 @@ class HostScheduler:
         program.cores = ()
         del self._running[program.id]
         self._enqueue(program, now)
-        self._out.append(Pause(program.id, PART, why))
+        self._out.append(Pause(program.id, TASK, why))
 
     def _carry(self, admission: Admission, now: float) -> None:
         """From the decided widths to orders: who shrinks goes first, then who starts, then who grows."""
@@ -298,7 +298,7 @@ class HostScheduler:
         program.catch_up(now)
         why = f"{'shrinks' if cores < len(program.cores) else 'grows'} to {self._why(program, cores)}"
         program.cores = self._cores.change(program.cores, cores)
-        self._out.append(Resize(program.id, PART, program.cores, program.run_s(cores), why))
+        self._out.append(Resize(program.id, TASK, program.cores, program.run_s(cores), why))
 
     def _start(self, program: Program, cores: int, now: float) -> None:
         why, run_s = self._why(program, cores), program.run_s(cores)
@@ -309,9 +309,9 @@ class HostScheduler:
         if not program.ask.malleable:
             program.asked = program.least = program.most = cores
         if program.state == PAUSED:
-            self._out.append(Resume(program.id, PART, program.cores, run_s, why))
+            self._out.append(Resume(program.id, TASK, program.cores, run_s, why))
         else:
-            self._out.append(Start(program.id, PART, program.kind, program.cores, program.ready_s, run_s, why))
+            self._out.append(Start(program.id, TASK, program.kind, program.cores, program.ready_s, run_s, why))
         program.state = RUNNING
         program.had = program.cores
         self._running[program.id] = program

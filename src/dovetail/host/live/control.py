@@ -24,7 +24,7 @@ _LONGEST_LINE = 1 << 16
 _LONGEST_WAIT_S = 30.0
 
 
-class Target(Struct, frozen=True, omit_defaults=True):
+class CoreTarget(Struct, frozen=True, omit_defaults=True):
     """What a program should use from now on; a shrinking one has until the deadline (seconds since 1970)."""
 
     gen: int
@@ -45,17 +45,17 @@ class Progress(Struct, frozen=True):
     cores: int | None = None
 
 
-class Hello(Struct, frozen=True):
+class AgentHello(Struct, frozen=True):
     program: str = ""
     pid: int = 0
     malleable: str = "live"
     max_threads: int | None = None
 
 
-class Message(Struct, frozen=True):
+class AgentMessage(Struct, frozen=True):
     """A line of an agent."""
 
-    hello: Hello | None = None
+    hello: AgentHello | None = None
     ack: int | None = None
     threads: int | None = None
     step: int | None = None
@@ -63,13 +63,13 @@ class Message(Struct, frozen=True):
     progress: Progress | None = None
 
 
-class Line(Struct):
+class AgentLine(Struct):
     """What is known of one program's agent; `answered_s` is how long it last took to reach a target."""
 
     folder: Path
     listener: socket.socket
     gen: int = 0
-    hello: Hello | None = None
+    hello: AgentHello | None = None
     told_at: float = 0.0
     acknowledged: int = 0
     answered_s: float | None = None
@@ -79,14 +79,14 @@ class Line(Struct):
     pending: bytes = b""
 
 
-_decode = msgspec.json.Decoder(Message).decode
+_decode = msgspec.json.Decoder(AgentMessage).decode
 
 
 class Control:
     """The control folders of all programs of a daemon; one thread listens to their agents."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, AgentLine] = {}
         self._heard = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._wake, wake = socket.socketpair()
@@ -100,9 +100,9 @@ class Control:
             if run in self._lines:
                 return
             folder.mkdir(parents=True, exist_ok=True)
-            line = Line(folder, _bind(folder))
+            line = AgentLine(folder, _bind(folder))
             with suppress(FileNotFoundError, msgspec.DecodeError):
-                line.gen = msgspec.json.decode((folder / TARGET_FILE).read_bytes(), type=Target).gen
+                line.gen = msgspec.json.decode((folder / TARGET_FILE).read_bytes(), type=CoreTarget).gen
             self._lines[run] = line
             self._selector.register(line.listener, selectors.EVENT_READ, run)
         self._wake.send(b".")
@@ -115,7 +115,7 @@ class Control:
                 return 0
             line.gen += 1
             deadline = None if within_s is None else time.time() + within_s
-            target = Target(line.gen, len(cpus), tuple(cpus), intra=len(cpus), deadline=deadline)
+            target = CoreTarget(line.gen, len(cpus), tuple(cpus), intra=len(cpus), deadline=deadline)
             part = line.folder / f"{TARGET_FILE}.part"
             with part.open("wb") as file:
                 file.write(msgspec.json.encode(target))
@@ -140,7 +140,7 @@ class Control:
                 line.acknowledged >= gen
             )
 
-    def line(self, run: str) -> Line | None:
+    def line(self, run: str) -> AgentLine | None:
         return self._lines.get(run)
 
     def close(self, run: str) -> None:
@@ -184,7 +184,7 @@ class Control:
                         self._read(line)
                     self._heard.notify_all()
 
-    def _accept(self, run: str, line: Line) -> None:
+    def _accept(self, run: str, line: AgentLine) -> None:
         """The latest connection counts: a program that was restarted within its attempt has a new agent."""
         self._drop(line)
         with suppress(OSError):
@@ -193,7 +193,7 @@ class Control:
             line.pending = b""
             self._selector.register(line.connection, selectors.EVENT_READ, run)
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: AgentLine) -> None:
         assert line.connection is not None
         try:
             data = line.connection.recv(1 << 16)
@@ -210,7 +210,7 @@ class Control:
         if not data or len(line.pending) > _LONGEST_LINE:
             self._drop(line)
 
-    def _take(self, line: Line, message: Message) -> None:
+    def _take(self, line: AgentLine, message: AgentMessage) -> None:
         line.hello = message.hello or line.hello
         line.progress = message.progress or line.progress
         if message.ack is not None:
@@ -219,7 +219,7 @@ class Control:
             line.acknowledged = max(line.acknowledged, message.ack)
             line.threads = message.threads
 
-    def _drop(self, line: Line) -> None:
+    def _drop(self, line: AgentLine) -> None:
         if line.connection is not None:
             self._selector.unregister(line.connection)
             line.connection.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import socketserver
 import sys
 import threading
@@ -19,66 +18,66 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.errors import DovetailError
 from dovetail.core.files import explain
+from dovetail.host.live.client import SOCKET
 from dovetail.host.live.service import Service
-from dovetail.host.live.setup import Wish, set_up
+from dovetail.host.live.setup import RequestedSettings, set_up
 from dovetail.host.live.specs import Spec
 
-SOCKET = "host.sock"
 LONGEST_LINE = 1 << 24
 
 
-class Submit(Struct, frozen=True, tag="submit", tag_field="do", forbid_unknown_fields=True):
+class SubmitRequest(Struct, frozen=True, tag="submit", tag_field="do", forbid_unknown_fields=True):
     spec: Spec
     array: int | None = None
 
 
-class Ask(Struct, frozen=True, tag="ask", tag_field="do", forbid_unknown_fields=True):
-    work: str
+class ChangeRequest(Struct, frozen=True, tag="ask", tag_field="do", forbid_unknown_fields=True):
+    job: str
     what: str
     value: float | None = None
 
 
-class List(Struct, frozen=True, tag="list", tag_field="do", forbid_unknown_fields=True):
+class ListRequest(Struct, frozen=True, tag="list", tag_field="do", forbid_unknown_fields=True):
     pass
 
 
-class About(Struct, frozen=True, tag="about", tag_field="do", forbid_unknown_fields=True):
+class AboutRequest(Struct, frozen=True, tag="about", tag_field="do", forbid_unknown_fields=True):
     pass
 
 
-class Past(Struct, frozen=True, tag="past", tag_field="do", forbid_unknown_fields=True):
-    work: str
+class PastRequest(Struct, frozen=True, tag="past", tag_field="do", forbid_unknown_fields=True):
+    job: str
 
 
-class Journal(Struct, frozen=True, tag="journal", tag_field="do", forbid_unknown_fields=True):
+class JournalRequest(Struct, frozen=True, tag="journal", tag_field="do", forbid_unknown_fields=True):
     path: str
 
 
-class Down(Struct, frozen=True, tag="down", tag_field="do", forbid_unknown_fields=True):
+class DownRequest(Struct, frozen=True, tag="down", tag_field="do", forbid_unknown_fields=True):
     pass
 
 
-Request = Submit | Ask | List | About | Past | Journal | Down
+Request = SubmitRequest | ChangeRequest | ListRequest | AboutRequest | PastRequest | JournalRequest | DownRequest
 
 
 def answer(service: Service, request: Request) -> Any:
     """Do what a request says."""
     match request:
-        case Submit():
+        case SubmitRequest():
             return service.submit(request.spec, request.array)
-        case Ask():
-            return service.ask(request.work, request.what, request.value)
-        case List():
+        case ChangeRequest():
+            return service.ask(request.job, request.what, request.value)
+        case ListRequest():
             return service.listing()
-        case About():
+        case AboutRequest():
             return service.about()
-        case Past():
-            return service.past(request.work)
-        case Journal():
+        case PastRequest():
+            return service.past(request.job)
+        case JournalRequest():
             return service.journal(Path(request.path))
-        case Down():
+        case DownRequest():
             service.close()
             return None
 
@@ -132,7 +131,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
         os.close(self._folder)
 
 
-def run(folder: Path, wish: Wish) -> None:
+def run(folder: Path, wish: RequestedSettings) -> None:
     """Serve until told to go down, or by SIGTERM or Ctrl-C. The programs run on."""
     setup, store = set_up(folder, wish)
     with store:
@@ -149,50 +148,9 @@ def run(folder: Path, wish: Wish) -> None:
             server.server_close()
 
 
-class Client:
-    """A connection to the daemon of a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        try:
-            directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-            try:
-                self._socket.connect(f"/proc/self/fd/{directory}/{SOCKET}")
-            finally:
-                os.close(directory)
-        except OSError:
-            self._socket.close()
-            raise InputError(f"no daemon answers in {folder}: dovetail host up") from None
-        self._file = self._socket.makefile("rb")
-
-    def ask(self, do: str, **words: Any) -> Any:
-        """Send a request; gives its answer, or raises what the daemon says is wrong."""
-        try:
-            self._socket.sendall(msgspec.json.encode({"do": do, **words}) + b"\n")
-            line = self._file.readline()
-        except OSError as error:
-            raise DovetailError(f"the daemon went away: {error.strerror}") from error
-        if not line:
-            raise DovetailError("the daemon went away before it answered")
-        reply = msgspec.json.decode(line)
-        if "error" in reply:
-            raise InputError(reply["error"]) if reply["code"] == 2 else DovetailError(reply["error"])
-        return reply["ok"]
-
-    def close(self) -> None:
-        self._file.close()
-        self._socket.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 def main(words: list[str]) -> int:
     try:
-        run(Path(words[0]), msgspec.json.decode(words[1], type=Wish))
+        run(Path(words[0]), msgspec.json.decode(words[1], type=RequestedSettings))
     except DovetailError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dovetail.core.errors import DovetailError
 from dovetail.core.events import Asked, Stimulus
 from dovetail.host.curves import RATE
-from dovetail.host.executors import Usage
 from dovetail.host.live.control import Control
-from dovetail.host.live.hands import Held
+from dovetail.host.live.executors import Usage
+from dovetail.host.live.reconciler import Attempt
 
 _RATE_NEWS = 0.2  # a share of the rate
 
@@ -22,26 +22,26 @@ class Samples:
         self._put, self._control, self._learns = put, control, learns
         self._rates: dict[str, dict[int, float]] = {}  # what the scheduler was told
 
-    def look(self, programs: Iterable[Held]) -> None:
-        for held in programs:
-            if held.state not in ("running", "paused"):
+    def look(self, programs: Iterable[Attempt]) -> None:
+        for attempt in programs:
+            if attempt.state not in ("running", "paused"):
                 continue
             try:
-                usage = held.executor.usage(held.run)
+                usage = attempt.executor.usage(attempt.run)
             except (OSError, DovetailError):
                 continue  # it ends just now
             if usage is not None:
-                self.usage[held.run] = usage
+                self.usage[attempt.run] = usage
             if self._learns:
-                self._learn(held)
+                self._learn(attempt)
 
-    def _learn(self, held: Held) -> None:
+    def _learn(self, attempt: Attempt) -> None:
         """Tell of a speed when it is new, or has changed a good deal."""
-        line = self._control.line(held.run)
+        line = self._control.line(attempt.run)
         if line is None or not line.progress.cores or not line.progress.rate:
             return
         cores, rate = line.progress.cores, line.progress.rate
-        known = self._rates.setdefault(held.work, {})
+        known = self._rates.setdefault(attempt.job, {})
         if abs(rate - known.get(cores, 0.0)) > _RATE_NEWS * rate:
             known[cores] = rate
-            self._put(Asked(held.work, f"{RATE}{cores}", rate))
+            self._put(Asked(attempt.job, f"{RATE}{cores}", rate))

@@ -25,17 +25,17 @@ from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you
 from dovetail.core.events import Asked, Failed, Finished
 from dovetail.core.inbox import Inbox
 from dovetail.core.store import Store, StoreError
-from dovetail.host.executors import Executor, Exit, Launch, NotNowError
-from dovetail.host.executors.docker import DockerExecutor
-from dovetail.host.executors.process import ProcessExecutor
-from dovetail.host.live.board import CLOSED, Board, Row
 from dovetail.host.live.control import Control
-from dovetail.host.live.hands import Hands, Held
+from dovetail.host.live.executors import Exit, NotNowError, ProgramExecutor, ProgramLaunch
+from dovetail.host.live.executors.docker import DockerExecutor
+from dovetail.host.live.executors.process import ProcessExecutor
+from dovetail.host.live.reconciler import Attempt, Reconciler
 from dovetail.host.live.samples import Samples
-from dovetail.host.live.setup import Setup, write_journal
+from dovetail.host.live.setup import HostSetup, write_journal
 from dovetail.host.live.specs import Spec, array_environment, environment
-from dovetail.host.policy import Assignment, make
-from dovetail.host.simulation import machine
+from dovetail.host.live.status import CLOSED, ProgramStatus, StatusBoard
+from dovetail.host.policies import Assignment, make
+from dovetail.host.simulate import machine
 
 _SAMPLE_EVERY_S = 1.0
 _FULL_RETRY_S = 1.0
@@ -53,7 +53,7 @@ class Ends(Struct):
 class Service:
     """One daemon's programs. Every public method may be called from any thread."""
 
-    def __init__(self, folder: Path, setup: Setup, store: Store) -> None:
+    def __init__(self, folder: Path, setup: HostSetup, store: Store) -> None:
         self.folder = folder
         self.setup = setup
         self.trouble = ""
@@ -65,18 +65,20 @@ class Service:
         self._seen = threading.Condition()
         self._unseen: set[int] = set()
         self._inbox = Inbox()
-        self._board = Board()
+        self._status = StatusBoard()
         self._control = Control()
         self._containers: DockerExecutor | None = None
         learns = make(setup.policies.assign, Assignment).learns
         self._samples = Samples(self._inbox.put, self._control, learns)
         self._closing = threading.Event()
-        self._hands = Hands(self._inbox.put, self._prepare, self._attempt_of, self._keep_end, self._control, setup.cpus)
+        self._reconciler = Reconciler(
+            self._inbox.put, self._prepare, self._attempt_of, self._keep_end, self._control, setup.cpus
+        )
         name = f"dovetail-{setup.instance}"
-        self._processes = ProcessExecutor(self._hands.ended, name=name, groups=setup.groups)
-        for work, spec, ends in store.things("program", Spec, Ends):
-            self._specs[work] = spec
-            self._ends[work] = ends or Ends()
+        self._processes = ProcessExecutor(self._reconciler.ended, name=name, groups=setup.groups)
+        for job, spec, ends in store.things("program", Spec, Ends):
+            self._specs[job] = spec
+            self._ends[job] = ends or Ends()
 
     # --- the loop ---------------------------------------------------------------------------------------
 
@@ -84,22 +86,22 @@ class Service:
         """Serve until `close`; the programs run on."""
         history = list(self._store.steps())
         for step in history:
-            self._board.step(*step)
-        for row in self._board.rows.values():
+            self._status.step(*step)
+        for row in self._status.rows.values():
             if row.wanted:
-                self._hands.adopt(row.work, row.attempts, row.wanted, row.devices, row.why)
+                self._reconciler.adopt(row.job, row.attempts, row.wanted, row.devices, row.why)
         self._tidy()
-        for work in sorted(self._specs.keys() - self._board.rows.keys(), key=_by_number):
-            self._inbox.put(self._specs[work].arrival(work, self.setup.cores))
+        for job in sorted(self._specs.keys() - self._status.rows.keys(), key=_by_number):
+            self._inbox.put(self._specs[job].arrival(job, self.setup.cores))
         sampler = threading.Thread(target=self._sample, name="usage", daemon=True)
         sampler.start()
         try:
             serve(
                 self.setup.scheduler(),
                 machine(self.setup.cores),
-                self.setup.shapes(),
+                self.setup.graphs(),
                 self._inbox,
-                self._hands,
+                self._reconciler,
                 self.now,
                 [self],
                 history,
@@ -112,7 +114,7 @@ class Service:
             ) from error
         finally:
             self._closing.set()
-            self._hands.close()
+            self._reconciler.close()
             sampler.join()
             self._control.close_all()
             for executor in self._executors():
@@ -144,16 +146,16 @@ class Service:
                 self._closing.wait(_FULL_RETRY_S)
         self.trouble = ""
         with self._lock:
-            self._board.step(n, t, events)
+            self._status.step(n, t, events)
         for event in events:
             if isinstance(event, Finished | Failed):
-                self._hands.kept(event.job)
+                self._reconciler.kept(event.job)
         with self._seen:
             self._unseen.difference_update(map(id, events))
             self._seen.notify_all()
 
     def _tidy(self) -> None:
-        keep = {self._run_name(row.work, row.attempts) for row in self._board.rows.values() if row.wanted}
+        keep = {self._run_name(row.job, row.attempts) for row in self._status.rows.values() if row.wanted}
         if any(spec.image for spec in self._specs.values()):
             self._docker()
         for executor in self._executors():
@@ -163,47 +165,49 @@ class Service:
             if left.name not in keep:
                 shutil.rmtree(left, ignore_errors=True)
 
-    # --- what the hands need --------------------------------------------------------------------------------
+    # --- what the reconciler needs --------------------------------------------------------------------------------
 
-    def _attempt_of(self, work: str) -> int:
-        return self._board.rows[work].attempts
+    def _attempt_of(self, job: str) -> int:
+        return self._status.rows[job].attempts
 
-    def _run_name(self, work: str, attempt: int) -> str:
-        return f"{work}-{attempt}"
+    def _run_name(self, job: str, attempt: int) -> str:
+        return f"{job}-{attempt}"
 
-    def _prepare(self, work: str, attempt: int, cpus: Sequence[int]) -> Held:
-        spec = self._specs[work]
-        run = self._run_name(work, attempt)
+    def _prepare(self, job: str, attempt: int, cpus: Sequence[int]) -> Attempt:
+        spec = self._specs[job]
+        run = self._run_name(job, attempt)
         folder = self.folder / "runs" / run
-        launch = Launch(
+        launch = ProgramLaunch(
             run=run,
             command=spec.command,
             cpus=tuple(cpus),
             folder=str(folder),
-            log=str(self.log_of(work)),
+            log=str(self.log_of(job)),
             cwd=spec.cwd,
-            env=environment(spec, work, attempt, len(cpus), str(folder / "control")),
+            env=environment(spec, job, attempt, len(cpus), str(folder / "control")),
             image=spec.image,
             memory_mib=spec.memory_mib,
             network=spec.network,
         )
         executor = self._docker() if spec.image else self._processes
-        return Held(work, attempt, launch, executor, spec.grace_s, "run", frozenset(cpus))
+        return Attempt(job, attempt, launch, executor, spec.grace_s, "run", frozenset(cpus))
 
-    def _keep_end(self, held: Held, outcome: Exit) -> None:
-        ends = self._ends[held.work]
-        usage = self._samples.usage.pop(held.run, None)
+    def _keep_end(self, attempt: Attempt, outcome: Exit) -> None:
+        ends = self._ends[attempt.job]
+        usage = self._samples.usage.pop(attempt.run, None)
         cpu_s = outcome.cpu_s if outcome.cpu_s is not None else usage.cpu_s if usage else 0.0
-        self._ends[held.work] = Ends([*ends.exits, outcome], ends.cpu_s + cpu_s)
+        self._ends[attempt.job] = Ends([*ends.exits, outcome], ends.cpu_s + cpu_s)
 
     def _docker(self) -> DockerExecutor:
         """The executor of containers, made when it is first needed."""
         with self._lock:
             if self._containers is None:
-                self._containers = DockerExecutor(self._hands.ended, self.setup.instance, self.setup.docker or None)
+                self._containers = DockerExecutor(
+                    self._reconciler.ended, self.setup.instance, self.setup.docker or None
+                )
             return self._containers
 
-    def _executors(self) -> list[Executor]:
+    def _executors(self) -> list[ProgramExecutor]:
         return [self._processes, *([self._containers] if self._containers else [])]
 
     def _sample(self) -> None:
@@ -215,8 +219,8 @@ class Service:
                 self.close()
                 return
             with self._lock:
-                rows = self._board.open()
-            self._samples.look([held for row in rows if (held := self._hands.held(row.work)) is not None])
+                rows = self._status.open()
+            self._samples.look([attempt for row in rows if (attempt := self._reconciler.attempt(row.job)) is not None])
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -228,32 +232,30 @@ class Service:
         if spec.image:
             self._docker().reach()  # if there is no engine, say so now
         with self._lock:
-            spec = replace(spec, after=tuple(name for work in spec.after for name in self._named(work)))
+            spec = replace(spec, after=tuple(name for job in spec.after for name in self._named(job)))
             number = (self._store.get("number", int) or 0) + 1
             if array is None:
-                works = {str(number): spec}
+                jobs = {str(number): spec}
             else:
-                works = {
-                    f"{number}.{i}": replace(spec, env=array_environment(spec.env, i, array)) for i in range(array)
-                }
+                jobs = {f"{number}.{i}": replace(spec, env=array_environment(spec.env, i, array)) for i in range(array)}
             with self._store.together():
                 self._store.set("number", number)
-                for work, each in works.items():
-                    self._store.put("program", work, each)
-            self._specs |= works
-            self._ends |= {work: Ends() for work in works}
-            self._inbox.extend([each.arrival(work, self.setup.cores) for work, each in works.items()])
-        return list(works)
+                for job, each in jobs.items():
+                    self._store.put("program", job, each)
+            self._specs |= jobs
+            self._ends |= {job: Ends() for job in jobs}
+            self._inbox.extend([each.arrival(job, self.setup.cores) for job, each in jobs.items()])
+        return list(jobs)
 
-    def _named(self, work: str) -> list[str]:
+    def _named(self, job: str) -> list[str]:
         """The programs that a number names: itself, or all of an array."""
-        if work in self._specs:
-            return [work]
-        if members := [each for each in self._specs if each.partition(".")[0] == work and "." in each]:
+        if job in self._specs:
+            return [job]
+        if members := [each for each in self._specs if each.partition(".")[0] == job and "." in each]:
             return members
-        raise InputError(f"there is no program {work}{did_you_mean(work, self._specs)}")
+        raise InputError(f"there is no program {job}{did_you_mean(job, self._specs)}")
 
-    def ask(self, work: str, what: str, value: float | None = None) -> list[str]:
+    def ask(self, job: str, what: str, value: float | None = None) -> list[str]:
         """Let the scheduler hear a request about a program, or all of an array; returns when it is kept."""
         if what not in ASKS:
             raise InputError(f"cannot {what} a program{did_you_mean(what, ASKS)}")
@@ -263,47 +265,47 @@ class Service:
             raise InputError(f"resize: found {value:g} cores, expected 1 to {self.setup.cores}")
         if what == "priority" and value is not None and not value >= 0:
             raise InputError(f"priority: found {value:g}, expected 0 (most urgent) or more")
-        works = self._named(work)
-        closed = [each for each in works if (row := self._board.rows.get(each)) is not None and row.state in CLOSED]
-        if closed and len(works) == 1:
-            raise InputError(f"program {work} is {self._board.rows[work].state}; it cannot be changed any more")
-        if what == "resize" and len(works) == 1 and self._is_rigid(work):
-            raise InputError(f"program {work} is rigid: it keeps the cores that it started with")
-        asked = [Asked(each, what, value) for each in works if each not in closed]
+        jobs = self._named(job)
+        closed = [each for each in jobs if (row := self._status.rows.get(each)) is not None and row.state in CLOSED]
+        if closed and len(jobs) == 1:
+            raise InputError(f"program {job} is {self._status.rows[job].state}; it cannot be changed any more")
+        if what == "resize" and len(jobs) == 1 and self._is_rigid(job):
+            raise InputError(f"program {job} is rigid: it keeps the cores that it started with")
+        asked = [Asked(each, what, value) for each in jobs if each not in closed]
         with self._seen:
             self._unseen.update(map(id, asked))
         self._inbox.extend(asked)
         with self._seen:
             if not self._seen.wait_for(lambda: self._unseen.isdisjoint(map(id, asked)), _ANSWER_LIMIT_S):
-                raise DovetailError(self.trouble or f"{what} of {work} was not decided yet; it will be")
+                raise DovetailError(self.trouble or f"{what} of {job} was not decided yet; it will be")
         return [each.job for each in asked]
 
-    def _is_rigid(self, work: str) -> bool:
-        row = self._board.rows.get(work)
-        return not self._specs[work].malleable and row is not None and row.state != "waiting"
+    def _is_rigid(self, job: str) -> bool:
+        row = self._status.rows.get(job)
+        return not self._specs[job].malleable and row is not None and row.state != "waiting"
 
     # --- questions ----------------------------------------------------------------------------------------------
 
-    def log_of(self, work: str) -> Path:
-        return self.folder / "logs" / f"{work}.log"
+    def log_of(self, job: str) -> Path:
+        return self.folder / "logs" / f"{job}.log"
 
     def listing(self) -> list[dict[str, Any]]:
         """A row for each program: what was asked, what ought to be, and what is."""
         with self._lock:
-            arrived = [self.describe(row) for row in self._board.rows.values()]
+            arrived = [self.describe(row) for row in self._status.rows.values()]
             coming = [
-                {"id": work, "name": spec.name, "state": "waiting", "why": "has just arrived", "cores": spec.cores}
-                for work, spec in self._specs.items()
-                if work not in self._board.rows
+                {"id": job, "name": spec.name, "state": "waiting", "why": "has just arrived", "cores": spec.cores}
+                for job, spec in self._specs.items()
+                if job not in self._status.rows
             ]
         return arrived + coming
 
-    def describe(self, row: Row) -> dict[str, Any]:
+    def describe(self, row: ProgramStatus) -> dict[str, Any]:
         """All that is known of a program."""
-        spec, ends, now = self._specs[row.work], self._ends[row.work], self.now()
+        spec, ends, now = self._specs[row.job], self._ends[row.job], self.now()
         service_s, core_s = row.until(now)
         told: dict[str, Any] = {
-            "id": row.work,
+            "id": row.job,
             "name": spec.name or os.path.basename(spec.command[0] if spec.command else spec.image),
             "state": row.state,
             "cores": row.facts["cores"],
@@ -326,20 +328,20 @@ class Service:
             "exit": str(ends.exits[-1]) if ends.exits else "",
             "exit_codes": [each.code if each.code is not None else each.signal and -each.signal for each in ends.exits],
             "why": row.why,
-            "log": str(self.log_of(row.work)),
+            "log": str(self.log_of(row.job)),
         }
-        if (held := self._hands.held(row.work)) is not None:
-            told |= self._of_attempt(held, told)
+        if (attempt := self._reconciler.attempt(row.job)) is not None:
+            told |= self._of_attempt(attempt, told)
         return told
 
-    def _of_attempt(self, held: Held, told: dict[str, Any]) -> dict[str, Any]:
+    def _of_attempt(self, attempt: Attempt, told: dict[str, Any]) -> dict[str, Any]:
         """What is, of an attempt that has begun."""
-        found: dict[str, Any] = {"actual": len(held.has), "cpus": sorted(held.has)}
-        if held.trouble:
-            found["why"] = f"{told['why']}; {held.trouble}" if told["why"] else held.trouble
-        if (usage := self._samples.usage.get(held.run)) is not None:
+        found: dict[str, Any] = {"actual": len(attempt.has), "cpus": sorted(attempt.has)}
+        if attempt.trouble:
+            found["why"] = f"{told['why']}; {attempt.trouble}" if told["why"] else attempt.trouble
+        if (usage := self._samples.usage.get(attempt.run)) is not None:
             found |= {"cpu_s": told["cpu_s"] + usage.cpu_s, "memory_mib": usage.memory_mib}
-        line = self._control.line(held.run)
+        line = self._control.line(attempt.run)
         if line is not None and line.hello is not None:
             found |= {"threads": line.threads, "step": line.progress.step, "rate": line.progress.rate}
             found |= {"acknowledged": line.acknowledged >= line.gen, "answered_s": line.answered_s}
@@ -348,26 +350,26 @@ class Service:
     def about(self) -> dict[str, Any]:
         """The service as a whole."""
         with self._lock:
-            states = [row.state for row in self._board.rows.values()]
+            states = [row.state for row in self._status.rows.values()]
         paused = sum(found["memory_mib"] for found in self.listing() if found["state"] == "paused")
         return {
             "pid": os.getpid(),
             "folder": str(self.folder),
             "cpus": list(self.setup.cpus),
             "options": self.setup.options,
-            "steps": self._board.steps,
+            "steps": self._status.steps,
             "programs": {state: states.count(state) for state in sorted(set(states))},
             "paused_memory_mib": paused,
             "trouble": self.trouble,
         }
 
-    def past(self, work: str) -> list[dict[str, Any]]:
+    def past(self, job: str) -> list[dict[str, Any]]:
         """What happened to a program, and what was decided about it and why."""
-        self._named(work)
+        self._named(job)
         found = []
         for _, t, events in self._store.steps():
             for event in events:
-                if getattr(event, "job", "") == work:
+                if getattr(event, "job", "") == job:
                     devices = getattr(event, "devices", None)
                     cores = None if devices is None else [self.setup.cpus[device] for device in devices]
                     why = getattr(event, "why", "") or getattr(event, "what", "")
@@ -380,7 +382,7 @@ class Service:
 
     def idle(self) -> bool:
         with self._lock:
-            return not self._board.open() and len(self._specs) == len(self._board.rows)
+            return not self._status.open() and len(self._specs) == len(self._status.rows)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
@@ -392,9 +394,9 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _by_number(work: str) -> list[int]:
+def _by_number(job: str) -> list[int]:
     """
     >>> sorted(["10", "9.10", "9.2"], key=_by_number)
     ['9.2', '9.10', '10']
     """
-    return [int(number) for number in work.split(".")]
+    return [int(number) for number in job.split(".")]

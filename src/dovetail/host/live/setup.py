@@ -19,15 +19,15 @@ from dovetail.core.metrics import Metrics, recount
 from dovetail.core.store import Store
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.metrics import Programs
-from dovetail.host.options import Options
-from dovetail.host.program import shape
-from dovetail.host.simulation import header, make_scheduler
+from dovetail.host.options import HostOptions
+from dovetail.host.program import program_graph
+from dovetail.host.simulate import header, make_scheduler
 
 KIND = "program"
 _MANY_STEPS = 50_000
 
 
-class Wish(Struct, frozen=True, omit_defaults=True):
+class RequestedSettings(Struct, frozen=True, omit_defaults=True):
     """What a user said when the daemon was started; None is whatever it was before, or the default."""
 
     options: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class Wish(Struct, frozen=True, omit_defaults=True):
     docker: str | None = None
 
 
-class Setup(Struct, frozen=True):
+class HostSetup(Struct, frozen=True):
     """`epoch` is when the service first began, `cpus` the processor behind each core, `docker` the engine's address."""
 
     instance: str
@@ -51,28 +51,28 @@ class Setup(Struct, frozen=True):
         return len(self.cpus)
 
     @property
-    def policies(self) -> Options:
-        return msgspec.convert(self.options, Options)
+    def policies(self) -> HostOptions:
+        return msgspec.convert(self.options, HostOptions)
 
-    def shapes(self) -> dict[str, TaskGraph]:
-        return {KIND: shape(KIND, self.cores)}
+    def graphs(self) -> dict[str, TaskGraph]:
+        return {KIND: program_graph(KIND, self.cores)}
 
     def scheduler(self) -> Scheduler:
-        return make_scheduler(self.cores, self.shapes(), self.policies)
+        return make_scheduler(self.cores, self.graphs(), self.policies)
 
     def header(self) -> Header:
         """The first line of this service's journal."""
-        return header(self.cores, self.shapes(), self.policies, "live", cpus=list(self.cpus), epoch=self.epoch)
+        return header(self.cores, self.graphs(), self.policies, "live", cpus=list(self.cpus), epoch=self.epoch)
 
 
-def set_up(folder: Path, wish: Wish) -> tuple[Setup, Store]:
+def set_up(folder: Path, wish: RequestedSettings) -> tuple[HostSetup, Store]:
     """Open a service's store. One that was set up otherwise begins anew, if nothing of it is left to be done."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for part in ("runs", "logs"):
         (folder / part).mkdir(exist_ok=True, mode=0o700)
     store = Store(folder / "state.db")
     try:
-        before = store.get("setup", Setup)
+        before = store.get("setup", HostSetup)
         setup = _wished(wish, before)
         other = before is not None and setup != before
         many = store.last_step() > _MANY_STEPS
@@ -85,9 +85,9 @@ def set_up(folder: Path, wish: Wish) -> tuple[Setup, Store]:
     return setup, store
 
 
-def _wished(wish: Wish, before: Setup | None) -> Setup:
+def _wished(wish: RequestedSettings, before: HostSetup | None) -> HostSetup:
     if before is None:
-        before = Setup(secrets.token_hex(4), time.time(), tuple(sorted(os.sched_getaffinity(0))), {})
+        before = HostSetup(secrets.token_hex(4), time.time(), tuple(sorted(os.sched_getaffinity(0))), {})
     options = before.options if wish.options is None else wish.options
     if "memory_mib" not in options:
         options = options | {"memory_mib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20}
@@ -97,7 +97,7 @@ def _wished(wish: Wish, before: Setup | None) -> Setup:
         )
     cpus = before.cpus if wish.cpus is None else wish.cpus
     _check_cpus(cpus)
-    return Setup(
+    return HostSetup(
         before.instance,
         before.epoch,
         cpus,
@@ -113,17 +113,17 @@ def _check_cpus(cpus: Sequence[int]) -> None:
         raise InputError(f"processors: found {list(cpus)}, expected some of {sorted(there)}, each once")
 
 
-def _begin_anew(folder: Path, store: Store, before: Setup, forced: bool) -> bool:
+def _begin_anew(folder: Path, store: Store, before: HostSetup, forced: bool) -> bool:
     """Put the old journal aside, if all has ended. Recorded steps can only go on under the policies that decided them,
     and very many of them are not replayed for nothing."""
-    from dovetail.host.live.board import Board
+    from dovetail.host.live.status import StatusBoard
 
-    board = Board()
+    board = StatusBoard()
     steps = list(store.steps())
-    programs = [work for work, _, _ in store.things("program", dict, dict)]
+    programs = [job for job, _, _ in store.things("program", dict, dict)]
     for step in steps:
         board.step(*step)
-    if left := [row.work for row in board.open()] + [work for work in programs if work not in board.rows]:
+    if left := [row.job for row in board.open()] + [job for job in programs if job not in board.rows]:
         if not forced:
             return False
         raise InputError(
@@ -134,12 +134,14 @@ def _begin_anew(folder: Path, store: Store, before: Setup, forced: bool) -> bool
     write_journal(aside, before, steps, ended=True)
     with store.together():
         store.forget_steps()
-        for work in programs:
-            store.drop("program", work)
+        for job in programs:
+            store.drop("program", job)
     return True
 
 
-def write_journal(path: Path, setup: Setup, steps: Iterable[tuple[int, float, Sequence[Recorded]]], ended: bool) -> int:
+def write_journal(
+    path: Path, setup: HostSetup, steps: Iterable[tuple[int, float, Sequence[Recorded]]], ended: bool
+) -> int:
     """Kept steps as a journal, with its last line if all has ended; gives the number of steps."""
     header = setup.header()
     figures, programs = Metrics(header.pool), Programs(setup.cores)
@@ -149,5 +151,5 @@ def write_journal(path: Path, setup: Setup, steps: Iterable[tuple[int, float, Se
             for observer in (writer, figures, programs):
                 observer.step(n, t, events)
         if ended:
-            writer.end(n + 1, t, recount(figures.figures()) | msgspec.to_builtins(programs.totals()))
+            writer.end(n + 1, t, recount(figures.figures()) | programs.totals().as_dict())
     return n

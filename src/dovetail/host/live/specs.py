@@ -13,8 +13,8 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.host import agent
 from dovetail.host.curves import curve as speed_up
-from dovetail.host.executors import GRACE_S
-from dovetail.host.executors.docker import CONTROL_FOLDER
+from dovetail.host.live.executors import GRACE_S
+from dovetail.host.live.executors.docker import CONTROL_FOLDER
 from dovetail.host.program import Ask
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -68,7 +68,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             if not fine:
                 raise InputError(f"{what}: found {found!r}, expected {expected}")
 
-    def arrival(self, work: str, cores: int) -> Arrived:
+    def arrival(self, job: str, cores: int) -> Arrived:
         """What the scheduler hears of it."""
         ask = Ask(
             cores=self.cores,
@@ -83,10 +83,10 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             malleable=self.malleable,
         )
         facts: dict[str, Any] = msgspec.to_builtins(ask)
-        return Arrived(work, "program", (self.work_s,), facts=facts)
+        return Arrived(job, "program", (self.work_s,), facts=facts)
 
 
-def environment(spec: Spec, work: str, attempt: int, cores: int, control: str) -> dict[str, str]:
+def environment(spec: Spec, job: str, attempt: int, cores: int, control: str) -> dict[str, str]:
     """A program's variables: as many threads as it has cores, which wait without spinning. Its own wish comes first.
 
     TensorFlow cannot change its threads later, but bears more of them than cores: it begins with its most.
@@ -96,7 +96,7 @@ def environment(spec: Spec, work: str, attempt: int, cores: int, control: str) -
         "OMP_WAIT_POLICY": "PASSIVE",
         "TF_NUM_INTRAOP_THREADS": str(spec.most or spec.cores),
         "TF_NUM_INTEROP_THREADS": "1",
-        agent.PROGRAM: work,
+        agent.PROGRAM: job,
         agent.FOLDER: CONTROL_FOLDER if spec.image else control,
         "DOVETAIL_ATTEMPT": str(attempt),
     }

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.core.registry import policy
-from dovetail.host.policy import Assignment, count
+from dovetail.host.policies.base import Assignment, MachineView, count
 from dovetail.host.program import Program
-from dovetail.host.view import View
 
 
 @policy("always_attend", level="host")
 class AlwaysAttend(Assignment):
     """A program starts as soon as its least number of cores is free, and grows to what it asked for, oldest first."""
 
-    def take(self, program: Program, view: View) -> int:
+    def take(self, program: Program, view: MachineView) -> int:
         if view.free >= program.least:
             return min(program.asked, view.free)
         return program.least if view.spare >= program.least else 0
 
-    def lack(self, program: Program, view: View) -> int:
+    def lack(self, program: Program, view: MachineView) -> int:
         return program.least - view.spare
 
-    def frees(self, program: Program, view: View) -> int:
+    def frees(self, program: Program, view: MachineView) -> int:
         return view.low(program)
 
-    def spread(self, view: View) -> Mapping[str, int]:
+    def spread(self, view: MachineView) -> Mapping[str, int]:
         widths = {p.id: min(view.widths[p.id], view.high(p, p.asked)) for p in view.running}
         free = view.free + sum(view.widths.values()) - sum(widths.values())
         lows = {p.id: view.low(p) for p in view.running}
@@ -39,5 +38,5 @@ class AlwaysAttend(Assignment):
             free -= more
         return widths
 
-    def refusal(self, program: Program, view: View) -> str:
+    def refusal(self, program: Program, view: MachineView) -> str:
         return f"needs at least {count(program.least)}, {view.free} free"

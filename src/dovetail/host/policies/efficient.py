@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heapreplace
 
 from dovetail.core.registry import policy
-from dovetail.host.policy import Assignment, count
+from dovetail.host.policies.base import Assignment, MachineView, count
 from dovetail.host.program import Program
-from dovetail.host.view import View
 
 
 @policy("efficient", level="host")
@@ -21,27 +20,27 @@ class Efficient(Assignment):
     shrinks = True
     learns = True
 
-    def most(self, program: Program, view: View) -> int:
+    def most(self, program: Program, view: MachineView) -> int:
         """Its sweet spot."""
         return max(program.curve.sweet(program.most, view.options.efficiency), program.least)
 
-    def take(self, program: Program, view: View) -> int:
+    def take(self, program: Program, view: MachineView) -> int:
         if view.spare < program.least:
             return 0
         without, with_it = view.running, [*view.running, program]
         gained = self._speed(with_it, self._share(with_it, view)) - self._speed(without, self._share(without, view))
         return program.least if gained >= -1e-9 else 0
 
-    def lack(self, program: Program, view: View) -> int:
+    def lack(self, program: Program, view: MachineView) -> int:
         return max(program.least - view.spare, 0)
 
-    def frees(self, program: Program, view: View) -> int:
+    def frees(self, program: Program, view: MachineView) -> int:
         return view.low(program)
 
-    def spread(self, view: View) -> Mapping[str, int]:
+    def spread(self, view: MachineView) -> Mapping[str, int]:
         return self._share(view.running, view)
 
-    def _share(self, members: Sequence[Program], view: View) -> dict[str, int]:
+    def _share(self, members: Sequence[Program], view: MachineView) -> dict[str, int]:
         widths = {p.id: view.low(p) if p.id in view.widths else p.least for p in members}
         most = {p.id: max(view.high(p, self.most(p, view)), widths[p.id]) for p in members if p.id in view.widths}
         most |= {p.id: self.most(p, view) for p in members if p.id not in view.widths}
@@ -58,10 +57,10 @@ class Efficient(Assignment):
     def _speed(self, members: Sequence[Program], widths: Mapping[str, int]) -> float:
         return sum(p.curve.speed(widths[p.id]) for p in members)
 
-    def refusal(self, program: Program, view: View) -> str:
+    def refusal(self, program: Program, view: MachineView) -> str:
         if view.spare < program.least:
             return f"needs at least {count(program.least)}, the others can spare {max(view.spare, 0)}"
         return "would slow the others more than it gains"
 
-    def reason(self, program: Program, cores: int, view: View) -> str:
+    def reason(self, program: Program, cores: int, view: MachineView) -> str:
         return f"{count(cores)} make it {program.curve.speed(cores):.3g} times as fast as one"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.host.policy import Planning
+from dovetail.host.policies.base import MachineView, Planning
 from dovetail.host.program import Program
-from dovetail.host.view import View
 
 
 @policy("fcfs", level="host")
 class FirstComeFirstServed(Planning):
     """First come, first served: the oldest goes first."""
 
-    def order(self, view: View) -> list[Program]:
+    def order(self, view: MachineView) -> list[Program]:
         return sorted(view.waiting, key=lambda p: p.seq)

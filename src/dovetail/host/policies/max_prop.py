@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dovetail.core.registry import policy
-from dovetail.host.policy import Assignment, count
+from dovetail.host.policies.base import Assignment, MachineView, count
 from dovetail.host.program import Program
-from dovetail.host.view import View
 
 
 def proportional(weights: Sequence[int], lows: Sequence[int], highs: Sequence[int], total: int) -> list[int]:
@@ -47,28 +46,28 @@ class MaxProp(Assignment):
 
     shrinks = True
 
-    def most(self, program: Program, view: View) -> int:
+    def most(self, program: Program, view: MachineView) -> int:
         return program.most
 
-    def take(self, program: Program, view: View) -> int:
+    def take(self, program: Program, view: MachineView) -> int:
         return program.least if view.spare >= program.least else 0
 
-    def lack(self, program: Program, view: View) -> int:
+    def lack(self, program: Program, view: MachineView) -> int:
         return program.least - view.spare
 
-    def frees(self, program: Program, view: View) -> int:
+    def frees(self, program: Program, view: MachineView) -> int:
         return view.low(program)
 
-    def spread(self, view: View) -> Mapping[str, int]:
+    def spread(self, view: MachineView) -> Mapping[str, int]:
         members = view.running
         lows = [view.low(p) for p in members]
         highs = [max(view.high(p, p.most), low) for p, low in zip(members, lows, strict=True)]
         shares = proportional([p.asked for p in members], lows, highs, view.cores - view.held)
         return {p.id: share for p, share in zip(members, shares, strict=True)}
 
-    def refusal(self, program: Program, view: View) -> str:
+    def refusal(self, program: Program, view: MachineView) -> str:
         return f"needs at least {count(program.least)}, the others can spare {max(view.spare, 0)}"
 
-    def reason(self, program: Program, cores: int, view: View) -> str:
+    def reason(self, program: Program, cores: int, view: MachineView) -> str:
         asked = sum(p.asked for p in view.running)
         return f"{cores} of {view.cores} cores for {program.asked} of {asked} asked"

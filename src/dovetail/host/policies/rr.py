@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.host.policy import Planning
+from dovetail.host.policies.base import MachineView, Planning
 from dovetail.host.program import Program
-from dovetail.host.view import View
 
 
 @policy("rr", level="host")
 class RoundRobin(Planning):
     """Everybody in turn: after its quantum a program goes to the end of the queue, if somebody waits."""
 
-    def order(self, view: View) -> list[Program]:
+    def order(self, view: MachineView) -> list[Program]:
         return sorted(view.waiting, key=lambda p: p.place)
 
-    def over(self, view: View) -> list[Program]:
+    def over(self, view: MachineView) -> list[Program]:
         return [p for p in view.running if p.turn_s + view.options.quantum_s <= view.now]
 
-    def look_s(self, view: View) -> float | None:
+    def look_s(self, view: MachineView) -> float | None:
         return min((p.turn_s + view.options.quantum_s for p in view.running), default=None)

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.core.registry import policy
-from dovetail.host.policy import Assignment
+from dovetail.host.policies.base import Assignment, MachineView
 from dovetail.host.program import Program
-from dovetail.host.view import View
 
 
 @policy("strict", level="host")
 class Strict(Assignment):
     """A program gets the cores it asks for, all of them, or waits."""
 
-    def take(self, program: Program, view: View) -> int:
+    def take(self, program: Program, view: MachineView) -> int:
         return program.asked if program.asked <= view.free else 0
 
-    def lack(self, program: Program, view: View) -> int:
+    def lack(self, program: Program, view: MachineView) -> int:
         return program.asked - view.free
 
-    def spread(self, view: View) -> Mapping[str, int]:
+    def spread(self, view: MachineView) -> Mapping[str, int]:
         """Only a program whose request was changed: less at once, more when all of it is free."""
         widths = dict(view.widths)
         for program in view.running:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from dovetail.core.cgroups import CpuShare
 from dovetail.pipeline.live.stage import StageSettings
-from dovetail.pipeline.share import Share
 
 # Not `-m`: nothing of the caller's own script may run again, and the module must not be imported twice.
 _COMMAND = "from dovetail.pipeline.live.stage import main; main()"
@@ -51,7 +51,7 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, CpuShare] = {}
 
     @property
     def pids(self) -> dict[str, int]:
@@ -65,7 +65,7 @@ class LocalEngine:
         process = subprocess.Popen([sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE)
         self._processes[settings.host] = process
         if share is not None:
-            self._shares[settings.host] = Share(process.pid, share)
+            self._shares[settings.host] = CpuShare(process.pid, share)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # a process that is gone already is found by `ended`
             process.stdin.write(msgspec.json.encode(settings) + b"\n")

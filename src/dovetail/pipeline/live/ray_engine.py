@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from dovetail.core.cgroups import CpuShare
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.pipeline.live.stage import StageSettings, StageWorker
-from dovetail.pipeline.share import Share
 
 _GRACE_S = 2.0
 _REACH_S = 5.0
@@ -27,7 +27,7 @@ class _Stage:
         ray: Any = import_module("ray")
         given = msgspec.json.decode(settings, type=StageSettings)
         here = msgspec.structs.replace(given, bind=ray.util.get_node_ip_address())
-        limit = Share(os.getpid(), share) if share is not None else None
+        limit = CpuShare(os.getpid(), share) if share is not None else None
         try:
             StageWorker(here).serve()
         finally:

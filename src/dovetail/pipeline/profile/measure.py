@@ -160,9 +160,9 @@ def _limited(share: float | None) -> Iterator[None]:
     if share is None:
         yield
         return
-    from dovetail.pipeline.share import Share
+    from dovetail.core.cgroups import CpuShare
 
-    limit = Share(os.getpid(), share)
+    limit = CpuShare(os.getpid(), share)
     try:
         yield
     finally:

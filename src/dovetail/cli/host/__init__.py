@@ -1,0 +1,83 @@
+"""`dovetail host`: programs on the cores of one machine, simulated and live."""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from dovetail.cli.verbs import Command, register
+
+COMMANDS = (
+    Command("simulate", "dovetail.cli.host.simulate:simulate", "Simulate programs on the cores of a machine."),
+    Command(
+        "experiment",
+        "dovetail.cli.host.experiment:experiment",
+        "Compare every planning with every assignment on the same workloads.",
+    ),
+    Command(
+        "policies",
+        "dovetail.cli.host.policies:policies",
+        "List the planning and assignment policies, and what each promises.",
+    ),
+    Command(
+        "measure",
+        "dovetail.cli.host.measure:measure",
+        "Run a program on several numbers of cores and tell how long it takes on each.",
+    ),
+    Command(
+        "gantt",
+        "dovetail.cli.host.gantt:gantt",
+        "Draw a run with a row for each program: its cores over time, resizes, pauses and failures, as SVG.",
+    ),
+    Command(
+        "up",
+        "dovetail.cli.host.daemon:up",
+        "Start the daemon of this machine, or start it again after it ended in whatever way.",
+    ),
+    Command(
+        "down",
+        "dovetail.cli.host.daemon:down",
+        "Stop the daemon. Its programs run on, and the next daemon finds them; paused ones stay paused.",
+    ),
+    Command("submit", "dovetail.cli.host.programs:submit", "Submit a program; prints its number at once."),
+    Command(
+        "pause", "dovetail.cli.host.programs:pause", "Pause programs; they keep their memory and give up their cores."
+    ),
+    Command("resume", "dovetail.cli.host.programs:resume", "Let paused programs go on, when there are cores for them."),
+    Command("resize", "dovetail.cli.host.programs:resize", "Change how many cores a program asks for."),
+    Command("priority", "dovetail.cli.host.programs:priority", "Change how urgent a program is."),
+    Command("cancel", "dovetail.cli.host.programs:cancel", "Cancel programs, whether they wait, run or are paused."),
+    Command(
+        "requeue",
+        "dovetail.cli.host.programs:requeue",
+        "End programs and put them back into the queue, to begin again.",
+    ),
+    Command(
+        "run",
+        "dovetail.cli.host.run:run",
+        "Replay a request file on the running daemon, and print the figures when all has ended.",
+    ),
+    Command(
+        "list",
+        "dovetail.cli.host.watch:list_",
+        "List the programs: what was asked, what ought to be, what is, and why one waits.",
+    ),
+    Command("top", "dovetail.cli.host.watch:top_", "Show the programs as they change, until Ctrl-C."),
+    Command("logs", "dovetail.cli.host.watch:logs_", "Print what a program has written."),
+    Command(
+        "explain", "dovetail.cli.host.watch:explain_", "Tell why a program waits, or what was decided about it and why."
+    ),
+    Command("metrics", "dovetail.cli.host.watch:metrics_", "Figures of the run so far: per program and for the whole."),
+    Command(
+        "journal",
+        "dovetail.cli.host.watch:journal_",
+        "Write what has happened so far as a journal, for `dovetail check`, `report` and replay.",
+    ),
+    Command(
+        "wait",
+        "dovetail.cli.host.watch:wait_",
+        "Wait until programs have ended, or all; exit code 1 unless all of them were completed.",
+    ),
+)
+
+app = App(name="host", help="Co-schedule programs on the cores of one machine.")
+register(app, COMMANDS)

@@ -1,0 +1,264 @@
+"""Control groups of the kernel, version 1 or 2: bind processes to processors, freeze, count and limit them.
+
+Only where they may be made: as root, or in a subtree that was given to the user. Everything is below one own folder.
+Memory is limited where the kernel has a controller for it, and not elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dovetail.core.errors import InputError
+
+ROOT = Path("/sys/fs/cgroup")
+_NEEDED = ("cpuset", "freezer", "cpuacct")
+_NOWHERE = Path("/nonexistent")
+_FREEZE_LIMIT_S = 5.0
+_PERIOD_US = 20_000  # of a share: short, so that a process runs evenly slower and not in bursts
+
+
+def cpu_list(cpus: Sequence[int]) -> str:
+    """Processors as the kernel writes them.
+
+    >>> cpu_list([3, 0, 1])
+    '0-1,3'
+    """
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Processors as the kernel writes them, read.
+
+    >>> sorted(parse_cpus("0-1,3"))
+    [0, 1, 3]
+    """
+    found: set[int] = set()
+    for span in filter(None, text.strip().split(",")):
+        first, _, last = span.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def own_groups(pid: int | str = "self") -> dict[str, Path]:
+    """The groups of a process by controller; version 2 has the name ""."""
+    found = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            found[name] = Path(path.lstrip("/"))
+    return found
+
+
+def groups_of(pid: int) -> Groups:
+    """The groups that a process is in."""
+    own = own_groups(pid)
+    if "cpuacct" not in own:
+        return Groups({"": ROOT / own[""].parent}, own[""].name)
+    groups = Groups({}, "")
+    groups._at = {name: ROOT / name / own[name] for name in _NEEDED}
+    return groups
+
+
+class Groups:
+    """The control groups of one program: one folder in version 2, one for each controller in version 1."""
+
+    def __init__(self, parents: dict[str, Path], name: str) -> None:
+        self._at = {controller: parent / name for controller, parent in parents.items()}
+        self._version_2 = "" in parents
+
+    def _file(self, controller: str, name: str) -> Path:
+        return self._at.get("" if self._version_2 else controller, _NOWHERE) / name
+
+    def make(self, cpus: Sequence[int], memory_mib: int | None = None) -> tuple[str, ...]:
+        """Make them; gives the files that a process writes itself into to enter."""
+        for folder in self._at.values():
+            folder.mkdir(exist_ok=True)
+        if not self._version_2:
+            memory = self._at["cpuset"].parent / "cpuset.mems"
+            self._file("cpuset", "cpuset.mems").write_text(memory.read_text())
+        self.set_cpus(cpus)
+        limit = self._file("memory", "memory.max" if self._version_2 else "memory.limit_in_bytes")
+        if memory_mib is not None and limit.exists():
+            limit.write_text(str(memory_mib << 20))
+        return tuple(str(folder / "cgroup.procs") for folder in self._at.values())
+
+    def exist(self) -> bool:
+        return all(folder.is_dir() for controller, folder in self._at.items() if controller != "memory")
+
+    def lacked_memory(self) -> bool:
+        """Whether the kernel had to end something because of the limit."""
+        file = self._file("memory", "memory.events" if self._version_2 else "memory.oom_control")
+        with suppress(OSError, ValueError):
+            words = file.read_text().split()
+            return int(words[words.index("oom_kill") + 1]) > 0
+        return False
+
+    def set_cpus(self, cpus: Sequence[int]) -> None:
+        self._file("cpuset", "cpuset.cpus").write_text(cpu_list(cpus))
+
+    def cpus(self) -> frozenset[int]:
+        return parse_cpus(self._file("cpuset", "cpuset.cpus").read_text())
+
+    def freeze(self, frozen: bool) -> None:
+        """Freeze or thaw, and wait until it is so."""
+        if self._version_2:
+            self._file("", "cgroup.freeze").write_text("01"[frozen])
+        else:
+            self._file("freezer", "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+        _until(lambda: self.frozen() is frozen, "freeze" if frozen else "thaw")
+
+    def frozen(self) -> bool:
+        if self._version_2:
+            return "frozen 1" in self._file("", "cgroup.events").read_text()
+        return self._file("freezer", "freezer.state").read_text().strip() == "FROZEN"
+
+    def cpu_s(self) -> float:
+        if self._version_2:
+            words = self._file("", "cpu.stat").read_text().split()
+            return int(words[words.index("usage_usec") + 1]) / 1e6
+        return int(self._file("cpuacct", "cpuacct.usage").read_text()) / 1e9
+
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in self._file("freezer", "cgroup.procs").read_text().split()]
+
+    def remove(self) -> None:
+        for folder in self._at.values():
+            with suppress(FileNotFoundError):
+                # A process that has just ended is still counted for a moment.
+                _until(lambda folder=folder: _removed(folder), "leave its control group")  # type: ignore[misc]
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _until(true: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + _FREEZE_LIMIT_S
+    pause_s = 0.0001
+    while not true():
+        if time.monotonic() > limit:
+            raise TimeoutError(f"it does not {what} within {_FREEZE_LIMIT_S:g} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+
+
+def find_parents(name: str, root: Path = ROOT) -> dict[str, Path] | None:
+    """Where the groups of programs can be made, below a folder of this name; None where they cannot."""
+    try:
+        own = own_groups()
+        if own.keys() >= set(_NEEDED):
+            return _version_1(name, root, own)
+        return _version_2(name, root / own[""])
+    except (OSError, KeyError):
+        return None
+
+
+def _version_1(name: str, root: Path, own: dict[str, Path]) -> dict[str, Path]:
+    parents = {}
+    for controller in _NEEDED:
+        above = root / controller / own[controller]
+        parents[controller] = folder = above / name
+        folder.mkdir(exist_ok=True)
+        if controller == "cpuset":
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                (folder / file).write_text((above / file).read_text())
+        if not os.access(folder / "cgroup.procs", os.W_OK):
+            raise PermissionError(folder)
+    with suppress(OSError, KeyError):
+        memory = root / "memory" / own["memory"] / name
+        memory.mkdir(exist_ok=True)
+        parents["memory"] = memory
+    return parents
+
+
+def _version_2(name: str, own: Path) -> dict[str, Path]:
+    """A group that holds processes cannot have controllers for groups below it, so ours is beside the daemon's."""
+    above = own.parent if (own / "cgroup.type").exists() else own
+    if "cpuset" not in (above / "cgroup.subtree_control").read_text().split():
+        (above / "cgroup.subtree_control").write_text("+cpuset")
+    folder = above / name
+    folder.mkdir(exist_ok=True)
+    (folder / "cgroup.subtree_control").write_text("+cpuset")
+    for group in (above, folder):
+        with suppress(OSError):  # there may be no such controller
+            (group / "cgroup.subtree_control").write_text("+memory")
+    if not os.access(folder / "cgroup.procs", os.W_OK) or not os.access(above / "cgroup.procs", os.W_OK):
+        raise PermissionError(folder)
+    return {"": folder}
+
+
+def remove_empty(parents: dict[str, Path], keep: Container[str]) -> None:
+    """Remove the groups of programs that are gone, but for these; the kernel keeps those that have processes."""
+    for folder in parents.values():
+        for group in folder.glob("*/"):
+            if group.name not in keep:
+                with suppress(OSError):
+                    group.rmdir()
+
+
+def remove_parents(parents: dict[str, Path]) -> None:
+    """Remove the common folder, if no program is left in it."""
+    for folder in parents.values():
+        with suppress(OSError):
+            folder.rmdir()
+
+
+class CpuShare:
+    """Limits a process to a number of cores' worth of time, from now on; `release` when the process has ended."""
+
+    def __init__(self, pid: int, cores: float) -> None:
+        if not 0.05 <= cores <= 4096:
+            raise InputError(f"share: expected cores from 0.05, found {cores:g}")
+        quota_us = max(int(cores * _PERIOD_US), 1000)
+        version_1 = (ROOT / "cpu" / "cpu.cfs_quota_us").exists()
+        parent = ROOT / "cpu" if version_1 else ROOT / own_groups().get("", "")
+        self.group = parent / f"dovetail-{pid}"
+        for left in parent.glob("dovetail-*"):  # who was to release them may have been killed
+            if _names_no_process(left):
+                _removed(left)
+        try:
+            self.group.mkdir(exist_ok=True)  # a process of this number may have left one
+            if version_1:
+                (self.group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (self.group / "cpu.cfs_quota_us").write_text(str(quota_us))
+            else:
+                (self.group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+            (self.group / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            self.release()
+            raise InputError(
+                f"share: the processor cannot be shared out here ({self.group}: {error.strerror}); "
+                "it takes a control group that may be written, most often as root"
+            ) from None
+
+    def release(self) -> None:
+        """Remove the group. What still runs in it is set free first."""
+        with suppress(TimeoutError):
+            _until(self._released, "leave its control group")
+
+    def _released(self) -> bool:
+        with suppress(OSError):
+            for pid in (self.group / "cgroup.procs").read_text().split():
+                (self.group.parent / "cgroup.procs").write_text(pid)
+        return _removed(self.group)
+
+
+def _names_no_process(group: Path) -> bool:
+    pid = group.name.removeprefix("dovetail-")
+    return pid.isdecimal() and not Path("/proc", pid).exists()

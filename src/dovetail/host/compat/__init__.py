@@ -1,0 +1,1 @@
+"""The older scheduler's decisions, for comparison."""

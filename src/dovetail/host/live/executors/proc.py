@@ -1,0 +1,138 @@
+"""What /proc tells of processes: who they are, who descends from whom, what they use; and acting on whole families."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from dovetail.host.live.executors import NotNowError, Usage
+from dovetail.host.live.executors.shim import start_time
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
+_STOPPED = "Tt"
+_STOP_LIMIT_S = 5.0
+
+
+class Process(NamedTuple):
+    """A process at one moment."""
+
+    pid: int
+    state: str
+    parent: int
+    cpu_s: float
+    memory_mib: float
+
+    @property
+    def dead(self) -> bool:
+        return self.state in "ZX"
+
+
+Members = Callable[[], Sequence[Process]]
+
+
+def read(pid: int) -> Process | None:
+    """A process as it is now; None if there is none of that number."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    # The time of children that were waited for is counted with their parent's.
+    ticks = sum(int(word) for word in words[11:15])
+    return Process(pid, words[0].decode(), int(words[1]), ticks / _TICKS_PER_S, int(words[21]) * _PAGE_MIB)
+
+
+def is_same(pid: int, start: int) -> bool:
+    """Whether a pid still is the process that began then, and it lives.
+
+    >>> is_same(os.getpid(), start_time(os.getpid())), is_same(os.getpid(), 1)
+    (True, False)
+    """
+    try:
+        if start_time(pid) != start:
+            return False
+    except OSError:
+        return False
+    found = read(pid)
+    return found is not None and not found.dead
+
+
+def family(ancestor: int) -> list[Process]:
+    """The living descendants of a process."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                    text = file.read(512)
+            except OSError:
+                continue
+            children.setdefault(int(text[text.rindex(b")") + 4 :].split(b" ", 1)[0]), []).append(int(name))
+    found: list[int] = []
+    look = [ancestor]
+    while look:
+        below = children.pop(look.pop(), [])
+        found += below
+        look += below
+    return [process for pid in found if (process := read(pid)) is not None and not process.dead]
+
+
+def use(processes: Iterable[Process]) -> Usage:
+    listed = list(processes)
+    return Usage(sum(p.cpu_s for p in listed), sum(p.memory_mib for p in listed))
+
+
+def send(processes: Iterable[Process], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def stop(members: Members) -> None:
+    """Stop all members: again while one of them runs, for it may have had a child in between."""
+    limit = time.monotonic() + _STOP_LIMIT_S
+    while running := [process for process in members() if process.state not in _STOPPED]:
+        send(running, signal.SIGSTOP)
+        if time.monotonic() > limit:
+            raise NotNowError(f"process {running[0].pid} does not stop within {_STOP_LIMIT_S:g} s")
+        time.sleep(0.001)
+
+
+def are_stopped(processes: Sequence[Process]) -> bool:
+    return bool(processes) and all(process.state in _STOPPED for process in processes)
+
+
+def bound_to(processes: Iterable[Process]) -> frozenset[int]:
+    """The processors that any of them may run on."""
+    found: set[int] = set()
+    for process in processes:
+        for thread in _threads(process.pid):
+            with suppress(ProcessLookupError):
+                found |= os.sched_getaffinity(thread)
+    return frozenset(found)
+
+
+def bind(members: Members, cpus: Sequence[int]) -> None:
+    """Bind every thread of all members to these processors: again until none had to be moved."""
+    wanted = set(cpus)
+    moved = True
+    while moved:
+        moved = False
+        for process in members():
+            for thread in _threads(process.pid):
+                with suppress(ProcessLookupError):
+                    if os.sched_getaffinity(thread) != wanted:
+                        os.sched_setaffinity(thread, wanted)
+                        moved = True
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []

@@ -1,0 +1,285 @@
+"""Programs as plain processes: no root needed, and no container engine.
+
+Each has a shim for a parent (shim.py), which outlives the daemon. With control groups, processors and pauses are the
+kernel's business; without them every thread is bound, and every process stopped, one by one. Processes that a program
+puts into the background belong to it: they are bound, paused and ended with it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core import cgroups
+from dovetail.host.live.executors import (
+    GRACE_S,
+    TOO_MUCH_MEMORY,
+    Ended,
+    ExecutorError,
+    Exit,
+    FoundAttempt,
+    NotNowError,
+    ProgramLaunch,
+    Usage,
+    proc,
+    shim,
+)
+
+_KILL_LIMIT_S = 5.0
+
+
+class _ProcessName(Struct):
+    """A process, named for good."""
+
+    pid: int
+    start: int
+    boot: str
+
+
+class _RunningProcess(NamedTuple):
+    """An attempt that is followed: its shim, a file that becomes readable when the shim ends, and its groups."""
+
+    launch: ProgramLaunch
+    shim: int
+    pidfd: int
+    groups: cgroups.Groups | None
+
+    def members(self) -> list[proc.Process]:
+        if self.groups is None:
+            return proc.family(self.shim)
+        return [process for pid in self.groups.processes() if (process := proc.read(pid)) is not None]
+
+    def found(self) -> FoundAttempt:
+        cpus = self.groups.cpus() if self.groups else proc.bound_to(self.members())
+        return FoundAttempt("paused" if self.paused() else "running", cpus=cpus)
+
+    def paused(self) -> bool:
+        return self.groups.frozen() if self.groups else proc.are_stopped(self.members())
+
+
+class ProcessExecutor:
+    """Runs programs as processes; `groups` False does without control groups even where they can be had."""
+
+    def __init__(self, ended: Ended, *, name: str = "dovetail", groups: bool = True) -> None:
+        self._ended = ended
+        self._parents = cgroups.find_parents(name) if groups else None
+        self._runs: dict[str, _RunningProcess] = {}
+        self._spawned: dict[int, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._watcher = threading.Thread(target=self._watch, name="process ends", daemon=True)
+        self._watcher.start()
+
+    @property
+    def how(self) -> str:
+        """What binds and pauses programs here."""
+        return "control groups" if self._parents else "affinity and SIGSTOP"
+
+    # --- starting and finding again ---------------------------------------------------------------
+
+    def start(self, launch: ProgramLaunch) -> None:
+        if self._known(launch):
+            return
+        folder = Path(launch.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        groups = self._groups(launch)
+        order = msgspec.to_builtins(launch) | {"groups": groups.make(launch.cpus, launch.memory_mib) if groups else ()}
+        if groups:
+            groups.freeze(False)
+        part = folder / "launch.part"
+        part.write_bytes(marshal.dumps(order))
+        part.rename(folder / "launch")
+        words = [sys.executable, "-I", "-S", shim.__file__, str(folder)]
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        try:
+            with (folder / "shim.log").open("ab") as log:
+                child = subprocess.Popen(words, stdin=null, stdout=pipe, stderr=log, start_new_session=True, cwd="/")
+        except OSError as error:
+            raise ExecutorError(f"cannot start {launch.run}: {error.strerror}") from error
+        self._spawned[child.pid] = child
+        assert child.stdout is not None
+        with child.stdout:
+            child.stdout.read()  # until the program runs, or the shim has left
+        if not self._known(launch):
+            told = (folder / "shim.log").read_text(errors="replace").strip().splitlines()
+            raise ExecutorError(f"cannot start {launch.run}: {told[-1] if told else 'its parent process ended'}")
+
+    def _known(self, launch: ProgramLaunch) -> bool:
+        """Whether it was started; if it has ended already, tell so."""
+        found = self.find(launch)
+        if found.exit is not None:
+            self._ended(launch.run, found.exit)
+        return found.state != "absent"
+
+    def find(self, launch: ProgramLaunch) -> FoundAttempt:
+        try:
+            text = (Path(launch.folder) / "claim").read_bytes()
+        except FileNotFoundError:
+            return FoundAttempt("absent")
+        if self._follow(launch, msgspec.json.decode(text, type=_ProcessName)):
+            run = self._runs.get(launch.run)
+            return run.found() if run else FoundAttempt("running")  # it ends just now, and that is told of
+        return FoundAttempt("ended", self._outcome(launch))
+
+    def _follow(self, launch: ProgramLaunch, claim: _ProcessName) -> bool:
+        """Follow the shim of an attempt, if it lives."""
+        if claim.boot != shim.boot_id():
+            return False
+        try:
+            pidfd = os.pidfd_open(claim.pid)
+        except ProcessLookupError:
+            return False
+        if not proc.is_same(claim.pid, claim.start):  # asked after the pidfd was opened, so it is of this process
+            os.close(pidfd)
+            return False
+        groups = self._groups(launch)
+        with self._lock:
+            if launch.run in self._runs:
+                os.close(pidfd)
+                return True
+            self._runs[launch.run] = _RunningProcess(
+                launch, claim.pid, pidfd, groups if groups and groups.exist() else None
+            )
+            self._selector.register(pidfd, selectors.EVENT_READ, launch.run)
+        os.write(self._wake_write, b".")
+        return True
+
+    def _groups(self, launch: ProgramLaunch) -> cgroups.Groups | None:
+        return cgroups.Groups(self._parents, launch.run) if self._parents else None
+
+    # --- ends ---------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    if os.read(self._wake_read, 4096).endswith(b"x"):
+                        return
+                    continue
+                with self._lock:
+                    run = self._runs.pop(key.data)
+                    self._selector.unregister(run.pidfd)
+                os.close(run.pidfd)
+                if (child := self._spawned.pop(run.shim, None)) is not None:
+                    child.wait()
+                self._ended(run.launch.run, self._outcome(run.launch))
+
+    def _outcome(self, launch: ProgramLaunch) -> Exit:
+        """How an attempt ended whose shim is gone."""
+        folder = Path(launch.folder)
+        groups = self._groups(launch)
+        with suppress(FileNotFoundError):
+            outcome = msgspec.json.decode((folder / "exit.json").read_bytes(), type=Exit)
+            lacked = launch.memory_mib and not outcome.good and groups and groups.lacked_memory()
+            return msgspec.structs.replace(outcome, why=TOO_MUCH_MEMORY) if lacked else outcome
+        claim = msgspec.json.decode((folder / "claim").read_bytes(), type=_ProcessName)
+        if claim.boot != shim.boot_id():
+            return Exit(why="the machine was restarted while it ran")
+        with suppress(FileNotFoundError):
+            program = msgspec.json.decode((folder / "program").read_bytes(), type=_ProcessName)
+            if proc.is_same(program.pid, program.start):
+                proc.send(proc.family(program.pid), signal.SIGKILL)
+                os.kill(program.pid, signal.SIGKILL)
+        if groups and groups.exist():
+            for pid in groups.processes():
+                os.kill(pid, signal.SIGKILL)
+            groups.freeze(False)
+        return Exit(why="its parent process was killed, so how it ended is not known; what was left of it was ended")
+
+    # --- changing what runs ---------------------------------------------------------------------------
+
+    def _run(self, name: str) -> _RunningProcess:
+        try:
+            return self._runs[name]
+        except KeyError:
+            raise ExecutorError(f"{name} does not run") from None
+
+    def pause(self, run: str) -> None:
+        which = self._run(run)
+        if which.groups:
+            which.groups.freeze(True)
+        else:
+            proc.stop(which.members)
+
+    def resume(self, run: str) -> None:
+        which = self._run(run)
+        if which.groups:
+            which.groups.freeze(False)
+        else:
+            proc.send(which.members(), signal.SIGCONT)
+
+    def resize(self, run: str, cpus: Sequence[int]) -> None:
+        which = self._run(run)
+        if which.groups:
+            which.groups.set_cpus(cpus)
+        proc.bind(which.members, cpus)  # in a group too: what a thread chose for itself outlasts a change of the group
+
+    def stop(self, run: str, grace_s: float = GRACE_S) -> None:
+        which = self._run(run)
+        if not which.paused():
+            proc.send(which.members(), signal.SIGTERM)
+            if self._gone(run, grace_s):
+                return
+        limit = time.monotonic() + _KILL_LIMIT_S
+        while not self._gone(run, 0.05):
+            proc.send(which.members(), signal.SIGKILL)
+            if which.groups and which.groups.exist():
+                which.groups.freeze(False)
+            if time.monotonic() > limit:
+                left = ", ".join(f"{p.pid} ({p.state})" for p in which.members())
+                raise NotNowError(f"it was killed, but the kernel does not let it go yet: processes {left}")
+
+    def _gone(self, run: str, within_s: float) -> bool:
+        limit = time.monotonic() + within_s
+        while run in self._runs:
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.002)
+        return True
+
+    # --- counting and cleaning up ---------------------------------------------------------------------
+
+    def usage(self, run: str) -> Usage | None:
+        which = self._runs.get(run)
+        if which is None:
+            return None
+        members = proc.use(which.members())
+        return Usage(which.groups.cpu_s(), members.memory_mib) if which.groups else members
+
+    def clean(self, launch: ProgramLaunch) -> None:
+        if groups := self._groups(launch):
+            groups.remove()
+
+    def tidy(self, keep: Container[str]) -> None:
+        if self._parents:
+            cgroups.remove_empty(self._parents, keep)
+
+    def close(self) -> None:
+        os.write(self._wake_write, b"x")
+        self._watcher.join()
+        for run in self._runs.values():
+            os.close(run.pidfd)
+        self._runs.clear()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        for child in self._spawned.values():
+            child.returncode = 0  # it runs on without us; no warning that it does
+        if self._parents:
+            cgroups.remove_empty(self._parents, ())
+            cgroups.remove_parents(self._parents)

@@ -1,0 +1,345 @@
+"""Carries the scheduler's orders out: brings every program from what it is to what it ought to be, in threads.
+
+An order only says what ought to be. Each program has at most one thread at work on it, which takes the next step
+towards that, again and again until it is there: so an order may come at any moment, also while an earlier one is
+carried out, and a daemon that was killed has nothing to remember but what ought to be.
+
+Whoever takes a processor waits until whoever had it has let go of it: two programs never share one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.events import Change, Failed, Finished, Pause, Settled, Start, Stimulus, Stop
+from dovetail.host.live.control import Control
+from dovetail.host.live.executors import ExecutorError, Exit, NotNowError, ProgramExecutor, ProgramLaunch
+
+TASK = "run"
+ACK_LIMIT_S = 2.0
+_RETRY_S = 1.0
+
+Wanted = Literal["run", "pause", "stop"]
+
+
+class Attempt(Struct, eq=False):
+    """One attempt to run a program: what it ought to be, what it is, and the processors that it really has."""
+
+    job: str
+    number: int
+    launch: ProgramLaunch
+    executor: ProgramExecutor
+    grace_s: float
+    wanted: Wanted
+    cpus: frozenset[int]  # those it ought to have
+    has: frozenset[int] = frozenset()
+    state: Literal["unknown", "absent", "running", "paused", "ended"] = "absent"
+    stop_why: str = ""
+    stopping: bool = False
+    busy: bool = False
+    told: frozenset[int] | None = None  # those that the program was last told of; None if that is not known
+    settled: tuple[int, ...] | None = None
+    trouble: str = ""  # what keeps it from getting there, in words
+
+    @property
+    def run(self) -> str:
+        return self.launch.run
+
+
+class Reconciler:
+    """The live executor of a service. `prepare` makes an attempt from an order; `ended` keeps how it ended."""
+
+    def __init__(
+        self,
+        put: Callable[[Stimulus], None],
+        prepare: Callable[[str, int, Sequence[int]], Attempt],
+        attempt_of: Callable[[str], int],
+        ended: Callable[[Attempt, Exit], None],
+        control: Control,
+        cpus: Sequence[int],
+    ) -> None:
+        self._put = put
+        self._prepare = prepare
+        self._attempt_of = attempt_of
+        self._note_end = ended
+        self._control = control
+        self._cpus = tuple(cpus)  # the processor behind each device
+        self._holder: dict[int, Attempt] = {}  # who really has a processor
+        self._lock = threading.RLock()
+        self._attempts: dict[str, Attempt] = {}
+        self._runs: dict[str, Attempt] = {}
+        self._left: dict[str, Attempt] = {}  # attempts that have ended, until that is kept
+        self._pool = ThreadPoolExecutor(max_workers=4 * len(cpus) + 16, thread_name_prefix="reconciler")
+        self._closing = threading.Event()
+
+    def attempt(self, job: str) -> Attempt | None:
+        return self._attempts.get(job)
+
+    # --- orders -----------------------------------------------------------------------------------------
+
+    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+        with self._lock:
+            for order in orders:
+                if type(order) is Start:
+                    attempt = self._prepare(order.job, self._attempt_of(order.job), self._real(order.devices))
+                    self._attempts[order.job] = self._runs[attempt.run] = attempt
+                elif order.job in self._attempts:  # if not, it has ended, and that is about to be heard
+                    self._want(self._attempts[order.job], order)
+            for order in orders:
+                if order.job in self._attempts:
+                    self._wake(self._attempts[order.job])
+
+    def _want(self, attempt: Attempt, order: Start | Change) -> None:
+        attempt.settled = None
+        if isinstance(order, Pause):
+            attempt.wanted = "pause"
+        elif isinstance(order, Stop):
+            attempt.wanted, attempt.stop_why = "stop", order.why
+        elif not isinstance(order, Start):
+            attempt.wanted, attempt.cpus = "run", frozenset(self._real(order.devices))
+
+    def _real(self, devices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._cpus[device] for device in devices)
+
+    def adopt(self, job: str, number: int, wanted: Wanted, devices: Sequence[int], stop_why: str) -> None:
+        """After a restart: an attempt that ought to be, before `restore` looks for all of them."""
+        attempt = self._prepare(job, number, self._real(devices))
+        attempt.wanted, attempt.stop_why, attempt.state = wanted, stop_why, "unknown"
+        self._attempts[job] = self._runs[attempt.run] = attempt
+
+    def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None:
+        """Find everything first, so that nobody takes a processor that somebody still has; then go on."""
+        with self._lock:
+            for attempt in list(self._attempts.values()):
+                try:
+                    self._find(attempt)
+                except (ExecutorError, OSError) as error:
+                    attempt.trouble = str(error)
+                    self._take(attempt, attempt.cpus)  # until it is known
+            for attempt in list(self._attempts.values()):
+                self._wake(attempt)
+
+    def _find(self, attempt: Attempt) -> None:
+        """Find out what an attempt has come to, and which processors it really has."""
+        found = attempt.executor.find(attempt.launch)
+        if found.exit is not None:
+            self.ended(attempt.run, found.exit)
+            return
+        self._control_open(attempt)
+        with self._lock:
+            if attempt.state != "ended":  # it may have ended meanwhile
+                attempt.state, attempt.told = found.state, None
+                has = found.cpus if found.state == "running" else frozenset()
+                self._take(attempt, has)
+                self._let_go(attempt, attempt.has - has)
+
+    def _control_open(self, attempt: Attempt) -> None:
+        self._control.open(attempt.run, Path(attempt.launch.folder) / "control")
+
+    # --- ends -------------------------------------------------------------------------------------------
+
+    def ended(self, run: str, outcome: Exit) -> None:
+        """An executor's word that an attempt has ended; said twice, it counts once."""
+        with self._lock:
+            attempt = self._runs.get(run)
+            if attempt is None or attempt.state == "ended":
+                return
+            self._note_end(attempt, outcome)
+            attempt.state = "ended"
+            del self._runs[run]
+            if self._attempts.get(attempt.job) is attempt:
+                del self._attempts[attempt.job]
+            self._let_go(attempt, attempt.has)
+            if outcome.good and not attempt.stopping:
+                self._put(Finished(attempt.job, TASK))
+            else:
+                why = f"stopped: {attempt.stop_why} ({outcome})" if attempt.stopping else str(outcome)
+                self._put(Failed(attempt.job, TASK, why))
+            self._left[attempt.job] = attempt
+
+    def kept(self, job: str) -> None:
+        """A program's end is kept for good: what is left of the attempt can go. Not sooner: a daemon that is killed
+        before would find nothing, and start it again."""
+        with self._lock:
+            attempt = self._left.pop(job, None)
+            if attempt is not None and not self._closing.is_set():
+                self._pool.submit(self._clean, attempt)
+
+    def _clean(self, attempt: Attempt) -> None:
+        self._control.close(attempt.run)
+        with suppress(ExecutorError, TimeoutError):  # it is tidied up at the next start
+            attempt.executor.clean(attempt.launch)
+            shutil.rmtree(attempt.launch.folder, ignore_errors=True)
+
+    # --- one program's thread -------------------------------------------------------------------------------
+
+    def _wake(self, attempt: Attempt) -> None:
+        """See to a program, unless somebody does already: whoever does looks again when a step is done."""
+        if not attempt.busy and attempt.state != "ended" and not self._closing.is_set():
+            attempt.busy = True
+            self._pool.submit(self._see_to, attempt)
+
+    def _see_to(self, attempt: Attempt) -> None:
+        while True:
+            with self._lock:
+                step = None if self._closing.is_set() else self._next(attempt)
+                if step is None:
+                    attempt.busy = False
+                    return
+            try:
+                step(attempt)
+                attempt.trouble = ""
+            except Exception as error:
+                self._failed(attempt, error)
+                if attempt.state == "unknown":
+                    self._again_later(attempt)
+                    return
+
+    def _again_later(self, attempt: Attempt) -> None:
+        """Not in the pool: any number of programs whose engine does not answer must not keep others from their turn."""
+        with self._lock:
+            attempt.busy = False
+        timer = threading.Timer(_RETRY_S, self._again, [attempt])
+        timer.daemon = True
+        timer.start()
+
+    def _again(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._wake(attempt)
+
+    def _failed(self, attempt: Attempt, error: Exception) -> None:
+        """A step did not succeed: what cannot be started has ended, anything else is tried again."""
+        if not isinstance(error, ExecutorError | OSError):
+            with suppress(OSError):
+                traceback.print_exception(error, file=sys.stderr)
+        with self._lock:
+            attempt.trouble = str(error)
+            if attempt.state == "ended":
+                return
+            if attempt.state == "absent" and not isinstance(error, NotNowError | TimeoutError):
+                self.ended(attempt.run, Exit(why=str(error)))
+                return
+            attempt.state = "unknown"  # it may have been done by half; what it has, it has until that is known
+
+    def _next(self, attempt: Attempt) -> Callable[[Attempt], None] | None:
+        """The next step towards what ought to be; None if it is there, or must wait for a processor."""
+        if attempt.state == "ended":
+            return None
+        if attempt.state == "unknown":
+            return self._find
+        if attempt.wanted == "stop":
+            attempt.stopping = True
+            return self._never_start if attempt.state == "absent" else self._stop
+        if attempt.wanted == "pause":
+            return self._pause if attempt.state == "running" else self._settled(attempt, ())
+        if attempt.state == "running":
+            if attempt.has == attempt.cpus:
+                return (
+                    self._tell if attempt.told != attempt.cpus else self._settled(attempt, tuple(sorted(attempt.cpus)))
+                )
+            if not attempt.has & attempt.cpus:
+                return self._pause  # nothing to keep: it moves as a whole
+            if attempt.has - attempt.cpus:
+                return self._shrink
+        if not self._may_take(attempt):
+            return None
+        self._take(attempt, attempt.cpus)
+        return {"running": self._grow, "paused": self._resume, "absent": self._start}[attempt.state]
+
+    def _settled(self, attempt: Attempt, cpus: tuple[int, ...]) -> Callable[[Attempt], None] | None:
+        """It is there: say so once, and do nothing."""
+        if attempt.settled != cpus:
+            attempt.settled = cpus
+            self._put(Settled(attempt.job, TASK, tuple(self._cpus.index(cpu) for cpu in cpus)))
+        return None
+
+    def _may_take(self, attempt: Attempt) -> bool:
+        others = {self._holder[cpu].job for cpu in attempt.cpus if self._holder.get(cpu, attempt) is not attempt}
+        attempt.trouble = f"waits until {', '.join(sorted(others))} let go of its cores" if others else ""
+        return not others
+
+    def _take(self, attempt: Attempt, cpus: frozenset[int]) -> None:
+        attempt.has = attempt.has | cpus
+        self._holder |= dict.fromkeys(cpus, attempt)
+
+    def _let_go(self, attempt: Attempt, cpus: frozenset[int]) -> None:
+        """Processors are free: whoever waits for one looks again."""
+        attempt.has = attempt.has - cpus
+        for cpu in cpus:
+            if self._holder.get(cpu) is attempt:
+                del self._holder[cpu]
+        for other in self._attempts.values():
+            if other.cpus & cpus:
+                self._wake(other)
+
+    # --- steps --------------------------------------------------------------------------------------------
+
+    def _becomes(
+        self, attempt: Attempt, state: Literal["running", "paused"], let_go: frozenset[int] = frozenset()
+    ) -> None:
+        with self._lock:
+            if attempt.state != "ended":  # it may have ended meanwhile
+                attempt.state = state
+                self._let_go(attempt, let_go)
+
+    def _start(self, attempt: Attempt) -> None:
+        attempt.launch = msgspec.structs.replace(attempt.launch, cpus=tuple(sorted(attempt.has)))
+        self._control_open(attempt)
+        self._tell(attempt)
+        attempt.executor.start(attempt.launch)
+        self._becomes(attempt, "running")
+
+    def _never_start(self, attempt: Attempt) -> None:
+        self.ended(attempt.run, Exit(why="it was not started any more"))
+
+    def _stop(self, attempt: Attempt) -> None:
+        attempt.executor.stop(attempt.run, attempt.grace_s)
+        found = attempt.executor.find(attempt.launch)
+        if found.exit is not None:
+            self.ended(attempt.run, found.exit)
+
+    def _pause(self, attempt: Attempt) -> None:
+        attempt.executor.pause(attempt.run)
+        self._becomes(attempt, "paused", attempt.has)
+
+    def _resume(self, attempt: Attempt) -> None:
+        attempt.executor.resize(attempt.run, sorted(attempt.has))
+        attempt.executor.resume(attempt.run)
+        self._becomes(attempt, "running")
+
+    def _shrink(self, attempt: Attempt) -> None:
+        """Tell the program first, and give it time to use less: threads without a processor wait for each other."""
+        keep = attempt.has & attempt.cpus
+        gen = self._control.tell(attempt.run, sorted(keep), ACK_LIMIT_S)
+        attempt.told = keep
+        self._control.wait(attempt.run, gen, ACK_LIMIT_S)
+        attempt.executor.resize(attempt.run, sorted(keep))
+        self._becomes(attempt, "running", attempt.has - keep)
+
+    def _grow(self, attempt: Attempt) -> None:
+        attempt.executor.resize(attempt.run, sorted(attempt.has))
+
+    def _tell(self, attempt: Attempt) -> None:
+        self._control.tell(attempt.run, sorted(attempt.has))
+        attempt.told = attempt.has
+
+    def close(self) -> None:
+        """Stop carrying out; the programs run on. Nobody waits long for one that takes its time to end."""
+        with self._lock:
+            self._closing.set()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        limit = time.monotonic() + ACK_LIMIT_S
+        while time.monotonic() < limit and any(attempt.busy for attempt in list(self._attempts.values())):
+            time.sleep(0.01)

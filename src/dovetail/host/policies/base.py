@@ -1,0 +1,141 @@
+"""What the policies of this level are: a planning says who goes first, an assignment how many cores each gets.
+
+Both are pure: they read the view and decide; they keep nothing. The scheduler asks them, and carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import floor
+
+from dovetail.host.options import HostOptions
+from dovetail.host.program import WAITING, Program
+
+
+def count(cores: int) -> str:
+    """
+    >>> count(1), count(12)
+    ('1 core', '12 cores')
+    """
+    return f"{cores} core{'' if cores == 1 else 's'}"
+
+
+class MachineView:
+    """`running` is in the order of their starts, `waiting` in that of their arrivals. `widths` says how many cores each
+    running program is to have, as far as it is decided; policies read it, the scheduler writes it.
+
+    `held` cores belong to programs that are being stopped; `memory_mib` is what all that have begun have declared.
+    """
+
+    def __init__(self, cores: int, options: HostOptions) -> None:
+        self.cores = cores
+        self.options = options
+        self.now = 0.0
+        self.running: list[Program] = []
+        self.waiting: list[Program] = []
+        self.widths: dict[str, int] = {}
+        self.held = 0
+        self.memory_mib = 0
+        self.shrinks = False
+
+    @property
+    def free(self) -> int:
+        """Cores that nobody has, or is about to get."""
+        return self.cores - self.held - sum(self.widths.values())
+
+    def low(self, program: Program) -> int:
+        """The fewest cores that a running program can be brought to now."""
+        width = self.widths[program.id]
+        return min(width, program.least) if self.shrinks else width
+
+    def high(self, program: Program, most: int) -> int:
+        """The most cores that a program can be given, of those that an assignment would give it."""
+        return max(min(most, self.cores), program.least)
+
+    @property
+    def spare(self) -> int:
+        """Cores that are free, or that running programs can be made to give up."""
+        return self.free + sum(self.widths[p.id] - self.low(p) for p in self.running)
+
+    def lacks_memory(self, program: Program) -> str:
+        """Why the memory does not suffice for a waiting program, or nothing; a paused one keeps its own."""
+        total, need = self.options.memory_mib, program.ask.memory_mib
+        if total is None or not need or program.state != WAITING or self.memory_mib + need <= total:
+            return ""
+        return f"needs {need} MiB, {total - self.memory_mib} MiB are free"
+
+    def aged(self, program: Program) -> int:
+        """How many steps of age a waiting program has gained."""
+        step = self.options.age_step_s
+        return 0 if step is None else floor((self.now - program.queued_s) / step + 1e-9)
+
+    def urgency(self, program: Program) -> int:
+        """Its priority, better by each step of age while it waits; 0 is the most urgent."""
+        return max(program.priority - self.aged(program), min(program.priority, 0))
+
+    def comes_of_age(self, program: Program) -> bool:
+        """Whether it has waited so long that nobody may overtake it any more."""
+        return self.options.age_step_s is not None and self.aged(program) > max(program.priority, 0)
+
+    def next_age_s(self) -> float | None:
+        """When the next waiting program gains a step of age that matters."""
+        step = self.options.age_step_s
+        if step is None:
+            return None
+        young = (p for p in self.waiting if not self.comes_of_age(p))
+        return min((p.queued_s + (self.aged(p) + 1) * step for p in young), default=None)
+
+
+class Planning:
+    """Who goes first, who must give way, and whose turn is over."""
+
+    def order(self, view: MachineView) -> list[Program]:
+        """The waiting programs in the order in which they may start."""
+        raise NotImplementedError
+
+    def may_pause(self, program: Program, view: MachineView) -> list[Program]:
+        """The running programs that may be paused for a waiting one, in that order."""
+        return []
+
+    def over(self, view: MachineView) -> list[Program]:
+        """The running programs whose turn is over: if somebody waits, they go to the end of the queue."""
+        return []
+
+    def look_s(self, view: MachineView) -> float | None:
+        """When it may decide otherwise although nothing has happened."""
+        return None
+
+
+class Assignment:
+    """How many cores a program starts with, and how many each running one should have."""
+
+    shrinks = False  # whether running programs give cores up, unless the options say otherwise
+    learns = False  # whether it goes by the programs' speed-up curves, so that their speeds are worth measuring
+
+    def most(self, program: Program, view: MachineView) -> int:
+        """The most cores that it ever gives a program."""
+        return program.asked
+
+    def take(self, program: Program, view: MachineView) -> int:
+        """The cores that a waiting program can count on if it starts now; 0 if it cannot."""
+        raise NotImplementedError
+
+    def lack(self, program: Program, view: MachineView) -> int:
+        """How many more cores must be free for a waiting program to start."""
+        raise NotImplementedError
+
+    def frees(self, program: Program, view: MachineView) -> int:
+        """How many cores the pause of a running program makes free."""
+        return view.widths[program.id]
+
+    def spread(self, view: MachineView) -> Mapping[str, int]:
+        """The cores that each running program should have; they are never more than there are."""
+        return view.widths
+
+    def refusal(self, program: Program, view: MachineView) -> str:
+        """Why a waiting program cannot start."""
+        return f"needs {count(program.asked)}, {view.free} free"
+
+    def reason(self, program: Program, cores: int, view: MachineView) -> str:
+        """Why a program gets so many cores."""
+        return f"{cores} of {program.asked} asked"

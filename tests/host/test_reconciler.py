@@ -1,0 +1,257 @@
+"""Carrying orders out: whatever the order and the delays, no two programs share a processor, and all get there."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dovetail.core.events import Failed, Finished, Pause, Resize, Resume, Start, Stimulus, Stop
+from dovetail.core.inbox import Inbox
+from dovetail.host.live.control import Control
+from dovetail.host.live.executors import ExecutorError, Exit, FoundAttempt, NotNowError, ProgramLaunch, Usage
+from dovetail.host.live.reconciler import TASK, Attempt, Reconciler
+from tests.host.live import until
+
+CORES = 4
+
+
+class Memory:
+    """An executor of programs that exist in memory only; it refuses what a machine could not do."""
+
+    def __init__(self, luck: random.Random, hiccups: float = 0.0) -> None:
+        self.states: dict[str, str] = {}
+        self.cpus: dict[str, frozenset[int]] = {}
+        self.starts: list[str] = []
+        self.shared: list[str] = []
+        self.ended: object = None
+        self._luck, self._hiccups = luck, hiccups
+        self._lock = threading.Lock()
+
+    def _do(self, run: str, state: str | None = None, cpus: Sequence[int] | None = None) -> None:
+        time.sleep(self._luck.uniform(0, 0.002))
+        with self._lock:
+            if self._luck.random() < self._hiccups:
+                raise NotNowError("a hiccup")
+            if run not in self.states and state != "running":
+                raise ExecutorError(f"{run} does not run")
+            self.states[run] = state or self.states[run]
+            self.cpus[run] = self.cpus[run] if cpus is None else frozenset(cpus)
+            busy = [r for r, s in self.states.items() if s == "running"]
+            self.shared += [f"{a} {b}" for a in busy for b in busy if a < b and self.cpus[a] & self.cpus[b]]
+
+    def start(self, launch: ProgramLaunch) -> None:
+        self._do(launch.run, "running", launch.cpus)
+        self.starts.append(launch.run)
+
+    def find(self, launch: ProgramLaunch) -> FoundAttempt:
+        state = self.states.get(launch.run, "absent")
+        if state == "ended":
+            return FoundAttempt("ended", Exit(code=0))
+        return FoundAttempt(state, cpus=self.cpus.get(launch.run, frozenset()))  # type: ignore[arg-type]
+
+    def pause(self, run: str) -> None:
+        self._do(run, "paused")
+
+    def resume(self, run: str) -> None:
+        self._do(run, "running")
+
+    def resize(self, run: str, cpus: Sequence[int]) -> None:
+        self._do(run, None, cpus)
+
+    def stop(self, run: str, grace_s: float = 0) -> None:
+        self._do(run, "ended")
+
+    def usage(self, run: str) -> Usage | None:
+        return None
+
+    def clean(self, launch: ProgramLaunch) -> None:
+        pass
+
+    def tidy(self, keep: Container[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """Hands over such an executor, without a scheduler."""
+
+    def __init__(self, folder: Path, executor: Memory) -> None:
+        self.folder, self.executor = folder, executor
+        self.inbox = Inbox()
+        self.control = Control()
+        self.attempts: dict[str, int] = {}
+        self.hands = Reconciler(
+            self.inbox.put, self._prepare, self.attempts.__getitem__, lambda *_: None, self.control, range(CORES)
+        )
+
+    def _prepare(self, work: str, attempt: int, cpus: Sequence[int]) -> Attempt:
+        run = f"{work}-{attempt}"
+        launch = ProgramLaunch(run=run, command=(), cpus=tuple(cpus), folder=str(self.folder / run), log="", cwd="")
+        return Attempt(work, attempt, launch, self.executor, 0.0, "run", frozenset(cpus))
+
+    def start(self, work: str, *cpus: int) -> Start:
+        self.attempts[work] = self.attempts.get(work, 0) + 1
+        return Start(work, TASK, "program", cpus, 0.0, 0.0, "")
+
+    def heard(self) -> list[Stimulus]:
+        return self.inbox.take(0.0) or []
+
+    def close(self) -> None:
+        self.hands.close()
+        self.control.close_all()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path, Memory(random.Random(0)))
+    yield bench
+    bench.close()
+
+
+def _there(bench: Bench, work: str, state: str, *cpus: int) -> bool:
+    attempt = bench.hands.attempt(work)
+    run = f"{work}-{bench.attempts[work]}"
+    return (
+        attempt is not None
+        and not attempt.busy
+        and attempt.state == state
+        and (state != "running" or (attempt.has == set(cpus) == bench.executor.cpus[run]))
+    )
+
+
+def test_whoever_takes_a_core_waits_for_whoever_has_it(bench: Bench) -> None:
+    bench.hands.carry([bench.start("a", 0, 1, 2, 3)], 0.0)
+    until(lambda: _there(bench, "a", "running", 0, 1, 2, 3))
+    bench.hands.carry([Resize("a", TASK, (0,), 0.0, ""), bench.start("b", 1, 2), bench.start("c", 3)], 0.0)
+    until(lambda: _there(bench, "b", "running", 1, 2) and _there(bench, "c", "running", 3))
+    assert _there(bench, "a", "running", 0)
+    assert bench.executor.shared == []
+
+
+def test_two_programs_can_change_places(bench: Bench) -> None:
+    bench.hands.carry([bench.start("a", 0), bench.start("b", 1)], 0.0)
+    bench.hands.carry([Resize("a", TASK, (1,), 0.0, ""), Resize("b", TASK, (0,), 0.0, "")], 0.0)
+    until(lambda: _there(bench, "a", "running", 1) and _there(bench, "b", "running", 0))
+    assert bench.executor.shared == []
+
+
+def test_an_order_that_comes_before_the_last_is_done_replaces_it(bench: Bench) -> None:
+    bench.hands.carry([bench.start("a", 0)], 0.0)
+    for _ in range(20):
+        bench.hands.carry([Pause("a", TASK, "")], 0.0)
+        bench.hands.carry([Resume("a", TASK, (1, 2), 0.0, "")], 0.0)
+    until(lambda: _there(bench, "a", "running", 1, 2))
+    assert bench.executor.starts == ["a-1"]
+
+
+def test_one_that_is_stopped_before_it_starts_never_does(bench: Bench) -> None:
+    bench.hands.carry([bench.start("a", 0), bench.start("b", 1)], 0.0)
+    bench.hands.carry([Pause("a", TASK, ""), bench.start("c", 0), Stop("c", TASK, "enough")], 0.0)
+    ends: list[Finished | Failed] = []
+
+    def some_end() -> bool:
+        ends.extend(event for event in bench.heard() if isinstance(event, Finished | Failed))
+        return bool(ends)
+
+    until(some_end)
+    assert [(type(end), end.job) for end in ends] == [(Failed, "c")]
+
+
+def test_what_cannot_start_fails_with_its_reason(bench: Bench) -> None:
+    def refuse(launch: ProgramLaunch) -> None:
+        raise ExecutorError("no such image")
+
+    bench.executor.start = refuse  # type: ignore[method-assign]
+    bench.hands.carry([bench.start("a", 0)], 0.0)
+    until(lambda: bench.heard() == [Failed("a", TASK, "no such image")])
+
+
+def test_an_order_for_one_that_has_just_ended_is_late_and_harmless(bench: Bench) -> None:
+    bench.hands.carry([bench.start("a", 0)], 0.0)
+    until(lambda: _there(bench, "a", "running", 0))
+    bench.hands.ended("a-1", Exit(code=0))
+    bench.hands.carry([Pause("a", TASK, ""), bench.start("b", 0)], 0.0)
+    until(lambda: _there(bench, "b", "running", 0))
+
+
+def test_an_end_told_twice_counts_once(bench: Bench) -> None:
+    bench.hands.carry([bench.start("a", 0)], 0.0)
+    until(lambda: _there(bench, "a", "running", 0))
+    bench.heard()
+    for _ in range(2):
+        bench.hands.ended("a-1", Exit(code=0))
+    assert bench.heard() == [Finished("a", TASK)]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), hiccups=st.sampled_from([0.0, 0.02]))
+def test_random_orders(tmp_path_factory: pytest.TempPathFactory, seed: int, hiccups: float) -> None:
+    """As a scheduler gives them: at every moment the cores that are meant to be attempt are disjoint."""
+    luck = random.Random(seed)
+    executor = Memory(random.Random(seed), hiccups)
+    bench = Bench(tmp_path_factory.mktemp("bench"), executor)
+    meant: dict[str, tuple[int, ...]] = {}
+    try:
+        for _ in range(20):
+            works = luck.sample("abcdef", luck.randint(1, 3))
+            orders: list[Start | Pause | Resume | Resize] = []
+            for work in works:
+                if meant.get(work):
+                    orders.append(Pause(work, TASK, ""))
+                    meant[work] = ()
+            bench.hands.carry(orders, 0.0)
+            for work in works:
+                free = [c for c in range(CORES) if not any(c in cpus for cpus in meant.values())]
+                if free and luck.random() < 0.8:
+                    cpus = tuple(luck.sample(free, luck.randint(1, len(free))))
+                    started = work in meant
+                    meant[work] = cpus
+                    bench.hands.carry([Resume(work, TASK, cpus, 0.0, "") if started else bench.start(work, *cpus)], 0.0)
+                elif meant.get(work):
+                    bench.hands.carry([Resize(work, TASK, meant[work][:1], 0.0, "")], 0.0)
+                    meant[work] = meant[work][:1]
+        until(lambda: all(_there(bench, w, "running", *c) for w, c in meant.items() if c))
+        assert executor.shared == []
+        assert len(executor.starts) == len(set(executor.starts))
+    finally:
+        bench.close()
+
+
+def test_what_is_left_goes_only_when_the_end_is_kept(bench: Bench) -> None:
+    """A daemon that is killed in between must find how it ended, or it would start it again."""
+    cleaned: list[str] = []
+    bench.executor.clean = lambda launch: cleaned.append(launch.run)  # type: ignore[method-assign]
+    bench.hands.carry([bench.start("a", 0)], 0.0)
+    until(lambda: _there(bench, "a", "running", 0))
+    bench.hands.ended("a-1", Exit(code=0))
+    bench.hands.kept("b")
+    bench.hands.carry([bench.start("b", 0)], 0.0)
+    until(lambda: _there(bench, "b", "running", 0))
+    assert not cleaned
+    assert (bench.folder / "a-1").is_dir()
+    bench.hands.kept("a")
+    until(lambda: not (bench.folder / "a-1").exists())
+    assert cleaned == ["a-1"]
+
+
+def test_an_engine_that_does_not_answer_holds_nobody_else_up(bench: Bench) -> None:
+    def never(launch: ProgramLaunch) -> None:
+        if launch.run.startswith("stuck"):
+            raise NotNowError("no answer")
+        Memory.start(bench.executor, launch)
+
+    bench.executor.start = never  # type: ignore[method-assign]
+    for i in range(200):
+        bench.hands.carry([bench.start(f"stuck{i}")], 0.0)
+    until(lambda: sum(bench.hands._attempts[f"stuck{i}"].trouble == "no answer" for i in range(200)) == 200)
+    bench.hands.carry([bench.start("a", 0)], 0.0)
+    until(lambda: _there(bench, "a", "running", 0))
