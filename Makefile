@@ -3,13 +3,16 @@
 PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
+OF ?= core solve workflow pipeline
+COUNT ?= 60
+SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench mutate clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
-	@echo "Variables: PYTHON=$(PYTHON) (3.11 or newer), JOBS=$(JOBS) (test processes)"
+	@echo "Variables: PYTHON=$(PYTHON) (3.11 or newer), JOBS=$(JOBS) (test processes), OF, COUNT, SEED (of mutate)"
 
 demo: .venv/.with-plot ## run the demonstration and say where its page is
 	$(BIN)/dovetail demo --out out/demo
@@ -27,6 +30,9 @@ lint: .venv/.with-test ## check style, types and the layer rule
 bench: .venv/.with-test ## run the measured comparisons
 	@for script in $(basename $(notdir $(wildcard bench/[!_]*.py))); do \
 	  echo "== bench/$$script.py"; $(BIN)/python -m "bench.$$script" || exit; done
+
+mutate: .venv/.with-test ## draw random mutants of OF, and show those that no test notices
+	$(BIN)/python -m tools.mutate --of $(OF) --count $(COUNT) --seed $(SEED) --jobs $(JOBS)
 
 clean: ## remove outputs and caches, but not .venv
 	rm -rf out dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

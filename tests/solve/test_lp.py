@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from math import inf, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -286,6 +287,48 @@ def test_a_limit_is_said_and_lifts_nothing() -> None:
     lp.add_rows([-inf], [5.0])
     lp.add_columns(cost=[3.0, 2.0], lower=[0, 0], upper=[2, 4], starts=[0, 1], rows=[0, 0], values=[2.0, 1.0])
     assert lp.solve().status == "limit"
+
+
+def test_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    knapsack().solve()
+    assert capfd.readouterr() == ("", "")
+
+
+class Stumbling:
+    """A solver that gives up at its first try, and notes with which options it was run."""
+
+    def __init__(self, solver: Any) -> None:
+        self._solver, self._tries = solver, 0
+        self.presolve: list[str] = []
+
+    def run(self) -> None:
+        self._tries += 1
+        self.presolve.append(self._solver.getOptionValue("presolve")[1])
+        self._solver.run()
+
+    def getModelStatus(self) -> Any:  # noqa: N802
+        return None if self._tries == 1 else self._solver.getModelStatus()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._solver, name)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_where_numbers_go_wrong_it_starts_afresh_and_is_warm_again_afterwards(whole: bool) -> None:
+    lp = knapsack()
+    if whole:
+        lp.set_integer([0, 1])
+    lp._highs = stumbling = Stumbling(lp._highs)
+    assert lp.solve().value == pytest.approx(9.0 if whole else 9.5)
+    lp.solve()
+    assert stumbling.presolve == (["choose", "choose", "choose"] if whole else ["off", "choose", "off"])
+
+
+def test_a_solver_that_gives_up_twice_is_an_error() -> None:
+    lp = knapsack()
+    lp._names = {}
+    with pytest.raises(DovetailError, match="stopped without an answer: Optimal"):
+        lp.solve()
 
 
 def test_an_empty_program_is_solved() -> None:
