@@ -191,7 +191,7 @@ def test_a_planted_fault_is_found(code: str, what: str, plant: Callable[[Steps],
 
 
 def test_every_code_has_a_planted_fault() -> None:
-    assert {code for code, _, _ in PLANTED} | {"batch", "change"} == set(CODES)
+    assert {code for code, _, _ in PLANTED} | {"batch", "bound", "change"} == set(CODES)
 
 
 # --- changes of what runs ---------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def test_a_torn_file_is_a_fault(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     faults = Findings()
     check_journal(Reader(path), faults)
-    assert [fault.message for fault in faults.first] == ["the run did not end: its last line is torn"]
+    assert [fault.message for fault in faults.first] == ["did not end: 0 jobs unfinished, its last line is torn"]
     with write(path, clean()).open("ab") as file:
         file.write(b'{"n":99,')
     assert check_file(path) == {"end": 1}
@@ -409,7 +409,7 @@ def test_steps_are_numbered_upwards_and_have_one_time(tmp_path: Path) -> None:
     path = write(tmp_path / "journal.jsonl", clean())
     text = path.read_text()
     path.write_text(text.replace('{"n":7,"t":7.0,"k":"completed"', '{"n":7,"t":7.5,"k":"completed"'))
-    assert check_file(path) == {"time": 1}
+    assert check_file(path) == {"time": 1, "complete": 1, "summary": 4}
     path.write_text(text.replace('"n":8,', '"n":3,'))
     assert check_file(path) == {"time": 1}
 

@@ -100,11 +100,14 @@ def test_a_missing_range_that_is_told_is_a_note(journal: Path) -> None:
     assert "0 to 4000" in report.notes[0]
 
 
-def test_luck_and_measured_times_may_surpass_a_bound(journal: Path) -> None:
+def test_a_bound_that_was_beaten_is_a_fault(journal: Path) -> None:
     def fast(lines: Lines) -> None:
-        lines[0]["facts"].update(peaks=[1000.0], bound_makespan_s=30.0, noise=0.1)
+        lines[0]["facts"].update(
+            peaks=[1000.0],
+            bound_makespan_s=30.0,
+        )
 
-    assert check_journal(changed(journal, fast)).valid
+    assert check_journal(changed(journal, fast)).faults_by_code == {"bound": 1}
 
 
 def test_the_command_says_what_is_wrong(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,7 +158,7 @@ def test_a_makespan_below_what_is_possible_is_found(tmp_path: Path) -> None:
 
     report = check_journal(chain(tmp_path / "run.jsonl", hurry))
     assert "bound" in report.faults_by_code
-    assert "no less than 5.0 s" in str([fault for fault in report.faults if fault.code == "bound"])
+    assert "at least 5.0" in str([fault for fault in report.faults if fault.code == "bound"])
 
 
 def test_more_waiting_than_there_are_buffers_is_found(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_what_a_real_run_gave_up_when_it_ended_early_is_a_note(tmp_path: Path) -
     # What was sent again and is still on its way was not given up.
     journal = live(tmp_path / "run.jsonl", ended=ended)
     lines = journal.read_text().splitlines()
-    kept = [line for line in lines if '"t":6.5' not in line]
+    kept = [line for line in lines if '"t":6.5' not in line or '"k":"ended"' in line]
     assert len(kept) < len(lines)
     journal.write_text("\n".join(kept) + "\n")
     assert "lost" in check_journal(journal).faults_by_code

@@ -74,7 +74,7 @@ def test_the_cases_make_everything_happen(tmp_path: Path) -> None:
         policy = "goodput" if seed % 4 else "max_min_fairness_packed"
         run(case.setup, make(policy), case.rules, name=policy, journal=journal)
         came_as: dict[int, int] = {}
-        for _, _, events in open_journal(journal).steps():
+        for _, _, events in open_journal(journal).rows():
             for event in events:
                 if not isinstance(event, Rows):
                     continue

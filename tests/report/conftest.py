@@ -11,6 +11,7 @@ import pytest
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
+from dovetail.workflow.words import WORDS
 
 Step = tuple[float, Sequence[Any]]
 Write = Callable[..., Path]
@@ -49,7 +50,7 @@ def write(tmp_path: Path) -> Write:
         path = tmp_path / f"{name}.jsonl"
         kinds = {"a100": DeviceType("a100"), "l4": DeviceType("l4", speed=0.5)}
         pool = Pool(tuple(Device(i, "l4" if i == 2 else "a100", i // 2) for i in range(devices)), kinds)
-        header = Header(level="workflow", policy=policy, mode="simulated", pool=pool, facts=facts)
+        header = Header(level="workflow", policy=policy, mode="simulated", pool=pool, facts=facts, words=WORDS)
         with Writer(path, header) as writer:
             for n, (t, events) in enumerate(steps, start=1):
                 writer.step(n, t, events)

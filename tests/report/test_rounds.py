@@ -11,11 +11,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dovetail.cluster.words import WORDS
 from dovetail.core.charts import Chart, Series, as_fact
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
+from dovetail.core.words import Words
 from dovetail.report import perfetto
 from dovetail.report.bars import DONE, FAILED
 from dovetail.report.collect import QUEUE, Story, collect
@@ -74,7 +76,9 @@ def write(tmp_path: Path) -> Write:
         )
         known = {"kinds": [["A", 1], ["B", 2]], "why": ["its turn", "free"], "restart_s": 5.0, "bound_makespan_s": 48.0}
         path = tmp_path / f"{name}.jsonl"
-        with Writer(path, Header(level=level, policy="fair", pool=pool, facts=known | facts)) as writer:
+        words = WORDS if level == "cluster" else Words()
+        header = Header(level=level, policy="fair", pool=pool, facts=known | facts, words=words)
+        with Writer(path, header) as writer:
             for n, (t, events) in enumerate(steps, start=1):
                 writer.step(n, t, events)
             if summary is not None:
@@ -219,9 +223,9 @@ def test_another_level_needs_only_the_columns(write: Write) -> None:
         Rows("completed", {"id": 3}),
     ],
 )
-def test_rows_that_cannot_be_read_are_named_with_their_step(write: Write, rows: Rows) -> None:
+def test_rows_that_cannot_be_read_are_named_with_their_line(write: Write, rows: Rows) -> None:
     path = write([*STEPS[:2], (40.0, [rows])])
-    with pytest.raises(InputError, match=rf"{path.name}: step 3 at 40\.0 s: rows that a report cannot read"):
+    with pytest.raises(InputError, match=rf"{path.name}:8: rows that cannot be read"):
         collect(path)
 
 
@@ -232,7 +236,7 @@ def test_many_leases_on_many_devices_are_merged_and_many_devices_told_by_type(tm
     )
     path, jobs = tmp_path / "many.jsonl", list(range(count))
     with Writer(
-        path, Header(level="cluster", policy="fair", pool=pool, facts={"kinds": [["A", 1]], "why": ["w"]})
+        path, Header(level="cluster", policy="fair", pool=pool, facts={"kinds": [["A", 1]], "why": ["w"]}, words=WORDS)
     ) as writer:
         for i in range(rounds):
             rows = [] if i else [Rows("arrived", {"id": jobs, "kind": [0] * count, "at_s": [0.0] * count})]

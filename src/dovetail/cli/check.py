@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -18,11 +18,10 @@ from dovetail.core.files import refuse_overwrite
 from dovetail.core.findings import Finding, Findings, Report
 from dovetail.core.journal import is_journal, open_journal
 from dovetail.core.metrics import recount
-from dovetail.report.words import words_for
+from dovetail.core.registry import room
+from dovetail.core.words import Words
 
 _BASELINE = Path("baseline_execution_log.json")
-# Levels that check journals with rules of their own.
-_LEVELS = {level: f"dovetail.{level}.check" for level in ("cluster", "dispatch", "host", "pipeline")}
 _SHOWN = 10  # faults on the screen; the report has more
 
 
@@ -93,18 +92,17 @@ def examine(log: Path, config: Path | None = None, requests: Path | None = None)
 
         return check_log(log, config, requests)
     reader = open_journal(log)
-    if reader.header.level == "workflow":
-        from dovetail.workflow import check as workflow
-
-        return workflow.check_journal(log, config, requests)
-    if config is not None or requests is not None:
-        raise InputError(f"{log}: --config and --requests are for workflow runs, this is a {reader.header.level} run")
-    if reader.header.level in _LEVELS:
-        found: Report = import_module(_LEVELS[reader.header.level]).check_journal(log)
+    level = reader.header.level
+    files = {name: path for name, path in (("config", config), ("requests", requests)) if path is not None}
+    rules = room(level, "check")
+    if rules is not None:
+        if unknown := files.keys() - signature(rules.check_journal).parameters:
+            raise InputError(f"{log}: a {level} run is not checked against --{min(unknown)}")
+        found: Report = rules.check_journal(log, **files)
         return found
     faults = Findings()
     figures = check_journal(reader, faults, exact=False)
-    notes = [f"the rules of the {reader.header.level} level are not known: only those of all levels were checked"]
+    notes = [f"the rules of the {level} level are not known: only those of all levels were checked"]
     return Report.of(str(log), "journal", faults, notes, recount(figures))
 
 
@@ -118,7 +116,7 @@ def _show(report: Report) -> None:
     what = f"{report.kind} {report.log}"
     figures = (
         f"{counted['completed']} of {counted['arrived']} completed, {counted['rejected']} rejected, "
-        f"{counted['tasks']} {words_for(_level(report)).tasks} run, makespan {_seconds(counted['makespan_s'])} s"
+        f"{counted['tasks']} {_words(report).tasks} run, makespan {_seconds(counted['makespan_s'])} s"
     )
     if counted.get("bound_makespan_s"):
         figures += f" (no less than {_seconds(counted['bound_makespan_s'])} s is possible)"
@@ -160,12 +158,17 @@ def _first_of_each(report: Report) -> list[Finding]:
 
 def _codes(report: Report) -> dict[str, str]:
     """What codes mean, which levels may say in words of their own."""
-    codes: dict[str, str] = import_module(_LEVELS.get(_level(report), "dovetail.workflow.check")).CODES
-    return CORE_CODES | codes
+    level = open_journal(Path(report.log)).header.level if report.kind == "journal" else "workflow"
+    rules = room(level, "check")
+    return CORE_CODES | (rules.CODES if rules is not None else {})
 
 
-def _level(report: Report) -> str:
-    return open_journal(Path(report.log)).header.level if report.kind == "journal" else "workflow"
+def _words(report: Report) -> Words:
+    if report.kind == "journal":
+        return open_journal(Path(report.log)).header.words
+    from dovetail.workflow.words import WORDS
+
+    return WORDS
 
 
 def _save(report: Report, log: Path, others: Sequence[Path | None]) -> None:

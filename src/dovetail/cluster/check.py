@@ -279,7 +279,7 @@ def check_journal(path: Path) -> Report:
 
 def _feed(reader: Reader, checker: LeaseChecker, metrics: ClusterMetrics) -> dict[str, Any] | None:
     claimed = None
-    for n, t, events in reader.steps():
+    for n, t, events in reader.rows():
         try:
             checker.step(n, t, events)
             metrics.step(n, t, events)

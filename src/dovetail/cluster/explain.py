@@ -83,7 +83,9 @@ def explain(reader: Reader, job: str) -> JobStory:
     """The story of a job, by its number or its name."""
     facts = facts_of(reader.header)
     teller, metrics = _Teller(facts, job), metrics_for(facts)
-    reader.feed(teller, metrics)
+    for n, t, events in reader.rows():
+        teller.step(n, t, events)
+        metrics.step(n, t, events)
     story = teller.story
     if story is None:
         known = f"jobs 0 to {teller.last}" if teller.last >= 0 else "no job"

@@ -14,6 +14,7 @@ from dovetail.cluster.policies.base import Policy
 from dovetail.cluster.records import WHY
 from dovetail.cluster.rounding.devices import Devices
 from dovetail.cluster.rules import RoundRules
+from dovetail.cluster.words import WORDS
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Header
 from dovetail.core.resources import Device, DeviceType, Pool
@@ -70,6 +71,7 @@ def header(
     )
     return Header(
         level="cluster",
+        words=WORDS,
         policy=name,
         options=options | {"rules": msgspec.to_builtins(rules)},
         seed=setup.seed,

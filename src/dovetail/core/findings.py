@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 TOLERANCE = 1e-9
+_ROUNDING = 1e-6  # of bounds that an LP gives, and of sums over many tasks
 
 
 def close(found: float, expected: float) -> bool:
@@ -28,7 +29,8 @@ def _step(n: int, t: float) -> str:
 
 
 class Findings:
-    """All faults are counted, the first few of each code are kept.
+    """All faults are counted, the first few of each code are kept. `notes` are what else is to be said of the check;
+    `interrupted` says that the run did not end, so that what only its end can tell is no fault.
 
     >>> faults = Findings(limit=1)
     >>> faults.at(7, 2.5)
@@ -41,6 +43,8 @@ class Findings:
     def __init__(self, limit: int = 20, place: Callable[[int, float], str] = _step) -> None:
         self.counts: dict[str, int] = {}
         self.first: list[Finding] = []
+        self.notes: list[str] = []
+        self.interrupted = False
         self._limit = limit
         self._place = place
         self._at: tuple[int, float] | None = None
@@ -53,10 +57,12 @@ class Findings:
         """What follows concerns no step."""
         self._at = None
 
-    def add(self, code: str, who: str, message: str) -> None:
+    def add(self, code: str, who: str, message: str, at: tuple[int, float] | None = None) -> None:
+        """`at` is the step and the time of what is wrong, if that is not what is looked at now."""
         count = self.counts[code] = self.counts.get(code, 0) + 1
         if count <= self._limit:
-            place = self._place(*self._at) if self._at else ""
+            at = at or self._at
+            place = self._place(*at) if at else ""
             self.first.append(Finding(code, ": ".join(filter(None, (place, who))), message))
 
     def take(self, other: Findings) -> None:
@@ -79,7 +85,7 @@ class Report(Struct, frozen=True):
 
     @classmethod
     def of(cls, log: str, kind: str, faults: Findings, notes: Sequence[str], counted: Mapping[str, float]) -> Report:
-        return cls(log, kind, not faults.counts, faults.counts, faults.first, list(notes), dict(counted))
+        return cls(log, kind, not faults.counts, faults.counts, faults.first, [*faults.notes, *notes], dict(counted))
 
 
 def compare(claimed: Mapping[str, Any], counted: Mapping[str, float], faults: Findings, code: str = "summary") -> None:
@@ -90,3 +96,29 @@ def compare(claimed: Mapping[str, Any], counted: Mapping[str, float], faults: Fi
         found = claimed[key]
         if not isinstance(found, int | float) or isinstance(found, bool) or not close(found, expected):
             faults.add(code, key, f"found {found}, expected {expected}")
+
+
+# What is bounded, by the names of the recount where these differ.
+_FIGURES = {"mean_s": "avg_request_s", "median_s": "median_request_s", "p99_s": "p99_request_s"}
+
+
+def check_bounds(
+    claims: Mapping[str, Any], counted: Mapping[str, float], faults: Findings, error_s: float = 0.0
+) -> None:
+    """A fault for each lower bound (`bound_...`) among the claims that the run beat by more than its clock's error; one
+    for each figure, however many bounds are held against it.
+
+    >>> faults = Findings()
+    >>> check_bounds({"bound_makespan_s": 9.0, "bound_jct_s": 2.0}, {"makespan_s": 8.5, "jct_s": 2.0}, faults)
+    >>> [(finding.code, finding.where, finding.message) for finding in faults.first]
+    [('bound', 'makespan_s', 'found 8.5, expected at least 9.0')]
+    """
+    for key, least in claims.items():
+        name = key.removeprefix("bound_")
+        found = counted.get(_FIGURES.get(name, name))
+        if name == key or found is None or isinstance(least, bool) or not isinstance(least, int | float):
+            continue
+        if any(fault.code == "bound" and fault.where == name for fault in faults.first):
+            continue
+        if found < least - error_s - _ROUNDING * abs(least):
+            faults.add("bound", name, f"found {found}, expected at least {least}")

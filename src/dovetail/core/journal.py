@@ -8,20 +8,21 @@ step, which may be torn: the reader says so and goes on with what is whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from dovetail import __version__
 from dovetail.core.errors import InputError, PolicyError, cannot_write
-from dovetail.core.events import Event, Instruction, Rows, Stimulus
+from dovetail.core.events import Event, Failed, Finished, Instruction, Pause, Rows, Start, Stimulus
 from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
+from dovetail.core.rows import Unroller
 from dovetail.core.tasks import TaskGraph
 from dovetail.core.tasks import TaskGraphRecord as TaskGraphRecord
 from dovetail.core.words import Words
@@ -75,10 +76,18 @@ class Ended(Event, frozen=True, tag="ended"):
 Recorded = Stimulus | Instruction | Rows | Ended
 
 
+Step = tuple[int, float, list[Recorded]]
+
+
 class Entry(NamedTuple):
     n: int
     t: float
     event: Recorded
+
+
+class _Line(NamedTuple):
+    number: int
+    entry: Entry
 
 
 class Observer(Protocol):
@@ -98,9 +107,8 @@ class _Version(Struct):
 
 def _plain(value: Any) -> Any:
     """A NumPy number as a number, an array as a list: whoever computes with arrays need not convert what it decides."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
+    numpy = sys.modules.get("numpy")  # who has not imported it has no such numbers
+    if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
         return value.tolist()
     raise NotImplementedError(f"{value!r} is not a number")
 
@@ -112,6 +120,7 @@ _event = msgspec.json.Decoder(Recorded).decode
 _version = msgspec.json.Decoder(_Version).decode
 _header = msgspec.json.Decoder(Header).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_SENSELESS = (ValueError, msgspec.ValidationError)
 
 
 class Writer:
@@ -234,7 +243,11 @@ def _lock(file: BinaryIO) -> bool:
 
 
 class Reader:
-    """Streams a journal: `header` at once, entries as they are asked for; `torn` tells of an unfinished last line."""
+    """Streams a journal: `header` at once, single events as asked for; `torn` tells of an unfinished last line.
+
+    Rows are told as single events, and what several wrote comes in the order of time. `rows` gives the steps as they
+    were written, for those who read columns or decide again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -252,6 +265,59 @@ class Reader:
             raise InputError(f"{path}:1: not a Dovetail journal: {error}") from None
 
     def __iter__(self) -> Iterator[Entry]:
+        return (Entry(n, t, event) for n, t, events in self.steps() for event in events)
+
+    def steps(self) -> Iterator[Step]:
+        """What was seen and decided at one instant, in single events and in the order of time."""
+        if self.header.order == "written":
+            return in_time(self._told())
+        return self._told()
+
+    def _told(self) -> Iterator[Step]:
+        """Single events in the order of writing; what is told later than it was comes first in its step."""
+        unroller: Unroller | None = None
+        for (n, t), lines in groupby(self._lines(), key=lambda line: line.entry[:2]):
+            events: list[Recorded] = []
+            for number, (_, _, event) in lines:
+                if not isinstance(event, Rows):
+                    events.append(event)
+                    continue
+                unroller = unroller or self._unroller()
+                try:
+                    for at_s, told in unroller.tell(n, t, event):
+                        if at_s == t:
+                            events.append(told)
+                        else:
+                            yield n, at_s, [told]
+                except _SENSELESS as error:
+                    raise InputError(f"{self.path}:{number}: rows that cannot be read: {error}") from None
+            yield n, t, events
+
+    def _unroller(self) -> Unroller:
+        try:
+            return Unroller(self.header.words, self.header.facts)
+        except _SENSELESS as error:
+            raise InputError(f"{self.path}:1: facts that rows cannot be read with: {error}") from None
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether the run is told in rows of what came, began and ended: the grain of its level is the round."""
+        _, _, first = next(self.rows(), (0, 0.0, []))
+        return any(isinstance(event, Rows) and event.of != "ran" for event in first)
+
+    def rows(self) -> Iterator[Step]:
+        """The steps as they were written, one per turn of the loop; rows stay rows."""
+        for n, group in groupby((line.entry for line in self._lines()), key=lambda entry: entry.n):
+            entries = list(group)
+            yield n, entries[0].t, [entry.event for entry in entries]
+
+    def feed(self, *observers: Observer) -> None:
+        """Let observers follow the recorded run as if it were running now."""
+        for n, t, events in self.steps():
+            for observer in observers:
+                observer.step(n, t, events)
+
+    def _lines(self) -> Iterator[_Line]:
         self.torn = False
         with open_bytes(self.path) as file:
             file.readline()
@@ -264,19 +330,39 @@ class Reader:
                         self.torn = True
                         return
                     raise InputError(f"{self.path}:{number}: not a journal record: {error}") from None
-                yield entry
+                yield _Line(number, entry)
 
-    def steps(self) -> Iterator[tuple[int, float, list[Recorded]]]:
-        """Entries grouped as they were seen and decided: one group per turn of the loop."""
-        for n, group in groupby(self, key=lambda entry: entry.n):
-            entries = list(group)
-            yield n, entries[0].t, [entry.event for entry in entries]
 
-    def feed(self, *observers: Observer) -> None:
-        """Let observers follow the recorded run as if it were running now."""
-        for n, t, events in self.steps():
-            for observer in observers:
-                observer.step(n, t, events)
+def in_time(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps in the order of time, and of writing where that is the same. At one instant what ends comes first, then
+    what begins and ends, so that devices are free for what begins. What follows the end of the run stays there."""
+    before: list[Entry] = []
+    after: list[Step] = []
+    for n, t, events in steps:
+        if after or any(isinstance(event, Ended) for event in events):
+            after.append((n, t, events))
+        else:
+            before += (Entry(n, t, event) for event in events)
+    before.sort(key=lambda entry: entry.t)
+    for t, instant in groupby(before, key=lambda entry: entry.t):
+        for n, group in groupby(_ends_first(list(instant)), key=lambda entry: entry.n):
+            yield n, t, [entry.event for entry in group]
+    yield from after
+
+
+def _ends_first(instant: list[Entry]) -> list[Entry]:
+    if len(instant) == 1:
+        return instant
+    begun = {(event.job, event.task) for _, _, event in instant if isinstance(event, Start)}
+    brief = {e.job for _, _, e in instant if isinstance(e, Finished | Failed) and (e.job, e.task) in begun}
+
+    def rank(entry: Entry) -> int:
+        event = entry.event
+        if isinstance(event, Finished | Failed | Pause) and (event.job, event.task) not in begun:
+            return 0
+        return 1 if getattr(event, "job", None) in brief else 2
+
+    return sorted(instant, key=rank)
 
 
 def is_journal(path: Path) -> bool:

@@ -6,10 +6,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from msgspec import Struct
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Pause, Reject, Resize, Resume, Start
+from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Pause, Reject, Resize, Resume, Start
 from dovetail.core.resources import Pool
 
 
@@ -26,6 +25,8 @@ class Spread(Struct, frozen=True):
     def of(cls, values: Sequence[float]) -> Spread:
         if not len(values):
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+        import numpy as np  # what only asks for help need not wait for it
+
         x = np.asarray(values)
         median, p99 = np.percentile(x, [50, 99])
         return cls(float(x.mean()), float(median), float(p99), float(x.min()), float(x.max()))
@@ -96,16 +97,18 @@ class _Running:
 
     __slots__ = ("began", "devices", "service_s", "since", "start", "wait")
 
-    def __init__(self, t: float, start: Start, wait: int) -> None:
+    def __init__(self, t: float, start: Start, devices: tuple[int, ...], wait: int) -> None:
         self.began, self.start, self.wait = t, start, wait
-        self.since, self.devices, self.service_s = t, start.devices, 0.0
+        self.since, self.devices, self.service_s = t, devices, 0.0
 
 
 class Metrics:
-    """Follows a run step by step. Keeps some bytes per job and task, and nothing of what is done with."""
+    """Follows a run step by step. Keeps some bytes per job and task, and nothing of what is done with.
+
+    Of a run that makes no sense it counts what does: an end of what never began is passed over.
+    """
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
         self._arrived: dict[str, tuple[float, float | None]] = {}
         self._running: dict[tuple[str, str], _Running] = {}
         self._batches: dict[int, int] = {}  # how many tasks of each batch run
@@ -114,9 +117,10 @@ class Metrics:
         self._makespan = 0.0
         self._response, self._wait, self._task_response, self._service = (array("d") for _ in range(4))
         self._pauses, self._resizes, self._paused_s = 0, 0, 0.0
-        self._busy = [0.0] * len(pool)
-        self._setup = [0.0] * len(pool)
-        self._executions = [0] * len(pool)
+        self._busy: list[float] = []
+        self._setup: list[float] = []
+        self._executions: list[int] = []
+        self._extend(len(pool))
         self._kinds: dict[str, int] = {}
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
@@ -130,11 +134,7 @@ class Metrics:
                 self._counts["arrived"] += 1
                 self._arrived[event.job] = (t, event.due_s)
             elif kind is Complete:
-                arrived, due = self._arrived.pop(event.job)
-                self._counts["completed"] += 1
-                self._makespan = max(self._makespan, t)
-                self._counts["late"] += due is not None and t - arrived > due
-                self._response.append(t - arrived)
+                self._complete(t, event)
             elif kind is Failed:
                 self._counts["failures"] += 1
                 self._finish(t, event, False)
@@ -143,9 +143,24 @@ class Metrics:
                 self._arrived.pop(event.job, None)
             elif kind is Pause or kind is Resume or kind is Resize:
                 self._change(t, event)
+            elif kind is Added:
+                self._extend(len(event.devices))
+
+    def _extend(self, devices: int) -> None:
+        self._busy += [0.0] * devices
+        self._setup += [0.0] * devices
+        self._executions += [0] * devices
+
+    def _complete(self, t: float, event: Complete) -> None:
+        self._makespan = max(self._makespan, t)
+        self._counts["completed"] += 1
+        if event.job in self._arrived:
+            arrived, due = self._arrived.pop(event.job)
+            self._counts["late"] += due is not None and t - arrived > due
+            self._response.append(t - arrived)
 
     def _start(self, t: float, start: Start) -> None:
-        self._running[start.job, start.task] = _Running(t, start, len(self._wait))
+        self._running[start.job, start.task] = _Running(t, start, self._known(start.devices), len(self._wait))
         self._wait.append(t - start.ready_s)
         if start.batch:
             before = self._batches.get(start.batch, 0)
@@ -159,10 +174,16 @@ class Metrics:
             self._loads += 1
             self._load_s += start.setup_s
 
+    def _known(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """The devices that exist: of others nothing can be counted."""
+        return devices if all(0 <= d < len(self._busy) for d in devices) else ()
+
     def _change(self, t: float, event: Pause | Resume | Resize) -> None:
-        run = self._running[event.job, event.task]
+        run = self._running.get((event.job, event.task))
+        if run is None:
+            return
         self._pass(t, run)
-        run.devices = () if isinstance(event, Pause) else event.devices
+        run.devices = () if isinstance(event, Pause) else self._known(event.devices)
         self._pauses += isinstance(event, Pause)
         self._resizes += isinstance(event, Resize)
 
@@ -178,7 +199,9 @@ class Metrics:
             self._busy[device] += past_s
 
     def _finish(self, t: float, event: Finished | Failed, good: bool) -> None:
-        run = self._running.pop((event.job, event.task))
+        run = self._running.pop((event.job, event.task), None)
+        if run is None:
+            return
         start = run.start
         self._makespan = max(self._makespan, t)
         if good:
@@ -191,14 +214,14 @@ class Metrics:
             run.service_s = t - run.began
         self._service.append(run.service_s)
         setup_s = start.setup_s if good else min(start.setup_s, t - run.began)
-        for gpu in start.devices:
-            self._executions[gpu] += good
+        for device in self._known(start.devices):
+            self._executions[device] += good
             if counts:
-                self._setup[gpu] += setup_s
+                self._setup[device] += setup_s
 
     def _leave(self, batch: int) -> bool:
         """Whether the batch's last task has ended; until then its devices are busy."""
-        left = self._batches.pop(batch) - 1
+        left = self._batches.pop(batch, 1) - 1
         if left:
             self._batches[batch] = left
         return not left

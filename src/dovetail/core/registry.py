@@ -14,12 +14,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.policy_source import REQUIRED, PolicySource, read_policies
 
 GROUP = "dovetail.policies"
+LEVELS = "dovetail.levels"
 _policies: dict[tuple[str, str], Callable[..., Any]] = {}
 _sources: dict[str, dict[str, PolicySource]] = {}
 _plugins_loaded = False
@@ -151,3 +153,22 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
         return factory(**checked)
     except ValueError as error:
         raise InputError(f"policy {name}: {error}") from error
+
+
+def room(level: str, name: str) -> ModuleType | None:
+    """A level's module by its name, or None: `dovetail.<level>.<name>`, or in the package that an entry point of the
+    group `dovetail.levels` names for the level. What has no `words` is no level.
+
+    >>> room("workflow", "words").__name__, room("core", "check"), room("mine", "check")
+    ('dovetail.workflow.words', None, None)
+    """
+    if not level.isidentifier():
+        return None
+    from importlib.metadata import entry_points
+
+    package = next((entry.value for entry in entry_points(group=LEVELS) if entry.name == level), f"dovetail.{level}")
+    try:
+        found = find_spec(f"{package}.words") and find_spec(f"{package}.{name}")
+    except ModuleNotFoundError:
+        return None
+    return import_module(f"{package}.{name}") if found else None

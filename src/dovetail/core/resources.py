@@ -67,6 +67,10 @@ class Pool(Struct, frozen=True):
             raise InputError(f"--gpus {text}: expected at least one GPU")
         return cls(tuple(Device(i, name, i // per_host) for i, name in enumerate(wanted)), used)
 
+    def joined(self, devices: Sequence[Device], types: Mapping[str, DeviceType]) -> Pool:
+        """The pool with more devices, numbered on."""
+        return Pool((*self.devices, *devices), {**self.types, **types})
+
     @property
     def speeds(self) -> list[float]:
         return [self.types[d.type].speed for d in self.devices]

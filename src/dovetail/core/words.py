@@ -40,4 +40,5 @@ class Words(Struct, frozen=True, omit_defaults=True):
     setups: str = "set-ups"
     response: str = "response"  # the time from arrival to completion
     waiting: str = "tasks"  # what waits
+    resume: str = ""  # how a run that was interrupted can go on
     claims: tuple[Claim, ...] = ()

@@ -24,6 +24,7 @@ from dovetail.dispatch.bounds import peak_rate
 from dovetail.dispatch.inputs.curve_files import SimDevice
 from dovetail.dispatch.policies.base import ChunkPolicy
 from dovetail.dispatch.scheduler import ChunkRow
+from dovetail.dispatch.words import WORDS
 
 LIVE, SIMULATED = "live", "simulated"
 PART = "call"
@@ -130,6 +131,7 @@ def _header(run: RecordedRun) -> Header:
             facts["bound_makespan_s"] = bound_s
     return Header(
         level="dispatch",
+        words=WORDS,
         policy=run.policy,
         options=run.options,
         mode=run.mode,

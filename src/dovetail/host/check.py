@@ -23,7 +23,7 @@ from dovetail.core.events import (
     Resume,
     Start,
 )
-from dovetail.core.findings import TOLERANCE, Findings, Report, close, compare
+from dovetail.core.findings import Findings, Report, check_bounds, close, compare
 from dovetail.core.journal import Ended, Header, open_journal
 from dovetail.core.metrics import recount
 from dovetail.host.bounds import makespan_bound_s
@@ -195,9 +195,7 @@ class HostRules:
             totals["bound_makespan_s"] = makespan_bound_s(completed, self._cores)
         except InputError:
             return  # a curve that cannot be read has its fault
-        if totals["makespan_s"] < totals["bound_makespan_s"] * (1 - TOLERANCE) - TOLERANCE:
-            found, least = totals["makespan_s"], totals["bound_makespan_s"]
-            self._faults.add("bound", "makespan_s", f"found {found} s, expected at least {least} s")
+        check_bounds(totals, totals, self._faults)
         if self._claimed is not None:
             compare(self._claimed, {key: value for key, value in totals.items() if key != "makespan_s"}, self._faults)
 
@@ -212,6 +210,7 @@ def check_journal(path: Path) -> Report:
         raise InputError(f"{path}:1: not a usable header: options: {error}") from None
     exact = reader.header.mode != LIVE
     notes = [] if exact else ["a live run: how long programs took is not checked"]
-    figures = core.check_journal(reader, faults, [rules], exact=exact, notes=None if exact else notes)
-    rules.finish()
+    figures = core.check_journal(reader, faults, [rules], exact, may_go_on=not exact)
+    if not faults.interrupted:
+        rules.finish()
     return Report.of(str(path), "journal", faults, notes, recount(figures))

@@ -26,6 +26,7 @@ from dovetail.host.metrics import ProgramFigures, Programs, Totals
 from dovetail.host.options import HostOptions
 from dovetail.host.program import Ask, program_graph
 from dovetail.host.scheduler import HostScheduler
+from dovetail.host.words import WORDS
 
 DEFAULT_WORK = 1000.0  # core-seconds
 _CORE = "core"
@@ -91,6 +92,7 @@ def header(cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions, mo
     """A journal's first line; the mode is "live" where times are measured."""
     return Header(
         level="host",
+        words=WORDS,
         policy=options.title,
         options=options.as_dict(),
         mode=mode,

@@ -19,7 +19,7 @@ from dovetail.core import check as core
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
 from dovetail.core.files import explain
-from dovetail.core.findings import TOLERANCE, Findings, Report, close
+from dovetail.core.findings import Findings, Report, check_bounds, close
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount
 
@@ -67,7 +67,6 @@ class PipelineRules:
         buffers = header.options.get("buffers")
         self._buffers = buffers if isinstance(buffers, int) and not self._live else None
         self._open: dict[str, _Microbatch] = {}
-        self._claimed_s = facts.bound_makespan_s
         self._sizes: tuple[float, ...] = ()
         self._last: dict[tuple[str, str, int], int] = {}  # number that started last, by type, part and device
         self._waiting: dict[tuple[str, int], int] = {}  # how many wait, by type and part
@@ -174,9 +173,7 @@ class PipelineRules:
     def finish(self, makespan_s: float) -> None:
         """What only the end can tell."""
         self._faults.nowhere()
-        for least_s, whose in ((self.least_s(), "is possible"), (self._claimed_s, "the run says is possible")):
-            if least_s is not None and makespan_s < least_s * (1 - TOLERANCE):
-                self._faults.add("bound", "makespan", f"found {makespan_s} s, no less than {least_s} s {whose}")
+        check_bounds({"bound_makespan_s": self.least_s()}, {"makespan_s": makespan_s}, self._faults)
         given_up = self._rejected if self._ended_early else set()
         for number in sorted(self._sent - self._delivered - given_up):
             self._faults.add("lost", f"microbatch {number}", "was sent, but never came out")
@@ -193,7 +190,8 @@ def check_journal(path: Path) -> Report:
         raise InputError(f"{path}:1: facts.{'.'.join(map(str, keys))}: {message}") from None
     rules, live = PipelineRules(header, facts, faults), header.mode == LIVE
     figures = core.check_journal(reader, faults, [rules], exact=not live)
-    rules.finish(figures.makespan_s)
+    if not faults.interrupted:
+        rules.finish(figures.makespan_s)
     counted = recount(figures)
     if (least_s := facts.bound_makespan_s or rules.least_s()) is not None:
         counted["bound_makespan_s"] = least_s

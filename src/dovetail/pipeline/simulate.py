@@ -24,6 +24,7 @@ from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.pipeline.explain import curves_of
 from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.words import WORDS
 
 DATA_HOST = "data host"
 _SHAPE = "microbatch"
@@ -207,6 +208,7 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
     options = {"microbatches": microbatches, "buffers": buffers}
     return Header(
         level="pipeline",
+        words=WORDS,
         policy=plan.method,
         options=options,
         pool=route.pool,

@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dovetail.core.charts import Chart, Series, charts_of
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Ended, Header, Reader, open_journal
 from dovetail.core.metrics import Figures, Metrics, Spread
 from dovetail.report.bars import DONE, Bar, Bars, Shelf
-from dovetail.report.rounds import Rounds, unrolled
 from dovetail.report.timeline import Strip, Timeline
 from dovetail.report.units import unit_for
-from dovetail.report.words import words_for
 
 MAX_BARS = 20_000
 MAX_LISTED = 100
@@ -104,7 +103,7 @@ class Story(Struct):
     def left_out(self) -> list[str]:
         """What the pictures do not show, in sentences."""
         notes = []
-        words = words_for(self.header.level)
+        words = self.header.words
         if not self.ended:
             notes.append(
                 f"This run did not end: its journal breaks off at {self.end_s:,.6g} s"
@@ -148,7 +147,7 @@ def collect(
         raise InputError(f"the window from {from_s} s to {to_s} s is not between two instants")
     if to_s is not None and to_s <= (from_s or 0.0):
         raise InputError(f"the window ends at {to_s:g} s, but begins at {from_s or 0.0:g} s")
-    reader = unrolled(journal if isinstance(journal, Reader) else open_journal(journal))
+    reader = journal if isinstance(journal, Reader) else open_journal(journal)
     collector = _Collector(reader, from_s or 0.0, to_s, max_bars)
     reader.feed(collector)
     return collector.story(windowed=from_s is not None or to_s is not None)
@@ -162,8 +161,11 @@ class _Collector:
         self._pool = reader.header.pool
         self._from, self._to = from_s, to_s
         self._metrics = Metrics(self._pool)
-        self._rounds = reader if isinstance(reader, Rounds) else None
-        self._bars = Bars(self._pool, str(reader.path), apart=self._rounds is not None)
+        self._by_round = reader.in_rounds
+        self._window = _window(reader.header.facts) if self._by_round else None
+        self._unmeasured: set[str] = set()  # jobs outside the window
+        self._waiting: dict[str, float] = {}  # jobs of a run in rounds that do not run, since when
+        self._bars = Bars(self._pool, str(reader.path), apart=self._by_round)
         self._shelf = Shelf(max_bars, from_s, to_s)
         self._types = {name: BY_TYPE + i for i, name in enumerate(dict.fromkeys(d.type for d in self._pool.devices))}
         self._line = Timeline(BY_TYPE + len(self._types), from_s, to_s)
@@ -184,22 +186,29 @@ class _Collector:
             if isinstance(event, Start):
                 self._start(t, event)
             elif isinstance(event, Arrived):
-                self._open[event.job] = (t, event.of)
-                self._arrived[event.of] = self._arrived.get(event.of, 0) + 1
+                self._arrive(t, event)
             elif isinstance(event, Complete):
                 arrived, type_ = self._close(event.job, t)
-                if self._rounds is None or event.job not in self._rounds.unmeasured:
+                if event.job not in self._unmeasured:
                     self._responses.setdefault(type_, array("d")).append(t - arrived)
             elif isinstance(event, Reject):
                 _, type_ = self._close(event.job, t)
                 if len(self._rejected) < MAX_LISTED:
                     self._rejected.append(Incident(t, event.job, type_, event.why))
-            elif isinstance(event, Failed):
-                if len(self._failed) < MAX_LISTED:
+            elif isinstance(event, Finished | Failed):
+                self._waiting[event.job] = t
+                if isinstance(event, Failed) and len(self._failed) < MAX_LISTED:
                     self._failed.append(Incident(t, event.job, event.task, event.why))
             elif isinstance(event, Ended):
                 self._ended = event
         self._metrics.step(n, t, events)
+
+    def _arrive(self, t: float, event: Arrived) -> None:
+        self._open[event.job] = (t, event.of)
+        self._arrived[event.of] = self._arrived.get(event.of, 0) + 1
+        self._waiting[event.job] = t
+        if self._window and not self._window[0] <= event.facts.get("id", -1) < self._window[1]:
+            self._unmeasured.add(event.job)
 
     def _close(self, job: str, t: float) -> tuple[float, str]:
         try:
@@ -207,6 +216,7 @@ class _Collector:
         except KeyError:
             raise InputError(f"{self._reader.path}: {job} was closed at {t} s but is not open") from None
         self._line.add(ACTIVE, arrived_s, t)
+        self._waiting.pop(job, None)
         return arrived_s, type_
 
     def _kind(self, name: str) -> KindFigures:
@@ -218,6 +228,7 @@ class _Collector:
     def _start(self, t: float, start: Start) -> None:
         """Waits are counted per task, also where several start as one."""
         kind = self._kind(start.kind)
+        self._waiting.pop(start.job, None)
         wait_s = max(t - start.ready_s, 0.0)
         kind.starts += 1
         kind.wait_s += wait_s
@@ -244,7 +255,7 @@ class _Collector:
             self._put(bar)
         for arrived_s, _ in self._open.values():
             self._line.add(ACTIVE, arrived_s, self._now)
-        for since_s in self._rounds.waiting_since() if self._rounds else []:
+        for since_s in self._waiting.values() if self._by_round else ():
             self._line.add(QUEUE, since_s, self._now)
         to_s = self._to if self._to is not None else max(self._now, self._from)
         strip = self._line.strip(self._now)
@@ -254,8 +265,7 @@ class _Collector:
         for values in self._responses.values():
             responses.extend(values)
         figures = self._metrics.figures()
-        window = self._rounds.window if self._rounds else None
-        if window:
+        if self._window:
             figures = replace(figures, response_s=Spread.of(responses))
         summary = self._ended.summary if self._ended else {}
         where = self._reader.path.stem
@@ -280,16 +290,16 @@ class _Collector:
             responses_s=responses,
             kinds=sorted(self._kinds.values(), key=lambda k: (-k.run_device_s - k.setup_device_s, k.kind)),
             types=self._by_type(),
-            charts=[*(self._over_time(strip) if self._rounds else []), *charts],
-            by_round=self._rounds is not None,
-            window=window,
+            charts=[*(self._over_time(strip) if self._by_round else []), *charts],
+            by_round=self._by_round,
+            window=self._window,
             rejected=self._rejected,
             failed=self._failed,
         )
 
     def _over_time(self, strip: Strip) -> list[Chart]:
         """How many jobs there were, and how much of each type of device was used."""
-        words, means = words_for(self._reader.header.level), strip.means
+        words, means = self._reader.header.words, strip.means
         unit = unit_for(strip.bin_s * len(means[RUN]))
         middles = [(strip.from_s + (i + 0.5) * strip.bin_s) / unit.seconds for i in range(len(means[RUN]))]
 
@@ -314,3 +324,11 @@ class _Collector:
             TypeFigures(name, count, Spread.of(self._responses.get(name, empty)), len(self._responses.get(name, ())))
             for name, count in sorted(self._arrived.items())
         ]
+
+
+def _window(facts: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The first of the jobs that are measured, and the one behind the last."""
+    try:
+        return msgspec.convert(facts.get("window"), tuple[int, int] | None)
+    except msgspec.ValidationError as error:
+        raise InputError(f"facts.window: {error}") from None

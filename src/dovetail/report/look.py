@@ -13,7 +13,6 @@ from dovetail.core.words import Words
 from dovetail.report.collect import Story
 from dovetail.report.units import Unit as Unit
 from dovetail.report.units import unit_for as unit_for
-from dovetail.report.words import words_for
 
 # Okabe and Ito's colours, without black and grey (grey is for set-ups) and with some more of other lightness.
 _BASE = (
@@ -63,7 +62,7 @@ def colours(stories: Sequence[Story]) -> dict[str, str]:
 
 
 def words_of(story: Story) -> Words:
-    return words_for(story.header.level)
+    return story.header.words
 
 
 class Headline(NamedTuple):

@@ -19,8 +19,6 @@ from dovetail.core.events import Arrived, Complete, Reject, Start
 from dovetail.core.journal import Ended, Reader, open_journal
 from dovetail.report.bars import DONE, FAILED, Bar, Bars
 from dovetail.report.look import own_names
-from dovetail.report.rounds import Rounds, unrolled
-from dovetail.report.words import words_for
 
 _US = 1e6
 _STATES = {DONE: "done", FAILED: "failed"}
@@ -29,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 def write(journal: Path | Reader, out: BinaryIO) -> int:
     """Write the trace into an open file; gives the number of slices."""
-    reader = unrolled(journal if isinstance(journal, Reader) else open_journal(journal))
+    reader = journal if isinstance(journal, Reader) else open_journal(journal)
     header = reader.header
     about = {"policy": header.policy, "level": header.level, "made_by": header.made_by, "seed": header.seed}
     out.write(b'{"displayTimeUnit":"ms","otherData":' + _encode(about) + b',"traceEvents":[\n')
@@ -56,7 +54,7 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
         named = {"name": f"{own[d.id] if own else f'device {d.id}'} ({d.type})"}
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": named}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": d.id}}
-    by_round = isinstance(reader, Rounds)
+    by_round = reader.in_rounds
     bars = Bars(pool, str(reader.path), apart=by_round)
     ready, started, arrived, closed = array("d"), array("d"), array("d"), array("d")
     now, ended = 0.0, False
@@ -88,7 +86,7 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
         yield from _slices(bar, tracks)
     yield from _counter("waiting", "tasks", ready, started)
     if by_round:
-        yield from _counter("active", words_for(reader.header.level).jobs, arrived, closed)
+        yield from _counter("active", reader.header.words.jobs, arrived, closed)
     if not ended:
         yield {"ph": "i", "s": "g", "name": "this run did not end", "pid": 1, "tid": 1, "ts": now * _US}
 

@@ -21,6 +21,7 @@ from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.fit import check_fit, make_pool
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.policies.base import View
+from dovetail.workflow.words import WORDS
 
 
 class WorkflowProblem(Struct, frozen=True, kw_only=True):
@@ -93,6 +94,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         }
         return Header(
             level="workflow",
+            words=WORDS,
             policy=policy,
             options=dict(options),
             mode=self.mode,

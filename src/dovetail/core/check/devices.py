@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from msgspec import Struct
 
+from dovetail.core.check.clock import Allowance
 from dovetail.core.events import Start
 from dovetail.core.findings import Findings
 
@@ -11,12 +12,14 @@ from dovetail.core.findings import Findings
 class Holder:
     """A task that runs, or is paused (without devices)."""
 
-    __slots__ = ("devices", "start", "t")
+    __slots__ = ("clashed", "devices", "held_s", "start", "t")
 
     def __init__(self, t: float, start: Start) -> None:
         self.t = t
         self.start = start
         self.devices: tuple[int, ...] = ()
+        self.held_s = t  # since when it has these devices
+        self.clashed = False  # an overlap was found for the devices that it has
 
 
 class _Batch:
@@ -28,39 +31,78 @@ class _Batch:
         self.left = 0
 
 
+class _Clash(Struct):
+    """A device that two have at once, since when: a fault if it lasts longer than the clock may be wrong."""
+
+    n: int
+    since_s: float
+    device: int
+    who: str
+    run: Holder
+    other: Holder
+
+
 class Holders:
     """What is taken stands in the books even where it is a fault: what is given up later must be found there."""
 
-    def __init__(self, devices: int, faults: Findings) -> None:
+    def __init__(self, devices: int, faults: Findings, allowance: Allowance) -> None:
         self._faults = faults
+        self._allowance = allowance
         self._holders: list[list[Holder]] = [[] for _ in range(devices)]
+        self._clashes: list[_Clash] = []
         self._batches: dict[int, _Batch] = {}
         self._closed_batches: set[int] = set()
 
-    def look(self, t: float, start: Start, who: str) -> bool:
-        """Whether what a start names exists; that it is free is checked on the way."""
-        together = self._joins(t, start, who) if start.batch else False
-        return self.are_free(t, start.devices, who, start.batch if together else 0)
+    def __len__(self) -> int:
+        return len(self._holders)
 
-    def are_free(self, t: float, devices: Sequence[int], who: str, batch: int = 0) -> bool:
-        """Whether devices exist, with a fault if one of them is held, but by others of the same batch."""
-        holders, good = self._holders, True
-        if len(set(devices)) != len(devices):
+    def extend(self, devices: int) -> None:
+        """So many more devices are there."""
+        self._holders += [[] for _ in range(devices)]
+
+    def start(self, n: int, run: Holder, who: str) -> bool:
+        """Let a task begin. Whether what it names exists; whether that is free is found on the way."""
+        batch = run.start.batch if run.start.batch and self._joins(run.t, run.start, who) else 0
+        return self.take(n, run.t, run, run.start.devices, who, batch)
+
+    def take(self, n: int, t: float, run: Holder, devices: tuple[int, ...], who: str, batch: int = 0) -> bool:
+        """Give it these devices, with a fault if others hold one of them, but for others of the same batch. Whether
+        they exist."""
+        good = len(set(devices)) == len(devices)
+        if not good:
             self._faults.add("device", who, f"a device is named twice in {list(devices)}")
-            good = False
-        clash = False
+        run.devices, run.held_s, run.clashed = devices, t, False
         for device in devices:
-            if not 0 <= device < len(holders):
-                self._faults.add("device", who, f"found device {device}, expected 0 to {len(holders) - 1}")
+            if not 0 <= device < len(self._holders):
+                self._faults.add("device", who, f"found device {device}, expected 0 to {len(self._holders) - 1}")
                 good = False
                 continue
-            for other in holders[device]:
-                if not clash and not (batch and other.start.batch == batch):
-                    clash = True
-                    name = f"{other.start.job}/{other.start.task}"
-                    message = f"takes device {device} at {t} s, which {name} holds since {other.t} s"
-                    self._faults.add("overlap", who, message)
+            for other in self._holders[device]:
+                if other is not run and not (batch and other.start.batch == batch):
+                    self._clash(_Clash(n, max(t, other.held_s), device, who, run, other))
+            self._holders[device].append(run)
         return good
+
+    def _clash(self, clash: _Clash) -> None:
+        if self._allowance.clock.error_s > 0:
+            self._clashes.append(clash)
+        else:
+            self._overlap(clash)
+
+    def _overlap(self, clash: _Clash) -> None:
+        if not clash.run.clashed:
+            clash.run.clashed = True
+            other = clash.other
+            name = f"{other.start.job}/{other.start.task}"
+            message = f"takes device {clash.device} at {clash.run.held_s} s, which {name} holds since {other.held_s} s"
+            self._faults.add("overlap", clash.who, message, (clash.n, clash.run.held_s))
+
+    def look(self, t: float) -> None:
+        """It is so late: what two have had at once for too long is a fault."""
+        late = [clash for clash in self._clashes if self._allowance.exceeded(clash.since_s, t)]
+        for clash in late:
+            self._clashes.remove(clash)
+            self._overlap(clash)
 
     def _joins(self, t: float, start: Start, who: str) -> bool:
         """Whether a task of a batch runs as one with the others of it."""
@@ -72,7 +114,7 @@ class Holders:
         batch.left += 1
         first = batch.first
         for name, found, expected in (
-            ("at", t, batch.t),
+            ("at", batch.t if self._allowance.close(t, batch.t) else t, batch.t),
             ("on", list(start.devices), list(first.devices)),
             ("as", start.kind, first.kind),
             ("replacing", start.replaces, first.replaces),
@@ -85,23 +127,23 @@ class Holders:
                 return False
         return True
 
-    def take(self, run: Holder, devices: tuple[int, ...]) -> None:
-        """Give it these devices."""
-        run.devices = devices
-        for device in devices:
-            if 0 <= device < len(self._holders):
-                self._holders[device].append(run)
-
-    def give_up(self, run: Holder) -> None:
+    def give_up(self, t: float, run: Holder) -> None:
         """Take its devices away."""
         for device in run.devices:
             if 0 <= device < len(self._holders):
                 self._holders[device].remove(run)
         run.devices = ()
+        over = [clash for clash in self._clashes if clash.run is run or clash.other is run]
+        for clash in over:
+            self._clashes.remove(clash)
+            if self._allowance.exceeded(clash.since_s, t):
+                self._overlap(clash)
+            else:
+                self._allowance.used(t - clash.since_s)
 
-    def release(self, run: Holder) -> None:
+    def release(self, t: float, run: Holder) -> None:
         """It has ended."""
-        self.give_up(run)
+        self.give_up(t, run)
         if run.start.batch:
             batch = self._batches[run.start.batch]
             batch.left -= 1

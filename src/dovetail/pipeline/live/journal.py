@@ -23,6 +23,7 @@ from dovetail.core.tasks import Task, TaskGraph
 from dovetail.pipeline.live.jobs import RunOptions, hosts_at
 from dovetail.pipeline.live.recorder import DATA_HOST, LayoutRecord, Recorder
 from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.words import WORDS
 
 _INSTANT_S = 1e-9  # the least that anything takes
 _STIMULI = (Finished, Failed, Arrived)
@@ -202,6 +203,7 @@ def record(
     plans = [layout.plan for layout in recorder.layouts]
     header = Header(
         level="pipeline",
+        words=WORDS,
         policy=plans[0].method if plans else "",
         options={"buffers": options.buffers},
         mode="live",

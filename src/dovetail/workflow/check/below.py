@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.core.events import Arrived
-from dovetail.core.findings import Findings, close
+from dovetail.core.findings import Findings, check_bounds
 from dovetail.core.journal import Ended, Header
-from dovetail.core.metrics import Figures
+from dovetail.core.metrics import Figures, recount
 from dovetail.workflow.bounds import Bounds, bounds_for
 from dovetail.workflow.facts import WorkflowFacts
 
@@ -38,12 +38,9 @@ class LowerBounds:
         if self.void:
             notes.append(f"bounds were not checked: {self.void}")
             return bounds
-        for name, found, bound in (
-            ("makespan", figures.makespan_s, bounds.makespan_s),
-            ("mean response", figures.response_s.mean, bounds.mean_s),
-            ("median response", figures.response_s.median, bounds.median_s),
-            ("P99 response", figures.response_s.p99, bounds.p99_s),
-        ):
-            if found < bound and not close(found, bound):
-                self._faults.add("bound", name, f"found {found} s, but no schedule is below {bound} s")
+        if self._faults.interrupted:
+            return bounds
+        below = {"makespan_s": bounds.makespan_s, "mean_s": bounds.mean_s, "median_s": bounds.median_s}
+        claims = {f"bound_{name}": bound for name, bound in (below | {"p99_s": bounds.p99_s}).items()}
+        check_bounds(claims, recount(figures), self._faults)
         return bounds

@@ -50,16 +50,17 @@ class Examination:
             self.followers.append(self._files)
 
     def follow(self, steps: Steps, reader: Reader | None = None) -> tuple[Figures, Bounds]:
-        check = Check(self.header, self.faults, self.followers, self.facts.exact)
+        check = Check(self.header, self.faults, self.followers, self.facts.exact, bounds_hold=False)
         for n, t, events in steps:
             check.step(n, t, events)
         figures = check.finish(reader is not None and reader.torn)
-        total = self.facts.requests.get("total")
+        total = self.facts.requests.get("total") if not self.faults.interrupted else None
         if total is not None and total != figures.arrived + self.facts.skipped:
             found = f"found {figures.arrived} arrivals and {self.facts.skipped} skipped, expected {total}"
             self.faults.add("requests", "", found)
         if self._files is not None:
-            self._files.finish()
+            if not self.faults.interrupted:
+                self._files.finish()
             self.notes += self._files.notes
         return figures, self.lower.finish(figures, self.notes)
 

@@ -29,6 +29,7 @@ from dovetail.workflow.compat.log_rows import (
     events_of,
     number,
 )
+from dovetail.workflow.words import WORDS
 
 
 def check_log(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:
@@ -60,6 +61,7 @@ def _check_ours(path: Path, log: LoggedRun, faults: Findings, config: Path | Non
         raise InputError(f"{path}: missing key `pool`")
     header = Header(
         level="workflow",
+        words=WORDS,
         policy=log.policy,
         options=log.options,
         mode=str(log.summary.get("mode", "")),
