@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -17,16 +16,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "dovetail"
 LEVELS = ("cluster", "dispatch", "host", "pipeline", "workflow")
-# How far the move into the rooms has come: numbers that only fall, until these two lines go.
-CYCLES, DOUBLES = 13, 52
-ENTRIES = {"cluster": 21, "dispatch": 44, "host": 27, "pipeline": 37, "workflow": 26}
-
-
-@cache
-def imports() -> dict[str, frozenset[str]]:
-    """What every module of the package imports of it, wherever in its file it does."""
-    graph = grimp.build_graph("dovetail", cache_dir=None)
-    return {module: frozenset(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+# What every level is made of, as far as it needs it; beside that, each has a few rooms of its own.
+ROOMS = {
+    *("__init__.py", "inputs", "policies", "optimise", "scheduler.py", "planner.py", "rounds.py", "simulate.py"),
+    *("live", "check", "check.py", "metrics.py", "explain.py", "bounds.py", "export.py", "words.py", "compat"),
+}
+OWN_ROOMS = {
+    "cluster": "checkpoint.py header.py ideal.py narrate.py records.py rounding rules.py sweeps",
+    "dispatch": "derivatives measure.py recording.py",
+    "host": "admission.py agent.py check_state.py cores.py curves.py experiment.py options.py program.py",
+    "pipeline": "hardware.py models pareto.py plan.py profile",
+    "workflow": "choices.py facts.py problem.py residents.py study.py",
+}
+# Base classes of policies, each in policies/base.py of its level: what a policy is, and what it sees.
+IN_EVERY_LEVEL = {"Policy", "View"}
 
 
 def test_imports_keep_the_layers() -> None:
@@ -49,34 +52,18 @@ def cycles(graph: dict[str, set[str]]) -> Iterator[str]:
             return
 
 
-def test_cycles_are_found() -> None:
-    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"b"}, "e": {"a"}}
-    found = [set(cycle.split(" -> ")) for cycle in cycles(graph)]
-    assert len(found) == 2
-    assert {"a", "b", "c"} in found
-    assert {"b", "d"} in found
-
-
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    found = list(cycles({module: set(imported) for module, imported in imports().items()}))
-    assert len(found) <= CYCLES, found
-
-
-def test_product_code_imports_nothing_made_for_tests() -> None:
-    made_for_tests = "dovetail.testing"
-    guilty = [
-        f"{module} imports {other}"
-        for module, imported in imports().items()
-        for other in imported
-        if other.startswith(made_for_tests) and not module.startswith(made_for_tests)
-    ]
-    assert guilty == []
+    """Also where the contract between rooms has an exception."""
+    graph = grimp.build_graph("dovetail", cache_dir=None)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert list(cycles(imported)) == []
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_level_can_be_taken_in_at_a_glance(level: str) -> None:
-    entries = [path.name for path in (SOURCE / level).iterdir() if path.name != "__pycache__"]
-    assert len(entries) <= max(22, ENTRIES[level]), sorted(entries)
+    entries = {path.name for path in (SOURCE / level).iterdir() if path.name != "__pycache__"}
+    assert entries - ROOMS <= set(OWN_ROOMS[level].split())
+    assert len(entries) <= 22
 
 
 def classes() -> dict[str, list[str]]:
@@ -91,4 +78,6 @@ def classes() -> dict[str, list[str]]:
 
 def test_a_class_name_means_one_thing() -> None:
     twice = {name: files for name, files in classes().items() if len(files) > 1}
-    assert len(twice) <= DOUBLES, twice
+    for name in IN_EVERY_LEVEL & twice.keys():
+        assert all(file.endswith("policies/base.py") for file in twice.pop(name))
+    assert len(twice) <= 7, twice
