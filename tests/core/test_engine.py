@@ -19,10 +19,13 @@ from dovetail.core.errors import DovetailError, InputError, PolicyError
 from dovetail.core.events import (
     Arrived,
     Complete,
+    Decided,
     Failed,
     Finished,
     Instruction,
+    Observed,
     Reject,
+    Rows,
     Start,
     Stimulus,
     WakeAt,
@@ -31,6 +34,7 @@ from dovetail.core.events import (
 from dovetail.core.executor import SimExecutor
 from dovetail.core.inbox import TimedInbox
 from dovetail.core.journal import Header, Reader, Writer
+from dovetail.core.recorder import Recorder
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 
@@ -401,6 +405,33 @@ def test_what_a_simulation_ran_is_lost_in_a_restart_and_run_again(kept: int) -> 
     serve(Fifo(POOL, GRAPHS), POOL, GRAPHS, inbox, executor, inbox.now, [seen], history[:kept])
     before = {event.job for _, _, events in history[:kept] for event in events if isinstance(event, Complete)}
     assert before | {name for _, name in seen.times(Complete)} == {"a", "b", "c"}
+
+
+class Watchman:
+    """A scheduler of events of its own: it decides on what is observed, and by rows on rows."""
+
+    hears, decides = (Observed, Rows), (Decided, Rows)
+
+    def handle(self, heard: Sequence[Observed | Rows], now: float) -> list[Decided | Rows]:
+        return [
+            Rows("answer", event.columns, decided=True) if isinstance(event, Rows) else Decided("look", event.what)
+            for event in heard
+        ]
+
+
+def test_a_scheduler_of_its_own_events_is_replayed_by_them_alone(tmp_path: Path) -> None:
+    header = Header(level="any", policy="watchman", pool=POOL, order="written")
+    with Recorder(tmp_path / "run.jsonl", header) as recorder:
+        recorder.note(2.0, Observed("smoke"), Decided("look", "smoke"))
+        recorder.note(1.0, one("a"))
+        recorder.note(3.0, Rows("question", {"x": [1]}), Rows("answer", {"x": [1]}, decided=True))
+        recorder.note(4.0, Decided("sleep", "it is late"))
+    found = list(replay(Watchman(), Reader(tmp_path / "run.jsonl")))
+    assert [(n, t, decided == recorded) for n, t, decided, recorded in found] == [
+        (1, 2.0, True),
+        (3, 3.0, True),
+        (4, 4.0, False),
+    ]
 
 
 # --- the same as elsewhere --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import heapq
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from dovetail.core.agenda import ORDER, Agenda, TotalOrder
 from dovetail.core.errors import DovetailError, PolicyError, ReplayError
@@ -199,11 +199,20 @@ def serve(
             return loop.n, now
 
 
-def replay(scheduler: Scheduler, journal: Reader) -> Iterator[tuple[int, float, list[Instruction], list[Instruction]]]:
+def replay(scheduler: Any, journal: Reader) -> Iterator[tuple[int, float, list[Any], list[Any]]]:
     """Feed a recorded run's stimuli to a scheduler: (step, time, what it decides, what is recorded) for each step.
 
-    A recorded step without stimuli is the closing one.
+    A recorded step without stimuli is the closing one. A level whose scheduler deals in events of its own names them:
+    those that it `hears` and those that it `decides`, and is asked at each step that has any of either.
     """
+    hears, decides = getattr(scheduler, "hears", None), getattr(scheduler, "decides", None)
+    if hears is not None and decides is not None:
+        for n, now, events in journal.rows():
+            heard = [e for e in events if isinstance(e, hears) and not getattr(e, "decided", False)]
+            decided = [e for e in events if isinstance(e, decides) and getattr(e, "decided", True)]
+            if heard or decided:
+                yield n, now, scheduler.handle(heard, now), decided
+        return
     for n, now, events in journal.steps():
         stimuli, recorded = _sides(events)
         if stimuli:
