@@ -14,7 +14,8 @@ Ints = NDArray[np.int64]
 def assign(cost: Callable[[int], Floats], rows: int, columns: int) -> Ints:
     """The column of every row; `cost` gives a row of the matrix, with infinity where a row may not go.
 
-    There must be at least as many columns as rows. Rows are added one by one. Among equally short paths one that ends at once, in a free column, is taken.
+    There must be at least as many columns as rows. Rows are added one by one. Among equally short paths one that ends
+    at once, in a free column, is taken.
 
     >>> matrix = np.array([[4.0, 1.0, 3.0], [2.0, 0.0, 5.0]])
     >>> assign(lambda row: matrix[row], 2, 3).tolist()
