@@ -32,11 +32,11 @@ from dovetail.core.events import (
     Woke,
 )
 from dovetail.core.executor import SimExecutor
-from dovetail.core.inbox import TimedInbox
 from dovetail.core.journal import Header, Reader, Writer
 from dovetail.core.recorder import Recorder
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
+from dovetail.testing.clock import TimedInbox
 
 Arrivals = list[tuple[float, Arrived]]
 
