@@ -14,10 +14,10 @@ from dovetail.cli.common import Format, atomic_write, newest, print_json, print_
 from dovetail.core.check import CODES as CORE_CODES
 from dovetail.core.check import check_journal
 from dovetail.core.errors import InputError
-from dovetail.core.files import refuse_overwrite
 from dovetail.core.findings import Finding, Findings, Report
 from dovetail.core.journal import is_journal, open_journal
 from dovetail.core.metrics import recount
+from dovetail.core.output import refuse_overwrite
 from dovetail.core.registry import room
 from dovetail.core.words import Words
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dovetail.core.errors import InputError, cannot_write
-from dovetail.core.files import atomic_write as atomic_write  # the commands find it here with the rest
+from dovetail.core.output import atomic_write as atomic_write  # the commands find it here with the rest
 
 Format = Literal["table", "json"]
 Flag = Annotated[bool, Parameter(negative=())]  # given or not; there is no --no-...

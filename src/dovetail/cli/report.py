@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, atomic_write, print_json, print_table
 from dovetail.core.errors import InputError
-from dovetail.core.files import refuse_overwrite, written_whole
+from dovetail.core.output import refuse_overwrite, written_whole
 from dovetail.report.collect import Story, collect
 
 _PICTURES = (".png", ".svg")

@@ -11,7 +11,7 @@ from cyclopts import App
 
 from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table
 from dovetail.core.errors import InputError
-from dovetail.core.files import refuse_overwrite
+from dovetail.core.output import refuse_overwrite
 from dovetail.workflow.choices import ArrivalPattern
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.generate import Statistics, write_requests

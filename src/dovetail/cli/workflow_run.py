@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from dovetail.cli.common import Flag, Format, Pairs, make_folder, pairs, print_json, progress
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.events import Complete, Reject
-from dovetail.core.files import refuse_overwrite
+from dovetail.core.output import refuse_overwrite
 from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.simulate import RunResult, make_policy

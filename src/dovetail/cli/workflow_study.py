@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Format, Pairs, atomic_write, make_folder, pairs, print_json, print_table, progress
 from dovetail.core.errors import InputError
-from dovetail.core.files import refuse_overwrite
+from dovetail.core.output import refuse_overwrite
 from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError, Target
 from dovetail.workflow.simulate import make_policy
 from dovetail.workflow.study import StudyCell, fewest_gpus

@@ -1,16 +1,9 @@
-"""YAML and JSON into typed structs, by content and any suffix; an error names the file, the line, the key.
-
-Also the one way to write a file: it appears whole or not at all.
-"""
+"""YAML and JSON into typed structs, by content and any suffix; an error names the file, the line, the key."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -18,7 +11,10 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from dovetail.core.errors import InputError, cannot_write, did_you_mean
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.output import atomic_write as atomic_write
+from dovetail.core.output import refuse_overwrite as refuse_overwrite
+from dovetail.core.output import written_whole as written_whole
 
 T = TypeVar("T")
 Key = str | int
@@ -29,7 +25,6 @@ _PATH = re.compile(r" - at (`key` in )?`(\$[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _ENTRY = "*"  # an entry of a mapping, whichever it is
-_temporary = count()
 
 
 class Document:
@@ -272,75 +267,3 @@ def is_json_lines(path: Path) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return second.lstrip().startswith(b"{") or (not second and path.suffix == ".jsonl")
-
-
-def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
-    """Refuse, before anything is written, an output that is one of the inputs or another output.
-
-    Links are followed, so another name for the same file is found too. A device or a pipe can be both.
-
-    >>> refuse_overwrite([Path("requests.yaml")], [Path("config.yaml"), Path("./requests.yaml"), None])
-    Traceback (most recent call last):
-    dovetail.core.errors.InputError: requests.yaml: is the same file as the input requests.yaml; name another output
-    """
-    sources = [path for path in inputs if path is not None]
-    taken: list[Path] = []
-    for output in outputs:
-        for path in sources:
-            if _same_file(output, path):
-                raise InputError(f"{output}: is the same file as the input {path}; name another output")
-        for path in taken:
-            if _same_file(output, path):
-                raise InputError(f"{output}: is the same file as {path}, which is written too; name another output")
-        taken.append(output)
-
-
-def _same_file(one: Path, two: Path) -> bool:
-    try:
-        if one.exists() and two.exists():
-            return one.is_file() and one.samefile(two)
-        return os.path.realpath(one) == os.path.realpath(two)
-    except (OSError, ValueError):
-        return False  # whoever opens it says what is wrong with it
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes its name at the end: a reader sees the old one or the new one, never a part.
-
-    Folders above it are made. An error while it is written leaves the old one as it was.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "results" / "summary.json"
-    >>> with written_whole(path) as file:
-    ...     _ = file.write(b"{}")
-    >>> path.read_bytes()
-    b'{}'
-    """
-    try:
-        if path.exists() and not path.is_file():
-            with path.open("wb") as file:  # /dev/null or a pipe must not be replaced by a file; a folder is refused
-                yield file
-            return
-        target = Path(os.path.realpath(path))  # a link stays a link
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Not from tempfile, whose files only their owner may read.
-        temporary = target.with_name(f".dovetail-{os.getpid()}-{next(_temporary)}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                yield file
-            if target.exists():
-                shutil.copymode(target, temporary)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except BrokenPipeError:  # whoever reads a pipe may stop: that is not the file's fault
-        raise
-    except OSError as error:
-        raise cannot_write(path, error) from error
-
-
-def atomic_write(path: Path, content: bytes | str) -> None:
-    """Write a file, and the folders above it, so that a reader sees the old content or the new, never a part of it."""
-    with written_whole(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)

@@ -77,7 +77,7 @@ def simulate(
     from dovetail.cluster.policies import make
     from dovetail.cluster.simulate import Checkpointing, run
     from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
-    from dovetail.core.files import refuse_overwrite
+    from dovetail.core.output import refuse_overwrite
 
     scenario, how = work.scenario(jobs, rules), rules.how()
     if resume and checkpoint_file is None:

@@ -316,7 +316,7 @@ def _run(grid: SweepGrid, tasks: list[LoadClimb] | None, processes: int | None, 
     from dovetail.cluster.inputs.scenario import load
     from dovetail.cluster.sweeps.cell import kept, run_cell
     from dovetail.cluster.sweeps.grid import RESULTS, claim, run_climbs, run_grid
-    from dovetail.core.files import refuse_overwrite
+    from dovetail.core.output import refuse_overwrite
 
     within("--processes", processes, "1 or more", 1)
     within("--timeout", grid.timeout_s, "seconds, more than 0", 1e-9)

@@ -60,7 +60,7 @@ def generate(
     to
         table: our CSV; gavel: the older system's ten columns.
     """
-    from dovetail.core.files import refuse_overwrite
+    from dovetail.core.output import refuse_overwrite
 
     work = WorkFlags(
         lam=lam,
@@ -115,7 +115,7 @@ def import_trace(
     """
     from dovetail.cluster.inputs.scenario import Scenario
     from dovetail.cluster.inputs.traces import detect
-    from dovetail.core.files import refuse_overwrite
+    from dovetail.core.output import refuse_overwrite
 
     if most is not None and most < 1:
         raise InputError(f"--most {most}: expected 1 or more")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dovetail.cli.common import atomic_write
 from dovetail.core.errors import InputError
-from dovetail.core.files import refuse_overwrite
+from dovetail.core.output import refuse_overwrite
 
 
 def gantt(journal: Path, /, *, out: Path | None = None) -> None:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Format, atomic_write, make_folder, print_json, print_table
 from dovetail.cli.host.flags import NO_FLAGS, Curves, SchedulingFlags
-from dovetail.core.files import refuse_overwrite
+from dovetail.core.output import refuse_overwrite
 from dovetail.host.inputs.requests import Delays
 from dovetail.host.options import HostOptions
 

@@ -57,7 +57,7 @@ def convert(
     force
         Replace what is there already.
     """
-    from dovetail.core.files import refuse_overwrite
+    from dovetail.core.output import refuse_overwrite
     from dovetail.pipeline.profile.files import read_profiles
 
     path = output or Path("models.yml" if device_type is None else "device_types.yml")

@@ -145,7 +145,7 @@ def profile(
     format
         table or json.
     """
-    from dovetail.core.files import refuse_overwrite
+    from dovetail.core.output import refuse_overwrite
     from dovetail.pipeline.models.load import load
     from dovetail.pipeline.models.spec import ModelSpec
     from dovetail.pipeline.profile.files import profile_of, write_profiles

@@ -118,7 +118,7 @@ def run(
     format
         table or json.
     """
-    from dovetail.core.files import refuse_overwrite
+    from dovetail.core.output import refuse_overwrite
     from dovetail.pipeline.live import Patience, RunOptions, read_hosts, run_plan
     from dovetail.pipeline.models.spec import ModelSpec, need_torch, torch_dtype
     from dovetail.pipeline.plan import read_plan

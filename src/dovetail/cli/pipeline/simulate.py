@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.cli.common import Format, print_json, print_table
-from dovetail.core.files import refuse_overwrite
+from dovetail.core.output import refuse_overwrite
 from dovetail.pipeline.plan import read_plan
 from dovetail.pipeline.simulate import Route, record
 
