@@ -35,7 +35,7 @@ from dovetail.host.live.executors import ProgramLaunch, proc
 from dovetail.host.live.executors.docker import OWNER, DockerExecutor
 from dovetail.host.live.executors.process import ProcessExecutor
 from dovetail.host.options import HostOptions
-from dovetail.host.simulate import make_scheduler
+from dovetail.host.scheduler import make_scheduler
 from tests.host.live import Daemon, bound, busy_threads, until
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "host"

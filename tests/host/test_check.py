@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Asked
+from dovetail.core.events import Arrived, Asked, Measured
 from dovetail.host.check import CODES, check_journal
 from dovetail.host.options import HostOptions
 from dovetail.host.program import program_graph
@@ -87,6 +87,15 @@ def more_work_than_time(lines: Lines) -> None:
     first(lines, "arrived", "a")["sizes"] = [800.0]
 
 
+def wrong_expectation(lines: Lines) -> None:
+    """It ends when it should; only what was expected is another thing."""
+    first(lines, "started", "b")["run_s"] *= 1.5
+
+
+def unreadable(lines: Lines) -> None:
+    first(lines, "arrived", "b")["facts"]["curve"] = "up"
+
+
 def other_figures(lines: Lines) -> None:
     lines[-1]["summary"]["core_use"] = 0.5
 
@@ -102,6 +111,8 @@ PLANTED: list[tuple[str, Callable[[Lines], None]]] = [
     ("tries", one_try_too_many),
     ("cores", changed_although_rigid),
     ("bound", more_work_than_time),
+    ("run_s", wrong_expectation),
+    ("ask", unreadable),
     ("summary", other_figures),
 ]
 
@@ -194,13 +205,13 @@ def test_a_header_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
 
 
 def test_cores_beyond_a_learned_sweet_spot_may_be_idle(tmp_path: Path) -> None:
-    arrivals: list[tuple[float, Arrived | Asked]] = [(0.0, Arrived("a", "p", (80.0,), facts={"cores": 4}))]
-    arrivals += [(1.0, Asked("a", "rate:8", 3.0)), (1.0, Asked("a", "rate:1", 3.0))]
+    arrivals: list[tuple[float, Any]] = [(0.0, Arrived("a", "p", (80.0,), facts={"cores": 4}))]
+    arrivals += [(1.0, Measured("a", "run", 8, 3.0)), (1.0, Measured("a", "run", 1, 3.0))]
     path = tmp_path / "run.jsonl"
     record(Workload(8, tuple(arrivals), {"p": program_graph("p", 8)}), HostOptions(assign="efficient"), path)
     report = check_journal(path)
     assert report.faults_by_code == {}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [len(line["devices"]) for line in lines if line.get("k") == "resized"] == [1]
-    kept = [line for line in lines if line.get("what") != "rate:1"]
+    kept = [line for line in lines if (line.get("k"), line.get("width")) != ("measured", 1)]
     assert "idle" in found(path, kept)

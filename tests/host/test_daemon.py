@@ -19,7 +19,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
 from dovetail.host.live.client import SOCKET
 from dovetail.host.options import HostOptions
-from dovetail.host.simulate import make_scheduler
+from dovetail.host.scheduler import make_scheduler
 from tests.host.live import Daemon, until
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import InputError
 from dovetail.core.registry import policy, promise
-from dovetail.host.cores import Cores
+from dovetail.host.cores import choose
 from dovetail.host.curves import curve
 from dovetail.host.options import HostOptions
 from dovetail.host.policies import Assignment, Planning, make, names
@@ -91,19 +91,19 @@ def test_efficient_admits_as_many_as_pay() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), max_size=20))
 def test_cores_are_disjoint_and_kept(changes: list[tuple[int, int]]) -> None:
-    cores = Cores(12)
+    free = set(range(12))
     held: dict[int, tuple[int, ...]] = dict.fromkeys(range(4), ())
     for who, count in changes:
-        if count > len(held[who]) + len(cores):
+        if count > len(held[who]) + len(free):
             continue
         before = held[who]
-        after = cores.change(before, count)
+        after = choose(free, before, count)
         held[who] = after
         assert len(after) == count
         assert set(after) <= set(before) or set(before) <= set(after)
     owned = [core for own in held.values() for core in own]
     assert len(owned) == len(set(owned))
-    assert len(owned) + len(cores) == 12
+    assert len(owned) + len(free) == 12
 
 
 def test_names_and_promises() -> None:

@@ -16,7 +16,8 @@ from dovetail.core.events import Failed, Finished, Pause, Resize, Resume, Start,
 from dovetail.core.inbox import Inbox
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, FoundAttempt, NotNowError, ProgramLaunch, Usage
-from dovetail.host.live.reconciler import TASK, Attempt, Reconciler
+from dovetail.host.live.reconciler import Attempt, Reconciler
+from dovetail.host.program import TASK
 from tests.host.live import until
 
 CORES = 4

@@ -16,6 +16,7 @@ from dovetail.core.events import (
     Failed,
     Finished,
     Instruction,
+    Measured,
     Pause,
     Reject,
     Resize,
@@ -388,9 +389,9 @@ def test_a_measured_speed_becomes_a_curve_unless_the_user_gave_one() -> None:
     host.handle([arrive("flat", 4), arrive("linear", 4), arrive("given", 1, curve="amdahl:0")], 0.0)
     before = {name: len(program.cores) for name, program in host.programs.items()}
     assert before == {"flat": 6, "linear": 1, "given": 1}  # all that is known is that more is faster
-    assert told(host.handle([Asked("flat", "rate:6", 5.0)], 1.0)) == []  # one number of cores says nothing
-    orders = host.handle([Asked("flat", "rate:1", 5.0), Asked("given", "rate:1", 1.0)], 2.0)
+    assert told(host.handle([Measured("flat", "run", 6, 5.0)], 1.0)) == []  # one number of cores says nothing
+    orders = host.handle([Measured("flat", "run", 1, 5.0), Measured("given", "run", 1, 1.0)], 2.0)
     assert told(orders) == ["resize flat 1", "resize linear 6"]
-    host.handle([Asked("given", "rate:2", 9.0)], 3.0)
+    host.handle([Measured("given", "run", 2, 9.0)], 3.0)
     assert host.programs["given"].curve.text == "amdahl:0"
     assert host.programs["flat"].left == 80.0 - 2 * 6  # what it did until then was counted as it was known then

@@ -13,7 +13,8 @@ from dovetail.core.journal import Reader
 from dovetail.host.check import check_journal
 from dovetail.host.inputs.requests import Request, read_requests
 from dovetail.host.options import HostOptions
-from dovetail.host.simulate import Workload, make_scheduler, record, run
+from dovetail.host.scheduler import make_scheduler
+from dovetail.host.simulate import Workload, record, run
 from dovetail.testing.host import ASSIGNS, PLANS, random_options, random_workload
 
 

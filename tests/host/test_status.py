@@ -65,7 +65,11 @@ def test_a_cancelled_program_is_closed_when_it_has_ended() -> None:
     stop = [Asked("a", "cancel"), Stop("a", "run", "cancelled by its user")]
     row = board((1.0, [start(0)]), (2.0, stop))
     assert row.state == "stopping"
-    row = board((1.0, [start(0)]), (2.0, stop), (3.0, [Failed("a", "run", ""), Reject("a", "cancelled by its user")]))
+    row = board(
+        (1.0, [start(0)]),
+        (2.0, stop),
+        (3.0, [Failed("a", "run", ""), Reject("a", "cancelled by its user", cancelled=True)]),
+    )
     assert (row.state, row.ended_s, row.why) == ("cancelled", 3.0, "cancelled by its user")
 
 

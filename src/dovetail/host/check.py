@@ -1,40 +1,34 @@
-"""Rules of the host level, over a journal, simulated or live: beside those that hold for every level."""
+"""Rules of the host level, over a journal, simulated or live: beside those that hold for every level.
+
+What depends on a policy is asked of the policy; one that is not installed here cannot be asked, and a note says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from dovetail.core import check as core
-from dovetail.core.errors import InputError
-from dovetail.core.events import (
-    Arrived,
-    Complete,
-    Failed,
-    Finished,
-    Pause,
-    Reject,
-    Resize,
-    Resume,
-    Start,
-)
-from dovetail.core.findings import Findings, Report, check_bounds, close, compare
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Pause, Reject, Resize, Resume, Start, Stop
+from dovetail.core.findings import TOLERANCE, Findings, Report, check_bounds, close, compare
 from dovetail.core.journal import Ended, Header, open_journal
 from dovetail.core.metrics import recount
 from dovetail.host.bounds import makespan_bound_s
 from dovetail.host.check_state import ProgramState
 from dovetail.host.metrics import Programs
-from dovetail.host.options import HostOptions
-from dovetail.host.program import Ask
+from dovetail.host.policies import Assignment, MachineView, Planning, Program, make
+from dovetail.host.program import RUNNING, WAITING
+from dovetail.host.scheduler import options_of
 
 CODES = {
-    "cores": "a program with fewer cores than its minimum, or more than its maximum",
-    "idle": "a core left idle although somebody could use it",
+    "ask": "a program whose request cannot be read",
+    "cores": "a program with fewer cores than its minimum, or more than its maximum or than its assignment ever gives",
+    "idle": "a core left idle although somebody could use it, by what the policies promise",
+    "run_s": "an expected time that does not follow from the program's size, cores and speed-up curve",
     "limit": "an attempt that ran longer than it may",
     "overtaken": "a program that starts although one before it in line has waited for too long to be overtaken",
     "tries": "a program started again after more failures than it may have",
@@ -43,24 +37,50 @@ CODES = {
     "held": "a program that runs although its user paused it, or before those that it waits for",
 }
 LIVE = "live"  # a header's mode, where times were measured
+T = TypeVar("T")
 
 
 class HostRules:
     """Follows a run. An instant is judged when it is over: only then has everything been decided."""
 
-    def __init__(self, header: Header, faults: Findings) -> None:
-        self._faults = faults
-        self._cores = len(header.pool)
-        self._options = msgspec.convert(header.options, HostOptions)
+    def __init__(self, header: Header, faults: Findings, notes: list[str]) -> None:
+        self._faults, self._notes = faults, notes
+        self._options = options_of(header)
         self._legacy = self._options.profile == "legacy"
         self._exact = header.mode != LIVE
+        self._plan = None if self._legacy else self._policy(self._options.plan, Planning)
+        self._assign = None if self._legacy else self._policy(self._options.assign, Assignment)
+        self._view = MachineView(len(header.pool), self._options)
+        if self._assign is not None:
+            self._view.shrinks = self._assign.shrinks if self._options.shrink is None else self._options.shrink
         self._known: dict[str, ProgramState] = {}
+        self._running: dict[str, ProgramState] = {}  # in the order of their starts
+        self._changed: dict[str, ProgramState] = {}  # whose cores were decided at this instant
         self._places = count()
         self._done: set[str] = set()
         self._arrivals: dict[str, tuple[float, Arrived]] = {}
         self._claimed: dict[str, Any] | None = None
         self._at: tuple[int, float] = (0, -inf)
-        self.programs = Programs(self._cores)
+        self.programs = Programs(len(header.pool))
+
+    def _policy(self, name: str, kind: type[T]) -> T | None:
+        try:
+            return make(name, kind)  # type: ignore[type-var]
+        except DovetailError as error:
+            self._notes.append(f"what {name} promises is not checked: {error}")
+            return None
+
+    def _ask(self, policy: Planning | Assignment, question: Callable[[], T]) -> T | None:
+        """A policy's answer, also if it is somebody else's and cannot give one."""
+        try:
+            return question()
+        except Exception as error:
+            name = type(policy).__name__
+            note = f"{name} cannot be asked, so what it promises is not checked: {type(error).__name__}: {error}"
+            self._notes.append(note)
+            self._plan = None if policy is self._plan else self._plan
+            self._assign = None if policy is self._assign else self._assign
+            return None
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         if t > self._at[1]:
@@ -69,18 +89,18 @@ class HostRules:
         self._faults.at(n, t)
         self.programs.step(n, t, events)
         for event in events:
-            if isinstance(event, Arrived) and event.sizes:
-                self._arrivals[event.job] = (t, event)
             self._see(event, t)
 
     def _see(self, event: Any, t: float) -> None:
         known = self._known.get(getattr(event, "job", ""))
         match event:
-            case Arrived(fault=""):
+            case Arrived(fault="") if event.sizes:
+                self._arrivals[event.job] = (t, event)
                 try:
-                    self._known[event.job] = ProgramState(Ask.of(event.job, event.facts), next(self._places), t)
+                    cores = self._view.cores
+                    self._known[event.job] = ProgramState(event, next(self._places), t, self._options, cores)
                 except InputError as error:
-                    self._faults.add("cores", event.job, str(error))
+                    self._faults.add("ask", event.job, str(error))
             case Complete() | Reject():
                 self._known.pop(event.job, None)
                 if isinstance(event, Complete):
@@ -88,102 +108,119 @@ class HostRules:
             case Ended():
                 self._claimed = event.summary
             case _ if known is not None:
-                known.follow(event, next(self._places), t, self._cores)
+                if isinstance(event, Start | Resume):
+                    self._starts(event, known)
+                elif isinstance(event, Finished | Failed | Pause):
+                    self._ran(event.job, known, t)
+                known.follow(event, next(self._places), t)
+                self._place(event, known)
                 if isinstance(event, Start | Resume | Resize):
-                    self._started(event, known)
-                elif isinstance(event, Pause | Finished | Failed):
-                    self._ran(event.job, known)
+                    self._check_cores(event, known)
 
-    def _started(self, event: Start | Resume | Resize, known: ProgramState) -> None:
-        least, _, most = known.bounds(self._options, self._cores)
+    def _place(self, event: Any, known: ProgramState) -> None:
+        if isinstance(event, Start | Resume):
+            self._running[known.id] = known
+        elif isinstance(event, Pause | Stop | Finished | Failed):
+            self._running.pop(known.id, None)
+
+    def _starts(self, event: Start | Resume, known: ProgramState) -> None:
+        """Whether it may run at all, and now."""
+        lacks = [other for other in known.ask.after if other not in self._done]
         if self._legacy:
             return
-        if not least <= known.has <= most:
-            self._faults.add("cores", event.job, f"found {known.has} cores, expected {least} to {most}")
-        lacks = [other for other in known.ask.after if other not in self._done]
         if known.held or lacks:
             why = "its user paused it" if known.held else f"it waits for {lacks[0]}"
             self._faults.add("held", event.job, f"{type(event).__name__.lower()}, but {why}")
-        if not isinstance(event, Resize):
-            self._overtakes(event, known)
         if known.failures > known.ask.retries:
-            self._faults.add(
-                "tries", event.job, f"started after {known.failures} failures, expected {known.ask.retries} retries"
-            )
+            found = f"started after {known.failures} failures, expected {known.ask.retries} retries"
+            self._faults.add("tries", event.job, found)
+        self._overtakes(event, known)
 
     def _overtakes(self, event: Start | Resume, known: ProgramState) -> None:
         """Who holds memory while others lack it may: only its end makes it free."""
-        options, now = self._options, self._at[1]
-        mine = known.turn(options, now)
-        if options.age_step_s is None or mine is None or (isinstance(event, Resume) and options.memory_mib is not None):
+        plan, options = self._plan, self._options
+        if plan is None or options.age_step_s is None or (isinstance(event, Resume) and options.memory_mib is not None):
             return
-        for job, other in self._known.items():
-            theirs = other.turn(options, now)
-            if other.is_of_age(options, now) and theirs is not None and theirs < mine and self._may_start(other):
-                self._faults.add("overtaken", event.job, f"starts before {job}, which waits since {other.queued_s} s")
-
-    def _ran(self, job: str, known: ProgramState) -> None:
-        limit_s = known.ask.limit_s
-        if limit_s is not None and self._exact and known.ran_s > limit_s and not close(known.ran_s, limit_s):
-            self._faults.add("limit", job, f"ran for {known.ran_s} s, expected up to {limit_s} s")
-
-    def _judge(self) -> None:
-        """What must hold between two instants."""
-        if not self._known:
-            return
-        self._faults.at(*self._at)
-        begun = [known for known in self._known.values() if known.begun]
-        memory_mib, total = sum(known.ask.memory_mib for known in begun), self._options.memory_mib
-        if total is not None and memory_mib > total:
-            self._faults.add("memory", "", f"found {memory_mib} MiB in use, expected up to {total} MiB")
-        free = self._cores - sum(known.has for known in begun)
-        if free > 0 and not self._legacy:
-            self._judge_growth(free)
-            self._judge_waiting(free, inf if total is None else total - memory_mib)
-
-    def _judge_growth(self, free: int) -> None:
-        for job, known in self._known.items():
-            if known.has and not known.stopping and known.has < self._high(known, free):
-                self._faults.add("idle", job, f"has {known.has} cores and could have more; {free} are idle")
-
-    def _judge_waiting(self, free: int, memory_mib: float) -> None:
-        """Who is first in line starts if it can; with first-fit, whoever can. An efficient one may choose to wait, but
-        not for nobody."""
-        options = self._options
-        waiting = {job: known for job, known in self._known.items() if self._may_start(known)}
-        if not waiting or (options.assign == "efficient" and free < self._cores):
-            return
-        if options.overtaking != "first-fit" or options.age_step_s is not None:
-            turns = {job: known.turn(options, self._at[1]) for job, known in waiting.items()}
-            if None not in turns.values():
-                first = min(waiting, key=lambda job: turns[job] or ())
-                waiting = {first: waiting[first]}
-            elif len(waiting) > 1:
+        view = self._look()
+        for other in self._ask(plan, lambda: plan.order(view)) or ():
+            if other.id == known.id:
                 return
-        for job, known in waiting.items():
-            least, asked, _ = known.bounds(options, self._cores)
-            need = asked if options.assign == "strict" else least
-            if need <= free and (known.begun or known.ask.memory_mib <= memory_mib):
-                self._faults.add("idle", job, f"waits for {need} cores; {free} are idle")
-                return
+            if view.comes_of_age(other):
+                message = f"starts before {other.id}, which waits since {other.queued_s} s"
+                self._faults.add("overtaken", event.job, message)
+
+    def _check_cores(self, event: Start | Resume | Resize, known: ProgramState) -> None:
+        has = len(known.cores)
+        if not has:
+            return  # that is found for every level
+        self._changed[known.id] = known
+        expected_s = known.run_s(has)
+        if abs(event.run_s - expected_s) > TOLERANCE * max(1.0, known.size, self._at[1]):
+            what = f"{known.left:g} of {known.size:g} core-seconds on {has} cores ({known.curve.text})"
+            self._faults.add("run_s", event.job, f"found {event.run_s} s, expected {expected_s} s for {what}")
+        if not self._legacy and not known.least <= has <= known.most:
+            self._faults.add("cores", event.job, f"found {has} cores, expected {known.least} to {known.most}")
+
+    def _ran(self, job: str, known: ProgramState, t: float) -> None:
+        limit_s, ran_s = known.ask.limit_s, known.ran_s(t)
+        if limit_s is not None and self._exact and ran_s > limit_s and not close(ran_s, limit_s):
+            self._faults.add("limit", job, f"ran for {ran_s} s, expected up to {limit_s} s")
+
+    # --- between two instants ---------------------------------------------------------------------
+
+    def _look(self) -> MachineView:
+        """What a policy sees, by these books."""
+        view, all_ = self._view, self._known.values()
+        view.now = self._at[1]
+        view.running = list(self._running.values())
+        view.widths = {p.id: len(p.cores) for p in view.running}
+        view.held = sum(len(p.cores) for p in all_ if p.stopping)
+        view.memory_mib = sum(p.ask.memory_mib for p in all_ if p.state != WAITING)
+        view.waiting = [p for p in all_ if self._may_start(p)]
+        return view
 
     def _may_start(self, known: ProgramState) -> bool:
         ready = all(other in self._done for other in known.ask.after)
-        return not known.has and not known.held and not known.stopping and ready
+        return known.state != RUNNING and not known.held and not known.stopping and ready
 
-    def _high(self, known: ProgramState, free: int) -> int:
-        """The most cores that its assignment would give it; under strict, all that it asked for or nothing."""
-        assign, (_, asked, most) = self._options.assign, known.bounds(self._options, self._cores)
-        if assign == "max_prop":
-            return most
-        if assign == "efficient":
-            return (
-                most
-                if known.curve.gain(known.has, known.curve.sweet(most, self._options.efficiency)) > 1e-9
-                else known.has
-            )
-        more = min(asked, most) - known.has
-        return known.has + more if assign == "always_attend" or more <= free else known.has
+    def _judge(self) -> None:
+        if not self._known:
+            return
+        self._faults.at(*self._at)
+        view, total = self._look(), self._options.memory_mib
+        if total is not None and view.memory_mib > total:
+            self._faults.add("memory", "", f"found {view.memory_mib} MiB in use, expected up to {total} MiB")
+        changed, self._changed = self._changed, {}
+        if self._assign is not None:
+            self._judge_widths(self._assign, view, [p for p in changed.values() if p.id in view.widths])
+        if self._assign is not None and view.free > 0:
+            self._judge_growth(self._assign, view)
+        if self._assign is not None and self._plan is not None and view.free > 0:
+            self._judge_waiting(self._plan, self._assign, view)
+
+    def _judge_widths(self, assign: Assignment, view: MachineView, changed: Sequence[ProgramState]) -> None:
+        for p in changed:
+            most = self._ask(assign, lambda p=p: view.high(p, assign.most(p, view)))  # type: ignore[misc]
+            if most is not None and most < len(p.cores) <= p.most:
+                found = f"found {len(p.cores)} cores, expected up to {most}, the most that {self._options.assign} gives"
+                self._faults.add("cores", p.id, found)
+
+    def _judge_growth(self, assign: Assignment, view: MachineView) -> None:
+        for id, cores in (self._ask(assign, lambda: assign.must_have(view)) or {}).items():
+            if cores > view.widths.get(id, cores):
+                found = f"has {view.widths[id]} cores and could have {cores}; {view.free} are idle"
+                self._faults.add("idle", id, found)
+
+    def _judge_waiting(self, plan: Planning, assign: Assignment, view: MachineView) -> None:
+        """Who is first in line starts if it can; with first-fit, whoever can."""
+        waiting: Sequence[Program] = view.waiting
+        if waiting and (self._options.overtaking != "first-fit" or self._options.age_step_s is not None):
+            waiting = (self._ask(plan, lambda: plan.order(view)) or [])[:1]
+        for p in waiting:
+            fits = not view.lacks_memory(p)
+            if fits and self._ask(assign, lambda p=p: assign.must_start(p, view)):  # type: ignore[misc]
+                self._faults.add("idle", p.id, f"waits although it could start; {view.free} cores are idle")
+                return
 
     def finish(self) -> None:
         """What only the end can tell."""
@@ -192,7 +229,7 @@ class HostRules:
         totals = self.programs.totals().as_dict()
         try:
             completed = [arrival for job, arrival in self._arrivals.items() if job in self._done]
-            totals["bound_makespan_s"] = makespan_bound_s(completed, self._cores)
+            totals["bound_makespan_s"] = makespan_bound_s(completed, self._view.cores)
         except InputError:
             return  # a curve that cannot be read has its fault
         check_bounds(totals, totals, self._faults)
@@ -203,13 +240,14 @@ class HostRules:
 def check_journal(path: Path) -> Report:
     """Check a journal of this level by all rules."""
     reader = open_journal(path)
-    faults = Findings()
+    faults, notes = Findings(), list[str]()
     try:
-        rules = HostRules(reader.header, faults)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}:1: not a usable header: options: {error}") from None
+        rules = HostRules(reader.header, faults, notes)
+    except InputError as error:
+        raise InputError(f"{path}:1: {error}") from None
     exact = reader.header.mode != LIVE
-    notes = [] if exact else ["a live run: how long programs took is not checked"]
+    if not exact:
+        notes.append("a live run: how long programs took is not checked")
     figures = core.check_journal(reader, faults, [rules], exact, may_go_on=not exact)
     if not faults.interrupted:
         rules.finish()

@@ -10,7 +10,6 @@ from math import inf, isfinite
 from dovetail.core.errors import InputError
 
 LINEAR = "linear"
-RATE = "rate:"  # a measured rate is told as "rate:CORES"
 Points = Sequence[tuple[int, float]]
 _FORMS = "linear, amdahl:FRACTION, table:CORES=SECONDS,..., fit:CORES=SECONDS,... or fit+:CORES=SECONDS,..."
 

@@ -18,7 +18,8 @@ from dovetail.host.inputs.parameters import Parameters
 from dovetail.host.inputs.requests import read_requests
 from dovetail.host.metrics import Programs, means_by_priority
 from dovetail.host.options import HostOptions, Profile
-from dovetail.host.simulate import Workload, make_scheduler, run
+from dovetail.host.scheduler import make_scheduler
+from dovetail.host.simulate import Workload, run
 
 _MEASURED = (
     "makespan_s",

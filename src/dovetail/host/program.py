@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,6 +15,7 @@ from dovetail.host.curves import LINEAR, SpeedUp, curve, learned
 
 TASK = "run"  # a program is one part
 WAITING, RUNNING, PAUSED = "waiting", "running", "paused"
+Stopping = Literal["", "cancel", "requeue", "limit"]  # what a program that is being stopped is stopped for
 
 
 def program_graph(kind: str, cores: int) -> TaskGraph:
@@ -84,6 +85,7 @@ class Program:
         "since",
         "size",
         "state",
+        "stop_why",
         "stopping",
         "turn_s",
     )
@@ -93,7 +95,8 @@ class Program:
         self.asked, self.least, self.most, self.priority = ask.cores, ask.least, ask.cores, ask.priority
         self.arrived_s = self.ready_s = self.queued_s = self.since = self.turn_s = now
         self.left, self.service_s = size, 0.0
-        self.state, self.held, self.stopping, self.deferred = WAITING, False, "", ""
+        self.state, self.held, self.deferred, self.stop_why = WAITING, False, "", ""
+        self.stopping: Stopping = ""
         self.cores: tuple[int, ...] = ()
         self.had: tuple[int, ...] = ()
         self.place, self.attempts, self.rank = seq, 0, ask.priority

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+import msgspec
+
+from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Arrived,
@@ -14,6 +17,7 @@ from dovetail.core.events import (
     Failed,
     Finished,
     Instruction,
+    Measured,
     Pause,
     Reject,
     Resize,
@@ -23,24 +27,24 @@ from dovetail.core.events import (
     Stop,
     WakeAt,
 )
+from dovetail.core.journal import Header, Reader
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.admission import Admission
-from dovetail.host.cores import Cores
-from dovetail.host.curves import RATE, curve
+from dovetail.host.compat.scheduler import LegacyScheduler
+from dovetail.host.cores import choose
+from dovetail.host.curves import curve
 from dovetail.host.options import HostOptions
 from dovetail.host.policies import Assignment, Planning, make
 from dovetail.host.policies.base import MachineView
 from dovetail.host.policies.base import count as count_of
-from dovetail.host.program import PAUSED, RUNNING, TASK, WAITING, Ask, Program
-
-_REQUEUE = "its user puts it back into the queue"
+from dovetail.host.program import PAUSED, RUNNING, TASK, WAITING, Ask, Program, Stopping
 
 
 class HostScheduler:
-    """Programs are jobs of one part. What they ask for stands in the facts of their arrival (`Ask`).
+    """Programs are jobs of one task. What they ask for stands in the facts of their arrival (`Ask`).
 
-    What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel" or "requeue"; what was
-    measured of a running one as "rate:CORES".
+    What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel" or "requeue"; how fast
+    a running one was seen to be as `Measured`.
     """
 
     def __init__(self, cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions | None = None) -> None:
@@ -55,7 +59,6 @@ class HostScheduler:
         self._done: set[str] = set()
         self._gone: set[str] = set()
         self._lost: list[str] = []  # who was rejected and may have been waited for
-        self._cores = Cores(cores)
         self._seq, self._places = count(), count()
         self._wakes: set[float] = set()
         self._out: list[Instruction] = []
@@ -71,6 +74,8 @@ class HostScheduler:
                 self._arrived(stimulus, now)
             elif type(stimulus) is Asked:
                 self._asked(stimulus, now)
+            elif type(stimulus) is Measured and stimulus.job in self.programs:
+                self.programs[stimulus.job].learn(stimulus.width, stimulus.rate, now)
         self._reject_orphans()
         self._stop_overdue(now)
         self._decide(now)
@@ -141,14 +146,17 @@ class HostScheduler:
         program = self._leave(event.job)
         if program is None:
             return
-        program.attempts += program.stopping != _REQUEUE
-        again = program.stopping == _REQUEUE or (not program.stopping and program.attempts <= program.ask.retries)
+        requeued = program.stopping == "requeue"
+        program.attempts += not requeued
+        again = requeued or (not program.stopping and program.attempts <= program.ask.retries)
         if not again:
             del self.programs[event.job]
             tries = f" {program.attempts} times" if program.ask.retries else ""
-            self._reject(event.job, program.stopping or f"failed{tries}: {event.why}")
+            why = program.stop_why or f"failed{tries}: {event.why}"
+            self._reject(event.job, why, cancelled=program.stopping == "cancel")
             return
-        program.left, program.service_s, program.stopping, program.had = program.size, 0.0, "", ()
+        program.left, program.service_s, program.had = program.size, 0.0, ()
+        program.stopping = program.stop_why = ""
         program.state, program.ready_s = WAITING, now
         if not program.ask.malleable:
             self._bound(program, program.ask.cores)
@@ -159,7 +167,6 @@ class HostScheduler:
         program = self.programs.get(job)
         if program is not None:
             self._running.pop(job, None)
-            self._cores.give_back(program.cores)
             program.cores = ()
         return program
 
@@ -182,30 +189,28 @@ class HostScheduler:
                 if program.ask.malleable or program.state == WAITING:
                     self._bound(program, min(int(value), self.view.cores))
             case "cancel", _:
-                self._end(program, "cancelled by its user", now)
-            case what, float() | int() as rate if what.startswith(RATE):
-                program.learn(int(what.removeprefix(RATE)), rate, now)
+                self._end(program, "cancel", "cancelled by its user", now)
             case "requeue", _ if not program.stopping:
-                self._end(program, _REQUEUE, now)
+                self._end(program, "requeue", "its user puts it back into the queue", now)
 
-    def _end(self, program: Program, why: str, now: float) -> None:
+    def _end(self, program: Program, how: Stopping, why: str, now: float) -> None:
         """Stop a program that was started; one that was not is gone at once, or stays where it is."""
         if program.state == WAITING:
             program.held = False
-            if why != _REQUEUE:
+            if how != "requeue":
                 del self.programs[program.id]
-                self._reject(program.id, why)
+                self._reject(program.id, why, cancelled=how == "cancel")
             return
         program.catch_up(now)
         if not program.stopping:
             self._out.append(Stop(program.id, TASK, why))
-        program.stopping, program.held = why, False
+        program.stopping, program.stop_why, program.held = how, why, False
         self._running.pop(program.id, None)
 
-    def _reject(self, job: str, why: str) -> None:
+    def _reject(self, job: str, why: str, cancelled: bool = False) -> None:
         self._gone.add(job)
         self._lost.append(job)
-        self._out.append(Reject(job, why))
+        self._out.append(Reject(job, why, cancelled))
 
     def _reject_orphans(self) -> None:
         """Whoever waits for something that failed fails with it."""
@@ -220,7 +225,7 @@ class HostScheduler:
         for program in list(self._running.values()):
             limit = program.ask.limit_s
             if limit is not None and program.ran_s(now) >= limit - 1e-9:
-                self._end(program, f"ran for its limit of {limit:g} s", now)
+                self._end(program, "limit", f"ran for its limit of {limit:g} s", now)
 
     def _enqueue(self, program: Program, now: float) -> None:
         program.queued_s, program.place, program.deferred = now, next(self._places), ""
@@ -275,7 +280,6 @@ class HostScheduler:
     def _pause(self, program: Program, now: float, why: str) -> None:
         program.catch_up(now)
         program.state, program.had = PAUSED, program.cores
-        self._cores.give_back(program.cores)
         program.cores = ()
         del self._running[program.id]
         self._enqueue(program, now)
@@ -284,25 +288,26 @@ class HostScheduler:
     def _carry(self, admission: Admission, now: float) -> None:
         """From the decided widths to orders: who shrinks goes first, then who starts, then who grows."""
         widths, started = self.view.widths, {p.id for p in admission.starts}
+        free = set(range(self.view.cores)).difference(*(p.cores for p in self.programs.values() if p.cores))
         old = [p for p in self.view.running if p.id not in started]
         for program in old:
             if widths[program.id] < len(program.cores):
-                self._resize(program, widths[program.id], now)
+                self._resize(program, widths[program.id], free, now)
         for program in admission.starts:
-            self._start(program, widths[program.id], now)
+            self._start(program, widths[program.id], free, now)
         for program in old:
             if widths[program.id] > len(program.cores):
-                self._resize(program, widths[program.id], now)
+                self._resize(program, widths[program.id], free, now)
 
-    def _resize(self, program: Program, cores: int, now: float) -> None:
+    def _resize(self, program: Program, cores: int, free: set[int], now: float) -> None:
         program.catch_up(now)
         why = f"{'shrinks' if cores < len(program.cores) else 'grows'} to {self._why(program, cores)}"
-        program.cores = self._cores.change(program.cores, cores)
+        program.cores = choose(free, program.cores, cores)
         self._out.append(Resize(program.id, TASK, program.cores, program.run_s(cores), why))
 
-    def _start(self, program: Program, cores: int, now: float) -> None:
+    def _start(self, program: Program, cores: int, free: set[int], now: float) -> None:
         why, run_s = self._why(program, cores), program.run_s(cores)
-        program.cores = self._cores.change((), cores, program.had)
+        program.cores = choose(free, (), cores, program.had)
         program.since = program.turn_s = now
         program.rank = self.view.urgency(program)
         program.deferred = ""
@@ -329,3 +334,23 @@ class HostScheduler:
         if at_s is not None and at_s > now and not any(t <= at_s for t in self._wakes):
             self._wakes.add(at_s)
             self._out.append(WakeAt(at_s))
+
+
+def make_scheduler(
+    cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions
+) -> HostScheduler | LegacyScheduler:
+    """The scheduler of a profile."""
+    return (LegacyScheduler if options.profile == "legacy" else HostScheduler)(cores, graphs, options)
+
+
+def options_of(header: Header) -> HostOptions:
+    """The options of a recorded run."""
+    try:
+        return msgspec.convert(header.options, HostOptions)
+    except (msgspec.ValidationError, InputError) as error:
+        raise InputError(f"not a usable header: options: {error}") from None
+
+
+def scheduler_for(reader: Reader) -> Scheduler:
+    """The scheduler that decided a recorded run, as its header describes it: fed the same stimuli, it decides again."""
+    return make_scheduler(len(reader.header.pool), reader.header.build_graphs(), options_of(reader.header))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.engine import Scheduler, simulate
+from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked
 from dovetail.core.executor import SimExecutor
@@ -19,13 +19,12 @@ from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.bounds import makespan_bound_s
-from dovetail.host.compat.scheduler import LegacyScheduler
 from dovetail.host.curves import curve
 from dovetail.host.inputs.requests import Request
 from dovetail.host.metrics import ProgramFigures, Programs, Totals
 from dovetail.host.options import HostOptions
 from dovetail.host.program import Ask, program_graph
-from dovetail.host.scheduler import HostScheduler
+from dovetail.host.scheduler import make_scheduler
 from dovetail.host.words import WORDS
 
 DEFAULT_WORK = 1000.0  # core-seconds
@@ -81,11 +80,6 @@ class HostOutcome(Struct, frozen=True):
 def machine(cores: int) -> Pool:
     """A machine of so many cores."""
     return Pool(tuple(Device(i, _CORE) for i in range(cores)), {_CORE: DeviceType(_CORE)})
-
-
-def make_scheduler(cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions) -> Scheduler:
-    """The scheduler of a profile."""
-    return (LegacyScheduler if options.profile == "legacy" else HostScheduler)(cores, graphs, options)
 
 
 def header(cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions, mode: str = "", **facts: Any) -> Header:

@@ -22,7 +22,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.compat.grants import Threads, always_attend, max_prop, strict
-from dovetail.host.cores import Cores
+from dovetail.host.cores import choose
 from dovetail.host.curves import curve
 from dovetail.host.options import HostOptions
 from dovetail.host.program import RUNNING, TASK, WAITING, Ask, Program
@@ -66,7 +66,6 @@ class LegacyScheduler:
         self._pending: list[_Container] = []
         self._all: dict[str, _Container] = {}
         self._running: dict[str, _Container] = {}  # in the order of their starts
-        self._cores = Cores(cores)
         self._count = 0
         self._out: list[Instruction] = []
 
@@ -95,7 +94,11 @@ class LegacyScheduler:
 
     @property
     def _free(self) -> int:
-        return len(self._cores)
+        return self._total - sum(sum(container.has) for container in self._running.values())
+
+    def _choose(self, program: Program, cores: int) -> tuple[int, ...]:
+        held = (container.program.cores for container in self._running.values())
+        return choose(set(range(self._total)).difference(*held), program.cores, cores)
 
     # --- what happened ----------------------------------------------------------------------------
 
@@ -113,7 +116,6 @@ class LegacyScheduler:
     def _ended(self, end: Finished | Failed, now: float) -> None:
         container = self._running.pop(end.job)
         program = container.program
-        self._cores.give_back(program.cores)
         program.cores = ()
         self._pending = [c for c in self._pending if c is not container]
         if isinstance(end, Finished):
@@ -185,7 +187,7 @@ class LegacyScheduler:
         if granted is None:
             return False
         program, cores = container.program, sum(granted)
-        program.cores = self._cores.change((), cores)
+        program.cores = self._choose(program, cores)
         program.since, program.state, container.has = now, RUNNING, granted
         why = f"{granted[0]}+{granted[1]} of {sum(container.asked)} asked"
         if self._options.assign == "max_prop":
@@ -225,5 +227,5 @@ class LegacyScheduler:
     def _resize(self, container: _Container, has: Threads, why: str, now: float) -> None:
         program, container.has = container.program, has
         program.catch_up(now)
-        program.cores = self._cores.change(program.cores, sum(has))
+        program.cores = self._choose(program, sum(has))
         self._out.append(Resize(program.id, TASK, program.cores, program.run_s(sum(has)), why))

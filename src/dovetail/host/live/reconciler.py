@@ -26,8 +26,8 @@ from msgspec import Struct
 from dovetail.core.events import Change, Failed, Finished, Pause, Settled, Start, Stimulus, Stop
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, NotNowError, ProgramExecutor, ProgramLaunch
+from dovetail.host.program import TASK
 
-TASK = "run"
 ACK_LIMIT_S = 2.0
 _RETRY_S = 1.0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dovetail.core.errors import DovetailError
-from dovetail.core.events import Asked, Stimulus
-from dovetail.host.curves import RATE
+from dovetail.core.events import Measured, Stimulus
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import Usage
 from dovetail.host.live.reconciler import Attempt
+from dovetail.host.program import TASK
 
 _RATE_NEWS = 0.2  # a share of the rate
 
@@ -44,4 +44,4 @@ class Samples:
         known = self._rates.setdefault(attempt.job, {})
         if abs(rate - known.get(cores, 0.0)) > _RATE_NEWS * rate:
             known[cores] = rate
-            self._put(Asked(attempt.job, f"{RATE}{cores}", rate))
+            self._put(Measured(attempt.job, TASK, cores, rate))

@@ -21,7 +21,8 @@ from dovetail.core.tasks import TaskGraph
 from dovetail.host.metrics import Programs
 from dovetail.host.options import HostOptions
 from dovetail.host.program import program_graph
-from dovetail.host.simulate import header, make_scheduler
+from dovetail.host.scheduler import make_scheduler
+from dovetail.host.simulate import header
 
 KIND = "program"
 _MANY_STEPS = 50_000

@@ -110,6 +110,6 @@ def _follow(row: ProgramStatus, event: Any, now: float) -> None:
         case Complete():
             row.end, row.why = "completed", ""
         case Reject():
-            row.end, row.why = "cancelled" if event.why.startswith("cancelled") else "failed", event.why
+            row.end, row.why = "cancelled" if event.cancelled else "failed", event.why
     if row.end and not row.wanted and row.ended_s is None:
         row.state, row.ended_s = row.end, now

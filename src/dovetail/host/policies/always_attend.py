@@ -24,6 +24,12 @@ class AlwaysAttend(Assignment):
     def frees(self, program: Program, view: MachineView) -> int:
         return view.low(program)
 
+    def must_start(self, program: Program, view: MachineView) -> bool:
+        return program.least <= view.free
+
+    def must_have(self, view: MachineView) -> Mapping[str, int]:
+        return {p.id: view.high(p, p.asked) for p in view.running}
+
     def spread(self, view: MachineView) -> Mapping[str, int]:
         widths = {p.id: min(view.widths[p.id], view.high(p, p.asked)) for p in view.running}
         free = view.free + sum(view.widths.values()) - sum(widths.values())

@@ -132,6 +132,15 @@ class Assignment:
         """The cores that each running program should have; they are never more than there are."""
         return view.widths
 
+    def must_start(self, program: Program, view: MachineView) -> bool:
+        """A promise, to which the checker holds it: whether a waiting program, if it is its turn and memory suffices,
+        starts rather than leave cores idle. As `take` says, unless it can be said more simply."""
+        return self.take(program, view) > 0
+
+    def must_have(self, view: MachineView) -> Mapping[str, int]:
+        """A promise, likewise: while cores are idle, every running program has so many. As `spread` says."""
+        return self.spread(view)
+
     def refusal(self, program: Program, view: MachineView) -> str:
         """Why a waiting program cannot start."""
         return f"needs {count(program.asked)}, {view.free} free"

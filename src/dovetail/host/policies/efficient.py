@@ -37,6 +37,16 @@ class Efficient(Assignment):
     def frees(self, program: Program, view: MachineView) -> int:
         return view.low(program)
 
+    def must_start(self, program: Program, view: MachineView) -> bool:
+        """It may choose to wait, but not for nobody."""
+        return view.free == view.cores and program.least <= view.free
+
+    def must_have(self, view: MachineView) -> Mapping[str, int]:
+        """Another core, as long as one makes it faster."""
+        return {
+            p.id: n + (p.curve.gain(n, self.most(p, view)) > 1e-9) for p in view.running for n in [view.widths[p.id]]
+        }
+
     def spread(self, view: MachineView) -> Mapping[str, int]:
         return self._share(view.running, view)
 

@@ -58,6 +58,12 @@ class MaxProp(Assignment):
     def frees(self, program: Program, view: MachineView) -> int:
         return view.low(program)
 
+    def must_start(self, program: Program, view: MachineView) -> bool:
+        return program.least <= view.free
+
+    def must_have(self, view: MachineView) -> Mapping[str, int]:
+        return {p.id: view.high(p, p.most) for p in view.running}
+
     def spread(self, view: MachineView) -> Mapping[str, int]:
         members = view.running
         lows = [view.low(p) for p in members]

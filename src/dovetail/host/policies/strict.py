@@ -19,6 +19,14 @@ class Strict(Assignment):
     def lack(self, program: Program, view: MachineView) -> int:
         return program.asked - view.free
 
+    def must_start(self, program: Program, view: MachineView) -> bool:
+        return program.asked <= view.free
+
+    def must_have(self, view: MachineView) -> Mapping[str, int]:
+        """All that it asked for, if all that it lacks is free."""
+        wanted = {p.id: view.high(p, p.asked) for p in view.running}
+        return {id: n if n - view.widths[id] <= view.free else view.widths[id] for id, n in wanted.items()}
+
     def spread(self, view: MachineView) -> Mapping[str, int]:
         """Only a program whose request was changed: less at once, more when all of it is free."""
         widths = dict(view.widths)
