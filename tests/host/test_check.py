@@ -191,7 +191,7 @@ def test_a_live_run_may_still_be_under_way(tmp_path: Path) -> None:
     assert found(path, part) == {"end"}
     lines[0]["mode"] = "live"
     assert found(path, part) == set()
-    assert "the run had not ended" in check_journal(path).notes[0]
+    assert any("the run had not ended" in note for note in check_journal(path).notes)
     path.write_text(path.read_text()[:-5])
     assert "end" in check_journal(path).faults_by_code  # a torn line is another thing
 

@@ -43,8 +43,8 @@ T = TypeVar("T")
 class HostRules:
     """Follows a run. An instant is judged when it is over: only then has everything been decided."""
 
-    def __init__(self, header: Header, faults: Findings, notes: list[str]) -> None:
-        self._faults, self._notes = faults, notes
+    def __init__(self, header: Header, faults: Findings) -> None:
+        self._faults = faults
         self._options = options_of(header)
         self._legacy = self._options.profile == "legacy"
         self._exact = header.mode != LIVE
@@ -67,7 +67,7 @@ class HostRules:
         try:
             return make(name, kind)  # type: ignore[type-var]
         except DovetailError as error:
-            self._notes.append(f"what {name} promises is not checked: {error}")
+            self._faults.notes.append(f"what {name} promises is not checked: {error}")
             return None
 
     def _ask(self, policy: Planning | Assignment, question: Callable[[], T]) -> T | None:
@@ -77,7 +77,7 @@ class HostRules:
         except Exception as error:
             name = type(policy).__name__
             note = f"{name} cannot be asked, so what it promises is not checked: {type(error).__name__}: {error}"
-            self._notes.append(note)
+            self._faults.notes.append(note)
             self._plan = None if policy is self._plan else self._plan
             self._assign = None if policy is self._assign else self._assign
             return None
@@ -240,15 +240,15 @@ class HostRules:
 def check_journal(path: Path) -> Report:
     """Check a journal of this level by all rules."""
     reader = open_journal(path)
-    faults, notes = Findings(), list[str]()
+    faults = Findings()
     try:
-        rules = HostRules(reader.header, faults, notes)
+        rules = HostRules(reader.header, faults)
     except InputError as error:
         raise InputError(f"{path}:1: {error}") from None
     exact = reader.header.mode != LIVE
     if not exact:
-        notes.append("a live run: how long programs took is not checked")
+        faults.notes.append("a live run: how long programs took is not checked")
     figures = core.check_journal(reader, faults, [rules], exact, may_go_on=not exact)
     if not faults.interrupted:
         rules.finish()
-    return Report.of(str(path), "journal", faults, notes, recount(figures))
+    return Report.of(str(path), "journal", faults, [], recount(figures))

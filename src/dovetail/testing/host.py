@@ -87,7 +87,7 @@ def verify(
     """Run, and check by every rule while it runs."""
     faults = Findings()
     first = header(workload.cores, workload.graphs, options)
-    rules = HostRules(first, faults, [])
+    rules = HostRules(first, faults)
     check = Check(first, faults, [rules])
     outcome = run(workload, options, [check], executor)
     check.step(outcome.steps + 1, outcome.end_s, [Ended(outcome.totals.as_dict())])
