@@ -6,8 +6,9 @@
 5
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dovetail.core.lazy import exports
 
 if TYPE_CHECKING:
     from dovetail.cluster.check import check_journal
@@ -29,19 +30,17 @@ __all__ = [
     "run",
 ]
 
-_PLACES = {
-    "check": ("check_journal",),
-    "inputs.scenario": ("Scenario", "load"),
-    "policies.base": ("Allocation", "Policy", "Problem"),
-    "rules": ("RoundRules",),
-    "simulate": ("run",),
-    "sweeps.compare": ("compare_policies",),
-}
-_MODULES = {name: module for module, names in _PLACES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Public names are imported when they are asked for: commands need few of them."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "Allocation": "policies.base",
+        "Policy": "policies.base",
+        "Problem": "policies.base",
+        "RoundRules": "rules",
+        "Scenario": "inputs.scenario",
+        "check_journal": "check",
+        "compare_policies": "sweeps.compare",
+        "load": "inputs.scenario",
+        "run": "simulate",
+    },
+)

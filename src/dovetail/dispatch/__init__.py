@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from dovetail.core.lazy import exports
 
 if TYPE_CHECKING:
     from dovetail.dispatch.compat.mpi import SimpleMPIScheduler
@@ -48,13 +49,13 @@ __all__ = [
     "StaticHybridScheduler",
 ]
 
+_find, __dir__ = exports(__name__, _WHERE)
+
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for, and PyTorch with it, only now."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dovetail.dispatch.inputs.devices import load_torch
+    if name in _WHERE:
+        from dovetail.dispatch.inputs.devices import load_torch
 
-    load_torch()
-    module, _, attribute = _WHERE[name].partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), attribute)
+        load_torch()
+    return _find(name)

@@ -9,8 +9,7 @@ report = host.check_journal(Path("run.jsonl"))
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from dovetail.core.lazy import exports
 
 _PUBLIC = {
     "Assignment": "policies",
@@ -29,13 +28,4 @@ _PUBLIC = {
     "run": "simulate",
 }
 __all__ = sorted(_PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = exports(__name__, _PUBLIC)
