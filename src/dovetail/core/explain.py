@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import (
+    Added,
     Arrived,
     Complete,
     Defer,
@@ -21,9 +20,8 @@ from dovetail.core.events import (
     Start,
     Stop,
 )
-from dovetail.core.journal import Ended, Reader, Recorded
-from dovetail.core.resources import Pool
-from dovetail.core.tasks import TaskGraph, TaskGraphError
+from dovetail.core.journal import Ended, Header, Reader, Recorded
+from dovetail.core.tasks import TaskGraph
 
 _SHOWN = 10
 _TURNS: dict[type, str] = {
@@ -94,20 +92,17 @@ class Explanation(Struct, kw_only=True):
 
 def explain(journal: Reader, job: str, task: str | None = None) -> list[Explanation]:
     """The story of one task, or of all tasks of a job, in their order; of one rejected on arrival, one for all."""
-    try:
-        graphs = journal.header.build_graphs()
-    except TaskGraphError as error:
-        raise InputError(f"{journal.path}:1: not a usable header: {error}") from None
-    witness = _Witness(journal.header.pool, graphs, job)
+    witness = _Witness(journal.header, job)
     for _, t, event in journal:
         if witness.see(t, event):
             break
     if witness.arrived is None:
         raise InputError(f"{journal.path}: no job called {job!r} arrived{did_you_mean(job, witness.others)}")
-    graph = witness.graph
-    if task is not None and graph is not None and task not in graph.index:
-        raise InputError(f"{job!r} has no task {task!r}{did_you_mean(task, graph.index)}")
-    return [story for story in witness.tell() if task is None or story.task in (task, "")]
+    stories = witness.tell()
+    known = list(witness.graph.index) if witness.graph is not None else [story.task for story in stories]
+    if task is not None and task not in known and known != [""]:
+        raise InputError(f"{job!r} has no task {task!r}{did_you_mean(task, known)}")
+    return [story for story in stories if task is None or story.task in (task, "")]
 
 
 class _Wait:
@@ -125,14 +120,15 @@ class _Witness:
     """Follows a run and keeps what has to do with one job. An instant is judged when it is over: what starts together
     overtakes nobody, and devices that were taken when a task became ready were not free for it."""
 
-    def __init__(self, pool: Pool, graphs: Mapping[str, TaskGraph], job: str) -> None:
+    def __init__(self, header: Header, job: str) -> None:
         self.arrived: Arrived | None = None
-        self.graph: TaskGraph | None = None
         self.others: list[str] = []  # some that arrived, in case that the name is wrong
-        self._pool, self._graphs, self._job = pool, graphs, job
-        self._now, self._ended = 0.0, False
+        self._pool, self._graphs, self._job = header.pool, header.build_graphs(), job
+        self.graph: TaskGraph | None = None
+        self._next = f"next {header.words.task}"  # of a job without a graph, whose tasks are known when they start
+        self._now, self._ended, self._done = 0.0, False, False
         self._arrived_s, self._rejected = 0.0, ""
-        self._stories: list[Explanation] = []
+        self._stories: dict[str, Explanation] = {}
         self._left: list[int] = []
         self._running: dict[tuple[str, str], Other] = {}
         self._waits: dict[str, _Wait] = {}
@@ -164,16 +160,20 @@ class _Witness:
             self._give_up()
         elif isinstance(event, Pause | Resume | Resize | Stop | Defer):
             self._turn(t, event)
+        elif isinstance(event, Added):
+            self._pool = self._pool.joined(event.devices, event.types)
+            self._graphs |= {record.name: record.build() for record in event.graphs}
         elif isinstance(event, Ended):
             self._ended = True
-        return isinstance(event, Complete) and event.job == self._job
+        self._done = isinstance(event, Complete) and event.job == self._job
+        return self._done
 
     def _turn(self, t: float, event: Pause | Resume | Resize | Stop | Defer) -> None:
         devices = event.devices if isinstance(event, Resume | Resize) else ()
         running = self._running.get((event.job, event.task))
         if running is not None and isinstance(event, Pause | Resume | Resize):
             self._running[event.job, event.task] = replace(running, devices=devices)
-        story = self._story(event.task) if event.job == self._job else None
+        story = self._stories.get(event.task) if event.job == self._job else None
         if story is None:
             return
         story.turns.append(Turn(t, _TURNS[type(event)], event.why, devices))
@@ -183,32 +183,35 @@ class _Witness:
     def _arrive(self, t: float, event: Arrived) -> None:
         self.arrived, self._arrived_s = event, t
         graph = self.graph = self._graphs.get(event.of)
-        if graph is None or event.fault:
+        if event.fault or (graph is None and self._graphs):
+            return
+        if graph is None:
+            self._new(self._next, event.of, 0)
+            self._waits[self._next] = _Wait(t)
             return
         for i, own in enumerate(graph.tasks):
-            story = Explanation(
-                job=event.job,
-                task=own.name,
-                kind=own.kind,
-                width=own.width,
-                widths="" if own.needs == str(own.width) else own.needs,
-                status="waiting",
-                arrived_s=t,
-                after=[graph.tasks[j].name for j in graph.after[i]],
-                never_why=graph.never.get(i, ""),
-            )
-            self._stories.append(story)
+            story = self._new(own.name, own.kind, own.width)
+            story.widths = "" if own.needs == str(own.width) else own.needs
+            story.after = [graph.tasks[j].name for j in graph.after[i]]
+            story.never_why = graph.never.get(i, "")
         self._left = [len(after) for after in graph.after]
         for i in graph.roots:
             self._waits[graph.tasks[i].name] = _Wait(t)
 
-    def _story(self, task: str) -> Explanation | None:
-        index = None if self.graph is None else self.graph.index.get(task)
-        return None if index is None or not self._stories else self._stories[index]
+    def _new(self, task: str, kind: str, width: int) -> Explanation:
+        story = self._stories[task] = Explanation(
+            job=self._job, task=task, kind=kind, width=width, status="waiting", arrived_s=self._arrived_s, after=[]
+        )
+        return story
 
     def _start(self, t: float, event: Start) -> None:
         """The last attempt counts."""
-        story, wait = self._story(event.task), self._waits.pop(event.task, None)
+        wait = self._waits.pop(event.task, None)
+        if self._next in self._stories:
+            del self._stories[self._next]
+            wait = self._waits.pop(self._next, None)
+            self._new(event.task, event.kind, len(event.devices))
+        story = self._stories.get(event.task)
         if story is None:
             return
         story.status, story.started_s, story.attempts = "running", t, story.attempts + 1
@@ -218,14 +221,20 @@ class _Witness:
         story.ready_s, story.waited_s = event.ready_s, t - event.ready_s
 
     def _end(self, t: float, event: Finished | Failed) -> None:
-        story, graph = self._story(event.task), self.graph
-        if story is None or graph is None:
+        story, graph = self._stories.get(event.task), self.graph
+        if story is None:
             return
         if isinstance(event, Failed):
             story.status = f"failed: {event.why}"
+        else:
+            story.status, story.finished_s = "finished", t
+        if graph is None:
+            self._new(self._next, story.kind, story.width)
+            self._waits[self._next] = _Wait(t)
+            return
+        if isinstance(event, Failed):
             self._waits[event.task] = _Wait(t)
             return
-        story.status, story.finished_s = "finished", t
         for j in graph.before[graph.index[event.task]]:
             self._left[j] -= 1
             if not self._left[j] and j not in graph.never:
@@ -255,7 +264,7 @@ class _Witness:
     def _give_up(self) -> None:
         """What waits will not start any more."""
         for task, wait in self._waits.items():
-            story = self._story(task)
+            story = self._stories.get(task)
             if story is not None and story.started_s is None:
                 self._waited(story, wait)
         self._waits.clear()
@@ -264,19 +273,21 @@ class _Witness:
         self._settle()
         self._give_up()
         assert self.arrived is not None
+        if self._done and len(self._stories) > 1:
+            self._stories.pop(self._next, None)
         if not self._stories:
             story = Explanation(
                 job=self._job, task="", kind="", width=0, status="rejected", arrived_s=self._arrived_s, after=[]
             )
             story.rejected_why = self._rejected or self.arrived.fault
             return [story]
-        for story in self._stories:
+        for story in self._stories.values():
             story.rejected_why = self._rejected
             if story.status == "waiting" and self._rejected:
                 story.status = "rejected"
             if story.status in ("waiting", "running", "paused") and not self._ended:
                 story.cut_s = self._now
-        return self._stories
+        return list(self._stories.values())
 
 
 def sentences(story: Explanation) -> list[str]:
@@ -285,11 +296,8 @@ def sentences(story: Explanation) -> list[str]:
         why = f": {story.rejected_why}" if story.rejected_why else ""
         return [f"{story.job} arrived at {story.arrived_s:.2f} s and was rejected on arrival{why}."]
     cut = "" if story.cut_s is None else f"The journal breaks off at {story.cut_s:.2f} s, before it "
-    lines = [
-        f"{story.job}/{story.task} needs {story.kind} on "
-        f"{f'{story.widths} devices' if story.widths else _many(story.width, 'device')}; "
-        f"its job arrived at {story.arrived_s:.2f} s."
-    ]
+    wide = f"{story.widths} devices" if story.widths else _many(story.width, "device")
+    lines = [f"{story.job}/{story.task} needs {story.kind} on {wide}; its job arrived at {story.arrived_s:.2f} s."]
     if story.rejected_why:
         lines.append(f"Its job was rejected: {story.rejected_why}.")
     if story.ready_s is None:
@@ -299,7 +307,8 @@ def sentences(story: Explanation) -> list[str]:
         else:
             lines.append(f"It never became ready: it {story.never_why or waits}.")
         return lines
-    behind = f" when {', '.join(story.after)} had finished" if story.after else " on arrival"
+    behind = f" when {', '.join(story.after)} had finished" if story.after else ""
+    behind = " on arrival" if story.ready_s == story.arrived_s else behind
     lines.append(f"It became ready at {story.ready_s:.2f} s{behind}.")
     if story.started_s is None:
         return [*lines, *_wait(story), *_turns(story), f"{cut}started." if cut else "It has not started."]

@@ -123,6 +123,25 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SENSELESS = (ValueError, msgspec.ValidationError)
 
 
+def check_header(header: Header, path: Path) -> Header:
+    """The same header, if a run can be followed with it."""
+    try:
+        header.build_graphs()
+        if [device.id for device in header.pool.devices] != list(range(len(header.pool))):
+            raise ValueError("devices are not numbered from 0")
+        if unknown := {device.type for device in header.pool.devices} - header.pool.types.keys():
+            raise ValueError(f"there is no device type {min(unknown)!r}")
+        if any(not speed > 0 for speed in header.pool.speeds):
+            raise ValueError("a device type has no speed")
+        if any(task.width < 0 for graph in header.graphs for task in graph.tasks):
+            raise ValueError("a task has a negative width")
+        if not header.clock.error_s >= 0:
+            raise ValueError(f"the error of the clock is {header.clock.error_s} s")
+    except ValueError as error:
+        raise InputError(f"{path}:1: not a usable header: {error}") from None
+    return header
+
+
 class Writer:
     """Appends steps to a file. With `resume`, it first proves that what stands there is how this run begins.
 
@@ -260,7 +279,7 @@ class Reader:
                 raise InputError(f"{path}:1: journal version {version}; this Dovetail reads up to {VERSION}")
             if version < VERSION:
                 raise InputError(f"{path}:1: journal version {version}, of an older Dovetail; expected {VERSION}")
-            self.header = _header(first)
+            self.header = check_header(_header(first), path)
         except _UNREADABLE as error:
             raise InputError(f"{path}:1: not a Dovetail journal: {error}") from None
 
@@ -270,7 +289,7 @@ class Reader:
     def steps(self) -> Iterator[Step]:
         """What was seen and decided at one instant, in single events and in the order of time."""
         if self.header.order == "written":
-            return in_time(self._told())
+            return in_time(self._told(), self.header.clock.error_s)
         return self._told()
 
     def _told(self) -> Iterator[Step]:
@@ -333,19 +352,30 @@ class Reader:
                 yield _Line(number, entry)
 
 
-def in_time(steps: Iterable[Step]) -> Iterator[Step]:
+def in_time(steps: Iterable[Step], error_s: float) -> Iterator[Step]:
     """Steps in the order of time, and of writing where that is the same. At one instant what ends comes first, then
-    what begins and ends, so that devices are free for what begins. What follows the end of the run stays there."""
-    before: list[Entry] = []
+    what begins and ends, so that devices are free for what begins. What follows the end of the run stays there.
+
+    What was written about one task stays in that order if its stamps differ by no more than the clock may be wrong.
+    """
+    before: list[tuple[float, Entry]] = []
+    latest: dict[tuple[str, str], float] = {}
     after: list[Step] = []
     for n, t, events in steps:
         if after or any(isinstance(event, Ended) for event in events):
             after.append((n, t, events))
         else:
-            before += (Entry(n, t, event) for event in events)
-    before.sort(key=lambda entry: entry.t)
-    for t, instant in groupby(before, key=lambda entry: entry.t):
-        for n, group in groupby(_ends_first(list(instant)), key=lambda entry: entry.n):
+            for event in events:
+                place = t
+                about = getattr(event, "job", ""), getattr(event, "task", "")
+                if about[1]:
+                    known = latest.get(about, t)
+                    place = known if t < known <= t + error_s else t
+                    latest[about] = max(known, t)
+                before.append((place, Entry(n, t, event)))
+    before.sort(key=lambda placed: placed[0])
+    for _, instant in groupby(before, key=lambda placed: placed[0]):
+        for (n, t), group in groupby(_ends_first([entry for _, entry in instant]), key=lambda entry: entry[:2]):
             yield n, t, [entry.event for entry in group]
     yield from after
 

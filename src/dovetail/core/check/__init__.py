@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf
-from pathlib import Path
 
 from dovetail.core.check.follow import Check as Check
 from dovetail.core.check.follow import told_late
-from dovetail.core.errors import InputError
 from dovetail.core.findings import Findings
-from dovetail.core.journal import Header, Observer, Reader, Step
+from dovetail.core.journal import Observer, Reader, Step
+from dovetail.core.journal import check_header as check_header
 from dovetail.core.metrics import Figures
 
 CODES = {
@@ -46,18 +45,6 @@ CODES = {
 }
 
 
-def check_header(header: Header, path: Path) -> Header:
-    """The same header, if a run can be followed with it."""
-    try:
-        header.build_graphs()
-        if [device.id for device in header.pool.devices] != list(range(len(header.pool))):
-            raise ValueError("devices are not numbered from 0")
-        _ = header.pool.speeds
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{path}:1: not a usable header: {error!r}") from None
-    return header
-
-
 def read_steps(reader: Reader, faults: Findings) -> Iterator[Step]:
     """The steps of a journal, with a fault where they are not numbered upwards or a step has two times."""
     last_n, last_t = 0, -inf
@@ -80,7 +67,7 @@ def check_journal(
 ) -> Figures:
     """Check a recorded run; a level adds its own rules as followers. That a run has not ended is a fault, but a note
     for one that may still go on."""
-    check = Check(check_header(reader.header, reader.path), faults, followers, exact)
+    check = Check(reader.header, faults, followers, exact)
     for n, t, events in read_steps(reader, faults):
         check.step(n, t, events)
     return check.finish(reader.torn, may_go_on)
