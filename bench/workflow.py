@@ -27,9 +27,10 @@ import msgspec
 
 from dovetail.core.sweep import sweep
 from dovetail.workflow.inputs.configuration import read_system
-from dovetail.workflow.inputs.generate import generate, statistics, write_requests
+from dovetail.workflow.inputs.generate import generate, statistics
 from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
 from dovetail.workflow.inputs.system import System
+from dovetail.workflow.inputs.write import write_requests
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.simulate import run
 from dovetail.workflow.study import StudyCell, run_cell

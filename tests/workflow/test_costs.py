@@ -10,7 +10,7 @@ from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import ReadyNode, Request, View, Window
+from dovetail.workflow.policies.base import OpenRequest, ReadyNode, View, Window
 from dovetail.workflow.residents import Residents, least_setup
 
 MODELS = {
@@ -229,7 +229,7 @@ def test_a_measured_rate_goes_before_the_speed_of_the_gpu(window: Window, model:
     rates = [Rate("sd", "big", 2.0), Rate("sd", "small", 0.25), Rate("llm30b", "big", 2.5, 4)]
     view = View(Pool.parse("big:4,small:1", types), MODELS, CostRules(), RateTable(rates))
     graph = TaskGraph("one", [Task("a", model, MODELS[model].width)], [])
-    task = ReadyNode(Request("r", graph, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
+    task = ReadyNode(OpenRequest("r", graph, (10.0,), 0.0, None, 1.0), 0, 0.0, 0)
     assert view.run_s(task, window) == seconds
 
 

@@ -24,11 +24,12 @@ from dovetail.core.rates import RateTable
 from dovetail.workflow.choices import ArrivalPattern, FileFormat
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.fit import check_fit, make_pool
-from dovetail.workflow.inputs.generate import Statistics, draw_s, generate, statistics, write_requests
+from dovetail.workflow.inputs.generate import Statistics, draw_s, generate, statistics
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
 from dovetail.workflow.inputs.system import Model, System
+from dovetail.workflow.inputs.write import write_requests
 
 ARRIVALS: tuple[ArrivalPattern, ...] = ("poisson", "uniform", "bursty")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -60,7 +61,8 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process(
     write_requests(generate(system, **given_here), tmp_path / "here", format, given_here)  # type: ignore[arg-type]
     program = (
         "import sys, json; from pathlib import Path\n"
-        "from dovetail.workflow.inputs.generate import generate, write_requests\n"
+        "from dovetail.workflow.inputs.generate import generate\n"
+        "from dovetail.workflow.inputs.write import write_requests\n"
         "from dovetail.workflow.inputs.configuration import read_system\n"
         "folder, format, given = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])\n"
         "rows = generate(read_system(folder / 'system.json'), **given)\n"

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Event, Failed, Finished, Reject, Start
-from dovetail.core.journal import Header, Observer, TaskGraphRecord
+from dovetail.core.journal import Ended, Header, Observer, TaskGraphRecord
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task
@@ -61,7 +61,7 @@ def test_the_text_log_has_the_lines_people_know() -> None:
     log = TextLog(file)
     log.begin(HEADER, requests=2)
     follow(log)
-    log.end(10.0)
+    log.step(5, 10.0, [Ended()])
     log.close()
     assert file.getvalue().splitlines() == [
         "Starting by hand scheduler with 2 requests",

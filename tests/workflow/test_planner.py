@@ -19,7 +19,7 @@ from dovetail.testing.workflow.random_workloads import random_case, read_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.optimise.exact import solve
 from dovetail.workflow.optimise.planner import optimise
-from dovetail.workflow.policies.base import Request, View
+from dovetail.workflow.policies.base import OpenRequest, View
 from dovetail.workflow.policies.optimise import Optimise
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
@@ -90,7 +90,7 @@ ALONE = {name: TaskGraph(name, [Task("n", name)], []) for name in MODELS}
 
 def test_a_plan_names_every_node_its_window_and_where_it_came_from() -> None:
     view = View(Pool.parse("1", {}), MODELS, CostRules())
-    runs = [Request(f"r{i}", ALONE[of], (5.0,), 0.0, None, 1.0) for i, of in enumerate("abab")]
+    runs = [OpenRequest(f"r{i}", ALONE[of], (5.0,), 0.0, None, 1.0) for i, of in enumerate("abab")]
     plan = optimise(view, runs)
     # one load, four runs, one switch of 4 s: better is not possible
     assert plan.value == 10 + 4 * 5 + 4
@@ -107,8 +107,8 @@ def test_local_search_may_hold_a_gpu_back_for_what_comes() -> None:
         "long": TaskGraph("long", [Task(f"n{i}", "m") for i in range(4)], [(f"n{i}", f"n{i + 1}") for i in range(3)]),
     }
     view = View(Pool.parse("2", {}), models, CostRules())
-    runs = [Request(f"s{i}", graphs["short"], (5.0,), 0.0, None, 1.0) for i in range(4)]
-    runs.append(Request("l", graphs["long"], (5.0,) * 4, 0.0, None, 1.0))
+    runs = [OpenRequest(f"s{i}", graphs["short"], (5.0,), 0.0, None, 1.0) for i in range(4)]
+    runs.append(OpenRequest("l", graphs["long"], (5.0,) * 4, 0.0, None, 1.0))
     assert optimise(view, runs).value == 20.0
 
 

@@ -47,7 +47,7 @@ def build_app(argv: Sequence[str] = ()) -> App:
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
     )
-    register(app, COMMANDS, argv)
+    register(app, COMMANDS)
     return app
 
 

@@ -86,10 +86,10 @@ def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
 
 
 def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:
-    from dovetail.cli.workflow_inputs import write_config
     from dovetail.workflow.inputs.configuration import read_system
-    from dovetail.workflow.inputs.generate import generate, write_requests
+    from dovetail.workflow.inputs.generate import generate
     from dovetail.workflow.inputs.synthetic import synthetic_system
+    from dovetail.workflow.inputs.write import write_config, write_requests
     from dovetail.workflow.study import StudyCell, run_cell
 
     config, requests = out / "system_config.yaml", out / "workflow_requests.jsonl"

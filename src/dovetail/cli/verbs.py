@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from cyclopts import App
+from cyclopts.command_spec import CommandSpec
 
 
 class Command(NamedTuple):
@@ -21,9 +21,15 @@ class Command(NamedTuple):
     summary: str
 
 
-def register(app: App, commands: Iterable[Command], words: Sequence[str] | None = None) -> None:
-    """Add commands to an application by name. `words` is the command line."""
-    words = sys.argv[1:] if words is None else words
+class _OnDemand(CommandSpec):
+    """Its summary stands in lists; once it is imported, its docstring speaks for it on a page of its own."""
+
+    def resolve(self, parent_app: App) -> App:
+        self.help = None
+        return super().resolve(parent_app)
+
+
+def register(app: App, commands: Iterable[Command]) -> None:
+    """Add commands to an application by name."""
     for verb, target, summary in commands:
-        # A summary given here would replace the docstring on the verb's own help page.
-        app.command(target, name=verb, help=None if verb in words else summary)
+        app._commands[verb] = _OnDemand(target, name=verb, help=summary)  # `app.command` has no word for this

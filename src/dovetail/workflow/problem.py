@@ -14,7 +14,7 @@ from dovetail.core.journal import Header, TaskGraphRecord
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.bounds import BoundsAccumulator, bounds_for
+from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
 from dovetail.workflow.choices import Compat, Mode, OnError
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
@@ -110,3 +110,21 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     def new_bounds(self) -> BoundsAccumulator:
         """Nothing below these bounds is a schedule."""
         return bounds_for(self.pool, self.graphs, self.models, self.costs, self.rates)
+
+    def lower_bounds(self) -> Bounds:
+        """The bounds over all requests that can run."""
+        bounds = self.new_bounds()
+        for at_s, request in self.requests.arrivals():
+            bounds.add(at_s, request)
+        return bounds.result()
+
+    def describe(self) -> dict[str, Any]:
+        """What was read, in numbers."""
+        return {
+            "models": len(self.models),
+            "workflows": len(self.graphs),
+            "requests": len(self.requests),
+            "gpus": len(self.pool),
+            "gpu_seconds": sum(self.requests.forecast.values()),
+            "durations": dict(self.requests.estimates),
+        }

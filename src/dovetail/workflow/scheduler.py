@@ -19,7 +19,7 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.policies.base import Place, Policy, ReadyNode, Request, View, Wait, Window
+from dovetail.workflow.policies.base import OpenRequest, Place, Policy, ReadyNode, View, Wait, Window
 
 
 class WorkflowScheduler:
@@ -78,7 +78,7 @@ class WorkflowScheduler:
             return
         graph = self._graphs[event.of]
         due = None if event.due_s is None else now + event.due_s
-        request = self._requests[event.job] = Request(event.job, graph, event.sizes, now, due, event.weight)
+        request = self._requests[event.job] = OpenRequest(event.job, graph, event.sizes, now, due, event.weight)
         demand = self.view.demand
         for task, size in zip(graph.tasks, event.sizes, strict=True):
             demand[task.kind] += size * task.width
@@ -141,7 +141,7 @@ class WorkflowScheduler:
             raise self._mistake("rank", error) from error
         view.enqueue(node)
 
-    def _reject(self, request: Request, why: str, out: list[Instruction]) -> None:
+    def _reject(self, request: OpenRequest, why: str, out: list[Instruction]) -> None:
         view = self.view
         del self._requests[request.id]
         out.append(Reject(request.id, why))

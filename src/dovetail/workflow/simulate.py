@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def make_policy(name: str, options: Mapping[str, Any] | None, mode: Mode) -> Pol
     return chosen
 
 
-class RunResult(Struct, frozen=True):
+class WorkflowResult(Struct, frozen=True):
     """What a run came to. `bounds` are over the requests that were completed."""
 
     figures: Figures
@@ -53,7 +52,7 @@ def run(
     failure_rate: float = 0.0,
     retries: int = 0,
     observers: Sequence[Observer] = (),
-) -> RunResult:
+) -> WorkflowResult:
     """Simulate a problem under a policy; observers follow every step."""
     chosen = make_policy(policy, options, problem.mode) if isinstance(policy, str) else policy
     scheduler = WorkflowScheduler(problem.new_view(), problem.graphs, chosen, retries)
@@ -61,49 +60,48 @@ def run(
     executor = SimExecutor(seed, problem.costs.noise, failure_rate)
     arrivals = problem.requests.arrivals()
     began = time.perf_counter()
-    with _no_garbage():
-        steps, end_s = simulate(
-            scheduler,
-            problem.pool,
-            problem.graphs,
-            () if problem.compat else arrivals,
-            executor,
-            [metrics, bounds, *observers],
-            HeapOrder(arrivals) if problem.compat else None,
-        )
+    steps, end_s = simulate(
+        scheduler,
+        problem.pool,
+        problem.graphs,
+        () if problem.compat else arrivals,
+        executor,
+        [metrics, bounds, *observers],
+        HeapOrder(arrivals) if problem.compat else None,
+    )
     took = time.perf_counter() - began
-    return RunResult(metrics.figures(), bounds.result(), steps, end_s, took)
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """A run makes no reference cycles, but keeps many objects alive that the collector would visit again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    return WorkflowResult(metrics.figures(), bounds.result(), steps, end_s, took)
 
 
 def record(
     problem: WorkflowProblem,
-    policy: str,
-    options: Mapping[str, Any],
-    journal: Path | None,
+    policy: str = DEFAULT_POLICY,
+    options: Mapping[str, Any] | None = None,
+    journal: Path | None = None,
     *,
     seed: int = 0,
-    **luck: Any,
-) -> tuple[RunResult, dict[str, Any]]:
+    failure_rate: float = 0.0,
+    retries: int = 0,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+) -> tuple[WorkflowResult, dict[str, Any]]:
     """Run a policy on a problem, write its journal if a path is given, and sum it up.
 
-    `luck` is the failure rate and the retries.
+    With `resume`, an interrupted run's journal is completed, after proving that what it holds is this run.
     """
-    header = problem.header(policy, options, seed, **luck)
-    with Writer(journal, header) if journal is not None else nullcontext() as writer:
-        outcome = run(problem, policy, options, seed=seed, observers=[writer] if writer else [], **luck)
-        figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
+    options = options or {}
+    header = problem.header(policy, options, seed, retries=retries, failure_rate=failure_rate)
+    with Writer(journal, header, resume) if journal is not None else nullcontext() as writer:
+        result = run(
+            problem,
+            policy,
+            options,
+            seed=seed,
+            failure_rate=failure_rate,
+            retries=retries,
+            observers=[*observers, writer] if writer is not None else observers,
+        )
+        figures = summary(header, result.figures, result.bounds, problem.requests.skipped_count)
         if writer is not None:
-            writer.end(outcome.steps + 1, outcome.end_s, figures)
-    return outcome, figures
+            writer.end(result.steps + 1, result.end_s, figures)
+    return result, figures

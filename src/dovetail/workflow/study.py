@@ -10,7 +10,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dovetail.core import registry
 from dovetail.core.errors import InputError
+from dovetail.core.policy_source import REQUIRED
 from dovetail.core.sweep import sweep
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.choices import Compat, Mode, OnError, Target
@@ -78,8 +80,37 @@ def _read(
 
 def run_cell(cell: StudyCell) -> dict[str, Any]:
     """Run one cell, in whatever process; gives the summary's figures."""
-    outcome, figures = record(cell.problem(), cell.policy, cell.options, cell.journal, seed=cell.seed)
-    return figures | {"gpus": cell.gpus, "seed": cell.seed, "simulation_s": outcome.simulation_s}
+    result, figures = record(cell.problem(), cell.policy, cell.options, cell.journal, seed=cell.seed)
+    return figures | {"gpus": cell.gpus, "seed": cell.seed, "simulation_s": result.simulation_s}
+
+
+def policies_for(mode: Mode) -> list[str]:
+    """All policies that can work in a mode and need no option."""
+    listed = registry.listing("workflow", ["plans_ahead"])
+    usable = [policy for policy in listed if REQUIRED not in policy.options.values()]
+    return [policy.name for policy in usable if mode == "offline" or not policy.traits["plans_ahead"]]
+
+
+def grid(
+    base: StudyCell, policies: Sequence[str], gpus: Sequence[str], seeds: Sequence[int], journals: Path | None = None
+) -> list[StudyCell]:
+    """Every policy on every pool with every seed; with a folder, the first seed's runs leave a journal there.
+
+    The inputs are read once for each pool, so that a fault in them shows before any process starts. Seeds make a
+    difference only where there is noise; elsewhere the first one stands for all.
+    """
+    noise = max(replace(base, gpus=pool).problem().costs.noise for pool in gpus)
+    return [
+        replace(base, gpus=pool, policy=policy, seed=seed, journal=_journal(journals, policy, pool, seed == seeds[0]))
+        for pool in gpus
+        for policy in policies
+        for seed in (seeds if noise else seeds[:1])
+    ]
+
+
+def _journal(folder: Path | None, policy: str, pool: str, first: bool) -> Path | None:
+    name = "".join(c if c.isalnum() else "-" for c in pool)
+    return folder / f"{policy}_{name}_journal.jsonl" if folder is not None and first else None
 
 
 def compare(
@@ -139,13 +170,13 @@ def fewest_gpus(
     def value(gpus: int) -> float:
         if gpus not in tried and gpus not in ruled_out:
             problem = replace(cell, gpus=str(gpus)).problem()
-            bound = _bound(_bounds(problem), target)
+            bound = _bound(problem.lower_bounds(), target)
             if bound > limit_s:
                 ruled_out[gpus] = bound
             else:
-                outcome, figures = record(problem, cell.policy, cell.options, None, seed=cell.seed)
-                if outcome.figures.rejected:
-                    raise InputError(f"{outcome.figures.rejected} requests were rejected: a target needs them all")
+                result, figures = record(problem, cell.policy, cell.options, seed=cell.seed)
+                if result.figures.rejected:
+                    raise InputError(f"{result.figures.rejected} requests were rejected: a target needs them all")
                 tried[gpus] = figures[_KEYS[target]]
             progress(len(tried) + len(ruled_out))
         return tried.get(gpus, ruled_out.get(gpus, 0.0))
@@ -198,13 +229,6 @@ def _widest(cell: StudyCell) -> int:
     problem = replace(cell, gpus="4096").problem()
     used = {request.of for _, request in problem.requests.arrivals() if not request.fault}
     return max([node.width for name in used for node in problem.graphs[name].tasks], default=1) or 1
-
-
-def _bounds(problem: WorkflowProblem) -> Bounds:
-    bounds = problem.new_bounds()
-    for at_s, request in problem.requests.arrivals():
-        bounds.add(at_s, request)
-    return bounds.result()
 
 
 def _bound(bounds: Bounds, target: Target) -> float:

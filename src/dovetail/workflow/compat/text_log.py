@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.journal import Header
+from dovetail.core.journal import Ended, Header
 
 _LINES = 4096  # of the text log, written at once
 
@@ -32,16 +32,12 @@ class TextLog:
         self._running: dict[tuple[str, str], str] = {}
         self._names: dict[tuple[int, ...], str] = {}
 
-    def begin(self, header: Header, requests: int | None = None) -> None:
+    def begin(self, header: Header, requests: int) -> None:
         """What runs, on what."""
-        count = "" if requests is None else f" with {requests} requests"
-        self.say(f"Starting {header.policy} scheduler{count}")
+        self.say(f"Starting {header.policy} scheduler with {requests} requests")
         self.say(f"Mode: {header.mode}, Simulate: {bool(header.facts.get('simulate'))}")
         self.say(f"Available GPUs: {[device.id for device in header.pool.devices]}")
         self.say("Starting discrete event simulation...")
-
-    def end(self, t: float) -> None:
-        self.say(f"Simulation completed at time {t:.2f}s")
 
     def say(self, text: str) -> None:
         """A line of its own."""
@@ -79,6 +75,8 @@ class TextLog:
             elif kind is Failed:
                 ids = self._running.pop((event.job, event.task))
                 lines.append(f"[{t:.2f}s] Failed node {event.task} of request {event.job} on GPU(s) {ids}: {event.why}")
+            elif kind is Ended:
+                lines.append(f"Simulation completed at time {t:.2f}s")
         if len(lines) >= _LINES:
             self.flush()
 

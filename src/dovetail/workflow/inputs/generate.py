@@ -13,16 +13,12 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
-import msgspec
-import yaml
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import written_whole
-from dovetail.workflow.choices import ArrivalPattern, FileFormat
+from dovetail.workflow.choices import ArrivalPattern
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.inputs.system import DEFAULT_NODE_S, Model, System
 
@@ -44,7 +40,6 @@ _PROMPTS = (
     "Turn this recording into a list of decisions",
     "Plan a week of meals for four from what is in season",
 )
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def draw_s(model: Model, rng: SeededRandom) -> float:
@@ -87,11 +82,12 @@ def generate(
     so the last request may come a little before or after the duration), all equal (`uniform`), or short within bursts
     of 8 on average and long between them (`bursty`). `workflows` weighs the workflows; without it all are as likely.
 
-    >>> import tempfile
+    >>> import json, tempfile
+    >>> from pathlib import Path
     >>> from dovetail.workflow.inputs.configuration import read_system
     >>> from dovetail.workflow.inputs.synthetic import thrash_system
     >>> file = Path(tempfile.mkdtemp()) / "system.json"
-    >>> _ = file.write_bytes(msgspec.json.encode(thrash_system()))
+    >>> _ = file.write_text(json.dumps(thrash_system()))
     >>> for row in generate(read_system(file), requests=2, rate_per_min=6, seed=1):
     ...     row["request_id"], row["timestamp"], row["workflow_id"], row["node_execution_times"]
     ('req_0001', '2024-01-01T00:00:01.442911', 'pair_11', {'step_1': 1.69316, 'step_2': 1.746661})
@@ -224,46 +220,3 @@ def statistics(system: System, rows: Iterable[RawRequest]) -> Statistics:
     for _ in result.count(system, rows):
         pass
     return result
-
-
-def write_requests(
-    rows: Iterable[RawRequest], path: Path, format: FileFormat, metadata: Mapping[str, Any] | None = None
-) -> int:
-    """Write rows as they come, whatever their number; the file appears when it is whole. Returns how many there were.
-
-    `metadata` heads a JSON or YAML file: give what `generate` was given, and the file tells how to make it
-    again. JSON lines have no place for it.
-    """
-    count = 0
-    with written_whole(path) as file:
-        file.write(_head(format, msgspec.to_builtins(metadata)))
-        for row in rows:
-            file.write(_body(format, row, count))
-            count += 1
-        if format == "json":
-            file.write(b"\n]}\n")
-        elif format == "yaml" and not count:
-            file.write(b" []\n")
-    return count
-
-
-def _head(format: FileFormat, metadata: dict[str, Any] | None) -> bytes:
-    if format == "json":
-        given = b'"metadata":' + msgspec.json.encode(metadata) + b",\n" if metadata else b""
-        return b"{" + given + b'"requests":['
-    if format == "yaml":
-        return (_yaml({"metadata": metadata}) if metadata else b"") + b"requests:"
-    return b""
-
-
-def _body(format: FileFormat, row: RawRequest, before: int) -> bytes:
-    if format == "json":
-        return (b",\n" if before else b"\n") + msgspec.json.encode(row)
-    if format == "yaml":
-        return (b"" if before else b"\n") + _yaml([row])
-    return msgspec.json.encode(row) + b"\n"
-
-
-def _yaml(data: Any) -> bytes:
-    text: bytes = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
-    return text

@@ -17,6 +17,10 @@ from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.core.events import Arrived
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.inputs.costs import CostRules
+from dovetail.workflow.problem import WorkflowProblem
+
+MOST_NODES = 30  # for which an optimum is searched
 
 
 class Placed(NamedTuple):
@@ -98,6 +102,22 @@ def solve(
         optimal=status == cp_model.OPTIMAL,
         starts=plan.starts(solver),
     )
+
+
+def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
+    """The best makespan of a problem, where its rules of price are those that `solve` knows."""
+    if problem.costs != CostRules(problem.costs.pcie_gb_s, problem.costs.overhead_s) or problem.rates:
+        raise InputError("--exact knows only the default rules of price: no cost extension and no rate table")
+    used = [problem.graphs[request.of] for _, request in problem.requests.arrivals() if not request.fault]
+    if (nodes := sum(len(graph.tasks) for graph in used)) > MOST_NODES:
+        raise InputError(f"--exact is for {MOST_NODES} nodes at most, these requests have {nodes}")
+    view, windows = problem.new_view(), problem.pool.windows
+    for name, model in problem.models.items():
+        if len(view.roomy_windows(name, aligned=False)) < len(windows(model.width, aligned=False)):
+            raise InputError(f"--exact knows no limits of memory, and {name!r} does not fit on every GPU")
+    loads = {name: model.load_s for name, model in problem.models.items()}
+    reload_s = view.residents.reload_s
+    return solve(problem.requests.arrivals(), problem.graphs, problem.pool, loads, reload_s, time_limit_s=time_limit_s)
 
 
 class _Node(NamedTuple):

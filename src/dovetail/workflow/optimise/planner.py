@@ -18,7 +18,7 @@ from dovetail.core.events import Arrived, Start
 from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.registry import create
-from dovetail.workflow.policies.base import ListPolicy, Policy, ReadyNode, Request, View, Window
+from dovetail.workflow.policies.base import ListPolicy, OpenRequest, Policy, ReadyNode, View, Window
 from dovetail.workflow.scheduler import WorkflowScheduler
 
 Objective = Literal["makespan", "mean"]
@@ -71,7 +71,7 @@ class _Search:
     """Simulates one policy after another on the same requests, and keeps the best."""
 
     def __init__(
-        self, view: View, requests: Sequence[Request], objective: Objective, budget: int, budget_s: float | None
+        self, view: View, requests: Sequence[OpenRequest], objective: Objective, budget: int, budget_s: float | None
     ):
         self._view = view
         self._graphs = {request.graph.name: request.graph for request in requests}
@@ -105,7 +105,7 @@ class _Search:
 
 def optimise(
     view: View,
-    requests: Sequence[Request],
+    requests: Sequence[OpenRequest],
     objective: Objective = "makespan",
     schedules: int = 200,
     budget_s: float | None = None,

@@ -17,7 +17,7 @@ from dovetail.workflow.residents import Residents
 Window = tuple[int, ...]
 
 
-class Request:
+class OpenRequest:
     """A request under way."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class ReadyNode:
         "width",
     )
 
-    def __init__(self, request: Request, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
+    def __init__(self, request: OpenRequest, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
         node = request.graph.tasks[index]
         self.request = request
         self.index = index
@@ -174,7 +174,7 @@ class View:
         self.now = 0.0
         self.queues: dict[str, Queue] = {}
         self.wide_waiting = 0  # queues of models that span several GPUs
-        self.requests: dict[str, Request] = {}  # requests under way, in order of arrival
+        self.requests: dict[str, OpenRequest] = {}  # requests under way, in order of arrival
         self.demand: dict[str, float] = dict.fromkeys(models, 0.0)
         self.free = [True] * len(pool)
         self.free_count = len(pool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.core.registry import policy
 from dovetail.workflow.optimise.planner import NodeKey, Objective, PlannedStarts, optimise
-from dovetail.workflow.policies.base import Place, Policy, ReadyNode, Request, View, Wait, Window
+from dovetail.workflow.policies.base import OpenRequest, Place, Policy, ReadyNode, View, Wait, Window
 
 
 @policy("optimise", level="workflow")
@@ -32,7 +32,7 @@ class Optimise(Policy):
         self.budget_s = budget_s
         self.seed = seed
         self.plan: PlannedStarts | None = None
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, OpenRequest] = {}
         self._window: dict[NodeKey, Window] = {}  # of every planned node
         self._next: list[list[NodeKey]] = []  # planned nodes of each GPU, the next one last
         self._ready: dict[NodeKey, ReadyNode] = {}

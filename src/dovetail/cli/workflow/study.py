@@ -8,12 +8,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, Pairs, atomic_write, make_folder, pairs, print_json, print_table, progress
+from dovetail.cli.workflow.words import CONFIG, REQUESTS
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
 from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError, Target
-from dovetail.workflow.simulate import make_policy
-from dovetail.workflow.study import StudyCell, fewest_gpus
-from dovetail.workflow.study import compare as run_cells
 
 _COLUMNS = {
     "policy": "policy",
@@ -39,8 +37,8 @@ def compare(
     ),
     seed: Annotated[tuple[int, ...], Parameter(alias="--seeds", consume_multiple=True, negative=())] = (0,),
     mode: Mode = "offline",
-    config: Path = Path("system_config.yaml"),
-    requests: Path = Path("workflow_requests.yaml"),
+    config: Path = CONFIG,
+    requests: Path = REQUESTS,
     cost: Pairs | None = None,
     compat: Compat | None = None,
     on_error: OnError = "fail",
@@ -85,37 +83,35 @@ def compare(
     for flag, given in (("--gpus", gpus), ("--policy", policy), ("--seed", seed)):
         if not given:
             raise InputError(f"{flag}: expected at least one value")
-    names = _names(policy, mode)
+    from dovetail.workflow.simulate import make_policy
+    from dovetail.workflow.study import StudyCell, grid, policies_for
+    from dovetail.workflow.study import compare as run_cells
+
+    names = policies_for(mode) if policy == ("all",) else list(dict.fromkeys(policy))
+    for name in names:
+        make_policy(name, None, mode)
     gpus, seeds = tuple(dict.fromkeys(gpus)), tuple(dict.fromkeys(seed))
-    cells = [
-        StudyCell(
-            config=config,
-            requests=requests,
-            policy=name,
-            gpus=pool,
-            seed=number,
-            mode=mode,
-            on_error=on_error,
-            compat=compat,
-            costs=pairs("--cost", cost),
-            rates=rates,
-            journal=out / f"{name}_{_safe(pool)}_journal.jsonl" if out is not None and number == seeds[0] else None,
-        )
-        for pool in gpus
-        for name in names
-        for number in seeds
-    ]
+    every = StudyCell(
+        config=config,
+        requests=requests,
+        policy=names[0],
+        gpus=gpus[0],
+        mode=mode,
+        on_error=on_error,
+        compat=compat,
+        costs=pairs("--cost", cost),
+        rates=rates,
+    )
+    cells = grid(every, names, gpus, seeds, out)
+    journals = [cell.journal for cell in cells if cell.journal is not None]
     if out is not None:
-        journals = [cell.journal for cell in cells if cell.journal is not None]
         refuse_overwrite([*journals, out / "compare.json", out / "compare.html"], [config, requests, rates])
-    if not _check(cells):
-        cells = [cell for cell in cells if cell.seed == seeds[0]]
     if out is not None:
         make_folder(out)
     with progress("comparing", len(cells)) as done:
         rows = run_cells(cells, jobs, done)
     if out is not None:
-        _page(out, cells, rows)
+        _page(out, journals, rows)
     if format == "json":
         print_json(rows)
     else:
@@ -124,33 +120,6 @@ def compare(
         if out is not None:
             print(f"\nPage written to {out / 'compare.html'}")
     return 3 if any(row["rejected"] for row in rows) else 0
-
-
-def _names(given: tuple[str, ...], mode: Mode) -> list[str]:
-    from dovetail.core import registry
-
-    if given == ("all",):
-        every = registry.names("workflow")
-        usable = [
-            name
-            for name in every
-            if all(p.default is not p.empty for p in registry.options_of("workflow", name).values())
-        ]
-        return [name for name in usable if mode == "offline" or not registry.create("workflow", name).plans_ahead]
-    for name in given:
-        make_policy(name, None, mode)
-    return list(dict.fromkeys(given))
-
-
-def _check(cells: list[StudyCell]) -> bool:
-    """Read the inputs once for each pool here, so that an error shows before any process starts; whether there is
-    noise, without which seeds make no difference."""
-    pools = {cell.gpus: cell for cell in cells}
-    return max(cell.problem().costs.noise for cell in pools.values()) > 0
-
-
-def _safe(pool: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in pool)
 
 
 def _cell(row: dict[str, Any], key: str) -> Any:
@@ -162,7 +131,7 @@ def _cell(row: dict[str, Any], key: str) -> Any:
     return round(value, 2) if isinstance(value, float) else value
 
 
-def _page(out: Path, cells: list[StudyCell], rows: list[dict[str, Any]]) -> None:
+def _page(out: Path, journals: list[Path], rows: list[dict[str, Any]]) -> None:
     import msgspec
 
     from dovetail.core.journal import Reader
@@ -170,7 +139,6 @@ def _page(out: Path, cells: list[StudyCell], rows: list[dict[str, Any]]) -> None
     from dovetail.report.html import page
 
     atomic_write(out / "compare.json", msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
-    journals = [cell.journal for cell in cells if cell.journal is not None]
     seeds = rows[0]["seeds"]
     title = None if len(seeds) == 1 else f"Seed {seeds[0]} of {len(seeds)} (compare.json has the means over all)"
     atomic_write(out / "compare.html", page([collect(Reader(path)) for path in journals], title))
@@ -184,8 +152,8 @@ def plan(
     policy: str = DEFAULT_POLICY,
     option: Pairs | None = None,
     mode: Mode = "online",
-    config: Path = Path("system_config.yaml"),
-    requests: Path = Path("workflow_requests.yaml"),
+    config: Path = CONFIG,
+    requests: Path = REQUESTS,
     cost: Pairs | None = None,
     most: Annotated[int, Parameter(name="--max-gpus")] = 1024,
     seed: int = 0,
@@ -224,6 +192,9 @@ def plan(
     format
         table or json.
     """
+    from dovetail.workflow.simulate import make_policy
+    from dovetail.workflow.study import StudyCell, fewest_gpus
+
     limits: dict[Target, float | None] = {"p99": p99, "makespan": makespan, "mean": mean}
     given = {name: limit for name, limit in limits.items() if limit is not None}
     if len(given) != 1:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, Pairs, make_folder, pairs, print_json, progress
+from dovetail.cli.workflow.words import CONFIG, REQUESTS, warn
 from dovetail.core.errors import InputError, cannot_write
-from dovetail.core.events import Complete, Reject
 from dovetail.core.output import refuse_overwrite
 from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError
-from dovetail.workflow.problem import WorkflowProblem
-from dovetail.workflow.simulate import RunResult, make_policy
-from dovetail.workflow.simulate import run as simulate_run
+
+if TYPE_CHECKING:
+    from dovetail.workflow.problem import WorkflowProblem
+    from dovetail.workflow.simulate import WorkflowResult
 
 Output = Literal["journal", "log", "executions"]
-CONFIG = Path("system_config.yaml")
-REQUESTS = Path("workflow_requests.yaml")
 
 
 def run(
@@ -113,9 +112,13 @@ def run(
             raise InputError(f"{flag} {number}: expected 0 or more")
     if resume and "journal" not in write:
         raise InputError("--resume goes on with a journal: let --write name it")
+    from dovetail.workflow.problem import WorkflowProblem
+    from dovetail.workflow.simulate import make_policy
+
     options = pairs("--option", option)
     make_policy(policy, options, mode)  # a wrong name or option shows before anything is read or written
-    refuse_overwrite([out / _FILES[kind].format(policy) for kind in dict.fromkeys(write)], [config, requests, rates])
+    paths = {kind: out / _FILES[kind].format(policy) for kind in dict.fromkeys(write)}
+    refuse_overwrite([*paths.values()], [config, requests, rates])
     problem = WorkflowProblem.read(
         config,
         requests,
@@ -128,18 +131,20 @@ def run(
         gpus_per_server=gpus_per_server,
     )
     warn(problem)
-    header = problem.header(policy, options, seed, retries=retries, failure_rate=failure_rate)
-    talk = format == "table" and not quiet
-    outcome, figures = _simulate(
-        problem, header, options, out, write, resume, log_lines if talk else None, seed, failure_rate, retries
-    )
+    make_folder(out)
+    asked = {"seed": seed, "failure_rate": failure_rate, "retries": retries, "resume": resume}
+    console_lines = log_lines if format == "table" and not quiet else None
+    result, figures = _record(problem, policy, options, asked, paths, out, console_lines)
     if format == "json":
         print_json(figures)
     else:
-        _print_block(outcome, figures, problem)
-        for kind in write:
-            print(f"{_TITLES[kind]} written to {out / _FILES[kind].format(policy)}")
-    return 3 if outcome.figures.rejected else 0
+        from dovetail.workflow.metrics import metrics_block
+
+        skipped = problem.requests.skipped_count
+        print(metrics_block(result.figures, result.bounds, figures["rejections"], skipped), end="\n\n")
+        for kind, path in paths.items():
+            print(f"{_TITLES[kind]} written to {path}")
+    return 3 if result.figures.rejected else 0
 
 
 _FILES: dict[Output, str] = {
@@ -154,72 +159,36 @@ _TITLES: dict[Output, str] = {
 }
 
 
-def _simulate(
+def _record(
     problem: WorkflowProblem,
-    header: Any,
+    policy: str,
     options: dict[str, Any],
+    asked: dict[str, Any],
+    paths: dict[Output, Path],
     out: Path,
-    write: tuple[Output, ...],
-    resume: bool,
     console_lines: int | None,
-    seed: int,
-    failure_rate: float,
-    retries: int,
-) -> tuple[RunResult, dict[str, Any]]:
-    """Run with all outputs attached; what was written so far is closed and kept whatever happens."""
-    from dovetail.core.journal import Writer
-    from dovetail.workflow.compat.execution_log import ExecutionLog
-    from dovetail.workflow.compat.text_log import TextLog
-    from dovetail.workflow.metrics import RejectionReasons, summary
+) -> tuple[WorkflowResult, dict[str, Any]]:
+    """Run, with a journal if anything is to be made of it, and make the logs from it."""
+    from dovetail.workflow.export import write_logs
+    from dovetail.workflow.metrics import RejectionReasons
+    from dovetail.workflow.simulate import record
 
-    make_folder(out)
-    path = {kind: out / name.format(header.policy) for kind, name in _FILES.items()}
+    logs = {kind: path for kind, path in paths.items() if kind != "journal"}
+    for path in logs.values():
+        _remove(path)  # those of an earlier run would not belong to this journal
     rejections = RejectionReasons()
-    observers: list[Any] = [rejections]
-    with ExitStack() as stack:
-        journal = stack.enter_context(Writer(path["journal"], header, resume)) if "journal" in write else None
-        if journal is not None:
-            observers.append(journal)
-        log = None
-        if "log" in write or console_lines is not None:
-            target = path["log"] if "log" in write else Path("/dev/null")
-            file = stack.enter_context(_open_text(target))
-            log = TextLog(file, sys.stdout if console_lines is not None else None, console_lines)
-            stack.callback(log.close)
-            log.begin(header, len(problem.requests))
-            observers.append(log)
-        executions = None
-        if "executions" in write:
-            _remove(path["executions"])  # that of an earlier run would not belong to this journal
-            executions = stack.enter_context(ExecutionLog(header, path["executions"]))
-            observers.append(executions)
+    with TemporaryDirectory(dir=out, prefix=".dovetail-") as unasked:
+        journal = paths.get("journal")
+        if journal is None and (logs or console_lines is not None):
+            journal = Path(unasked) / "journal.jsonl"
         with progress("simulating", len(problem.requests)) as done:
-            if sys.stderr.isatty():
-                observers.append(_Progress(done))
-            outcome = simulate_run(
-                problem,
-                header.policy,
-                options,
-                seed=seed,
-                failure_rate=failure_rate,
-                retries=retries,
-                observers=observers,
-            )
-        figures = summary(header, outcome.figures, outcome.bounds, problem.requests.skipped_count)
-        if log is not None:
-            log.end(outcome.end_s)
-        if journal is not None:
-            journal.end(outcome.steps + 1, outcome.end_s, figures)
-        if executions is not None:
-            executions.write(outcome.figures, outcome.bounds)
-    return outcome, figures | {"rejections": rejections.reasons}
-
-
-def _open_text(path: Path) -> TextIO:
-    try:
-        return path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(path, error) from error
+            observers: list[Any] = [rejections, _Progress(done)] if sys.stderr.isatty() else [rejections]
+            result, figures = record(problem, policy, options, journal, observers=observers, **asked)
+        if journal is not None and (logs or console_lines is not None):
+            console = sys.stdout if console_lines is not None else None
+            files = {"log": paths.get("log"), "executions": paths.get("executions")}
+            write_logs(journal, **files, console=console, console_lines=console_lines)
+    return result, figures | {"rejections": rejections.reasons}
 
 
 def _remove(path: Path) -> None:
@@ -233,24 +202,13 @@ class _Progress:
     """Counts finished requests for the progress bar."""
 
     def __init__(self, done: Any) -> None:
+        from dovetail.core.events import Complete, Reject
+
+        self._closing = (Complete, Reject)
         self._done = done
         self._count = 0
 
     def step(self, n: int, t: float, events: list[Any]) -> None:
-        self._count += sum([type(event) is Complete or type(event) is Reject for event in events])
+        self._count += sum([isinstance(event, self._closing) for event in events])
         if n % 1024 == 0:
             self._done(self._count)
-
-
-def _print_block(outcome: RunResult, figures: dict[str, Any], problem: WorkflowProblem) -> None:
-    from dovetail.workflow.metrics import metrics_block
-
-    print(metrics_block(outcome.figures, outcome.bounds, figures["rejections"], problem.requests.skipped_count))
-    print()
-
-
-def warn(problem: WorkflowProblem) -> None:
-    for text, times in problem.requests.warnings.items():
-        print(f"warning: {problem.requests.path}: {text} ({times} requests)", file=sys.stderr)
-    for text in problem.requests.skipped:
-        print(f"skipped: {text}", file=sys.stderr)

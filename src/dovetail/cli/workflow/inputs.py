@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 from cyclopts import App
 
-from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table
+from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_table
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow.choices import ArrivalPattern
-from dovetail.workflow.inputs.configuration import read_system
-from dovetail.workflow.inputs.generate import Statistics, write_requests
-from dovetail.workflow.inputs.generate import generate as make_rows
-from dovetail.workflow.inputs.importers.common import Imported
-from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
+from dovetail.workflow.choices import ArrivalPattern, FileFormat
 
-FileFormat = Literal["json", "yaml", "jsonl"]
+if TYPE_CHECKING:
+    from dovetail.workflow.inputs.importers.common import Imported
+
 import_app = App(name="import", help="Turn workflows of other systems into our files.")
 
 
@@ -38,7 +34,7 @@ def generate(
     file_format: FileFormat | None = None,
     format: Format = "table",
 ) -> int:
-    """Generate requests for a configuration; the same seed gives the same bytes.
+    """Generate requests for a configuration; a seed gives its bytes.
 
     Example: dovetail workflow generate --config system_config.yaml --requests 1000 --rate 25 --seed 1 --out r.jsonl
 
@@ -69,10 +65,17 @@ def generate(
     format
         How the statistics are printed: table or json.
     """
+    from dovetail.workflow.inputs.configuration import read_system
+    from dovetail.workflow.inputs.generate import Statistics
+    from dovetail.workflow.inputs.generate import generate as make_rows
+    from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
+    from dovetail.workflow.inputs.write import file_format as format_of
+    from dovetail.workflow.inputs.write import write_config, write_requests
+
     refuse_overwrite([out], [config])
     if preset is not None and config.exists():
         raise InputError(f"{config}: exists already; name another file for the preset's configuration")
-    chosen = file_format or _suffix(out)
+    chosen = file_format or format_of(out)
     weights = {name: _number(name, value) for name, value in pairs("--workflow", workflow).items()} or None
     if preset is not None:
         made = thrash_system() if preset == "thrash" else synthetic_system(seed)
@@ -185,18 +188,23 @@ def wfcommons(
 
 def _refuse(files: Sequence[Path], out: Path, requests: Path | None, force: bool) -> None:
     """Before anything is read: what cannot be written, or must not be."""
+    from dovetail.workflow.inputs.write import file_format as format_of
+
     outputs = [path for path in (out, requests) if path is not None]
     refuse_overwrite(outputs, files)
     for path in outputs:
-        _suffix(path)
+        format_of(path)
         if path.is_file() and not force:
             raise InputError(f"{path}: exists already; --force writes over it")
 
 
 def _finish(result: Imported, out: Path, requests: Path | None, format: Format) -> int:
+    from dovetail.workflow.inputs.write import file_format as format_of
+    from dovetail.workflow.inputs.write import write_config, write_requests
+
     write_config(out, result.config)
     if requests is not None:
-        write_requests(result.requests, requests, _suffix(requests))
+        write_requests(result.requests, requests, format_of(requests))
     facts: dict[str, Any] = {
         "models": len(result.config["models"]),
         "workflows": len(result.config["workflows"]),
@@ -217,23 +225,6 @@ def _finish(result: Imported, out: Path, requests: Path | None, format: Format) 
     if requests is not None:
         print(f"Requests written to {requests}")
     return 0
-
-
-def write_config(path: Path, config: dict[str, Any]) -> None:
-    """Write a configuration in the format that its suffix names."""
-    if _suffix(path) == "yaml":
-        import yaml
-
-        atomic_write(path, yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True))
-    else:
-        atomic_write(path, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
-
-
-def _suffix(path: Path) -> FileFormat:
-    suffixes: dict[str, FileFormat] = {".json": "json", ".jsonl": "jsonl", ".yaml": "yaml", ".yml": "yaml"}
-    if path.suffix not in suffixes:
-        raise InputError(f"{path}: what format? name it .yaml, .json or .jsonl, or give --file-format")
-    return suffixes[path.suffix]
 
 
 def _number(name: str, text: str) -> float:

@@ -1,0 +1,91 @@
+"""`dovetail workflow explain` and `export`: what a journal tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.cli.common import Force, Format, newest, print_json
+from dovetail.core.errors import InputError
+from dovetail.core.output import refuse_overwrite
+
+
+def explain(
+    request: str,
+    node: str | None = None,
+    /,
+    *,
+    journal: Path | None = None,
+    format: Format = "table",
+) -> int:
+    """Tell why a node waited and why it went where it went.
+
+    Example: dovetail workflow explain req_001 generate --journal dovetail_journal.jsonl
+
+    Parameters
+    ----------
+    request
+        The request's id.
+    node
+        One of its nodes; all of them if left out.
+    journal
+        The run's journal; by default the newest *_journal.jsonl here.
+    format
+        table for sentences, json for data.
+    """
+    from dovetail.core.explain import explain as tell
+    from dovetail.core.explain import sentences
+    from dovetail.core.journal import open_journal
+
+    journal = journal or _newest()
+    stories = tell(open_journal(journal), request, node)
+    if format == "json":
+        print_json(stories)
+    else:
+        print("\n\n".join("\n".join(sentences(story)) for story in stories))
+    return 0
+
+
+def export(
+    journal: Path | None = None,
+    /,
+    *,
+    log: Path | None = None,
+    executions: Path | None = None,
+    force: Force = False,
+) -> int:
+    """Write a recorded run's text log and execution log.
+
+    Example: dovetail workflow export dovetail_journal.jsonl --executions dovetail_execution_log.json
+
+    Parameters
+    ----------
+    journal
+        The run's journal; by default the newest *_journal.jsonl here.
+    log
+        The text log to write: a line per thing that happened.
+    executions
+        The execution log to write: JSON, a row per node and per request.
+    force
+        Write over files that exist.
+    """
+    from dovetail.workflow.export import write_logs
+
+    journal = journal or _newest()
+    outputs = [path for path in (log, executions) if path is not None]
+    if not outputs:
+        raise InputError("nothing to write: give --log FILE, --executions FILE or both")
+    refuse_overwrite(outputs, [journal])
+    for path in outputs:
+        if path.is_file() and not force:
+            raise InputError(f"{path}: exists already; --force writes over it")
+    write_logs(journal, log=log, executions=executions)
+    for path in outputs:
+        print(f"written: {path}")
+    return 0
+
+
+def _newest() -> Path:
+    journal = newest("*_journal.jsonl")
+    if journal is None:
+        raise InputError("no *_journal.jsonl in this folder: name one")
+    return journal
