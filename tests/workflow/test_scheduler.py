@@ -19,10 +19,10 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Instructio
 from dovetail.core.journal import Reader
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.testing.workflow.random_workloads import options_of, policies_for, random_case, read_case, run_case
+from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.policies.base import Place, Policy, ReadyNode, View, Wait
-from dovetail.workflow.scheduler import WorkflowScheduler
+from dovetail.workflow.scheduler import WorkflowScheduler, scheduler_for
 
 MODELS = {
     "llm": ModelCost(8.0, 10.0, batch_curve=(1.0, 1.5, 1.8)),
@@ -381,11 +381,9 @@ def test_a_journal_replayed_gives_the_same_instructions(tmp_path: Path, policy: 
         case = random_case(seed)
         if policy not in policies_for(case):
             continue
-        problem = read_case(case, tmp_path)
-        run_case(problem, case, policy, seed, tmp_path / "journal.jsonl")
-        chosen = registry.create("workflow", policy, options_of(policy, seed))
-        again = WorkflowScheduler(problem.new_view(), problem.graphs, chosen, case.retries)
-        for n, _, orders, recorded in replay(again, Reader(tmp_path / "journal.jsonl")):
+        run_case(read_case(case, tmp_path), case, policy, seed, tmp_path / "journal.jsonl")
+        journal = Reader(tmp_path / "journal.jsonl")
+        for n, _, orders, recorded in replay(scheduler_for(journal), journal):
             assert orders == recorded, f"case {seed}, step {n}"
             decided += len(orders)
     assert decided > 200

@@ -32,6 +32,7 @@ class WorkflowFacts(Struct):
     retries: int = 0
     skipped: int = 0
     requests: dict[str, Any] = {}
+    forecast: dict[str, float] = {}  # GPU-seconds per model of all requests
 
     @classmethod
     def of(cls, header: Header, path: Path) -> WorkflowFacts:

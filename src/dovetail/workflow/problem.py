@@ -89,6 +89,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             "rates": rates if self.rates else None,
             "requests": {"total": self.requests.total, "sha256": self.requests.digest},
             "estimates": self.requests.estimates,
+            "forecast": self.requests.forecast,
             "skipped": self.requests.skipped_count,
             "skipped_why": self.requests.skipped,
         }

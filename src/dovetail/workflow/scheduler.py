@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from math import inf
 
+from dovetail.core import registry
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import (
     Arrived,
@@ -18,7 +19,9 @@ from dovetail.core.events import (
     Stimulus,
     WakeAt,
 )
+from dovetail.core.journal import Reader
 from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.policies.base import OpenRequest, Place, Policy, ReadyNode, View, Wait, Window
 
 
@@ -220,3 +223,11 @@ class WorkflowScheduler:
             return [node]
         others = [other for other in queue.first(most) if other is not node]
         return [node, *others[: most - 1]]
+
+
+def scheduler_for(reader: Reader) -> WorkflowScheduler:
+    """The scheduler that decided a recorded run, as its header describes it: fed the same stimuli, it decides again."""
+    header, facts = reader.header, WorkflowFacts.of(reader.header, reader.path)
+    view = View(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
+    policy: Policy = registry.create("workflow", header.policy, header.options)
+    return WorkflowScheduler(view, header.build_graphs(), policy, facts.retries)

@@ -1,0 +1,81 @@
+"""Decide a recorded run again: the same stimuli, given to a scheduler made from the header, must give the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.engine import Scheduler, replay
+from dovetail.core.errors import InputError
+from dovetail.core.journal import Reader, open_journal
+from dovetail.core.registry import room
+
+_ROOMS = ("scheduler", "rounds", "planner", "simulate")  # where a level may have its `scheduler_for`
+
+
+class Difference(Struct, frozen=True):
+    """The first decision that is not the recorded one; one of the two is empty where nothing stands against it."""
+
+    step: int
+    t: float
+    decided: str
+    recorded: str
+
+
+class Agreement(Struct, frozen=True):
+    """How many steps were decided as they are recorded, until one was not or the journal ended."""
+
+    journal: str
+    level: str
+    policy: str
+    steps: int
+    difference: Difference | None = None
+
+
+def scheduler_of(reader: Reader) -> Scheduler:
+    """The scheduler that a journal's header describes, made by its level."""
+    level = reader.header.level
+    rooms = [found for name in _ROOMS if (found := room(level, name)) is not None]
+    makers = [found.scheduler_for for found in rooms if hasattr(found, "scheduler_for")]
+    if not makers:
+        raise InputError(f"{reader.path}: level {level!r} is not installed, or cannot decide a recorded run again")
+    scheduler: Scheduler = makers[0](reader)
+    return scheduler
+
+
+def replay_journal(path: Path) -> Agreement:
+    """Decide a recorded run again, up to the first difference: what comes after one is another run."""
+    reader = open_journal(path)
+    header, steps, n, t = reader.header, 0, 0, 0.0
+    difference = None
+    try:
+        for n, t, decided, recorded in replay(scheduler_of(reader), reader):
+            difference = _difference(n, t, decided, recorded)
+            if difference is not None:
+                break
+            steps += 1
+    except InputError:
+        raise
+    except Exception as error:  # of a scheduler that is told what cannot have happened: the journal is damaged
+        difference = Difference(n + 1, t, f"{type(error).__name__}: {error}", "")
+    return Agreement(str(path), header.level, header.policy, steps, difference)
+
+
+def _difference(n: int, t: float, decided: list[Any], recorded: list[Any]) -> Difference | None:
+    try:
+        if decided == recorded:
+            return None
+    except ValueError:  # columns that are arrays have no one truth
+        pass
+    ours, theirs = [_told(event) for event in decided], [_told(event) for event in recorded]
+    length = max(len(ours), len(theirs))
+    ours, theirs = ours + [""] * (length - len(ours)), theirs + [""] * (length - len(theirs))
+    unlike = [Difference(n, t, one, two) for one, two in zip(ours, theirs, strict=True) if one != two]
+    return unlike[0] if unlike else None  # arrays and lists of the same numbers are told alike
+
+
+def _told(event: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=lambda value: value.tolist()).decode()
