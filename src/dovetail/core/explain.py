@@ -21,7 +21,7 @@ from dovetail.core.events import (
     Stop,
 )
 from dovetail.core.journal import Ended, Header, Reader, Recorded
-from dovetail.core.tasks import TaskGraph
+from dovetail.core.tasks import TaskGraph, TaskGraphError
 
 _SHOWN = 10
 _TURNS: dict[type, str] = {
@@ -161,12 +161,18 @@ class _Witness:
         elif isinstance(event, Pause | Resume | Resize | Stop | Defer):
             self._turn(t, event)
         elif isinstance(event, Added):
-            self._pool = self._pool.joined(event.devices, event.types)
-            self._graphs |= {record.name: record.build() for record in event.graphs}
+            self._add(t, event)
         elif isinstance(event, Ended):
             self._ended = True
         self._done = isinstance(event, Complete) and event.job == self._job
         return self._done
+
+    def _add(self, t: float, event: Added) -> None:
+        self._pool = self._pool.joined(event.devices, event.types)
+        try:
+            self._graphs |= {record.name: record.build() for record in event.graphs}
+        except TaskGraphError as error:
+            raise InputError(f"a graph was added at {t} s that is none: {error}") from None
 
     def _turn(self, t: float, event: Pause | Resume | Resize | Stop | Defer) -> None:
         devices = event.devices if isinstance(event, Resume | Resize) else ()

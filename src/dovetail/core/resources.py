@@ -69,6 +69,10 @@ class Pool(Struct, frozen=True):
 
     def joined(self, devices: Sequence[Device], types: Mapping[str, DeviceType]) -> Pool:
         """The pool with more devices, numbered on."""
+        if [device.id for device in devices] != list(range(len(self), len(self) + len(devices))):
+            raise InputError(f"devices {[device.id for device in devices]} were added, expected {len(self)} and so on")
+        if unknown := {device.type for device in devices} - {*self.types, *types}:
+            raise InputError(f"a device of type {min(unknown)!r} was added, which nobody described")
         return Pool((*self.devices, *devices), {**self.types, **types})
 
     @property

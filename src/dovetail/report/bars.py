@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.events import Failed, Finished, Pause, Resize, Resume, Start
+from dovetail.core.events import Added, Failed, Finished, Pause, Resize, Resume, Start
 from dovetail.core.resources import Pool
 
 DONE, FAILED, OPEN = 0, 1, 2
@@ -74,6 +74,8 @@ class Bars:
                 bar = self._change(t, event)
                 if bar is not None:
                     yield bar
+            elif isinstance(event, Added):
+                self._devices += len(event.devices)
 
     def still_open(self, t: float) -> Iterator[Bar]:
         """What had started and not ended when the journal broke off."""

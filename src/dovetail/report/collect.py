@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dovetail.core.charts import Chart, Series, charts_of
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Ended, Header, Reader, open_journal
 from dovetail.core.metrics import Figures, Metrics, Spread
 from dovetail.report.bars import DONE, Bar, Bars, Shelf
@@ -199,6 +199,10 @@ class _Collector:
                 self._waiting[event.job] = t
                 if isinstance(event, Failed) and len(self._failed) < MAX_LISTED:
                     self._failed.append(Incident(t, event.job, event.task, event.why))
+            elif isinstance(event, Added):
+                self._pool = self._pool.joined(event.devices, event.types)
+                for new in {device.type: None for device in event.devices if device.type not in self._types}:
+                    self._types[new] = self._line.grow()
             elif isinstance(event, Ended):
                 self._ended = event
         self._metrics.step(n, t, events)
@@ -272,7 +276,7 @@ class _Collector:
         charts = [*charts_of(self._reader.header.facts, where), *charts_of(summary, where, "summary")]
         return Story(
             name=self._reader.path.stem,
-            header=self._reader.header,
+            header=replace(self._reader.header, pool=self._pool),
             figures=figures,
             summary=summary,
             ended=self._ended is not None,

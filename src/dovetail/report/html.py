@@ -91,6 +91,7 @@ def _facts(story: Story) -> str:
     items.append(f"<b>{escape(look.pool_text(header.pool))}</b>")
     if header.mode:
         items.append(escape(header.mode))
+    items += [escape(line) for line in look.ran_on(header)]
     items += [f"seed {header.seed}", f"recorded by {escape(header.made_by)}"]
     return " · ".join(items)
 

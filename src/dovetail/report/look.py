@@ -96,10 +96,10 @@ def bounds_of_responses(story: Story) -> list[tuple[str, float]]:
 
 
 def own_names(header: Header) -> list[str] | None:
-    """What a level calls each device of a run, if its facts say it."""
+    """What a level calls each device of a run, if its facts say it; one that joined later goes by its type."""
     named = header.facts.get("devices")
-    if isinstance(named, list) and len(named) == len(header.pool) and all(isinstance(name, str) for name in named):
-        return list(named)
+    if isinstance(named, list) and 0 < len(named) <= len(header.pool) and all(isinstance(name, str) for name in named):
+        return [*named, *(f"{device.type} {device.id}" for device in header.pool.devices[len(named) :])]
     return None
 
 
@@ -128,6 +128,17 @@ def pool_text(pool: Pool) -> str:
     '2 x a100, 1 x l4'
     """
     return ", ".join(f"{count} x {name}" for name, count in Counter(d.type for d in pool.devices).items())
+
+
+def ran_on(header: Header) -> list[str]:
+    """What really carried the devices, and how far the clock may be wrong: of runs that were not simulated."""
+    carried: dict[str, list[str]] = {}
+    for name, what in header.hardware.items():
+        carried.setdefault(what, []).append(name)
+    told = [f"{', '.join(names)}: {what}" for what, names in carried.items()]
+    if header.clock.source != "virtual":
+        told.append(f"{header.clock.source} clock, wrong by at most {seconds(header.clock.error_s)}")
+    return told
 
 
 def runs_of(devices: Sequence[int]) -> list[tuple[int, int]]:

@@ -8,15 +8,16 @@ the queue's counter needs are kept.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
-from dovetail.core.events import Arrived, Complete, Reject, Start
-from dovetail.core.journal import Ended, Reader, open_journal
+from dovetail.core.events import Added, Arrived, Complete, Reject, Start
+from dovetail.core.journal import Ended, Header, Reader, open_journal
+from dovetail.core.resources import Device
 from dovetail.report.bars import DONE, FAILED, Bar, Bars
 from dovetail.report.look import own_names
 
@@ -43,17 +44,8 @@ def write(journal: Path | Reader, out: BinaryIO) -> int:
 
 def _events(reader: Reader) -> Iterator[dict[str, Any]]:
     pool = reader.header.pool
-    tracks = {d.id: (d.host + 1, d.id + 1) for d in pool.devices}  # viewers treat process and thread 0 as special
-    for host in sorted({d.host for d in pool.devices}):
-        name = f"{reader.header.level} host {host}"
-        yield {"ph": "M", "name": "process_name", "pid": host + 1, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": host + 1, "args": {"sort_index": host}}
-    own = own_names(reader.header)
-    for d in pool.devices:
-        pid, tid = tracks[d.id]
-        named = {"name": f"{own[d.id] if own else f'device {d.id}'} ({d.type})"}
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": named}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": d.id}}
+    tracks: dict[int, tuple[int, int]] = {}
+    yield from _name_tracks(reader.header, pool.devices, tracks)
     by_round = reader.in_rounds
     bars = Bars(pool, str(reader.path), apart=by_round)
     ready, started, arrived, closed = array("d"), array("d"), array("d"), array("d")
@@ -67,6 +59,8 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
                 started.append(now)
             elif isinstance(event, Arrived):
                 arrived.append(now)
+            elif isinstance(event, Added):
+                yield from _name_tracks(reader.header, event.devices, tracks)
             elif isinstance(event, Complete):
                 closed.append(now)
             elif isinstance(event, Reject):
@@ -89,6 +83,22 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
         yield from _counter("active", reader.header.words.jobs, arrived, closed)
     if not ended:
         yield {"ph": "i", "s": "g", "name": "this run did not end", "pid": 1, "tid": 1, "ts": now * _US}
+
+
+def _name_tracks(
+    header: Header, devices: Sequence[Device], tracks: dict[int, tuple[int, int]]
+) -> Iterator[dict[str, Any]]:
+    """Give each device a track, and its host a name. Viewers treat process and thread 0 as special."""
+    own = own_names(header) or []
+    for host in sorted({d.host + 1 for d in devices} - {pid for pid, _ in tracks.values()}):
+        name = f"{header.level} host {host - 1}"
+        yield {"ph": "M", "name": "process_name", "pid": host, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": host, "args": {"sort_index": host - 1}}
+    for d in devices:
+        pid, tid = tracks[d.id] = d.host + 1, d.id + 1
+        named = {"name": f"{own[d.id] if d.id < len(own) else f'device {d.id}'} ({d.type})"}
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": named}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": d.id}}
 
 
 def _slices(bar: Bar, tracks: dict[int, tuple[int, int]]) -> Iterator[dict[str, Any]]:

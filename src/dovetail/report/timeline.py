@@ -50,6 +50,11 @@ class Timeline:
         sums[first + 1 : last] += amount * width
         sums[last] += amount * (end - last * width)
 
+    def grow(self) -> int:
+        """One more row; gives its number."""
+        self._sums = np.concatenate([self._sums, np.zeros_like(self._sums[:1])])
+        return len(self._sums) - 1
+
     def _widen(self) -> None:
         rows, size = self._sums.shape
         folded = self._sums.reshape(rows, size // 2, 2).sum(axis=2)
