@@ -12,13 +12,14 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail.host.live.executors import ExecutorError, Exit, ProgramLaunch
-from tests.host.live import Daemon, until
+from tests.host.live import PATIENCE_S, Daemon, remove_containers, until
 
 docker = pytest.importorskip("docker")
 
@@ -42,7 +43,7 @@ class Engine:
         words = [str(self.folder / word) if word in ("data", "exec", "docker.pid") else word for word in words]
         with (self.folder / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + PATIENCE_S
         while True:
             if self._process.poll() is not None or time.monotonic() > limit:
                 told = (self.folder / "dockerd.log").read_text().splitlines()[-1:]
@@ -67,7 +68,17 @@ class Engine:
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(60)
+            try:
+                self._process.wait(PATIENCE_S)
+            finally:
+                self._end_what_is_left()
+
+    def _end_what_is_left(self) -> None:
+        """The engine, and what it has started: all of it names the engine's folder."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if str(self.folder).encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
     def load_image(self) -> None:
         """An image of nothing but BusyBox."""
@@ -135,14 +146,14 @@ class Shop:
         return str(self.folder / f"{run}.log")
 
     def end(self) -> Exit:
-        return self.ends.get(timeout=120)[1]
+        return self.ends.get(timeout=PATIENCE_S)[1]
 
 
 @pytest.fixture
 def shop(tmp_path: Path, engine: Engine) -> Iterator[Shop]:
     shop = Shop(tmp_path, engine)
     yield shop
-    shop.executor.tidy(())
+    remove_containers(engine.address, "test")
     shop.executor.close()
 
 
@@ -209,13 +220,12 @@ def test_an_engine_that_restarts_is_found_again(shop: Shop, engine: Engine) -> N
 
 
 def test_a_daemon_runs_containers_and_finds_them_after_a_kill(tmp_path: Path, engine: Engine) -> None:
-    daemon = Daemon(tmp_path / "state", docker=engine.address, options={"assign": "always_attend"})
-    daemon.up()
-    try:
+    with Daemon(tmp_path / "state", docker=engine.address, options={"assign": "always_attend"}) as daemon:
+        daemon.up()
         both = daemon.submit(
             "sh",
             "-c",
-            "echo $DOVETAIL_CONTROL; cat $DOVETAIL_CONTROL/target.json; sleep 2; echo over",
+            "cd $DOVETAIL_CONTROL; echo $PWD; cat target.json; while [ ! -e go ]; do sleep 0.05; done; echo over",
             array=2,
             image=IMAGE,
             env={},
@@ -229,6 +239,8 @@ def test_a_daemon_runs_containers_and_finds_them_after_a_kill(tmp_path: Path, en
         daemon.up()
         until(lambda: daemon.row(both[0])["state"] == "paused" and not daemon.row(both[0])["cpus"])
         daemon.ask("resume", both[0])
+        for work in both:
+            (daemon.folder / "runs" / f"{work}-1" / "control" / "go").touch()
         rows = daemon.wait()
         assert [rows[work]["state"] for work in both] == ["completed"] * 2
         assert [rows[work]["attempts"] for work in both] == [1, 1]
@@ -238,17 +250,12 @@ def test_a_daemon_runs_containers_and_finds_them_after_a_kill(tmp_path: Path, en
             assert lines[-1].endswith("over")
         assert rows[bad[0]]["state"] == "failed"
         assert "docker pull nothing:1" in rows[bad[0]]["why"]
-    finally:
-        daemon.clean_up()
 
 
 def test_the_log_of_a_second_attempt_follows_that_of_the_first(tmp_path: Path, engine: Engine) -> None:
-    daemon = Daemon(tmp_path / "state", docker=engine.address)
-    daemon.up()
-    try:
+    with Daemon(tmp_path / "state", docker=engine.address) as daemon:
+        daemon.up()
         words = "[ $DOVETAIL_ATTEMPT = 2 ] && echo second && exit; echo this line is longer; exit 1"
         work = daemon.submit("sh", "-c", words, retries=1, image=IMAGE, env={}, cwd="")[0]
         assert daemon.wait()[work]["exit_codes"] == [1, 0]
         assert daemon.log(work) == "this line is longer\nsecond\n"
-    finally:
-        daemon.clean_up()

@@ -22,9 +22,8 @@ CPUS = tuple(sorted(os.sched_getaffinity(0)))[:2]
 def scenario(folder: Path) -> None:
     """Runs as the user in question."""
     assert os.geteuid() != 0
-    daemon = Daemon(folder / "state", cpus=CPUS, options={"assign": "always_attend"})
-    daemon.up()
-    try:
+    with Daemon(folder / "state", cpus=CPUS, options={"assign": "always_attend"}) as daemon:
+        daemon.up()
         script = "i=0; while [ ! -e go ]; do i=$((i+1)); echo $i; sleep 0.02; done"
         work = daemon.submit("sh", "-c", script, cores=len(CPUS), cwd=str(folder))[0]
         until(lambda: daemon.log(work))
@@ -47,8 +46,6 @@ def scenario(folder: Path) -> None:
         rows = daemon.wait()
         assert (rows[work]["state"], rows[work]["attempts"]) == ("completed", 1)
         assert (rows[stubborn]["state"], rows[stubborn]["exit"]) == ("cancelled", "signal 9")
-    finally:
-        daemon.clean_up()
 
 
 @pytest.mark.skipif(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,7 +18,8 @@ import msgspec
 from dovetail.core import cgroups
 from dovetail.core.errors import DovetailError
 from dovetail.host.live.client import Client
-from dovetail.host.live.executors import proc
+from dovetail.host.live.executors import proc, shim
+from dovetail.host.live.executors.docker import OWNER
 from dovetail.host.live.setup import RequestedSettings
 
 PATIENCE_S = 120.0
@@ -64,8 +66,56 @@ def _ticks(pids: list[int]) -> dict[int, int]:
     return found
 
 
+def end_all(runs: Path, groups: str) -> None:
+    """End everything that was started in a folder of runs, and remove the control groups of that name."""
+    parents = (cgroups.find_parents(groups) if groups else None) or {}
+    until(lambda: not _ended_now(runs, parents))
+    cgroups.remove_empty(parents, ())
+    cgroups.remove_parents(parents)
+
+
+def _ended_now(runs: Path, parents: dict[str, Path]) -> list[int]:
+    """Whom it still takes to be killed; they have been, and thawed, so that they die of it."""
+    left: set[int] = set()
+    for path in (*runs.glob("*/claim"), *runs.glob("*/program")):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            named = msgspec.json.decode(path.read_bytes())
+            if named["boot"] == shim.boot_id() and proc.is_same(named["pid"], named["start"]):
+                left |= {named["pid"], *(p.pid for p in proc.family(named["pid"]))}
+    inside = {group.name for folder in parents.values() for group in folder.glob("*/")}
+    members = [cgroups.Groups(parents, name) for name in inside]
+    for group in members:
+        with contextlib.suppress(OSError):
+            left.update(group.processes())
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for group in members:
+        with contextlib.suppress(OSError):
+            group.freeze(False)
+    return sorted(left)
+
+
+def remove_containers(address: str, owner: str) -> None:
+    import docker
+
+    client = docker.DockerClient(address)
+
+    def all_gone() -> bool:
+        left = client.containers.list(all=True, filters={"label": f"{OWNER}={owner}"})
+        for container in left:
+            with contextlib.suppress(docker.errors.APIError):  # it is being removed already
+                container.remove(force=True)
+        return not left
+
+    try:
+        until(all_gone)
+    finally:
+        client.close()
+
+
 class Daemon:
-    """A daemon in a folder. `ask` waits for one that is being started, and asks again if it was killed meanwhile."""
+    """A daemon in a folder; as a context it leaves nothing behind."""
 
     def __init__(self, folder: Path, **wish: Any) -> None:
         self.folder = folder
@@ -153,10 +203,28 @@ class Daemon:
         return proc.family(msgspec.json.decode(claims[-1].read_bytes())["pid"]) if claims else []
 
     def clean_up(self) -> None:
-        """Leave nothing running."""
+        """Leave nothing behind, however the test ended: no daemon, no program, no control group, no container."""
         if self._process is None:
-            return
-        if self._process.poll() is not None:
-            self.up()
-        self.cancel_all()
-        self.down()
+            with contextlib.suppress(DovetailError):  # one that somebody else started here
+                os.kill(self.ask_once("about")["pid"], signal.SIGKILL)
+        elif self._process.poll() is None:
+            self.kill()
+        instance = self._instance()
+        end_all(self.folder / "runs", f"dovetail-{instance}" if instance else "")
+        if self._wish.docker:
+            remove_containers(self._wish.docker, instance)
+
+    def _instance(self) -> str:
+        """What its groups and containers are called by; known once it has been up."""
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{self.folder}/state.db?mode=ro", uri=True)) as store:
+                found = store.execute("select value from about where name = 'setup'").fetchone()
+        except sqlite3.Error:
+            return ""
+        return msgspec.json.decode(found[0])["instance"] if found else ""
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clean_up()

@@ -16,7 +16,7 @@ import pytest
 from dovetail.host import agent
 from dovetail.host.agent import SOCKET_FILE, TARGET_FILE, Agent
 from dovetail.host.live.control import Control, CoreTarget
-from tests.host.test_executors import until
+from tests.host.live import until
 
 
 @pytest.fixture

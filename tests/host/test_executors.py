@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,17 +18,10 @@ import pytest
 from dovetail.core import cgroups
 from dovetail.host.live.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, ProgramLaunch, proc, shim
 from dovetail.host.live.executors.process import ProcessExecutor
+from tests.host.live import PATIENCE_S, end_all, until
 
 NAME = f"dovetail-test-{os.getpid()}"
-PATIENCE_S = 60.0
 SPIN = "import os\nprint('up', flush=True)\nwhile True: os.getpid()"
-
-
-def until(true: Callable[[], bool]) -> None:
-    limit = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.01)
 
 
 class Workshop:
@@ -37,10 +30,20 @@ class Workshop:
     def __init__(self, folder: Path, groups: bool) -> None:
         self.folder, self.groups = folder, groups
         self.ends: queue.Queue[tuple[str, Exit]] = queue.Queue()
+        self._made: list[ProcessExecutor] = []
         self.executor = self.another()
 
     def another(self) -> ProcessExecutor:
-        return ProcessExecutor(lambda run, end: self.ends.put((run, end)), name=NAME, groups=self.groups)
+        made = ProcessExecutor(lambda run, end: self.ends.put((run, end)), name=NAME, groups=self.groups)
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        end_all(self.folder, NAME if self.groups else "")
+        for executor in self._made:
+            if not executor.closed:
+                executor.close()
 
     def launch(self, run: str, *command: str, cpus: tuple[int, ...] | None = None) -> ProgramLaunch:
         return ProgramLaunch(
@@ -73,8 +76,7 @@ def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workshop]:
             pytest.skip("control groups cannot be made here")
     shop = Workshop(tmp_path, request.param)
     yield shop
-    shop.executor.tidy(())
-    shop.executor.close()
+    shop.close()
 
 
 def test_a_program_runs_in_its_folder_and_its_end_is_told(shop: Workshop) -> None:
@@ -182,7 +184,7 @@ def test_what_a_program_leaves_behind_ends_with_it(shop: Workshop) -> None:
 
 
 def test_another_daemon_finds_what_the_first_started(shop: Workshop) -> None:
-    running = shop.start("running", "sh", "-c", "sleep 0.3; exit 7")
+    running = shop.start("running", "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 7")
     paused = shop.start("paused", "sleep", "1000")
     ended = shop.start("ended", "sh", "-c", "exit 5")
     shop.executor.pause("paused")
@@ -191,20 +193,21 @@ def test_another_daemon_finds_what_the_first_started(shop: Workshop) -> None:
     assert second.find(paused).state == "paused"
     assert second.find(ended).exit == shop.executor.find(ended).exit
     assert second.find(shop.launch("never", "true")).state == "absent"
-    assert second.find(running).state in ("running", "ended")
+    assert second.find(running).state == "running"
+    (shop.folder / "go").touch()
     until(lambda: second.find(running).state == "ended")
     found = second.find(running).exit
     assert found is not None
     assert found.code == 7
     second.resume("paused")
     second.stop("paused", 5)
-    assert second.find(paused).state == "ended"
-    second.close()
+    until(lambda: second.find(paused).state == "ended")
 
 
 def test_the_end_survives_a_daemon_that_is_gone(shop: Workshop) -> None:
-    launch = shop.start("a", "sh", "-c", "sleep 0.2; exit 9")
+    launch = shop.start("a", "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 9")
     shop.executor.close()
+    (shop.folder / "go").touch()
     shop.executor = shop.another()
     until(lambda: shop.executor.find(launch).state == "ended")
     found = shop.executor.find(launch).exit

@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 
 from dovetail.core.events import Failed, Finished, Pause, Resize, Resume, Start, Stimulus, Stop
 from dovetail.core.inbox import Inbox
+from dovetail.core.store import Store
+from dovetail.host.live.book import Ends, ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, FoundAttempt, NotNowError, ProgramLaunch, Usage
-from dovetail.host.live.reconciler import Attempt, Reconciler
+from dovetail.host.live.executors.table import ExecutorTable
+from dovetail.host.live.reconciler import Reconciler
+from dovetail.host.live.setup import HostSetup
+from dovetail.host.live.specs import Spec
 from dovetail.host.program import TASK
 from tests.host.live import until
 
@@ -46,6 +51,9 @@ class Memory:
             self.cpus[run] = self.cpus[run] if cpus is None else frozenset(cpus)
             busy = [r for r, s in self.states.items() if s == "running"]
             self.shared += [f"{a} {b}" for a in busy for b in busy if a < b and self.cpus[a] & self.cpus[b]]
+
+    def reach(self) -> None:
+        pass
 
     def start(self, launch: ProgramLaunch) -> None:
         self._do(launch.run, "running", launch.cpus)
@@ -82,33 +90,39 @@ class Memory:
         pass
 
 
+class Table(ExecutorTable):
+    """One executor for everything."""
+
+    def __init__(self, executor: Memory) -> None:
+        super().__init__(HostSetup("test", 0.0, tuple(range(CORES)), {}))
+        self._executor = executor
+
+    def get(self, image: str) -> Memory:
+        return self._executor
+
+
 class Bench:
-    """Hands over such an executor, without a scheduler."""
+    """A reconciler over such an executor, without a scheduler."""
 
     def __init__(self, folder: Path, executor: Memory) -> None:
-        self.folder, self.executor = folder, executor
+        self.folder, self.executor = folder / "runs", executor
         self.inbox = Inbox()
         self.control = Control()
-        self.attempts: dict[str, int] = {}
-        self.hands = Reconciler(
-            self.inbox.put, self._prepare, self.attempts.__getitem__, lambda *_: None, self.control, range(CORES)
-        )
-
-    def _prepare(self, work: str, attempt: int, cpus: Sequence[int]) -> Attempt:
-        run = f"{work}-{attempt}"
-        launch = ProgramLaunch(run=run, command=(), cpus=tuple(cpus), folder=str(self.folder / run), log="", cwd="")
-        return Attempt(work, attempt, launch, self.executor, 0.0, "run", frozenset(cpus))
+        self.store = Store(folder / "state.db")
+        self.book = ProgramBook(folder, self.store)
+        self.reconciler = Reconciler(self.inbox, self.book, Table(executor), self.control, range(CORES))
 
     def start(self, work: str, *cpus: int) -> Start:
-        self.attempts[work] = self.attempts.get(work, 0) + 1
+        self.book.specs[work], self.book.ends[work] = Spec(command=("true",), grace_s=0.0), Ends()
         return Start(work, TASK, "program", cpus, 0.0, 0.0, "")
 
     def heard(self) -> list[Stimulus]:
         return self.inbox.take(0.0) or []
 
     def close(self) -> None:
-        self.hands.close()
+        self.reconciler.close()
         self.control.close_all()
+        self.store.close()
 
 
 @pytest.fixture
@@ -119,8 +133,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def _there(bench: Bench, work: str, state: str, *cpus: int) -> bool:
-    attempt = bench.hands.attempt(work)
-    run = f"{work}-{bench.attempts[work]}"
+    attempt = bench.reconciler.attempt(work)
+    run = f"{work}-1"
     return (
         attempt is not None
         and not attempt.busy
@@ -130,33 +144,33 @@ def _there(bench: Bench, work: str, state: str, *cpus: int) -> bool:
 
 
 def test_whoever_takes_a_core_waits_for_whoever_has_it(bench: Bench) -> None:
-    bench.hands.carry([bench.start("a", 0, 1, 2, 3)], 0.0)
+    bench.reconciler.carry([bench.start("a", 0, 1, 2, 3)], 0.0)
     until(lambda: _there(bench, "a", "running", 0, 1, 2, 3))
-    bench.hands.carry([Resize("a", TASK, (0,), 0.0, ""), bench.start("b", 1, 2), bench.start("c", 3)], 0.0)
+    bench.reconciler.carry([Resize("a", TASK, (0,), 0.0, ""), bench.start("b", 1, 2), bench.start("c", 3)], 0.0)
     until(lambda: _there(bench, "b", "running", 1, 2) and _there(bench, "c", "running", 3))
     assert _there(bench, "a", "running", 0)
     assert bench.executor.shared == []
 
 
 def test_two_programs_can_change_places(bench: Bench) -> None:
-    bench.hands.carry([bench.start("a", 0), bench.start("b", 1)], 0.0)
-    bench.hands.carry([Resize("a", TASK, (1,), 0.0, ""), Resize("b", TASK, (0,), 0.0, "")], 0.0)
+    bench.reconciler.carry([bench.start("a", 0), bench.start("b", 1)], 0.0)
+    bench.reconciler.carry([Resize("a", TASK, (1,), 0.0, ""), Resize("b", TASK, (0,), 0.0, "")], 0.0)
     until(lambda: _there(bench, "a", "running", 1) and _there(bench, "b", "running", 0))
     assert bench.executor.shared == []
 
 
 def test_an_order_that_comes_before_the_last_is_done_replaces_it(bench: Bench) -> None:
-    bench.hands.carry([bench.start("a", 0)], 0.0)
+    bench.reconciler.carry([bench.start("a", 0)], 0.0)
     for _ in range(20):
-        bench.hands.carry([Pause("a", TASK, "")], 0.0)
-        bench.hands.carry([Resume("a", TASK, (1, 2), 0.0, "")], 0.0)
+        bench.reconciler.carry([Pause("a", TASK, "")], 0.0)
+        bench.reconciler.carry([Resume("a", TASK, (1, 2), 0.0, "")], 0.0)
     until(lambda: _there(bench, "a", "running", 1, 2))
     assert bench.executor.starts == ["a-1"]
 
 
 def test_one_that_is_stopped_before_it_starts_never_does(bench: Bench) -> None:
-    bench.hands.carry([bench.start("a", 0), bench.start("b", 1)], 0.0)
-    bench.hands.carry([Pause("a", TASK, ""), bench.start("c", 0), Stop("c", TASK, "enough")], 0.0)
+    bench.reconciler.carry([bench.start("a", 0), bench.start("b", 1)], 0.0)
+    bench.reconciler.carry([Pause("a", TASK, ""), bench.start("c", 0), Stop("c", TASK, "enough")], 0.0)
     ends: list[Finished | Failed] = []
 
     def some_end() -> bool:
@@ -172,24 +186,24 @@ def test_what_cannot_start_fails_with_its_reason(bench: Bench) -> None:
         raise ExecutorError("no such image")
 
     bench.executor.start = refuse  # type: ignore[method-assign]
-    bench.hands.carry([bench.start("a", 0)], 0.0)
+    bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: bench.heard() == [Failed("a", TASK, "no such image")])
 
 
 def test_an_order_for_one_that_has_just_ended_is_late_and_harmless(bench: Bench) -> None:
-    bench.hands.carry([bench.start("a", 0)], 0.0)
+    bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: _there(bench, "a", "running", 0))
-    bench.hands.ended("a-1", Exit(code=0))
-    bench.hands.carry([Pause("a", TASK, ""), bench.start("b", 0)], 0.0)
+    bench.reconciler.ended("a-1", Exit(code=0))
+    bench.reconciler.carry([Pause("a", TASK, ""), bench.start("b", 0)], 0.0)
     until(lambda: _there(bench, "b", "running", 0))
 
 
 def test_an_end_told_twice_counts_once(bench: Bench) -> None:
-    bench.hands.carry([bench.start("a", 0)], 0.0)
+    bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: _there(bench, "a", "running", 0))
     bench.heard()
     for _ in range(2):
-        bench.hands.ended("a-1", Exit(code=0))
+        bench.reconciler.ended("a-1", Exit(code=0))
     assert bench.heard() == [Finished("a", TASK)]
 
 
@@ -209,16 +223,18 @@ def test_random_orders(tmp_path_factory: pytest.TempPathFactory, seed: int, hicc
                 if meant.get(work):
                     orders.append(Pause(work, TASK, ""))
                     meant[work] = ()
-            bench.hands.carry(orders, 0.0)
+            bench.reconciler.carry(orders, 0.0)
             for work in works:
                 free = [c for c in range(CORES) if not any(c in cpus for cpus in meant.values())]
                 if free and luck.random() < 0.8:
                     cpus = tuple(luck.sample(free, luck.randint(1, len(free))))
                     started = work in meant
                     meant[work] = cpus
-                    bench.hands.carry([Resume(work, TASK, cpus, 0.0, "") if started else bench.start(work, *cpus)], 0.0)
+                    bench.reconciler.carry(
+                        [Resume(work, TASK, cpus, 0.0, "") if started else bench.start(work, *cpus)], 0.0
+                    )
                 elif meant.get(work):
-                    bench.hands.carry([Resize(work, TASK, meant[work][:1], 0.0, "")], 0.0)
+                    bench.reconciler.carry([Resize(work, TASK, meant[work][:1], 0.0, "")], 0.0)
                     meant[work] = meant[work][:1]
         until(lambda: all(_there(bench, w, "running", *c) for w, c in meant.items() if c))
         assert executor.shared == []
@@ -231,28 +247,32 @@ def test_what_is_left_goes_only_when_the_end_is_kept(bench: Bench) -> None:
     """A daemon that is killed in between must find how it ended, or it would start it again."""
     cleaned: list[str] = []
     bench.executor.clean = lambda launch: cleaned.append(launch.run)  # type: ignore[method-assign]
-    bench.hands.carry([bench.start("a", 0)], 0.0)
+    bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: _there(bench, "a", "running", 0))
-    bench.hands.ended("a-1", Exit(code=0))
-    bench.hands.kept("b")
-    bench.hands.carry([bench.start("b", 0)], 0.0)
+    bench.reconciler.ended("a-1", Exit(code=0))
+    bench.reconciler.kept("b")
+    bench.reconciler.carry([bench.start("b", 0)], 0.0)
     until(lambda: _there(bench, "b", "running", 0))
     assert not cleaned
     assert (bench.folder / "a-1").is_dir()
-    bench.hands.kept("a")
+    bench.reconciler.kept("a")
     until(lambda: not (bench.folder / "a-1").exists())
     assert cleaned == ["a-1"]
 
 
 def test_an_engine_that_does_not_answer_holds_nobody_else_up(bench: Bench) -> None:
+    tried: set[str] = set()
+
     def never(launch: ProgramLaunch) -> None:
         if launch.run.startswith("stuck"):
+            tried.add(launch.run)
             raise NotNowError("no answer")
         Memory.start(bench.executor, launch)
 
     bench.executor.start = never  # type: ignore[method-assign]
-    for i in range(200):
-        bench.hands.carry([bench.start(f"stuck{i}")], 0.0)
-    until(lambda: sum(bench.hands._attempts[f"stuck{i}"].trouble == "no answer" for i in range(200)) == 200)
-    bench.hands.carry([bench.start("a", 0)], 0.0)
+    for i in range(200):  # more than there are threads
+        bench.reconciler.carry([bench.start(f"stuck{i}")], 0.0)
+    until(lambda: len(tried) == 200)
+    until(lambda: (stuck := bench.reconciler.attempt("stuck0")) is not None and stuck.trouble == "no answer")
+    bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: _there(bench, "a", "running", 0))

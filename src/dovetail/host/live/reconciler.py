@@ -23,9 +23,12 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.events import Change, Failed, Finished, Pause, Settled, Start, Stimulus, Stop
+from dovetail.core.events import Change, Failed, Finished, Pause, Settled, Start, Stop
+from dovetail.core.inbox import Inbox
+from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
-from dovetail.host.live.executors import ExecutorError, Exit, NotNowError, ProgramExecutor, ProgramLaunch
+from dovetail.host.live.executors import ExecutorError, Exit, NotNowError, ProgramExecutor, ProgramLaunch, Usage
+from dovetail.host.live.executors.table import ExecutorTable
 from dovetail.host.program import TASK
 
 ACK_LIMIT_S = 2.0
@@ -38,10 +41,8 @@ class Attempt(Struct, eq=False):
     """One attempt to run a program: what it ought to be, what it is, and the processors that it really has."""
 
     job: str
-    number: int
     launch: ProgramLaunch
     executor: ProgramExecutor
-    grace_s: float
     wanted: Wanted
     cpus: frozenset[int]  # those it ought to have
     has: frozenset[int] = frozenset()
@@ -52,6 +53,7 @@ class Attempt(Struct, eq=False):
     told: frozenset[int] | None = None  # those that the program was last told of; None if that is not known
     settled: tuple[int, ...] | None = None
     trouble: str = ""  # what keeps it from getting there, in words
+    usage: Usage | None = None  # as it was last seen
 
     @property
     def run(self) -> str:
@@ -59,27 +61,17 @@ class Attempt(Struct, eq=False):
 
 
 class Reconciler:
-    """The live executor of a service. `prepare` makes an attempt from an order; `ended` keeps how it ended."""
+    """The live executor of a service: what the scheduler orders, for programs in the book, on these processors."""
 
     def __init__(
-        self,
-        put: Callable[[Stimulus], None],
-        prepare: Callable[[str, int, Sequence[int]], Attempt],
-        attempt_of: Callable[[str], int],
-        ended: Callable[[Attempt, Exit], None],
-        control: Control,
-        cpus: Sequence[int],
+        self, inbox: Inbox, book: ProgramBook, executors: ExecutorTable, control: Control, cpus: Sequence[int]
     ) -> None:
-        self._put = put
-        self._prepare = prepare
-        self._attempt_of = attempt_of
-        self._note_end = ended
-        self._control = control
+        self._inbox, self._book, self._executors, self._control = inbox, book, executors, control
+        executors.report_to(self.ended)
         self._cpus = tuple(cpus)  # the processor behind each device
-        self._holder: dict[int, Attempt] = {}  # who really has a processor
         self._lock = threading.RLock()
-        self._attempts: dict[str, Attempt] = {}
-        self._runs: dict[str, Attempt] = {}
+        self._attempts: dict[str, Attempt] = {}  # by program: those that have not ended
+        self._runs: dict[str, Attempt] = {}  # the same by name
         self._left: dict[str, Attempt] = {}  # attempts that have ended, until that is kept
         self._pool = ThreadPoolExecutor(max_workers=4 * len(cpus) + 16, thread_name_prefix="reconciler")
         self._closing = threading.Event()
@@ -93,8 +85,7 @@ class Reconciler:
         with self._lock:
             for order in orders:
                 if type(order) is Start:
-                    attempt = self._prepare(order.job, self._attempt_of(order.job), self._real(order.devices))
-                    self._attempts[order.job] = self._runs[attempt.run] = attempt
+                    self._attempt(order.job, order.devices)
                 elif order.job in self._attempts:  # if not, it has ended, and that is about to be heard
                     self._want(self._attempts[order.job], order)
             for order in orders:
@@ -110,14 +101,20 @@ class Reconciler:
         elif not isinstance(order, Start):
             attempt.wanted, attempt.cpus = "run", frozenset(self._real(order.devices))
 
+    def _attempt(self, job: str, devices: Sequence[int]) -> Attempt:
+        cpus = self._real(devices)
+        launch = self._book.launch(job, cpus)
+        attempt = Attempt(job, launch, self._executors.get(launch.image), "run", frozenset(cpus))
+        self._attempts[job] = self._runs[launch.run] = attempt
+        return attempt
+
     def _real(self, devices: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._cpus[device] for device in devices)
 
-    def adopt(self, job: str, number: int, wanted: Wanted, devices: Sequence[int], stop_why: str) -> None:
+    def adopt(self, job: str, wanted: Wanted, devices: Sequence[int], stop_why: str) -> None:
         """After a restart: an attempt that ought to be, before `restore` looks for all of them."""
-        attempt = self._prepare(job, number, self._real(devices))
+        attempt = self._attempt(job, devices)
         attempt.wanted, attempt.stop_why, attempt.state = wanted, stop_why, "unknown"
-        self._attempts[job] = self._runs[attempt.run] = attempt
 
     def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None:
         """Find everything first, so that nobody takes a processor that somebody still has; then go on."""
@@ -127,7 +124,7 @@ class Reconciler:
                     self._find(attempt)
                 except (ExecutorError, OSError) as error:
                     attempt.trouble = str(error)
-                    self._take(attempt, attempt.cpus)  # until it is known
+                    attempt.has = attempt.has | attempt.cpus  # until it is known
             for attempt in list(self._attempts.values()):
                 self._wake(attempt)
 
@@ -142,7 +139,7 @@ class Reconciler:
             if attempt.state != "ended":  # it may have ended meanwhile
                 attempt.state, attempt.told = found.state, None
                 has = found.cpus if found.state == "running" else frozenset()
-                self._take(attempt, has)
+                attempt.has = attempt.has | has
                 self._let_go(attempt, attempt.has - has)
 
     def _control_open(self, attempt: Attempt) -> None:
@@ -156,17 +153,18 @@ class Reconciler:
             attempt = self._runs.get(run)
             if attempt is None or attempt.state == "ended":
                 return
-            self._note_end(attempt, outcome)
+            used = outcome.cpu_s if outcome.cpu_s is not None else attempt.usage.cpu_s if attempt.usage else 0.0
+            self._book.note_end(attempt.job, outcome, used)
             attempt.state = "ended"
             del self._runs[run]
             if self._attempts.get(attempt.job) is attempt:
                 del self._attempts[attempt.job]
             self._let_go(attempt, attempt.has)
             if outcome.good and not attempt.stopping:
-                self._put(Finished(attempt.job, TASK))
+                self._inbox.put(Finished(attempt.job, TASK))
             else:
                 why = f"stopped: {attempt.stop_why} ({outcome})" if attempt.stopping else str(outcome)
-                self._put(Failed(attempt.job, TASK, why))
+                self._inbox.put(Failed(attempt.job, TASK, why))
             self._left[attempt.job] = attempt
 
     def kept(self, job: str) -> None:
@@ -255,31 +253,24 @@ class Reconciler:
                 return self._shrink
         if not self._may_take(attempt):
             return None
-        self._take(attempt, attempt.cpus)
+        attempt.has = attempt.has | attempt.cpus
         return {"running": self._grow, "paused": self._resume, "absent": self._start}[attempt.state]
 
     def _settled(self, attempt: Attempt, cpus: tuple[int, ...]) -> Callable[[Attempt], None] | None:
         """It is there: say so once, and do nothing."""
         if attempt.settled != cpus:
             attempt.settled = cpus
-            self._put(Settled(attempt.job, TASK, tuple(self._cpus.index(cpu) for cpu in cpus)))
+            self._inbox.put(Settled(attempt.job, TASK, tuple(self._cpus.index(cpu) for cpu in cpus)))
         return None
 
     def _may_take(self, attempt: Attempt) -> bool:
-        others = {self._holder[cpu].job for cpu in attempt.cpus if self._holder.get(cpu, attempt) is not attempt}
+        others = {other.job for other in self._runs.values() if other is not attempt and other.has & attempt.cpus}
         attempt.trouble = f"waits until {', '.join(sorted(others))} let go of its cores" if others else ""
         return not others
-
-    def _take(self, attempt: Attempt, cpus: frozenset[int]) -> None:
-        attempt.has = attempt.has | cpus
-        self._holder |= dict.fromkeys(cpus, attempt)
 
     def _let_go(self, attempt: Attempt, cpus: frozenset[int]) -> None:
         """Processors are free: whoever waits for one looks again."""
         attempt.has = attempt.has - cpus
-        for cpu in cpus:
-            if self._holder.get(cpu) is attempt:
-                del self._holder[cpu]
         for other in self._attempts.values():
             if other.cpus & cpus:
                 self._wake(other)
@@ -305,7 +296,7 @@ class Reconciler:
         self.ended(attempt.run, Exit(why="it was not started any more"))
 
     def _stop(self, attempt: Attempt) -> None:
-        attempt.executor.stop(attempt.run, attempt.grace_s)
+        attempt.executor.stop(attempt.run, attempt.launch.grace_s)
         found = attempt.executor.find(attempt.launch)
         if found.exit is not None:
             self.ended(attempt.run, found.exit)

@@ -17,37 +17,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean
-from dovetail.core.events import Asked, Failed, Finished
+from dovetail.core.events import Asked, Failed, Finished, Measured
 from dovetail.core.inbox import Inbox
 from dovetail.core.store import Store, StoreError
+from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
-from dovetail.host.live.executors import Exit, NotNowError, ProgramExecutor, ProgramLaunch
-from dovetail.host.live.executors.docker import DockerExecutor
-from dovetail.host.live.executors.process import ProcessExecutor
+from dovetail.host.live.executors import NotNowError
+from dovetail.host.live.executors.table import ExecutorTable
 from dovetail.host.live.reconciler import Attempt, Reconciler
 from dovetail.host.live.samples import Samples
 from dovetail.host.live.setup import HostSetup, write_journal
-from dovetail.host.live.specs import Spec, array_environment, environment
+from dovetail.host.live.specs import Spec
 from dovetail.host.live.status import CLOSED, ProgramStatus, StatusBoard
-from dovetail.host.policies import Assignment, make
 from dovetail.host.simulate import machine
 
 _SAMPLE_EVERY_S = 1.0
 _FULL_RETRY_S = 1.0
 _ANSWER_LIMIT_S = 30.0
 ASKS = {"pause": False, "resume": False, "resize": True, "priority": True, "cancel": False, "requeue": False}
-
-
-class Ends(Struct):
-    """How the attempts of a program ended, and the processor time of them all."""
-
-    exits: list[Exit] = []
-    cpu_s: float = 0.0
 
 
 class Service:
@@ -59,26 +48,17 @@ class Service:
         self.trouble = ""
         self._identity = _identity(folder)
         self._store = store
-        self._specs: dict[str, Spec] = {}
-        self._ends: dict[str, Ends] = {}
+        self._book = ProgramBook(folder, store)
+        self._executors = ExecutorTable(setup)
         self._lock = threading.RLock()
         self._seen = threading.Condition()
         self._unseen: set[int] = set()
         self._inbox = Inbox()
         self._status = StatusBoard()
         self._control = Control()
-        self._containers: DockerExecutor | None = None
-        learns = make(setup.policies.assign, Assignment).learns
-        self._samples = Samples(self._inbox.put, self._control, learns)
+        self._samples = Samples(self._inbox, self._control)
         self._closing = threading.Event()
-        self._reconciler = Reconciler(
-            self._inbox.put, self._prepare, self._attempt_of, self._keep_end, self._control, setup.cpus
-        )
-        name = f"dovetail-{setup.instance}"
-        self._processes = ProcessExecutor(self._reconciler.ended, name=name, groups=setup.groups)
-        for job, spec, ends in store.things("program", Spec, Ends):
-            self._specs[job] = spec
-            self._ends[job] = ends or Ends()
+        self._reconciler = Reconciler(self._inbox, self._book, self._executors, self._control, setup.cpus)
 
     # --- the loop ---------------------------------------------------------------------------------------
 
@@ -89,10 +69,10 @@ class Service:
             self._status.step(*step)
         for row in self._status.rows.values():
             if row.wanted:
-                self._reconciler.adopt(row.job, row.attempts, row.wanted, row.devices, row.why)
+                self._reconciler.adopt(row.job, row.wanted, row.devices, row.why)
         self._tidy()
-        for job in sorted(self._specs.keys() - self._status.rows.keys(), key=_by_number):
-            self._inbox.put(self._specs[job].arrival(job, self.setup.cores))
+        for job in sorted(self._book.specs.keys() - self._status.rows.keys(), key=_by_number):
+            self._inbox.put(self._book.specs[job].arrival(job, self.setup.cores))
         sampler = threading.Thread(target=self._sample, name="usage", daemon=True)
         sampler.start()
         try:
@@ -117,7 +97,7 @@ class Service:
             self._reconciler.close()
             sampler.join()
             self._control.close_all()
-            for executor in self._executors():
+            for executor in self._executors.all():
                 executor.close()
 
     def close(self) -> None:
@@ -135,7 +115,7 @@ class Service:
                     self._store.step(n, t, events)
                     for event in events:
                         if isinstance(event, Finished | Failed):
-                            self._store.note("program", event.job, self._ends[event.job])
+                            self._book.keep_end(event.job)
                 break
             except StoreError as error:
                 if self._closing.is_set():
@@ -155,60 +135,13 @@ class Service:
             self._seen.notify_all()
 
     def _tidy(self) -> None:
-        keep = {self._run_name(row.job, row.attempts) for row in self._status.rows.values() if row.wanted}
-        if any(spec.image for spec in self._specs.values()):
-            self._docker()
-        for executor in self._executors():
+        keep = {self._book.run_name(row.job) for row in self._status.rows.values() if row.wanted}
+        for image in {spec.image for spec in self._book.specs.values()}:
             with suppress(NotNowError):  # an engine that does not answer now is tidied up at the next start
-                executor.tidy(keep)
+                self._executors.get(image).tidy(keep)
         for left in (self.folder / "runs").iterdir():
             if left.name not in keep:
                 shutil.rmtree(left, ignore_errors=True)
-
-    # --- what the reconciler needs --------------------------------------------------------------------------------
-
-    def _attempt_of(self, job: str) -> int:
-        return self._status.rows[job].attempts
-
-    def _run_name(self, job: str, attempt: int) -> str:
-        return f"{job}-{attempt}"
-
-    def _prepare(self, job: str, attempt: int, cpus: Sequence[int]) -> Attempt:
-        spec = self._specs[job]
-        run = self._run_name(job, attempt)
-        folder = self.folder / "runs" / run
-        launch = ProgramLaunch(
-            run=run,
-            command=spec.command,
-            cpus=tuple(cpus),
-            folder=str(folder),
-            log=str(self.log_of(job)),
-            cwd=spec.cwd,
-            env=environment(spec, job, attempt, len(cpus), str(folder / "control")),
-            image=spec.image,
-            memory_mib=spec.memory_mib,
-            network=spec.network,
-        )
-        executor = self._docker() if spec.image else self._processes
-        return Attempt(job, attempt, launch, executor, spec.grace_s, "run", frozenset(cpus))
-
-    def _keep_end(self, attempt: Attempt, outcome: Exit) -> None:
-        ends = self._ends[attempt.job]
-        usage = self._samples.usage.pop(attempt.run, None)
-        cpu_s = outcome.cpu_s if outcome.cpu_s is not None else usage.cpu_s if usage else 0.0
-        self._ends[attempt.job] = Ends([*ends.exits, outcome], ends.cpu_s + cpu_s)
-
-    def _docker(self) -> DockerExecutor:
-        """The executor of containers, made when it is first needed."""
-        with self._lock:
-            if self._containers is None:
-                self._containers = DockerExecutor(
-                    self._reconciler.ended, self.setup.instance, self.setup.docker or None
-                )
-            return self._containers
-
-    def _executors(self) -> list[ProgramExecutor]:
-        return [self._processes, *([self._containers] if self._containers else [])]
 
     def _sample(self) -> None:
         """Every second: what programs use, and whether the folder is still ours."""
@@ -227,33 +160,11 @@ class Service:
     def submit(self, spec: Spec, array: int | None = None) -> list[str]:
         """Keep a program, or an array of them, and let it arrive; gives their numbers."""
         spec.check(self.setup.cores)
-        if array is not None and not 1 <= array <= 100_000:
-            raise InputError(f"array: found {array}, expected 1 to 100000")
-        if spec.image:
-            self._docker().reach()  # if there is no engine, say so now
+        self._executors.get(spec.image).reach()  # if there is no engine, say so now
         with self._lock:
-            spec = replace(spec, after=tuple(name for job in spec.after for name in self._named(job)))
-            number = (self._store.get("number", int) or 0) + 1
-            if array is None:
-                jobs = {str(number): spec}
-            else:
-                jobs = {f"{number}.{i}": replace(spec, env=array_environment(spec.env, i, array)) for i in range(array)}
-            with self._store.together():
-                self._store.set("number", number)
-                for job, each in jobs.items():
-                    self._store.put("program", job, each)
-            self._specs |= jobs
-            self._ends |= {job: Ends() for job in jobs}
-            self._inbox.extend([each.arrival(job, self.setup.cores) for job, each in jobs.items()])
-        return list(jobs)
-
-    def _named(self, job: str) -> list[str]:
-        """The programs that a number names: itself, or all of an array."""
-        if job in self._specs:
-            return [job]
-        if members := [each for each in self._specs if each.partition(".")[0] == job and "." in each]:
-            return members
-        raise InputError(f"there is no program {job}{did_you_mean(job, self._specs)}")
+            added = self._book.add(spec, array)
+            self._inbox.extend([each.arrival(job, self.setup.cores) for job, each in added.items()])
+        return list(added)
 
     def ask(self, job: str, what: str, value: float | None = None) -> list[str]:
         """Let the scheduler hear a request about a program, or all of an array; returns when it is kept."""
@@ -265,7 +176,7 @@ class Service:
             raise InputError(f"resize: found {value:g} cores, expected 1 to {self.setup.cores}")
         if what == "priority" and value is not None and not value >= 0:
             raise InputError(f"priority: found {value:g}, expected 0 (most urgent) or more")
-        jobs = self._named(job)
+        jobs = self._book.named(job)
         closed = [each for each in jobs if (row := self._status.rows.get(each)) is not None and row.state in CLOSED]
         if closed and len(jobs) == 1:
             raise InputError(f"program {job} is {self._status.rows[job].state}; it cannot be changed any more")
@@ -282,12 +193,9 @@ class Service:
 
     def _is_rigid(self, job: str) -> bool:
         row = self._status.rows.get(job)
-        return not self._specs[job].malleable and row is not None and row.state != "waiting"
+        return not self._book.specs[job].malleable and row is not None and row.state != "waiting"
 
     # --- questions ----------------------------------------------------------------------------------------------
-
-    def log_of(self, job: str) -> Path:
-        return self.folder / "logs" / f"{job}.log"
 
     def listing(self) -> list[dict[str, Any]]:
         """A row for each program: what was asked, what ought to be, and what is."""
@@ -295,14 +203,14 @@ class Service:
             arrived = [self.describe(row) for row in self._status.rows.values()]
             coming = [
                 {"id": job, "name": spec.name, "state": "waiting", "why": "has just arrived", "cores": spec.cores}
-                for job, spec in self._specs.items()
+                for job, spec in self._book.specs.items()
                 if job not in self._status.rows
             ]
         return arrived + coming
 
     def describe(self, row: ProgramStatus) -> dict[str, Any]:
         """All that is known of a program."""
-        spec, ends, now = self._specs[row.job], self._ends[row.job], self.now()
+        spec, ends, now = self._book.specs[row.job], self._book.ends[row.job], self.now()
         service_s, core_s = row.until(now)
         told: dict[str, Any] = {
             "id": row.job,
@@ -328,7 +236,7 @@ class Service:
             "exit": str(ends.exits[-1]) if ends.exits else "",
             "exit_codes": [each.code if each.code is not None else each.signal and -each.signal for each in ends.exits],
             "why": row.why,
-            "log": str(self.log_of(row.job)),
+            "log": str(self._book.log_of(row.job)),
         }
         if (attempt := self._reconciler.attempt(row.job)) is not None:
             told |= self._of_attempt(attempt, told)
@@ -339,8 +247,8 @@ class Service:
         found: dict[str, Any] = {"actual": len(attempt.has), "cpus": sorted(attempt.has)}
         if attempt.trouble:
             found["why"] = f"{told['why']}; {attempt.trouble}" if told["why"] else attempt.trouble
-        if (usage := self._samples.usage.get(attempt.run)) is not None:
-            found |= {"cpu_s": told["cpu_s"] + usage.cpu_s, "memory_mib": usage.memory_mib}
+        if attempt.usage is not None:
+            found |= {"cpu_s": told["cpu_s"] + attempt.usage.cpu_s, "memory_mib": attempt.usage.memory_mib}
         line = self._control.line(attempt.run)
         if line is not None and line.hello is not None:
             found |= {"threads": line.threads, "step": line.progress.step, "rate": line.progress.rate}
@@ -365,7 +273,7 @@ class Service:
 
     def past(self, job: str) -> list[dict[str, Any]]:
         """What happened to a program, and what was decided about it and why."""
-        self._named(job)
+        self._book.named(job)
         found = []
         for _, t, events in self._store.steps():
             for event in events:
@@ -373,6 +281,8 @@ class Service:
                     devices = getattr(event, "devices", None)
                     cores = None if devices is None else [self.setup.cpus[device] for device in devices]
                     why = getattr(event, "why", "") or getattr(event, "what", "")
+                    if isinstance(event, Measured):
+                        why = f"{event.rate:g} per second on {event.width}"
                     found.append({"t": t, "what": type(event).__struct_config__.tag, "cores": cores, "why": why})
         return found
 
@@ -382,7 +292,7 @@ class Service:
 
     def idle(self) -> bool:
         with self._lock:
-            return not self._status.open() and len(self._specs) == len(self._status.rows)
+            return not self._status.open() and len(self._book.specs) == len(self._status.rows)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

@@ -110,7 +110,6 @@ class Assignment:
     """How many cores a program starts with, and how many each running one should have."""
 
     shrinks = False  # whether running programs give cores up, unless the options say otherwise
-    learns = False  # whether it goes by the programs' speed-up curves, so that their speeds are worth measuring
 
     def most(self, program: Program, view: MachineView) -> int:
         """The most cores that it ever gives a program."""

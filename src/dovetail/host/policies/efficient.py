@@ -18,7 +18,6 @@ class Efficient(Assignment):
     """
 
     shrinks = True
-    learns = True
 
     def most(self, program: Program, view: MachineView) -> int:
         """Its sweet spot."""

@@ -38,6 +38,7 @@ class ProgramLaunch(Struct, frozen=True, kw_only=True):
     image: str = ""
     memory_mib: int | None = None
     network: bool = False
+    grace_s: float = GRACE_S
 
 
 class Exit(Struct, frozen=True, omit_defaults=True):
@@ -82,6 +83,10 @@ Ended = Callable[[str, Exit], None]
 
 class ProgramExecutor(Protocol):
     """Runs programs. It tells of every end of an attempt that it started or found, once, through `ended`."""
+
+    def reach(self) -> None:
+        """Raise an error unless programs can be run now."""
+        ...
 
     def start(self, launch: ProgramLaunch) -> None:
         """Start it, unless it was started before; then only follow it. Returns when the program runs."""

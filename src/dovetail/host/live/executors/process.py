@@ -82,6 +82,7 @@ class ProcessExecutor:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self.closed = False
         self._watcher = threading.Thread(target=self._watch, name="process ends", daemon=True)
         self._watcher.start()
 
@@ -89,6 +90,9 @@ class ProcessExecutor:
     def how(self) -> str:
         """What binds and pauses programs here."""
         return "control groups" if self._parents else "affinity and SIGSTOP"
+
+    def reach(self) -> None:
+        pass
 
     # --- starting and finding again ---------------------------------------------------------------
 
@@ -270,6 +274,7 @@ class ProcessExecutor:
             cgroups.remove_empty(self._parents, keep)
 
     def close(self) -> None:
+        self.closed = True
         os.write(self._wake_write, b"x")
         self._watcher.join()
         for run in self._runs.values():

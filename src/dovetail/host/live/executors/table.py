@@ -1,0 +1,39 @@
+"""The executors of a service, each made when it is first needed."""
+
+from __future__ import annotations
+
+import threading
+
+from dovetail.host.live.executors import Ended, ProgramExecutor
+from dovetail.host.live.executors.docker import DockerExecutor
+from dovetail.host.live.executors.process import ProcessExecutor
+from dovetail.host.live.setup import HostSetup
+
+
+class ExecutorTable:
+    """Whoever carries orders out says where ends are to be reported, before it asks for an executor."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        self._setup = setup
+        self._made: dict[bool, ProgramExecutor] = {}
+        self._lock = threading.Lock()
+        self._ended: Ended = lambda run, outcome: None
+
+    def report_to(self, ended: Ended) -> None:
+        self._ended = ended
+
+    def get(self, image: str) -> ProgramExecutor:
+        """The executor of containers of an image, or of processes if there is none."""
+        with self._lock:
+            if bool(image) not in self._made:
+                self._made[bool(image)] = self._containers() if image else self._processes()
+            return self._made[bool(image)]
+
+    def _processes(self) -> ProgramExecutor:
+        return ProcessExecutor(self._ended, name=f"dovetail-{self._setup.instance}", groups=self._setup.groups)
+
+    def _containers(self) -> ProgramExecutor:
+        return DockerExecutor(self._ended, self._setup.instance, self._setup.docker or None)
+
+    def all(self) -> list[ProgramExecutor]:
+        return list(self._made.values())
