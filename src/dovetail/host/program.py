@@ -13,7 +13,8 @@ from dovetail.core.files import explain
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.host.curves import LINEAR, SpeedUp, curve, learned
 
-TASK = "run"  # a program is one part
+TASK = "run"  # a program is a job of one task
+CORE = "core"  # the type of all devices here
 WAITING, RUNNING, PAUSED = "waiting", "running", "paused"
 Stopping = Literal["", "cancel", "requeue", "limit"]  # what a program that is being stopped is stopped for
 

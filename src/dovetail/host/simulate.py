@@ -23,12 +23,11 @@ from dovetail.host.curves import curve
 from dovetail.host.inputs.requests import Request
 from dovetail.host.metrics import ProgramFigures, Programs, Totals
 from dovetail.host.options import HostOptions
-from dovetail.host.program import Ask, program_graph
+from dovetail.host.program import CORE, Ask, program_graph
 from dovetail.host.scheduler import make_scheduler
 from dovetail.host.words import WORDS
 
 DEFAULT_WORK = 1000.0  # core-seconds
-_CORE = "core"
 
 
 class Workload(Struct, frozen=True):
@@ -79,7 +78,7 @@ class HostOutcome(Struct, frozen=True):
 
 def machine(cores: int) -> Pool:
     """A machine of so many cores."""
-    return Pool(tuple(Device(i, _CORE) for i in range(cores)), {_CORE: DeviceType(_CORE)})
+    return Pool(tuple(Device(i, CORE) for i in range(cores)), {CORE: DeviceType(CORE)})
 
 
 def header(cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions, mode: str = "", **facts: Any) -> Header:

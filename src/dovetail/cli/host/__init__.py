@@ -73,6 +73,11 @@ COMMANDS = (
         "Write what has happened so far as a journal, for `dovetail check`, `report` and replay.",
     ),
     Command(
+        "rates",
+        "dovetail.cli.host.watch:rates_",
+        "Write what was measured of the programs as a table of rates, which other levels read.",
+    ),
+    Command(
         "wait",
         "dovetail.cli.host.watch:wait_",
         "Wait until programs have ended, or all; exit code 1 unless all of them were completed.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -18,6 +19,8 @@ def measure(
     cores: Counts | None = None,
     repeats: int = 1,
     efficiency: float = 0.5,
+    name: str = "",
+    rates_out: Path | None = None,
     format: Format = "table",
 ) -> None:
     """Run a program on several numbers of cores and tell how long it takes on each.
@@ -37,40 +40,27 @@ def measure(
         Runs on each; the median counts.
     efficiency
         The share of its best use of a core that a further core must still bring; as the policy `efficient` has it.
+    name
+        What the program is called in the table of rates; by default as its command.
+    rates_out
+        Write what was measured as a table of rates, which other levels read.
     format
         table or json.
     """
-    from dovetail.host.curves import curve
     from dovetail.host.inputs import measure as measuring
-    from dovetail.host.live.specs import Spec, environment
 
     if not 0 < efficiency <= 1:
         raise InputError(f"--efficiency: found {efficiency}, expected a share, up to 1")
     counts = cores or measuring.powers(len(os.sched_getaffinity(0)))
-
-    def variables(n: int) -> dict[str, str]:
-        return dict(os.environ) | environment(Spec(cores=n), "", 1, n, "")
-
     with progress("measuring", repeats * len(counts)) as done:
-        found = measuring.measure(command, counts, repeats, variables, done)
-    text = measuring.table_text(found)
-    fit, error = measuring.fitted(found)
-    first, most = found[0], found[-1].cores
-    sweet = curve(text).sweet(most, efficiency)
-    rows = [
-        {
-            "cores": each.cores,
-            "median_s": each.median_s,
-            "speed_up": first.median_s / each.median_s,
-            "core_s": each.cores * each.median_s,
-            "seconds": each.seconds,
-        }
-        for each in found
-    ]
+        found = measuring.measure(command, counts, repeats, measuring.variables, done)
+    summary = measuring.summary(found, efficiency)
+    if rates_out is not None:
+        measuring.rate_table(name or Path(command[0]).name, found).write(rates_out)
     if format == "json":
-        print_json({"curve": text, "fit": fit.text, "fit_error": error, "sweet_cores": sweet, "runs": rows})
+        print_json(summary)
         return
     columns = ("cores", "median_s", "speed_up", "core_s")
-    print_table(columns, [[row[column] for column in columns] for row in rows])
-    print(f"\n--curve {text}\n--curve {fit.text}  (at most {100 * error:.0f} % off)")
-    print(f"sweet spot: {sweet} of {most} cores")
+    print_table(columns, [[row[column] for column in columns] for row in summary["runs"]])
+    print(f"\n--curve {summary['curve']}\n--curve {summary['fit']}  (at most {100 * summary['fit_error']:.0f} % off)")
+    print(f"sweet spot: {summary['sweet_cores']} of {found[-1].cores} cores")

@@ -279,6 +279,25 @@ def journal_(out: Path, /, *, state: Path | None = None) -> None:
     print(f"{steps} steps written to {out}")
 
 
+def rates_(out: Path, /, *, state: Path | None = None) -> None:
+    """Write what was measured of the programs as a table of rates, which other levels read.
+
+    Speed-ups and steps per second on so many cores, of programs that tell their steps; what a restart and a pause cost.
+
+    Example: dovetail host rates rates.json
+
+    Parameters
+    ----------
+    out
+        File to write.
+    state
+        Folder of the daemon's state.
+    """
+    with connect(state) as client:
+        entries = client.ask("rates", path=str(out.absolute()))
+    print(f"{entries} rates and prices written to {out}")
+
+
 def wait_(*program: str, state: Path | None = None) -> int:
     """Wait until programs have ended, or all; exit code 1 unless all of them were completed.
 

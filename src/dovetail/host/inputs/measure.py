@@ -8,11 +8,15 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.rates import Rate, RateTable
 from dovetail.host.curves import SpeedUp, curve, fit, predicted_s
+from dovetail.host.live.specs import Spec, environment
+from dovetail.host.program import CORE
 
 
 class MeasuredRuns(Struct, frozen=True):
@@ -98,9 +102,45 @@ def table_text(found: Sequence[MeasuredRuns]) -> str:
     return "table:" + ",".join(f"{each.cores}={each.median_s:.6g}" for each in found)
 
 
+def rate_table(name: str, found: Sequence[MeasuredRuns]) -> RateTable:
+    """What was measured, for other levels: how many runs per second, and how many times as fast as on one core.
+
+    >>> table = rate_table("train", [MeasuredRuns(1, (8.0,)), MeasuredRuns(4, (2.5,))])
+    >>> [(rate.width, rate.rate, rate.unit) for rate in table.rates.values()]
+    [(1, 1.0, ''), (4, 3.2, ''), (1, 0.125, 'runs/s'), (4, 0.4, 'runs/s')]
+    """
+    speed_up = curve(table_text(found))
+    rates = [Rate(name, CORE, speed_up.speed(each.cores), each.cores, source="measured") for each in found]
+    rates += [Rate(name, CORE, 1 / each.median_s, each.cores, source="measured", unit="runs/s") for each in found]
+    return RateTable(rates)
+
+
 def fitted(found: Sequence[MeasuredRuns]) -> tuple[SpeedUp, float]:
     """The curve that seconds = a + b / cores fits best, and its largest relative error."""
     points = [(each.cores, each.median_s) for each in found]
     coefficients = fit(points)
     error = max(abs(predicted_s(coefficients, cores) / seconds - 1) for cores, seconds in points)
     return curve("fit" + table_text(found).removeprefix("table")), error
+
+
+def summary(found: Sequence[MeasuredRuns], efficiency: float = 0.5) -> dict[str, Any]:
+    """The runs, the curves that follow from them, and the most cores that are used at least so well."""
+    text = table_text(found)
+    fit, error = fitted(found)
+    runs = [
+        {
+            "cores": each.cores,
+            "median_s": each.median_s,
+            "speed_up": found[0].median_s / each.median_s,
+            "core_s": each.cores * each.median_s,
+            "seconds": each.seconds,
+        }
+        for each in found
+    ]
+    sweet = curve(text).sweet(found[-1].cores, efficiency)
+    return {"curve": text, "fit": fit.text, "fit_error": error, "sweet_cores": sweet, "runs": runs}
+
+
+def variables(cores: int) -> dict[str, str]:
+    """Our own environment, with as many threads as cores."""
+    return dict(os.environ) | environment(Spec(cores=cores), "", 1, cores, "")

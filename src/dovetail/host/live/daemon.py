@@ -55,11 +55,24 @@ class JournalRequest(Struct, frozen=True, tag="journal", tag_field="do", forbid_
     path: str
 
 
+class RatesRequest(Struct, frozen=True, tag="rates", tag_field="do", forbid_unknown_fields=True):
+    path: str
+
+
 class DownRequest(Struct, frozen=True, tag="down", tag_field="do", forbid_unknown_fields=True):
     pass
 
 
-Request = SubmitRequest | ChangeRequest | ListRequest | AboutRequest | PastRequest | JournalRequest | DownRequest
+Request = (
+    SubmitRequest
+    | ChangeRequest
+    | ListRequest
+    | AboutRequest
+    | PastRequest
+    | JournalRequest
+    | RatesRequest
+    | DownRequest
+)
 
 
 def answer(service: Service, request: Request) -> Any:
@@ -77,6 +90,8 @@ def answer(service: Service, request: Request) -> Any:
             return service.past(request.job)
         case JournalRequest():
             return service.journal(Path(request.path))
+        case RatesRequest():
+            return service.rates(Path(request.path))
         case DownRequest():
             service.close()
             return None

@@ -26,6 +26,7 @@ from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import NotNowError
 from dovetail.host.live.executors.table import ExecutorTable
+from dovetail.host.live.rates import rate_table
 from dovetail.host.live.reconciler import Attempt, Reconciler
 from dovetail.host.live.samples import Samples
 from dovetail.host.live.setup import HostSetup, write_journal
@@ -214,7 +215,7 @@ class Service:
         service_s, core_s = row.until(now)
         told: dict[str, Any] = {
             "id": row.job,
-            "name": spec.name or os.path.basename(spec.command[0] if spec.command else spec.image),
+            "name": spec.title,
             "state": row.state,
             "cores": row.facts["cores"],
             "desired": len(row.devices),
@@ -285,6 +286,12 @@ class Service:
                         why = f"{event.rate:g} per second on {event.width}"
                     found.append({"t": t, "what": type(event).__struct_config__.tag, "cores": cores, "why": why})
         return found
+
+    def rates(self, path: Path) -> int:
+        """Write what was measured of the programs as a table of rates; gives the number of its entries."""
+        table = rate_table(self._store.steps(), {job: spec.title for job, spec in self._book.specs.items()})
+        table.write(path)
+        return len(table.rates) + len(table.switches)
 
     def journal(self, path: Path) -> int:
         """Write what has happened so far as a journal; gives the number of steps."""

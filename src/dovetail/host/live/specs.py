@@ -45,6 +45,11 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     curve: str = "linear"
     malleable: bool = True
 
+    @property
+    def title(self) -> str:
+        """What it is called: by its name, or by what it runs."""
+        return self.name or os.path.basename(self.command[0] if self.command else self.image)
+
     def check(self, cores: int) -> None:
         """Refuse what can never run here."""
         speed_up(self.curve)
