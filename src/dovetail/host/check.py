@@ -95,10 +95,10 @@ class HostRules:
         known = self._known.get(getattr(event, "job", ""))
         match event:
             case Arrived(fault="") if event.sizes:
-                self._arrivals[event.job] = (t, event)
                 try:
                     cores = self._view.cores
                     self._known[event.job] = ProgramState(event, next(self._places), t, self._options, cores)
+                    self._arrivals[event.job] = (t, event)
                 except InputError as error:
                     self._faults.add("ask", event.job, str(error))
             case Complete() | Reject():
@@ -227,11 +227,8 @@ class HostRules:
         self._judge()
         self._faults.nowhere()
         totals = self.programs.totals().as_dict()
-        try:
-            completed = [arrival for job, arrival in self._arrivals.items() if job in self._done]
-            totals["bound_makespan_s"] = makespan_bound_s(completed, self._view.cores)
-        except InputError:
-            return  # a curve that cannot be read has its fault
+        completed = [arrival for job, arrival in self._arrivals.items() if job in self._done]
+        totals["bound_makespan_s"] = makespan_bound_s(completed, self._view.cores)
         check_bounds(totals, totals, self._faults)
         if self._claimed is not None:
             compare(self._claimed, {key: value for key, value in totals.items() if key != "makespan_s"}, self._faults)

@@ -161,8 +161,10 @@ class Programs:
         done = [row for row in self.rows.values() if row.status == "completed"]
         span = max((row.ended_s or 0.0 for row in self.rows.values()), default=0.0) if end_s is None else end_s
 
+        ran = [row for row in done if row.started_s is not None]  # all of them, unless the record is damaged
+
         def mean(name: str) -> float:
-            return sum(getattr(row, name) for row in done) / len(done) if done else 0.0
+            return sum(getattr(row, name) for row in ran) / len(ran) if ran else 0.0
 
         return Totals(
             arrived=len(self.rows),
@@ -185,7 +187,7 @@ def means_by_priority(rows: Iterable[ProgramFigures]) -> dict[int, dict[str, flo
     """The mean times of the completed programs of each priority, the most urgent first."""
     groups: dict[int, list[ProgramFigures]] = {}
     for row in rows:
-        if row.status == "completed":
+        if row.status == "completed" and row.started_s is not None:
             groups.setdefault(row.priority, []).append(row)
     names = ("total_s", "first_run_s", "turnaround_s")
     return {

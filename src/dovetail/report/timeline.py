@@ -66,7 +66,7 @@ class Timeline:
         length = (min(end_s, self._to) if self._to is not None else end_s) - self._from
         if length <= 0:
             return Strip(self._from, self._width, [[] for _ in self._sums])
-        used = min(int(np.ceil(length / self._width - 1e-9)), self._sums.shape[1]) or 1
+        used = int(min(np.ceil(length / self._width - 1e-9), self._sums.shape[1])) or 1
         covered = np.full(used, self._width)
         covered[-1] = max(length - (used - 1) * self._width, 1e-12)
         return Strip(self._from, self._width, (self._sums[:, :used] / covered).tolist())
