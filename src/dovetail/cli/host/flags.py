@@ -12,8 +12,6 @@ from dovetail.host.options import First, HostOptions, Overtaking, Profile, Victi
 if TYPE_CHECKING:
     from dovetail.host.inputs.parameters import Parameters
 
-_SHARERS = ("max_prop", "efficient")  # whose programs may get more than they ask for
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +55,8 @@ class SchedulingFlags:
 
     def options(self, plan: str, assign: str, parameters: Parameters | None) -> HostOptions:
         most = self.max_cores
-        if most is None and parameters is not None and assign in _SHARERS:
-            most = parameters.max_resources_per_container
+        if most is None and parameters is not None:
+            most = parameters.most_cores(assign)
         return HostOptions(
             plan=plan,
             assign=assign,

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
+from dovetail.host.policies import Assignment, make
 
 PARAMETERS = Path("parameters.json")
 
@@ -35,6 +36,10 @@ class Parameters(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def malleable(self) -> bool:
         return self.tf_version != "original"
+
+    def most_cores(self, assign: str) -> int | None:
+        """The most cores of a program: a limit for assignments that give more than is asked for."""
+        return self.max_resources_per_container if make(assign, Assignment).exceeds else None
 
 
 _PLANS = {"fcfs": "fcfs", "priority": "priority", "prio": "priority", "rr": "rr", "round_robin": "rr"}

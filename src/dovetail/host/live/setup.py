@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
+import platform
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from dovetail.core.cgroups import cpu_list
 from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
-from dovetail.core.journal import Header, Recorded, Writer
+from dovetail.core.journal import Clock, Header, Recorded, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.store import Store
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.metrics import Programs
 from dovetail.host.options import HostOptions
-from dovetail.host.program import program_graph
+from dovetail.host.program import CORE, program_graph
 from dovetail.host.scheduler import make_scheduler
 from dovetail.host.simulate import header
 
@@ -63,7 +66,18 @@ class HostSetup(Struct, frozen=True):
 
     def header(self) -> Header:
         """The first line of this service's journal."""
-        return header(self.cores, self.graphs(), self.policies, "live", cpus=list(self.cpus), epoch=self.epoch)
+        first = header(self.cores, self.graphs(), self.policies, "live", cpus=list(self.cpus), epoch=self.epoch)
+        carried_by = {CORE: f"{_processor()}, processors {cpu_list(self.cpus)}"}
+        return msgspec.structs.replace(first, clock=Clock("monotonic"), hardware=carried_by)
+
+
+def _processor() -> str:
+    """What the processors of this machine are called."""
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def set_up(folder: Path, wish: RequestedSettings) -> tuple[HostSetup, Store]:

@@ -109,6 +109,7 @@ class Planning:
 class Assignment:
     """How many cores a program starts with, and how many each running one should have."""
 
+    exceeds = False  # whether a program may get more cores than it asks for
     shrinks = False  # whether running programs give cores up, unless the options say otherwise
 
     def most(self, program: Program, view: MachineView) -> int:

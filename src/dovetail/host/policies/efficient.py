@@ -17,7 +17,7 @@ class Efficient(Assignment):
     A program waits where it would cost the others more than it gains.
     """
 
-    shrinks = True
+    exceeds = shrinks = True
 
     def most(self, program: Program, view: MachineView) -> int:
         """Its sweet spot."""

@@ -44,7 +44,7 @@ def proportional(weights: Sequence[int], lows: Sequence[int], highs: Sequence[in
 class MaxProp(Assignment):
     """Programs share all cores in proportion to what they ask for; the running ones shrink for those that come."""
 
-    shrinks = True
+    exceeds = shrinks = True
 
     def most(self, program: Program, view: MachineView) -> int:
         return program.most
