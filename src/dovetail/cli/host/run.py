@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from dovetail.cli.common import Format, print_json, print_table, progress
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.errors import InputError
 from dovetail.host.live.client import connect
-
-if TYPE_CHECKING:
-    from dovetail.host.inputs.requests import Request
-    from dovetail.host.live.client import Client
-
-_LOOK_EVERY_S = 0.3
-_CLOSED = ("completed", "failed", "cancelled")
 
 
 def run(
@@ -55,6 +46,7 @@ def run(
     """
     from dovetail.host.inputs.requests import read_requests
     from dovetail.host.live.figures import COLUMNS, figures
+    from dovetail.host.live.requests import run_requests
 
     if not 0 < speed < float("inf"):
         raise InputError(f"--speed {speed:g}: expected a positive number")
@@ -65,47 +57,10 @@ def run(
     requests = read_requests(file, delays)
     with connect(state) as client, progress("running", len(requests)) as done:
         cores = len(client.ask("about")["cpus"])
-        wide = [request for request in requests if request.threads > cores]
-        if wide:
-            where = f"{file}:{wide[0].line}"
-            print(f"{where}: asks for {wide[0].threads} threads, {cores} are all there are", file=sys.stderr)
-        jobs: dict[str, str] = {}
-        began = time.monotonic()
-        for request in requests:
-            time.sleep(max(began + request.at_s / speed - time.monotonic(), 0.0))
-            _submit(client, request, words, cores, jobs)
-        rows = _wait(client, set(jobs.values()), done)
+        rows = run_requests(client, requests, words, speed, done, lambda said: print(f"{file}:{said}", file=sys.stderr))
     whole = figures(rows, cores)
     if format == "json":
         print_json(whole | {"per_program": [{name: row[name] for name in COLUMNS} for row in rows]})
     else:
         print_table(["figure", "value"], [[name, value] for name, value in whole.items()])
     return 0 if whole["completed"] == len(rows) else 3
-
-
-def _submit(client: Client, request: Request, command: list[str], cores: int, jobs: dict[str, str]) -> None:
-    threads = min(request.threads, cores)
-    if request.kind == "update":
-        try:
-            client.ask("ask", job=jobs[request.id], what="resize", value=threads)
-        except DovetailError as error:  # most often it has ended
-            print(f"line {request.line}: {error}", file=sys.stderr)
-        return
-    spec: dict[str, Any] = {"cores": threads, "priority": request.priority, "name": request.id}
-    spec |= {"work_s": request.work} if request.work is not None else {}
-    mark = {"DOVETAIL_REQUEST": request.id}
-    if command:
-        spec |= {"command": command, "cwd": os.getcwd(), "env": dict(os.environ) | mark}
-    else:
-        spec |= {"image": request.image, "env": mark}
-    jobs[request.id] = client.ask("submit", spec=spec)[0]
-
-
-def _wait(client: Client, jobs: set[str], done: Any) -> list[dict[str, Any]]:
-    while True:
-        rows = [row for row in client.ask("list") if row["id"] in jobs]
-        ended = [row for row in rows if row["state"] in _CLOSED]
-        done(len(ended))
-        if len(ended) == len(jobs):
-            return ended
-        time.sleep(_LOOK_EVERY_S)
