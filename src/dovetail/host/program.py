@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import explain
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.host.curves import LINEAR, SpeedUp, curve, learned
 
@@ -48,6 +47,8 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
         try:
             ask = msgspec.convert(facts, cls)
         except msgspec.ValidationError as error:
+            from dovetail.core.files import explain  # reads formats: not needed until something is wrong
+
             keys, message = explain(error, cls)
             raise InputError(f"{job}: {'.'.join(map(str, keys)) + ': ' if keys else ''}{message}") from None
         if not 1 <= ask.least <= max(ask.cores, 1) or ask.cores < 1 or (ask.most is not None and ask.most < ask.least):

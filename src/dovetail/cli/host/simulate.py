@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, atomic_write, make_folder, print_json, print_table
 from dovetail.cli.host.flags import NO_FLAGS, Curves, SchedulingFlags
 from dovetail.core.output import refuse_overwrite
-from dovetail.host.inputs.requests import Delays
 from dovetail.host.options import HostOptions
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def simulate(
     rules: SchedulingFlags = NO_FLAGS,
     work: float | None = None,
     curve: Curves | None = None,
-    delays: Delays = "before",
+    delays: Literal["before", "after"] = "before",
     seed: int = 0,
     journal: Path | None = None,
     out: Path | None = None,
