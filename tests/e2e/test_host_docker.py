@@ -191,9 +191,9 @@ def test_only_our_own_containers_are_touched(shop: Shop, engine: Engine) -> None
     other = client.containers.create(IMAGE, ["sleep", "1000"], name="dovetail-test-a", network_mode="none")
     unnamed = client.containers.create(IMAGE, ["sleep", "1000"], network_mode="none")
     try:
-        for work in (lambda: shop.start("a", "true"), lambda: shop.executor.stop("a")):
+        for touch in (lambda: shop.start("a", "true"), lambda: shop.executor.stop("a")):
             with pytest.raises(ExecutorError, match="that is not ours"):
-                work()
+                touch()
         shop.executor.tidy(())
         assert {found.id for found in client.containers.list(all=True)} == {other.id, unnamed.id}
     finally:
@@ -239,13 +239,13 @@ def test_a_daemon_runs_containers_and_finds_them_after_a_kill(tmp_path: Path, en
         daemon.up()
         until(lambda: daemon.row(both[0])["state"] == "paused" and not daemon.row(both[0])["cpus"])
         daemon.ask("resume", both[0])
-        for work in both:
-            (daemon.folder / "runs" / f"{work}-1" / "control" / "go").touch()
+        for job in both:
+            (daemon.folder / "runs" / f"{job}-1" / "control" / "go").touch()
         rows = daemon.wait()
-        assert [rows[work]["state"] for work in both] == ["completed"] * 2
-        assert [rows[work]["attempts"] for work in both] == [1, 1]
-        for work in both:
-            lines = daemon.log(work).splitlines()
+        assert [rows[job]["state"] for job in both] == ["completed"] * 2
+        assert [rows[job]["attempts"] for job in both] == [1, 1]
+        for job in both:
+            lines = daemon.log(job).splitlines()
             assert lines[0] == "/run/dovetail"
             assert lines[-1].endswith("over")
         assert rows[bad[0]]["state"] == "failed"
@@ -256,6 +256,6 @@ def test_the_log_of_a_second_attempt_follows_that_of_the_first(tmp_path: Path, e
     with Daemon(tmp_path / "state", docker=engine.address) as daemon:
         daemon.up()
         words = "[ $DOVETAIL_ATTEMPT = 2 ] && echo second && exit; echo this line is longer; exit 1"
-        work = daemon.submit("sh", "-c", words, retries=1, image=IMAGE, env={}, cwd="")[0]
-        assert daemon.wait()[work]["exit_codes"] == [1, 0]
-        assert daemon.log(work) == "this line is longer\nsecond\n"
+        job = daemon.submit("sh", "-c", words, retries=1, image=IMAGE, env={}, cwd="")[0]
+        assert daemon.wait()[job]["exit_codes"] == [1, 0]
+        assert daemon.log(job) == "this line is longer\nsecond\n"

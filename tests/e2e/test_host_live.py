@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
+from dovetail.core.rates import RateTable
 from tests.host.live import Daemon, bound, busy_threads, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "host"
@@ -34,29 +35,29 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 @pytest.mark.parametrize(("example", "package"), [("torch_steps.py", "torch"), ("numpy_steps.py", "threadpoolctl")])
 def test_a_program_takes_up_a_change_of_its_cores(daemon: Daemon, example: str, package: str) -> None:
     pytest.importorskip(package)
-    work = daemon.submit(sys.executable, str(EXAMPLES / example), "1000000", cores=2)[0]
-    until(lambda: "ready" in daemon.log(work))
+    job = daemon.submit(sys.executable, str(EXAMPLES / example), "1000000", cores=2)[0]
+    until(lambda: "ready" in daemon.log(job))
     for cores in (2, 1, 2):
-        daemon.ask("resize", work, cores)
+        daemon.ask("resize", job, cores)
 
         def taken_up(cores: int = cores) -> bool:
-            row = daemon.row(work)
+            row = daemon.row(job)
             return row["actual"] == cores == row.get("threads") and bool(row["acknowledged"])
 
         until(taken_up)
-        assert len(bound(daemon.processes(work))) == cores
-        until(lambda cores=cores: busy_threads(daemon.processes(work)) == cores)  # type: ignore[misc]
-    steps = daemon.row(work)["step"]
-    until(lambda: daemon.row(work)["step"] > steps)
+        assert len(bound(daemon.processes(job))) == cores
+        until(lambda cores=cores: busy_threads(daemon.processes(job)) == cores)  # type: ignore[misc]
+    steps = daemon.row(job)["step"]
+    until(lambda: daemon.row(job)["step"] > steps)
 
 
 @needs_two
 def test_a_program_that_knows_nothing_is_moved_by_the_kernel(daemon: Daemon) -> None:
     spin = "import threading\nfor _ in range(3): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()"
-    work = daemon.submit(sys.executable, "-c", spin, cores=2)[0]
-    until(lambda: len(bound(daemon.processes(work))) == 2)
-    daemon.ask("resize", work, 1)
-    until(lambda: len(bound(daemon.processes(work))) == 1)
+    job = daemon.submit(sys.executable, "-c", spin, cores=2)[0]
+    until(lambda: len(bound(daemon.processes(job))) == 2)
+    daemon.ask("resize", job, 1)
+    until(lambda: len(bound(daemon.processes(job))) == 1)
     other = daemon.submit("true")[0]
     assert daemon.wait([other])[other]["state"] == "completed"
 
@@ -82,21 +83,26 @@ def test_a_program_that_gains_nothing_by_a_second_core_is_found_out(tmp_path: Pa
     options = {"assign": "efficient", "efficiency": 0.7}
     with Daemon(tmp_path / "state", cpus=CPUS, options=options) as daemon:
         daemon.up()
-        work = daemon.submit(sys.executable, "-c", FLAT, cores=2)[0]
+        job = daemon.submit(sys.executable, "-c", FLAT, cores=2)[0]
 
         def measured() -> set[str]:
-            return {event["why"] for event in daemon.ask_once("past", job=work) if event["what"] == "measured"}
+            return {event["why"] for event in daemon.ask_once("past", job=job) if event["what"] == "measured"}
 
         until(lambda: measured() == {"50 per second on 2"})
         other = daemon.submit("sleep", "1000")[0]
         until(lambda: measured() == {"50 per second on 1", "50 per second on 2"})
         daemon.ask("cancel", other)
         daemon.wait([other])
-        assert daemon.row(work)["desired"] == 1
+        assert daemon.row(job)["desired"] == 1
         daemon.kill()
         daemon.up()
-        assert daemon.row(work)["desired"] == 1
+        assert daemon.row(job)["desired"] == 1
         daemon.cancel_all()
+        daemon.ask_once("rates", path=str(tmp_path / "rates.json"))
+        table, name = RateTable.read(tmp_path / "rates.json"), os.path.basename(sys.executable)
+        assert [table.per_s(name, "core", "steps/s", cores) for cores in (1, 2)] == [50.0, 50.0]
+        assert table.rate(name, "core", 2) == pytest.approx(1.0)
+        assert (table.switch_s("", name, "core") or 0.0) > 0
         daemon.ask_once("journal", path=str(tmp_path / "run.jsonl"))
         assert main(["check", str(tmp_path / "run.jsonl")]) == 0
 
@@ -113,9 +119,9 @@ def test_six_programs_never_share_a_processor(tmp_path: Path, groups: bool) -> N
     def watch() -> None:
         nonlocal looks
         while not over.is_set():
-            has = {work: daemon.processes(work) for work in works}
-            first = {work: bound(processes) for work, processes in has.items()}
-            for a, b in itertools.combinations(works, 2):
+            has = {job: daemon.processes(job) for job in jobs}
+            first = {job: bound(processes) for job, processes in has.items()}
+            for a, b in itertools.combinations(jobs, 2):
                 # Looked at again and again: a core that was handed on between two looks was not shared.
                 if first[a] & first[b] and all(bound(has[a]) & bound(has[b]) for _ in range(5)):
                     shared.append((a, b))
@@ -124,7 +130,7 @@ def test_six_programs_never_share_a_processor(tmp_path: Path, groups: bool) -> N
     with Daemon(tmp_path / "state", cpus=CPUS, options=options, groups=groups) as daemon:
         daemon.up()
         spin = "import time\nend = time.process_time() + 0.8\nwhile time.process_time() < end: pass"
-        works = daemon.submit(sys.executable, "-c", spin, array=6, cores=2)
+        jobs = daemon.submit(sys.executable, "-c", spin, array=6, cores=2)
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
@@ -147,15 +153,15 @@ def test_a_full_disk_stops_deciding_but_nothing_else(tmp_path: Path) -> None:
     try:
         with Daemon(disk / "state", options={"assign": "always_attend"}) as daemon:
             daemon.up()
-            work = daemon.submit("sh", "-c", f"echo up; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 3")[0]
-            until(lambda: daemon.log(work))
+            job = daemon.submit("sh", "-c", f"echo up; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 3")[0]
+            until(lambda: daemon.log(job))
             filler = disk / "filler"
             subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4096"], capture_output=True)
             (tmp_path / "go").touch()
             until(lambda: "nothing is decided until there is room" in daemon.ask_once("about")["trouble"])
-            assert daemon.row(work)["state"] == "running"
+            assert daemon.row(job)["state"] == "running"
             filler.unlink()
-            row = daemon.wait()[work]
+            row = daemon.wait()[job]
             assert (row["state"], row["exit_codes"]) == ("failed", [3])
             assert daemon.ask_once("about")["trouble"] == ""
     finally:

@@ -25,26 +25,26 @@ def scenario(folder: Path) -> None:
     with Daemon(folder / "state", cpus=CPUS, options={"assign": "always_attend"}) as daemon:
         daemon.up()
         script = "i=0; while [ ! -e go ]; do i=$((i+1)); echo $i; sleep 0.02; done"
-        work = daemon.submit("sh", "-c", script, cores=len(CPUS), cwd=str(folder))[0]
-        until(lambda: daemon.log(work))
-        assert {os.stat(f"/proc/{p.pid}").st_uid for p in daemon.processes(work)} == {os.geteuid()}
-        daemon.ask("resize", work, 1)
-        until(lambda: len(bound(daemon.processes(work))) == 1 and daemon.row(work)["actual"] == 1)
-        daemon.ask("pause", work)
-        until(lambda: daemon.row(work)["actual"] == 0 and all(p.state == "T" for p in daemon.processes(work)))
-        so_far = daemon.log(work)
+        job = daemon.submit("sh", "-c", script, cores=len(CPUS), cwd=str(folder))[0]
+        until(lambda: daemon.log(job))
+        assert {os.stat(f"/proc/{p.pid}").st_uid for p in daemon.processes(job)} == {os.geteuid()}
+        daemon.ask("resize", job, 1)
+        until(lambda: len(bound(daemon.processes(job))) == 1 and daemon.row(job)["actual"] == 1)
+        daemon.ask("pause", job)
+        until(lambda: daemon.row(job)["actual"] == 0 and all(p.state == "T" for p in daemon.processes(job)))
+        so_far = daemon.log(job)
         daemon.kill()
         daemon.up()
-        until(lambda: daemon.row(work)["state"] == "paused")
-        assert daemon.log(work) == so_far
-        daemon.ask("resume", work)
-        until(lambda: daemon.log(work) != so_far)
+        until(lambda: daemon.row(job)["state"] == "paused")
+        assert daemon.log(job) == so_far
+        daemon.ask("resume", job)
+        until(lambda: daemon.log(job) != so_far)
         (folder / "go").touch()
         stubborn = daemon.submit("sh", "-c", "trap '' TERM; echo up; sleep 1000", grace_s=0.1, cwd=str(folder))[0]
         until(lambda: daemon.log(stubborn))
         daemon.ask("cancel", stubborn)
         rows = daemon.wait()
-        assert (rows[work]["state"], rows[work]["attempts"]) == ("completed", 1)
+        assert (rows[job]["state"], rows[job]["attempts"]) == ("completed", 1)
         assert (rows[stubborn]["state"], rows[stubborn]["exit"]) == ("cancelled", "signal 9")
 
 

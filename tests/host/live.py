@@ -156,50 +156,50 @@ class Daemon:
         with Client(self.folder) as client:
             return client.ask(do, **words)
 
-    def ask(self, what: str, work: str, value: float | None = None) -> None:
-        self.ask_once("ask", job=work, what=what, value=value)
+    def ask(self, what: str, job: str, value: float | None = None) -> None:
+        self.ask_once("ask", job=job, what=what, value=value)
 
     def submit(self, *command: str, array: int | None = None, **spec: Any) -> list[str]:
         spec = {"command": command, "cwd": str(self.folder), "env": dict(os.environ)} | spec
-        works: list[str] = self.ask_once("submit", spec=spec, array=array)
-        return works
+        jobs: list[str] = self.ask_once("submit", spec=spec, array=array)
+        return jobs
 
     def rows(self) -> dict[str, dict[str, Any]]:
         return {row["id"]: row for row in self.ask_once("list")}
 
-    def row(self, work: str) -> dict[str, Any]:
-        return self.rows()[work]
+    def row(self, job: str) -> dict[str, Any]:
+        return self.rows()[job]
 
     def states(self) -> dict[str, str]:
-        return {work: row["state"] for work, row in self.rows().items()}
+        return {job: row["state"] for job, row in self.rows().items()}
 
-    def wait(self, works: Iterable[str] | None = None, patience_s: float = PATIENCE_S) -> dict[str, dict[str, Any]]:
+    def wait(self, jobs: Iterable[str] | None = None, patience_s: float = PATIENCE_S) -> dict[str, dict[str, Any]]:
         """Until these have ended, or all."""
-        wanted = None if works is None else set(works)
+        wanted = None if jobs is None else set(jobs)
 
         def ended() -> bool:
             rows = self.rows()
-            return all(rows[work]["state"] in CLOSED for work in (rows if wanted is None else wanted))
+            return all(rows[job]["state"] in CLOSED for job in (rows if wanted is None else wanted))
 
         until(ended, patience_s)
         return self.rows()
 
-    def log(self, work: str) -> str:
-        path = self.folder / "logs" / f"{work}.log"
+    def log(self, job: str) -> str:
+        path = self.folder / "logs" / f"{job}.log"
         return path.read_text() if path.exists() else ""
 
     def cancel_all(self) -> None:
-        for work, row in self.rows().items():
+        for job, row in self.rows().items():
             if row["state"] not in CLOSED:
                 try:
-                    self.ask("cancel", work)
+                    self.ask("cancel", job)
                 except DovetailError:
                     continue
         self.wait()
 
-    def processes(self, work: str) -> list[proc.Process]:
+    def processes(self, job: str) -> list[proc.Process]:
         """The living processes of a program, found without asking the daemon."""
-        claims = sorted((self.folder / "runs").glob(f"{work}-*/claim"))
+        claims = sorted((self.folder / "runs").glob(f"{job}-*/claim"))
         return proc.family(msgspec.json.decode(claims[-1].read_bytes())["pid"]) if claims else []
 
     def clean_up(self) -> None:

@@ -45,10 +45,10 @@ def test_programs_run_and_leave_their_words_and_codes(daemon: Daemon) -> None:
 
 
 def test_the_environment_says_how_many_threads_to_use(daemon: Daemon) -> None:
-    work = daemon.submit("sh", "-c", "echo $OMP_NUM_THREADS $OMP_WAIT_POLICY $DOVETAIL_PROGRAM")[0]
+    job = daemon.submit("sh", "-c", "echo $OMP_NUM_THREADS $OMP_WAIT_POLICY $DOVETAIL_PROGRAM")[0]
     mine = daemon.submit("sh", "-c", "echo $OMP_NUM_THREADS", env={"OMP_NUM_THREADS": "9", "PATH": os.environ["PATH"]})
     daemon.wait()
-    assert daemon.log(work).split() == ["1", "PASSIVE", work]
+    assert daemon.log(job).split() == ["1", "PASSIVE", job]
     assert daemon.log(mine[0]).split() == ["9"]
 
 
@@ -58,7 +58,7 @@ def test_arrays_and_dependencies(daemon: Daemon) -> None:
     bad = daemon.submit("false")
     lost = daemon.submit("true", after=bad)
     rows = daemon.wait()
-    assert [daemon.log(work).strip() for work in array] == ["0 of 3", "1 of 3", "2 of 3"]
+    assert [daemon.log(job).strip() for job in array] == ["0 of 3", "1 of 3", "2 of 3"]
     assert daemon.log(after[0]) == "2 of 3\n"
     assert rows[lost[0]]["state"] == "failed"
     assert f"waits for {bad[0]}" in rows[lost[0]]["why"]
@@ -66,30 +66,30 @@ def test_arrays_and_dependencies(daemon: Daemon) -> None:
 
 
 def test_a_time_limit_ends_a_program(daemon: Daemon) -> None:
-    work = daemon.submit("sleep", "1000", limit_s=0.2)[0]
-    row = daemon.wait()[work]
+    job = daemon.submit("sleep", "1000", limit_s=0.2)[0]
+    row = daemon.wait()[job]
     assert row["state"] == "failed"
     assert "limit of 0.2 s" in row["why"]
 
 
 def test_a_paused_program_waits_and_is_not_dead(daemon: Daemon) -> None:
-    work = daemon.submit("sh", "-c", "i=0; while [ ! -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done")[0]
-    until(lambda: daemon.log(work))
-    daemon.ask("pause", work)
-    until(lambda: daemon.row(work)["actual"] == 0)
-    so_far = daemon.log(work)
+    job = daemon.submit("sh", "-c", "i=0; while [ ! -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done")[0]
+    until(lambda: daemon.log(job))
+    daemon.ask("pause", job)
+    until(lambda: daemon.row(job)["actual"] == 0)
+    so_far = daemon.log(job)
     other = daemon.submit("true", cores=len(os.sched_getaffinity(0)))[0]
     daemon.wait([other])
-    row = daemon.row(work)
+    row = daemon.row(job)
     assert (row["state"], row["cpus"], row["attempts"]) == ("paused", [], 1)
-    until(lambda: daemon.ask_once("about")["paused_memory_mib"] == daemon.row(work)["memory_mib"] > 0)
-    assert daemon.log(work) == so_far
-    daemon.ask("resume", work)
-    until(lambda: daemon.log(work) != so_far)
+    until(lambda: daemon.ask_once("about")["paused_memory_mib"] == daemon.row(job)["memory_mib"] > 0)
+    assert daemon.log(job) == so_far
+    daemon.ask("resume", job)
+    until(lambda: daemon.log(job) != so_far)
     (daemon.folder / "go").touch()
-    row = daemon.wait()[work]
+    row = daemon.wait()[job]
     assert (row["state"], row["attempts"], row["pauses"]) == ("completed", 1, 1)
-    counted = daemon.log(work).split()
+    counted = daemon.log(job).split()
     assert counted == [str(i) for i in range(1, len(counted) + 1)]
 
 
@@ -102,8 +102,8 @@ def test_cancel_and_requeue(daemon: Daemon) -> None:
     daemon.ask("pause", paused)
     daemon.ask("requeue", running)
     until(lambda: daemon.row(running)["attempts"] == 2 and daemon.log(running) == "begun\nbegun\n")
-    for work in (waiting, paused, running):
-        daemon.ask("cancel", work)
+    for job in (waiting, paused, running):
+        daemon.ask("cancel", job)
     rows = daemon.wait()
     assert {row["state"] for row in rows.values()} == {"cancelled"}
     with pytest.raises(InputError, match=f"program {running} is cancelled"):
@@ -111,10 +111,10 @@ def test_cancel_and_requeue(daemon: Daemon) -> None:
 
 
 def test_one_that_ignores_signals_is_ended_all_the_same(daemon: Daemon) -> None:
-    work = daemon.submit("sh", "-c", "trap '' TERM; echo up; while true; do sleep 0.1; done", grace_s=0.2)[0]
-    until(lambda: daemon.log(work))
-    daemon.ask("cancel", work)
-    row = daemon.wait()[work]
+    job = daemon.submit("sh", "-c", "trap '' TERM; echo up; while true; do sleep 0.1; done", grace_s=0.2)[0]
+    until(lambda: daemon.log(job))
+    daemon.ask("cancel", job)
+    row = daemon.wait()[job]
     assert row["state"] == "cancelled"
     assert row["exit"] == "signal 9"
 
@@ -192,23 +192,23 @@ def test_the_socket_is_its_users_alone_and_one_daemon_has_the_folder(shared: Dae
 
 def test_a_limit_that_never_comes_is_none(daemon: Daemon) -> None:
     """Longer than the system can wait."""
-    work = daemon.submit("true", limit_s=1e300)[0]
-    assert daemon.wait()[work]["state"] == "completed"
+    job = daemon.submit("true", limit_s=1e300)[0]
+    assert daemon.wait()[job]["state"] == "completed"
 
 
 def test_a_rigid_program_cannot_be_resized_once_it_runs(daemon: Daemon) -> None:
-    work = daemon.submit("sleep", "1000", malleable=False)[0]
-    until(lambda: daemon.row(work)["state"] == "running")
+    job = daemon.submit("sleep", "1000", malleable=False)[0]
+    until(lambda: daemon.row(job)["state"] == "running")
     with pytest.raises(InputError, match="is rigid"):
-        daemon.ask("resize", work, 1)
+        daemon.ask("resize", job, 1)
 
 
 def test_nothing_of_an_ended_attempt_is_left_in_the_folder(daemon: Daemon) -> None:
-    works = daemon.submit("true", array=3)
+    jobs = daemon.submit("true", array=3)
     daemon.wait()
     until(lambda: not list((daemon.folder / "runs").iterdir()))
     daemon.kill()
-    (daemon.folder / "runs" / f"{works[0]}-1").mkdir()  # as if it had been killed before it was removed
+    (daemon.folder / "runs" / f"{jobs[0]}-1").mkdir()  # as if it had been killed before it was removed
     daemon.up()
     until(lambda: not list((daemon.folder / "runs").iterdir()))
 
@@ -227,8 +227,8 @@ def test_a_daemon_whose_folder_is_gone_ends_and_leaves_its_successor_alone(tmp_p
 def test_steps_that_another_version_decided_are_told(tmp_path: Path) -> None:
     with Daemon(tmp_path / "state") as daemon:
         daemon.up()
-        work = daemon.submit("sleep", "1000")[0]
-        until(lambda: daemon.row(work)["state"] == "running")
+        job = daemon.submit("sleep", "1000")[0]
+        until(lambda: daemon.row(job)["state"] == "running")
         daemon.down()
         with sqlite3.connect(daemon.folder / "state.db") as store:
             store.execute("update steps set events = replace(events, '1 of 1 asked', 'because')")
@@ -250,33 +250,33 @@ def test_the_older_schedulers_decisions_are_for_simulation_only(tmp_path: Path) 
 def test_other_settings_wait_until_all_has_ended(tmp_path: Path) -> None:
     with Daemon(tmp_path / "state") as daemon, Daemon(tmp_path / "state", options={"plan": "rr"}) as other:
         daemon.up()
-        work = daemon.submit("sleep", "1000")[0]
+        job = daemon.submit("sleep", "1000")[0]
         assert daemon.down() == 0
         other.up(wait=False)
         assert other._process is not None
         assert other._process.wait(PATIENCE_S) == 2
-        assert f"programs {work} are not ended" in (tmp_path / "state" / "daemon.log").read_text()
+        assert f"programs {job} are not ended" in (tmp_path / "state" / "daemon.log").read_text()
         daemon.up()
         daemon.cancel_all()
         daemon.down()
         other.up()
         assert other.rows() == {}
         assert [path.name for path in other.folder.glob("journal-*.jsonl")]
-        assert other.submit("true")[0] != work
+        assert other.submit("true")[0] != job
 
 
 def test_a_live_journal_replays_to_the_same_instructions(tmp_path: Path) -> None:
     with Daemon(tmp_path / "state", options={"plan": "rr", "assign": "max_prop", "quantum_s": 0.2}) as daemon:
         daemon.up()
         words = ("sh", "-c", "while [ ! -e go ]; do sleep 0.02; done")
-        works = daemon.submit(*words, array=4, cores=len(os.sched_getaffinity(0)), retries=1)
+        jobs = daemon.submit(*words, array=4, cores=len(os.sched_getaffinity(0)), retries=1)
         failing = daemon.submit("false", retries=1)[0]
-        daemon.ask("pause", works[0])
+        daemon.ask("pause", jobs[0])
         daemon.kill()
         daemon.up()
-        daemon.ask("resume", works[0])
-        daemon.ask("priority", works[1], 3)
-        until(lambda: all(daemon.row(work)["service_s"] > 0 for work in works))  # everybody has had a turn
+        daemon.ask("resume", jobs[0])
+        daemon.ask("priority", jobs[1], 3)
+        until(lambda: all(daemon.row(job)["service_s"] > 0 for job in jobs))  # everybody has had a turn
         (daemon.folder / "go").touch()
         rows = daemon.wait()
         assert rows[failing]["attempts"] == 2
@@ -296,12 +296,12 @@ def test_a_daemon_killed_again_and_again_runs_every_program_once(tmp_path: Path,
         luck = random.Random(groups)
         done = daemon.folder / "done"
         words = f"echo $DOVETAIL_PROGRAM >> {done}; sleep 0.05"
-        works = daemon.submit("sh", "-c", words, array=30)
+        jobs = daemon.submit("sh", "-c", words, array=30)
         for _ in range(5):
             time.sleep(luck.uniform(0, 0.6))
             daemon.kill()
             daemon.up(wait=False)
         until(daemon._answers)
         rows = daemon.wait()
-        assert sorted(done.read_text().split()) == sorted(works)
+        assert sorted(done.read_text().split()) == sorted(jobs)
         assert {(row["state"], row["attempts"]) for row in rows.values()} == {("completed", 1)}

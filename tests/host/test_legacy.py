@@ -17,7 +17,7 @@ from dovetail.host.options import HostOptions
 from dovetail.host.program import Ask, program_graph
 from dovetail.host.simulate import Workload, run
 
-SHAPES = {"p": program_graph("p", 16)}
+GRAPHS = {"p": program_graph("p", 16)}
 
 
 def rounded(x: Fraction) -> int:
@@ -73,7 +73,7 @@ def test_max_prop_by_the_formula(factor: float) -> None:
 
 
 def scheduler(**options: object) -> LegacyScheduler:
-    return LegacyScheduler(16, SHAPES, msgspec.convert({"profile": "legacy", **options}, HostOptions))
+    return LegacyScheduler(16, GRAPHS, msgspec.convert({"profile": "legacy", **options}, HostOptions))
 
 
 def arrive(name: str, cores: int, priority: int = 0) -> Arrived:
@@ -98,10 +98,10 @@ def test_pending_requests_go_before_new_ones_whatever_their_priority() -> None:
 def test_an_update_of_two_threads_to_twelve() -> None:
     """The manual's example."""
     arrivals: tuple[tuple[float, Arrived | Asked], ...] = ((0.0, arrive("0", 2)), (60.0, Asked("0", "resize", 12)))
-    outcome = run(Workload(16, arrivals, SHAPES), HostOptions(profile="legacy"))
+    outcome = run(Workload(16, arrivals, GRAPHS), HostOptions(profile="legacy"))
     assert outcome.rows[0].ended_s == 50.0  # it was over before
     longer = (0.0, Arrived("0", "p", (360.0,), facts=msgspec.to_builtins(Ask(2))))
-    outcome = run(Workload(16, (longer, arrivals[1]), SHAPES), HostOptions(profile="legacy"))
+    outcome = run(Workload(16, (longer, arrivals[1]), GRAPHS), HostOptions(profile="legacy"))
     assert outcome.rows[0].ended_s == 60 + (360 - 120) / 12
     assert outcome.rows[0].resizes == 1
 
@@ -121,13 +121,13 @@ def test_an_update_under_max_prop_is_an_error_here_too() -> None:
 
 
 def test_what_it_dropped_silently_is_rejected_with_a_reason() -> None:
-    outcome = run(Workload(16, ((0.0, arrive("big", 17)),), SHAPES), HostOptions(profile="legacy"))
+    outcome = run(Workload(16, ((0.0, arrive("big", 17)),), GRAPHS), HostOptions(profile="legacy"))
     assert (outcome.rows[0].status, outcome.rows[0].why) == ("rejected", "asks for 17 cores, the machine has 16")
 
 
 def test_what_it_would_never_start_is_rejected_in_the_end() -> None:
     outcome = run(
-        Workload(16, ((0.0, arrive("one", 1)),), SHAPES), HostOptions(profile="legacy", assign="always_attend")
+        Workload(16, ((0.0, arrive("one", 1)),), GRAPHS), HostOptions(profile="legacy", assign="always_attend")
     )
     assert outcome.rows[0].status == "rejected"
 
@@ -143,4 +143,4 @@ def test_what_it_would_never_start_is_rejected_in_the_end() -> None:
 )
 def test_what_it_did_not_know_is_refused(options: HostOptions) -> None:
     with pytest.raises(InputError, match="legacy profile"):
-        LegacyScheduler(16, SHAPES, options)
+        LegacyScheduler(16, GRAPHS, options)

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.rates import RateTable
 from dovetail.host.curves import curve
 from dovetail.host.inputs.measure import MeasuredRuns, fitted, measure, run_s, table_text
 
@@ -33,6 +34,17 @@ def test_a_program_has_as_many_processors_and_threads_as_it_is_measured_on(
     assert all(len(run["seconds"]) == 2 for run in found["runs"])
     assert notes.read_text().split("\n")[:-1] == [f"{n} {n} {n}" for n in counts] * 2  # in turns
     assert curve(found["curve"]).base_s == pytest.approx(found["runs"][0]["median_s"], rel=1e-4)
+
+
+def test_what_was_measured_can_be_read_by_other_levels(tmp_path: Path) -> None:
+    rates = tmp_path / "rates.json"
+    words = ["--name", "train", "--rates-out", str(rates), "--", "true"]
+    assert main(["host", "measure", "--cores", *{"1": None, str(len(ALL)): None}, *words]) == 0
+    table = RateTable.read(rates)
+    assert table.rate("train", "core") == 1.0
+    per_s = [table.per_s("train", "core", "runs/s", n) or 0.0 for n in (1, len(ALL))]
+    assert table.rate("train", "core", len(ALL)) == pytest.approx(per_s[1] / per_s[0], rel=1e-4)
+    assert all(rate.source == "measured" for rate in table.rates.values())
 
 
 def test_the_table_shows_the_curve(capsys: pytest.CaptureFixture[str]) -> None:

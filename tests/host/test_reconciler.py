@@ -112,9 +112,9 @@ class Bench:
         self.book = ProgramBook(folder, self.store)
         self.reconciler = Reconciler(self.inbox, self.book, Table(executor), self.control, range(CORES))
 
-    def start(self, work: str, *cpus: int) -> Start:
-        self.book.specs[work], self.book.ends[work] = Spec(command=("true",), grace_s=0.0), Ends()
-        return Start(work, TASK, "program", cpus, 0.0, 0.0, "")
+    def start(self, job: str, *cpus: int) -> Start:
+        self.book.specs[job], self.book.ends[job] = Spec(command=("true",), grace_s=0.0), Ends()
+        return Start(job, TASK, "program", cpus, 0.0, 0.0, "")
 
     def heard(self) -> list[Stimulus]:
         return self.inbox.take(0.0) or []
@@ -132,9 +132,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.close()
 
 
-def _there(bench: Bench, work: str, state: str, *cpus: int) -> bool:
-    attempt = bench.reconciler.attempt(work)
-    run = f"{work}-1"
+def _there(bench: Bench, job: str, state: str, *cpus: int) -> bool:
+    attempt = bench.reconciler.attempt(job)
+    run = f"{job}-1"
     return (
         attempt is not None
         and not attempt.busy
@@ -217,25 +217,25 @@ def test_random_orders(tmp_path_factory: pytest.TempPathFactory, seed: int, hicc
     meant: dict[str, tuple[int, ...]] = {}
     try:
         for _ in range(20):
-            works = luck.sample("abcdef", luck.randint(1, 3))
+            jobs = luck.sample("abcdef", luck.randint(1, 3))
             orders: list[Start | Pause | Resume | Resize] = []
-            for work in works:
-                if meant.get(work):
-                    orders.append(Pause(work, TASK, ""))
-                    meant[work] = ()
+            for job in jobs:
+                if meant.get(job):
+                    orders.append(Pause(job, TASK, ""))
+                    meant[job] = ()
             bench.reconciler.carry(orders, 0.0)
-            for work in works:
+            for job in jobs:
                 free = [c for c in range(CORES) if not any(c in cpus for cpus in meant.values())]
                 if free and luck.random() < 0.8:
                     cpus = tuple(luck.sample(free, luck.randint(1, len(free))))
-                    started = work in meant
-                    meant[work] = cpus
+                    started = job in meant
+                    meant[job] = cpus
                     bench.reconciler.carry(
-                        [Resume(work, TASK, cpus, 0.0, "") if started else bench.start(work, *cpus)], 0.0
+                        [Resume(job, TASK, cpus, 0.0, "") if started else bench.start(job, *cpus)], 0.0
                     )
-                elif meant.get(work):
-                    bench.reconciler.carry([Resize(work, TASK, meant[work][:1], 0.0, "")], 0.0)
-                    meant[work] = meant[work][:1]
+                elif meant.get(job):
+                    bench.reconciler.carry([Resize(job, TASK, meant[job][:1], 0.0, "")], 0.0)
+                    meant[job] = meant[job][:1]
         until(lambda: all(_there(bench, w, "running", *c) for w, c in meant.items() if c))
         assert executor.shared == []
         assert len(executor.starts) == len(set(executor.starts))

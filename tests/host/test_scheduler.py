@@ -33,7 +33,7 @@ from dovetail.host.scheduler import HostScheduler
 from dovetail.host.simulate import Workload, run
 
 CORES = 8
-SHAPES = {"p": program_graph("p", CORES)}
+GRAPHS = {"p": program_graph("p", CORES)}
 
 
 def arrive(name: str, cores: int, size: float = 80.0, **facts: Any) -> Arrived:
@@ -41,7 +41,7 @@ def arrive(name: str, cores: int, size: float = 80.0, **facts: Any) -> Arrived:
 
 
 def scheduler(**options: Any) -> HostScheduler:
-    return HostScheduler(CORES, SHAPES, msgspec.convert(options, HostOptions))
+    return HostScheduler(CORES, GRAPHS, msgspec.convert(options, HostOptions))
 
 
 def told(orders: list[Instruction]) -> list[str]:
@@ -63,7 +63,7 @@ def whys(orders: list[Instruction], kind: type[Instruction]) -> list[str]:
 
 
 def simulated(options: HostOptions, *arrivals: tuple[float, Stimulus]) -> dict[str, Any]:
-    rows = run(Workload(CORES, arrivals, SHAPES), options).rows  # type: ignore[arg-type]
+    rows = run(Workload(CORES, arrivals, GRAPHS), options).rows  # type: ignore[arg-type]
     return {row.program: row for row in rows}
 
 

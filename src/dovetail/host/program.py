@@ -19,7 +19,7 @@ Stopping = Literal["", "cancel", "requeue", "limit"]  # what a program that is b
 
 
 def program_graph(kind: str, cores: int) -> TaskGraph:
-    """The program_graph of a program: one part on any number of the machine's cores."""
+    """The graph of a program: one task on any number of the machine's cores."""
     return TaskGraph(kind, [Task(TASK, kind, 1, 1, cores)], [])
 
 

@@ -90,7 +90,7 @@ def header(cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions, mo
         options=options.as_dict(),
         mode=mode,
         pool=machine(cores),
-        graphs=tuple(TaskGraphRecord.of(program_graph) for program_graph in graphs.values()),
+        graphs=tuple(TaskGraphRecord.of(graph) for graph in graphs.values()),
         facts={"cores": cores, **facts},
     )
 
