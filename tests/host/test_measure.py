@@ -13,7 +13,7 @@ from dovetail.cli import main
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.rates import RateTable
 from dovetail.host.curves import curve
-from dovetail.host.inputs.measure import MeasuredRuns, fitted, measure, run_s, table_text
+from dovetail.host.live.measure import MeasuredRuns, fitted, measure, run_s, table_text
 
 ALL = sorted(os.sched_getaffinity(0))
 NOTE = (

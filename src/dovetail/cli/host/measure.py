@@ -47,7 +47,7 @@ def measure(
     format
         table or json.
     """
-    from dovetail.host.inputs import measure as measuring
+    from dovetail.host.live import measure as measuring
 
     if not 0 < efficiency <= 1:
         raise InputError(f"--efficiency: found {efficiency}, expected a share, up to 1")

@@ -1,1 +1,1 @@
-"""What the level reads: request files, parameters, generated workloads, measured curves."""
+"""What the level reads: request files, parameters, generated workloads."""
