@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
@@ -103,19 +104,26 @@ def overhead(repeats: int) -> dict[str, Any]:
     def function(part: Tensor) -> Tensor:
         return 2 * part + 1
 
-    def extra(size: int, threads: bool) -> float:
+    def extra(size: int, threads: bool, journal: Path | None) -> float:
         def bare() -> list[Tensor]:
             return [function(x.narrow(0, at, size)) for at in range(0, 8192, size)]
 
-        with Dispatcher(function, "cpu", sizes=size, cache=False) as dispatcher:
+        with Dispatcher(function, "cpu", sizes=size, cache=False, journal=journal) as dispatcher:
             if threads:
                 dispatcher.submit(x).result()  # from then on the worker has a thread of its own
             pairs = [(min(timed(bare, 5)), min(timed(lambda: dispatcher.run(x), 5))) for _ in range(4 * repeats)]
         return 1e6 * (min(run for _, run in pairs) - min(base for base, _ in pairs))
 
     found: dict[str, Any] = {}
-    for name, threads in (("calling thread", False), ("worker thread", True)):
-        two, many = extra(4096, threads), extra(128, threads)
+    for name, threads, recorded in (
+        ("calling thread", False, False),
+        ("worker thread", True, False),
+        ("calling thread, with a journal", False, True),
+        ("worker thread, with a journal", True, True),
+    ):
+        with TemporaryDirectory() as folder:
+            journal = Path(folder) / "run.jsonl" if recorded else None
+            two, many = extra(4096, threads, journal), extra(128, threads, journal)
         per_chunk = (many - two) / (64 - 2)
         found[name] = {"per sub-batch us": round(per_chunk, 2), "fixed us": round(two - 2 * per_chunk, 1)}
     small = torch.rand(4, 6)

@@ -1,10 +1,15 @@
-"""Journals of runs, real and simulated: what they tell, and that they are valid schedules."""
+"""Journals of runs, real and simulated: written while they go on, with what was seen, and replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -14,25 +19,40 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dovetail.cli import main
-from dovetail.core import registry
-from dovetail.core.events import Arrived, Failed, Reject, Start
+from dovetail.core.engine import replay
+from dovetail.core.errors import InputError
+from dovetail.core.events import Arrived, Failed, Reject, Rows, Start
 from dovetail.core.journal import Reader
-from dovetail.dispatch import Device, Dispatcher
+from dovetail.dispatch import Device, Dispatcher, Pool
 from dovetail.dispatch.check import check_journal
+from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.recording import LIVE, RecordedRun, gaps, record_simulated, write
-from dovetail.dispatch.scheduler import ChunkRow
+from dovetail.dispatch.live import journal as live_journal
+from dovetail.dispatch.policies.base import DeviceState
+from dovetail.dispatch.policies.fixed import Fixed
+from dovetail.dispatch.recording import LIVE, BatchJournal, gaps, header_of
+from dovetail.dispatch.replay import RecordedScheduler, scheduler_for
 from dovetail.dispatch.simulate import SimDevice, simulate
 
 TWO = [Device("first", where="cpu"), Device("second", where="cpu")]
+POLICIES = ["factoring", "finish_together", "fixed", "guided", "proportional"]
 
 
 def events(path: Path, kind: type[Any]) -> list[Any]:
     return [entry.event for entry in Reader(path) if isinstance(entry.event, kind)]
 
 
-def run_of(rows: list[ChunkRow], items: int | None = None, ended_s: float = 10.0) -> RecordedRun:
-    return RecordedRun(policy="fixed", mode=LIVE, devices=["a", "b"], peaks=[], items=items, rows=rows, ended_s=ended_s)
+def decisions(path: Path, policy: Any = None) -> list[tuple[Any, Any]]:
+    """What is decided again and what is recorded, at each step."""
+    reader = Reader(path)
+    return [(again, recorded) for _, _, again, recorded in replay(scheduler_for(reader, policy), reader)]
+
+
+def check_replay(path: Path, policy: Any = None) -> None:
+    found = decisions(path, policy)
+    assert found
+    for again, recorded in found:
+        assert again == recorded
 
 
 curves = st.builds(
@@ -40,17 +60,19 @@ curves = st.builds(
 )  # latency, rate, largest call
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     given_curves=st.lists(curves, min_size=1, max_size=4),
     items=st.integers(1, 300_000),
-    policy=st.sampled_from(["factoring", "finish_together", "fixed", "guided", "proportional"]),
+    policy=st.sampled_from(POLICIES),
     noise=st.sampled_from([0.0, 0.5]),
     slower=st.sampled_from([1.0, 4.0]),
     slots=st.integers(1, 3),
     seed=st.integers(0, 9),
+    known=st.booleans(),
+    fails=st.booleans(),
 )
-def test_any_simulated_run_gives_a_valid_journal(
+def test_any_simulated_run_gives_a_valid_journal_that_replays(
     given_curves: list[Curve],
     items: int,
     policy: str,
@@ -58,63 +80,107 @@ def test_any_simulated_run_gives_a_valid_journal(
     slower: float,
     slots: int,
     seed: int,
+    known: bool,
+    fails: bool,
     tmp_path: Path,
 ) -> None:
     size = 5000 if policy == "fixed" else None
     devices = [
-        SimDevice(f"d{i}", curve, slower if i else 1.0, size=size, slots=slots) for i, curve in enumerate(given_curves)
+        SimDevice(f"d{i}", curve, slower if i else 1.0, size=size, slots=slots, known=known)
+        for i, curve in enumerate(given_curves)
     ]
+    if fails:
+        devices.append(SimDevice("mortal", given_curves[0], size=size, fails_after_s=0.05))
     path = tmp_path / "run.jsonl"
-    outcome = simulate(devices, items, policy, noise=noise, seed=seed)
-    figures = record_simulated(path, devices, items, policy, outcome.rows, outcome.makespan_s, noise=noise, seed=seed)
+    outcome = simulate(devices, items, policy, noise=noise, seed=seed, journal=path)
     report = check_journal(path)
     assert report.valid, report.faults
-    assert report.notes == []
-    assert figures.makespan_s == pytest.approx(outcome.makespan_s, abs=1e-6)
-    assert policy in registry.names("dispatch")
+    assert not noise or not report.notes or "best rate" in report.notes[0]
+    assert report.counted["makespan_s"] == pytest.approx(outcome.makespan_s, abs=1e-6)
+    check_replay(path)
 
 
-def test_chunks_that_a_device_holds_at_once_are_told_one_after_the_other(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    write(path, run_of([ChunkRow(0, 0, 5, 0.0, 4.0, 1, "done"), ChunkRow(0, 5, 9, 1.0, 6.0, 1, "done")], items=9))
-    first, second = events(path, Start)
-    assert (first.ready_s, first.run_s) == (0.0, 4.0)
-    assert (second.ready_s, second.run_s) == (1.0, 2.0)  # it waited from 1 s to 4 s
-    assert check_journal(path).valid
-
-
-def test_chunks_that_end_at_the_same_instant_still_follow_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    write(path, run_of([ChunkRow(0, 0, 5, 0.0, 4.0, 1, "done"), ChunkRow(0, 5, 9, 0.0, 4.0, 1, "done")]))
-    assert check_journal(path).valid
-
-
-def test_failed_and_lost_copies_are_told_as_such(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    rows = [
-        ChunkRow(0, 0, 5, 0.0, 1.0, 1, "ValueError: no"),
-        ChunkRow(1, 0, 5, 1.0, 3.0, 2, "done"),
-        ChunkRow(1, 5, 9, 3.5, 9.0, 1, "done"),
-        ChunkRow(0, 5, 9, 6.0, 12.0, 1, "lost"),
+def test_a_recorded_run_decides_as_one_that_is_not(tmp_path: Path) -> None:
+    devices = [
+        SimDevice("a", Curve.linear(0.004, 2e5, 1 << 20), known=False),
+        SimDevice("b", Curve.linear(1e-3, 3e4, 99)),
     ]
-    figures = write(path, run_of(rows, items=9))
-    assert (figures.completed, figures.rejected, figures.failures) == (2, 2, 2)
-    assert figures.makespan_s == 10.0  # what is late when the run is over is not waited for
-    assert [event.why for event in events(path, Failed)] == ["ValueError: no", "another device was first"]
-    assert {event.job for event in events(path, Reject)} == {"items 0 to 5 on a", "items 5 to 9 on a"}
-    assert [event.of for event in events(path, Arrived)] == ["chunk", "retry", "chunk", "copy"]
-    assert events(path, Start)[-1].why == "the one that has it is late"
+    recorded = simulate(devices, 100_000, noise=0.3, journal=tmp_path / "run.jsonl")
+    assert recorded == simulate(devices, 100_000, noise=0.3)
+
+
+def recorded(path: Path, slots: int, items: int = 9) -> tuple[RecordedScheduler, BatchJournal]:
+    states = [DeviceState("a", size=5, slots=slots, capacity=100), DeviceState("b", size=4)]
+    scheduler = RecordedScheduler(LocalCursor(0, items), Fixed(), states, total=items)
+    header = header_of(scheduler, policy="fixed", mode=LIVE, items=items, peaks=[None, None], zero_s=100.0)
+    return scheduler, BatchJournal(path, header, scheduler)
+
+
+def test_chunks_that_a_device_holds_at_once_have_a_slot_each_and_their_own_times(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    scheduler, journal = recorded(path, slots=2)
+    first, second = scheduler.take(0, 100.0), scheduler.take(0, 101.0)
+    for chunk, at_s in ((first, 104.0), (second, 106.0)):
+        assert chunk is not None
+        scheduler.claim(chunk)
+        scheduler.done(chunk, at_s, 1.0)
+    journal.end(106.5)
+    begun = events(path, Start)
+    assert [(start.devices, start.ready_s, start.run_s) for start in begun] == [((0,), 0.0, 4.0), ((1,), 1.0, 5.0)]
+    assert [device.type for device in Reader(path).header.pool.devices] == ["a", "a", "b"]
     assert check_journal(path).valid
 
 
-def test_a_measured_bound_that_was_surpassed_is_not_told(tmp_path: Path) -> None:
-    rows = [ChunkRow(0, 0, 100, 0.0, 10.0, 1, "done")]
-    for peak, told in ((20.0, True), (5.0, False)):
-        path = tmp_path / f"{peak}.jsonl"
-        run = RecordedRun(policy="fixed", mode=LIVE, devices=["a"], peaks=[peak], items=100, rows=rows, ended_s=10.0)
-        write(path, run)
-        assert ("bound_makespan_s" in Reader(path).header.facts) is told
-        assert check_journal(path).valid
+def test_more_chunks_at_once_than_slots_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    scheduler, journal = recorded(path, slots=2, items=15)
+    chunks = [scheduler.take(0, 100.0 + i) for i in range(3)]  # a worker that takes more than it said
+    for i, chunk in enumerate(chunks):
+        assert chunk is not None
+        scheduler.claim(chunk)
+        scheduler.done(chunk, 110.0 + i, 1.0)
+    journal.end(113.0)
+    report = check_journal(path)
+    assert report.faults_by_code == {"overlap": 1}
+
+
+def test_retries_and_copies_are_recorded_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    curve = Curve.linear(0.1, 10.0, 100)
+    states = [DeviceState(name, curve, size=5) for name in "ab"]
+    scheduler = RecordedScheduler(LocalCursor(0, 10), Fixed(), states, total=10)
+    header = header_of(scheduler, policy="fixed", mode=LIVE, items=10, peaks=[None, None])
+    journal = BatchJournal(path, header, scheduler)
+    one, two = scheduler.take(0, 0.0), scheduler.take(1, 0.0)
+    assert one is not None
+    assert two is not None
+    scheduler.failed(one, 0.5, ValueError("no"))
+    scheduler.claim(two)
+    scheduler.done(two, 0.6, 0.6)
+    again = scheduler.take(1, 0.6)
+    assert again is not None
+    assert again.attempt == 2
+    scheduler.failed(again, 0.7, ValueError("no"), lost=True)
+    assert scheduler.finished
+    journal.end(0.8)
+    assert [event.of for event in events(path, Arrived)] == ["chunk", "chunk", "retry"]
+    assert [event.why for event in events(path, Failed)] == ["ValueError: no", "ValueError: no"]
+    assert [event.job for event in events(path, Reject)] == ["chunk 0", "chunk 2"]
+    assert events(path, Start)[-1].why == "another device failed on it"
+    report = check_journal(path)
+    assert report.valid, report.faults
+    assert "0 to 5" in report.notes[0]
+    check_replay(path)
+
+
+def test_a_copy_that_came_second_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    curve = Curve.linear(0.01, 1e4, 1000)
+    slow = SimDevice("slow", curve, slower=50.0, size=100)
+    simulate([SimDevice("fast", curve, size=100), slow], 300, "fixed", journal=path)
+    assert "copy" in [event.of for event in events(path, Arrived)]
+    assert check_journal(path).valid
+    check_replay(path)
 
 
 def test_gaps_between_ranges() -> None:
@@ -122,6 +188,9 @@ def test_gaps_between_ranges() -> None:
     assert gaps([], 5) == [(0, 5)]
     assert gaps([(3, 5), (0, 3)], 5) == []
     assert gaps([(0, 4), (1, 2)], 5) == [(4, 5)]
+
+
+# --- real runs --------------------------------------------------------------------------------------
 
 
 def refuses(*numbers: int) -> Callable[[Tensor], Tensor]:
@@ -133,46 +202,164 @@ def refuses(*numbers: int) -> Callable[[Tensor], Tensor]:
     return function
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_real_run_is_valid_and_replays_under_every_policy(policy: str, mode: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    sizes = 37 if policy == "fixed" else None
+    with Dispatcher(torch.sin, TWO, policy, sizes=sizes, mode=mode, cache=False, journal=path) as dispatcher:
+        for items in (1, 700, 5000):  # sizes are searched, then known
+            dispatcher.run(torch.rand(items))
+            report = check_journal(path)
+            assert report.valid, report.faults
+            check_replay(path)
+    header = Reader(path).header
+    assert (header.policy, header.mode, header.order) == (policy, "live", "written")
+    assert header.clock.source == "monotonic"
+    assert header.clock.error_s < 1e-6
+    assert header.hardware == {"first": "cpu", "second": "cpu"}
+    assert header.words.jobs == "chunks"
+
+
+def test_times_are_those_that_the_report_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.jsonl"
+    monkeypatch.setattr(live_journal, "_EVERY_S", 3600.0)  # all rows in one batch, also on a slow machine
+    with Dispatcher(torch.sin, TWO, sizes=10, cache=False, journal=path) as dispatcher:
+        rows = dispatcher.attempt(torch.rand(500)).report.rows
+    zero_s = Reader(path).header.facts["zero_s"]
+    (ran,) = [
+        event for _, _, step in Reader(path).rows() for event in step if isinstance(event, Rows) and event.of == "ran"
+    ]
+    assert ran.columns["from_s"] == [row.begun_s - zero_s for row in rows]
+    assert ran.columns["to_s"] == [row.ended_s - zero_s for row in rows]
+    assert ran.columns["device"] == [row.device for row in rows]
+
+
+class Halves:
+    """A policy that has no name, and a memory of its own."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def next(self, device: int, view: Any) -> int:
+        self.asked += 1
+        return max(1, int(view.remaining) // (2 + self.asked % 3))
+
+
+def test_a_policy_without_a_name_replays_if_it_is_given_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Dispatcher(torch.sin, TWO, Halves(), cache=False, journal=path) as dispatcher:
+        dispatcher.run(torch.rand(500))
+    check_replay(path, Halves())
+    with pytest.raises(InputError, match="Halves, was given as an object"):
+        scheduler_for(Reader(path))
+
+
+def test_a_replay_with_another_policy_differs(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    simulate([SimDevice("a", Curve.linear(0.004, 2e5, 1 << 20))], 100_000, "guided", journal=path)
+    assert any(again != recorded for again, recorded in decisions(path, Fixed(size=100)))
+
+
+def test_runs_that_share_devices_have_a_journal_each_that_replays(tmp_path: Path) -> None:
+    both = Barrier(2)
+
+    def together(batch: Tensor) -> Tensor:
+        if batch[0] == 0:
+            both.wait(timeout=60)
+        return batch
+
+    with Pool(TWO) as pool:
+        made = [
+            Dispatcher(
+                together,
+                pool=pool,
+                policy=policy,
+                sizes=20,
+                backup=False,
+                cache=False,
+                journal=tmp_path / f"{policy}.jsonl",
+            )
+            for policy in ("fixed", "finish_together")
+        ]
+        for future in [dispatcher.submit(torch.arange(400)) for dispatcher in made]:
+            assert future.result().tolist() == list(range(400))
+    for path in tmp_path.glob("*.jsonl"):
+        report = check_journal(path)
+        assert report.valid, report.faults
+        check_replay(path)
+
+
+def test_a_device_that_runs_out_of_memory_replays(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+
+    def small(batch: Tensor) -> Tensor:
+        if len(batch) > 20:
+            raise MemoryError
+        return batch
+
+    with Dispatcher(small, TWO, sizes=100, cache=False, journal=path) as dispatcher:
+        assert dispatcher.run(torch.arange(400)).tolist() == list(range(400))
+    assert check_journal(path).valid
+    check_replay(path)
+
+
 def test_a_real_run_with_failures_says_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     options: dict[str, Any] = {"sizes": 10, "cache": False, "on_error": "skip", "journal": path}
-    with Dispatcher(refuses(33, 77), TWO, **options) as dispatcher:
+    broken = [33, 77]
+
+    def function(batch: Tensor) -> Tensor:
+        return refuses(*broken)(batch)
+
+    with Dispatcher(function, TWO, **options) as dispatcher:
         outcome = dispatcher.attempt(torch.arange(100))
         assert sorted(outcome.missing) == [(30, 40), (70, 80)]
         report = check_journal(path)
         assert report.valid, report.faults
         assert "30 to 40, 70 to 80" in report.notes[0]
-        again = dispatcher.attempt(torch.arange(100), resume=outcome)
-        again.report.write_journal(path)
-        assert check_journal(path).valid
+        check_replay(path)
+        broken.clear()
+        assert not dispatcher.attempt(torch.arange(100), resume=outcome).missing
+        report = check_journal(path)
+        assert report.valid, report.faults
+        assert report.counted["arrived"] == 2
+        check_replay(path)
 
 
-def test_every_kind_of_run_can_be_written(tmp_path: Path) -> None:
+def test_every_kind_of_batch_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    with Dispatcher(refuses(), TWO, cache=False) as dispatcher:
-        dispatcher.run(torch.arange(0))
-        dispatcher.report.write_journal(path)
-        assert check_journal(path).counted["arrived"] == 0
-        dispatcher.run(torch.arange(500))
-        dispatcher.report.write_journal(str(path))
-        assert Reader(path).header.policy == "finish_together"
-        assert check_journal(path).valid
+    with Dispatcher(refuses(), TWO, cache=False, journal=path) as dispatcher:
         dispatcher.run(torch.arange(4) for _ in range(5))
-        dispatcher.report.write_journal(path)
-        assert Reader(path).header.facts["items"] == 20
+        assert Reader(path).header.facts["items"] is None
+        assert check_journal(path).valid
+        check_replay(path)
         list(dispatcher.stream(torch.arange(500), ordered=False))
-        dispatcher.report.write_journal(path)
         assert check_journal(path).valid
-    with Dispatcher(refuses(), "cpu", sizes=0, cache=False) as direct:
-        direct.run(torch.arange(4))
-        direct.report.write_journal(path)
+        check_replay(path)
+        list(dispatcher.stream(torch.arange(500), ordered=False, cursor=LocalCursor(0, 100)))
+        assert check_journal(path).valid  # others may have done the rest
+    with Dispatcher(refuses(), "cpu", sizes=0, cache=False, journal=path) as one:
+        one.run(torch.arange(4))
         assert check_journal(path).valid
+
+
+def test_an_abandoned_stream_ends_its_journal(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Dispatcher(refuses(), TWO, sizes=10, cache=False, journal=path) as dispatcher:
+        pieces: Any = dispatcher.stream(torch.arange(5000))
+        next(pieces)
+        pieces.close()
+        wait_until(lambda: b'"k":"ended"' in path.read_bytes())
+    report = check_journal(path)
+    assert report.valid, report.faults
+    assert "these items have no result" in report.notes[0]
 
 
 def test_an_interrupted_run_leaves_a_journal_of_what_was_done(tmp_path: Path) -> None:
     path, reached = tmp_path / "run.jsonl", Event()
 
-    def interrupt(told: Any) -> None:
+    def interrupt(progress: Any) -> None:
         if reached.is_set():
             raise KeyboardInterrupt
 
@@ -186,8 +373,103 @@ def test_an_interrupted_run_leaves_a_journal_of_what_was_done(tmp_path: Path) ->
     ):
         dispatcher.run(torch.arange(3000))
     report = check_journal(path)
-    assert report.valid
+    assert report.valid, report.faults
     assert "these items have no result" in report.notes[0]
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_before_the_first_chunk(tmp_path: Path) -> None:
+    calls = Event()
+
+    def function(batch: Tensor) -> Tensor:
+        calls.set()
+        return batch
+
+    with (
+        Dispatcher(function, "cpu", sizes=1, cache=False, journal=tmp_path / "nowhere" / "run.jsonl") as dispatcher,
+        pytest.raises(InputError, match="nowhere"),
+    ):
+        dispatcher.run(torch.arange(30))
+    assert not calls.is_set()
+
+
+# --- while it goes on -------------------------------------------------------------------------------
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait for something to be seen. A test that waits in vain ends by its own time limit."""
+    while not true():
+        time.sleep(0.005)
+
+
+def test_the_journal_is_written_while_the_run_goes_on(tmp_path: Path) -> None:
+    path, go_on = tmp_path / "run.jsonl", Event()
+
+    def function(batch: Tensor) -> Tensor:
+        if batch[0] >= 50:
+            assert go_on.wait(timeout=120)
+        return batch
+
+    with Dispatcher(function, TWO, sizes=10, cache=False, journal=path) as dispatcher:
+        future = dispatcher.submit(torch.arange(100))
+        try:
+            wait_until(lambda: path.exists() and path.read_bytes().count(b'"of":"ran"') > 0)
+            report = check_journal(path)
+        finally:
+            go_on.set()
+        future.result()
+    assert report.faults_by_code == {"end": 1}
+    assert check_journal(path).valid
+
+
+RUN = """
+import sys, time, torch
+from dovetail.dispatch import Device, Dispatcher
+
+def function(batch):
+    time.sleep(0.002)
+    return batch
+
+devices = [Device("first", where="cpu"), Device("second", where="cpu")]
+with Dispatcher(function, devices, sizes=10, cache=False, journal=sys.argv[1]) as dispatcher:
+    dispatcher.run(torch.arange(10_000_000))
+"""
+
+
+@pytest.fixture
+def under_way(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    path = tmp_path / "run.jsonl"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DOVETAIL_CACHE": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(path)], env=environment)
+    try:
+        wait_until(lambda: process.poll() is not None or (path.exists() and path.read_bytes().count(b'"ran"') > 1))
+        yield path, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_run_leaves_a_journal_with_one_finding(
+    under_way: tuple[Path, subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, process = under_way
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    report = check_journal(path)
+    assert report.faults_by_code == {"end": 1}
+    assert "did not end" in report.faults[0].message
+    assert any("of 10000000 items had been done" in note for note in report.notes)
+    assert main(["check", str(path)]) == 1
+    assert "did not end" in capsys.readouterr().out
+    check_replay(path)
+
+
+def test_threads_are_gone_when_the_journal_is(tmp_path: Path) -> None:
+    import threading
+
+    with Dispatcher(refuses(), TWO, sizes=10, cache=False, journal=tmp_path / "run.jsonl") as dispatcher:
+        dispatcher.run(torch.arange(100))
+        names = [thread.name for thread in threading.enumerate()]
+    assert "dovetail journal" not in names
 
 
 def test_check_and_report_read_it_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

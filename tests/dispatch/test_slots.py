@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dovetail.dispatch import Device, Dispatcher, SharedScheduler
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.live.worker import BACKENDS, Ended
-from dovetail.dispatch.scheduler import Chunk
 
 
 class Deferred:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dovetail.core.errors import DovetailError
 from dovetail.dispatch import Device, Dispatcher
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.batch import Pieces
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.live.batch_run import BatchRun
@@ -29,7 +30,6 @@ from dovetail.dispatch.live.tuning_cache import TuningCache
 from dovetail.dispatch.live.worker import Ended
 from dovetail.dispatch.policies.base import BatchView, DeviceState
 from dovetail.dispatch.policies.finish_together import finish_s
-from dovetail.dispatch.scheduler import Chunk
 
 POLICIES = ("fixed", "proportional", "guided", "factoring", "finish_together")
 X = torch.arange(100.0)

@@ -322,7 +322,7 @@ class Reader:
     def in_rounds(self) -> bool:
         """Whether the run is told in rows of what came, began and ended: the grain of its level is the round."""
         _, _, first = next(self.rows(), (0, 0.0, []))
-        return any(isinstance(event, Rows) and event.of != "ran" for event in first)
+        return any(isinstance(event, Rows) and event.of in ("arrived", "started") for event in first)
 
     def rows(self) -> Iterator[Step]:
         """The steps as they were written, one per turn of the loop; rows stay rows."""

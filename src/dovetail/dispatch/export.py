@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dovetail.core.files import written_whole
-from dovetail.dispatch.scheduler import ChunkRow
+from dovetail.dispatch.chunk import ChunkRow
 
 Span = tuple[int, str, int, float, float]  # device, what, first item, begin and end in seconds
 _US = 1e6

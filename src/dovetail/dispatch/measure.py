@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
@@ -72,9 +73,13 @@ def bench(
     contenders: Sequence[Contender],
     repeats: int = 5,
     *,
+    journal: Path | None = None,
     done: Callable[[float], None] = lambda count: None,
 ) -> tuple[list[Alone], list[Together]]:
-    """Each device of the first contender alone, then every contender; `done` is called with how many are measured."""
+    """Each device of the first contender alone, then every contender; `done` is called with how many are measured.
+
+    With `journal`, a record of the last contender's median run is left there.
+    """
     _, first, backend = contenders[0]
     alone, runs = [], []
     for device in first.devices:
@@ -82,21 +87,34 @@ def bench(
         alone.append(tune(function, batch, plain, first.dim, backend=backend))
         done(len(alone))
     for name, dispatcher, _ in contenders:
-        runs.append(together(dispatcher, batch, name, alone, repeats))
+        runs.append(together(dispatcher, batch, name, alone, repeats, journal))
         done(len(alone) + len(runs))
     return alone, runs
 
 
-def together(dispatcher: Dispatcher, batch: Any, name: str, alone: Sequence[Alone], repeats: int = 5) -> Together:
-    """Run the batch on all devices of a dispatcher: twice to warm up, then the median of some runs."""
+def together(
+    dispatcher: Dispatcher,
+    batch: Any,
+    name: str,
+    alone: Sequence[Alone],
+    repeats: int = 5,
+    journal: Path | None = None,
+) -> Together:
+    """Run the batch on all devices of a dispatcher: twice to warm up, then the median of some runs and its journal."""
     for _ in range(_WARM):
         dispatcher.attempt(batch).unwrap()
     reports = []
-    for _ in range(repeats):
-        outcome = dispatcher.attempt(batch)
-        outcome.unwrap()
-        reports.append(outcome.report)
-    report = sorted(reports, key=lambda report: report.rate)[len(reports) // 2]
+    with TemporaryDirectory(dir=journal.parent if journal is not None else None) as folder:
+        for i in range(repeats):
+            if journal is not None:
+                dispatcher.journal = Path(folder) / str(i)
+            outcome = dispatcher.attempt(batch)
+            outcome.unwrap()
+            reports.append(outcome.report)
+        median = sorted(range(repeats), key=lambda i: reports[i].rate)[repeats // 2]
+        if journal is not None:
+            (Path(folder) / str(median)).replace(journal)
+    report = reports[median]
     items = {device.name: device.items for device in report.devices}
     return Together(name, report.rate, report.rate / sum(each.rate for each in alone), items, report)
 

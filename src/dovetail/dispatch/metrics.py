@@ -1,4 +1,4 @@
-"""What a run did: per device, as figures, as a log of chunks, as a journal, and as a trace that Perfetto opens."""
+"""What a run did: per device, as figures, as a log of chunks, and as a trace that Perfetto opens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from dovetail.core.metrics import Figures
-from dovetail.dispatch import recording
+from dovetail.dispatch.chunk import ChunkRow
 from dovetail.dispatch.export import Span, write_trace
-from dovetail.dispatch.scheduler import ChunkRow, ChunkScheduler
+from dovetail.dispatch.scheduler import ChunkScheduler
 
 
 class DeviceReport(Struct, frozen=True):
@@ -40,7 +39,6 @@ class BatchReport(Struct, frozen=True):
     begun_s: float = 0.0
     spans: list[Span] = []
     total: int | None = None
-    policy: str = ""
 
     @property
     def rate(self) -> float:
@@ -50,20 +48,6 @@ class BatchReport(Struct, frozen=True):
     def efficiency(self) -> float | None:
         alone = [device.alone for device in self.devices]
         return self.rate / sum(alone) if alone and all(alone) else None
-
-    def write_journal(self, path: str | Path) -> Figures:
-        """Write the run as a journal, which `dovetail check` and `dovetail report` read."""
-        run = recording.RecordedRun(
-            policy=self.policy,
-            mode=recording.LIVE,
-            devices=[device.name for device in self.devices],
-            peaks=[device.alone for device in self.devices],
-            items=self.total,
-            rows=self.rows,
-            begun_s=self.begun_s,
-            ended_s=self.begun_s + self.wall_s,
-        )
-        return recording.write(Path(path), run)
 
     def write_trace(self, path: str | Path) -> None:
         """Write the chunks in Chrome's trace format, one track per device."""
@@ -86,7 +70,7 @@ def report_of(
         devices.append(DeviceReport(name, items, len(rows), busy_s, share, rate, alone, state.best))
     items, total = sum(device.items for device in devices), scheduler.view.total
     whole = None if total == inf else int(total)
-    return BatchReport(items, wall_s, devices, log, begun_s, list(spans), whole, recording.name_of(scheduler.policy))
+    return BatchReport(items, wall_s, devices, log, begun_s, list(spans), whole)
 
 
 def _union_s(rows: Sequence[ChunkRow]) -> float:

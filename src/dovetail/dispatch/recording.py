@@ -1,108 +1,177 @@
-"""A run of a batch, real or simulated, as a journal: every chunk is a work of one part on its device.
+"""A run of a batch, real or simulated, as a journal: what was seen of every chunk, and nothing moved.
 
-A device may hold several chunks at once and be at one of them: a chunk's time runs from the end of the one before, and
-until then it waits. Nothing is noted during a run but the rows of its log; the journal is made of them at the end.
+A device that holds several chunks at once is as many devices of its type in the journal, one for each. Chunks are
+written in batches, as rows `ran`; beside them stand rows `asks` and `given`: all that the scheduler was asked and told,
+in order and by the clock's own reading, and the ranges that it gave.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+import msgspec
 
-from dovetail.core.engine import Guard
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.journal import Header, TaskGraphRecord, Writer
-from dovetail.core.metrics import Figures, Metrics, recount
+from dovetail.core.events import Rows
+from dovetail.core.journal import Clock, Header
+from dovetail.core.recorder import Recorder
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.tasks import Task, TaskGraph
-from dovetail.dispatch.bounds import peak_rate
-from dovetail.dispatch.inputs.curve_files import SimDevice
-from dovetail.dispatch.policies.base import ChunkPolicy
-from dovetail.dispatch.scheduler import ChunkRow
+from dovetail.dispatch.bounds import bound_makespan_s, kept_rate
+from dovetail.dispatch.chunk import Chunk, ChunkRow
+from dovetail.dispatch.replay import Call, RecordedScheduler
 from dovetail.dispatch.words import WORDS
 
 LIVE, SIMULATED = "live", "simulated"
-PART = "call"
-_FIRST, _AGAIN, _COPY = "chunk", "retry", "copy"
-_LOST = "another device was first"
-_INSTANT_S = 1e-9  # the least that anything takes
-_SHAPES = {kind: TaskGraph(kind, [Task(PART, kind)], []) for kind in (_FIRST, _AGAIN, _COPY)}
-Stamped = tuple[float, Any]
+KINDS = ("chunk", "retry", "copy")
+WHY = ("as many items as the policy gave", "another device failed on it", "the one that has it is late")
+LOST = "another device was first"
+_RAN = ("id", "kind", "device", "from_s", "to_s", "why", "outcome", "start", "stop", "attempt")
+_ASKS = ("call", "device", "clock_s", "start", "stop", "number")
 
 
-class RecordedRun(Struct, frozen=True, kw_only=True):
-    """What a journal tells of. `items`: of the batch, None if nobody knew; `peaks`: items/s, 0 if not known."""
-
-    policy: str
-    mode: str
-    devices: list[str]
-    peaks: list[float]
-    items: int | None
-    rows: Sequence[ChunkRow]
-    begun_s: float = 0.0
-    ended_s: float
-    options: dict[str, Any] = {}
-    seed: int = 0
-    facts: dict[str, Any] = {}
-
-
-def write(path: Path, run: RecordedRun) -> Figures:
-    """Write the journal of a run, and give its figures; what the engine would not allow is an error."""
-    header = _header(run)
-    shapes, metrics = header.build_graphs(), Metrics(header.pool)
-    guard, steps = Guard(header.pool, shapes), list(_steps(run))
-    for n, t, events in steps:
-        for event in events:
-            guard.see(event, t) if isinstance(event, Arrived | Finished | Failed) else guard.allow(event, t)
-        metrics.step(n, t, events)
-    figures = metrics.figures()
-    with Writer(path, header) as writer:
-        for step in steps:
-            writer.step(*step)
-        writer.end(len(steps) + 1, steps[-1][1] if steps else 0.0, recount(figures))
-    return figures
-
-
-def record_simulated(
-    path: Path,
-    devices: Sequence[SimDevice],
-    items: int,
+def header_of(
+    scheduler: RecordedScheduler,
+    *,
     policy: str,
-    rows: Sequence[ChunkRow],
-    makespan_s: float,
+    mode: str,
+    items: int | None,
+    peaks: Sequence[float | None],
     options: Mapping[str, Any] | None = None,
-    noise: float = 0.0,
+    clock: Clock = Clock(),  # noqa: B008  (it is frozen)
+    zero_s: float = 0.0,
+    hardware: Mapping[str, str] | None = None,
     seed: int = 0,
-) -> Figures:
-    """Write the journal of a simulated run."""
-    run = RecordedRun(
+    facts: Mapping[str, Any] | None = None,
+) -> Header:
+    """The header of a run that is about to begin. `zero_s`: what the clock says then; `peaks`: items/s, as far as
+    they are known before; `items`: of the batch, None if nobody knows."""
+    names = [state.name for state in scheduler.view.devices]
+    slots = [name for name, state in zip(names, scheduler.view.devices, strict=True) for _ in range(state.slots)]
+    own = {"items": items, "devices": names, "kinds": KINDS, "why": WHY, "peaks": list(peaks), "zero_s": zero_s}
+    own["scheduler"] = msgspec.to_builtins(scheduler.record())
+    return Header(
+        level="dispatch",
         policy=policy,
-        mode=SIMULATED,
-        devices=[device.name for device in devices],
-        peaks=[peak_rate(device.curve, items) / device.slower for device in devices],
-        items=items,
-        rows=rows,
-        ended_s=makespan_s,
         options=dict(options or {}),
+        mode=mode,
         seed=seed,
-        facts={"noise": noise, "slower": {device.name: device.slower for device in devices}},
+        pool=Pool(
+            tuple(Device(i, name) for i, name in enumerate(slots)),
+            {name: DeviceType(name) for name in names},
+        ),
+        facts={**own, **(facts or {})},
+        clock=clock,
+        order="written",
+        hardware=dict(hardware or {}),
+        words=WORDS,
     )
-    return write(path, run)
 
 
-def name_of(policy: ChunkPolicy) -> str:
-    """A policy's name in files.
+class BatchJournal:
+    """Writes what a scheduler has logged since it was last asked to. `lock` guards the scheduler."""
 
-    >>> from dovetail.dispatch.policies.finish_together import FinishTogether
-    >>> name_of(FinishTogether())
-    'finish_together'
-    """
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(policy).__name__).lower()
+    def __init__(
+        self,
+        path: Path,
+        header: Header,
+        scheduler: RecordedScheduler,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self._scheduler, self._lock = scheduler, lock or nullcontext()
+        self._zero_s: float = header.facts["zero_s"]
+        self._items: int | None = header.facts["items"]
+        self._before: list[tuple[int, int]] = header.facts.get("done_before", [])
+        self._peaks: list[float | None] = header.facts["peaks"]
+        self._free_s: list[list[float]] = []  # by device and slot
+        self._first: list[int] = []  # slot of each device
+        for state in scheduler.view.devices:
+            self._first.append(sum(map(len, self._free_s)))
+            self._free_s.append([-inf] * state.slots)
+        self._seen = self._skipped = len(scheduler.rows)  # a resumed run has rows of the one before
+        self._recorder = Recorder(path, header)
+
+    def flush(self, now_s: float) -> list[Chunk]:
+        """Write what is new, and send it on its way to the disk; gives the chunks that were then under way."""
+        scheduler = self._scheduler
+        with self._lock:
+            rows, active = scheduler.rows[self._seen :], list(scheduler.active)
+            calls, scheduler.calls = scheduler.calls, []
+        events = [self._ran(rows)] if rows else []
+        events += _called(calls) if calls else []
+        if events:
+            self._recorder.note(now_s - self._zero_s, *events)
+            self._recorder.flush()
+        return active
+
+    def _ran(self, rows: Sequence[Sequence[Any]]) -> Rows:
+        """A line of columns for chunks that have ended, in the order of their ends."""
+        zero_s, copies, lines = self._zero_s, self._scheduler.copies, []
+        for number, row in enumerate(map(ChunkRow._make, rows), start=self._seen - self._skipped):
+            kind = 1 if row.attempt > 1 else 2 if (row.device, row.start, row.begun_s) in copies else 0
+            outcome = "" if row.state == "done" else LOST if row.state == "lost" else row.state
+            from_s, to_s = row.begun_s - zero_s, row.ended_s - zero_s
+            slot = self._slot(row.device, from_s, to_s)
+            lines.append((number, kind, slot, from_s, to_s, kind, outcome, row.start, row.stop, row.attempt))
+        self._seen += len(rows)
+        return Rows("ran", dict(zip(_RAN, map(list, zip(*lines, strict=True)), strict=True)))
+
+    def _slot(self, device: int, from_s: float, to_s: float) -> int:
+        """The slot that was free last before this chunk came. In the order of ends that finds one for each chunk if at
+        no time the device held more than it has slots; otherwise chunks overlap, which the checker names."""
+        free_s = self._free_s[device]
+        able = [slot for slot, until_s in enumerate(free_s) if until_s <= from_s]
+        slot = max(able, key=free_s.__getitem__) if able else min(range(len(free_s)), key=free_s.__getitem__)
+        free_s[slot] = max(free_s[slot], to_s)
+        return self._first[device] + slot
+
+    def end(self, now_s: float) -> None:
+        """The run came to its end: what it claims, and what it lacks."""
+        left = self.flush(now_s)
+        summary = self._summary([ChunkRow._make(row) for row in self._scheduler.rows[self._skipped : self._seen]])
+        if left:  # nobody waits for them
+            summary["left"] = [(c.device, c.start, c.stop, c.begun_s - self._zero_s) for c in left]
+        self._recorder.end(now_s - self._zero_s, summary)
+        self.close()
+
+    def _summary(self, rows: Sequence[ChunkRow]) -> dict[str, Any]:
+        names = [state.name for state in self._scheduler.view.devices]
+        done = [row for row in rows if row.state == "done"]
+        ranges = [(row.start, row.stop) for row in done]
+        items, peaks = dict.fromkeys(names, 0), []
+        for i, (name, known) in enumerate(zip(names, self._peaks, strict=True)):
+            mine = [row for row in done if row.device == i]
+            items[name] = sum(row.stop - row.start for row in mine)
+            spans = [(row.begun_s - self._zero_s, row.ended_s - self._zero_s) for row in mine]
+            peaks.append(max(known or 0.0, kept_rate(items[name], spans)))
+        makespan_s = max((row.ended_s - self._zero_s for row in rows), default=0.0)
+        held_s = sum(row.ended_s - row.begun_s for row in rows)
+        slots = sum(map(len, self._free_s))
+        total = max((stop for _, stop in ranges), default=0) if self._items is None else self._items
+        return {
+            "completed": len(done),
+            "rejected": len(rows) - len(done),
+            "makespan_s": makespan_s,
+            "utilisation": held_s / makespan_s / slots if makespan_s else 0.0,
+            "items": items,
+            "peaks": peaks,
+            "bound_makespan_s": bound_makespan_s(sum(items.values()), peaks),
+            "total": total,
+            "missing": gaps([*ranges, *self._before], total),
+        }
+
+    def close(self) -> None:
+        """Without an end before it, the journal is that of a run that was interrupted."""
+        self._recorder.close()
+
+
+def _called(calls: Sequence[Call]) -> list[Rows]:
+    columns = dict(zip(_ASKS, map(list, zip(*calls, strict=True)), strict=True))
+    given = [(start, stop) for call, _, _, start, stop, _ in calls if call == "ask"]
+    ranges = {"start": [start for start, _ in given], "stop": [stop for _, stop in given]}
+    return [Rows("asks", columns), Rows("given", ranges, decided=True)]
 
 
 def gaps(ranges: Sequence[tuple[int, int]], items: int) -> list[tuple[int, int]]:
@@ -117,86 +186,3 @@ def gaps(ranges: Sequence[tuple[int, int]], items: int) -> list[tuple[int, int]]
             found.append((at, start))
         at = max(at, stop)
     return found
-
-
-def _header(run: RecordedRun) -> Header:
-    done = [(row.start, row.stop) for row in run.rows if row.state == "done"]
-    items = max((stop for _, stop in done), default=0) if run.items is None else run.items
-    facts = {"devices": run.devices, "items": items, "missing": gaps(done, items), **run.facts}
-    if run.peaks and all(run.peaks):
-        facts["peaks"] = run.peaks
-        bound_s = sum(stop - start for start, stop in done) / sum(run.peaks)
-        exact = run.mode == SIMULATED and not run.facts.get("noise")
-        if exact or bound_s <= run.ended_s - run.begun_s:  # by luck, or if it was measured low, a peak is surpassed
-            facts["bound_makespan_s"] = bound_s
-    return Header(
-        level="dispatch",
-        words=WORDS,
-        policy=run.policy,
-        options=run.options,
-        mode=run.mode,
-        seed=run.seed,
-        pool=Pool(
-            tuple(Device(i, name) for i, name in enumerate(run.devices)),
-            {name: DeviceType(name) for name in run.devices},
-        ),
-        graphs=tuple(map(TaskGraphRecord.of, _SHAPES.values())),
-        facts=facts,
-    )
-
-
-def _steps(run: RecordedRun) -> Iterator[tuple[int, float, list[Any]]]:
-    """What happened at each instant, in the order in which the engine would have seen it."""
-    events = sorted(_events(run), key=lambda stamped: (stamped[0], _rank(stamped[1])))
-    for n, (t, group) in enumerate(groupby(events, key=lambda stamped: stamped[0]), start=1):
-        yield n, t, [event for _, event in group]
-
-
-def _rank(event: Any) -> int:
-    """A device is freed before it is taken, and what was seen comes before what was decided."""
-    return (Finished, Failed, Arrived, Complete, Reject, Start).index(type(event))
-
-
-def _events(run: RecordedRun) -> Iterator[Stamped]:
-    first_s = min((row.begun_s for row in run.rows), default=run.begun_s)
-    zero_s = min(first_s, run.begun_s)  # a resumed run has rows of the one before
-    end_s = run.ended_s - zero_s
-    free_s = [0.0] * len(run.devices)
-    names: dict[str, int] = {}
-    began: dict[tuple[int, int], float] = {}
-    for row in run.rows:
-        began[row.start, row.stop] = min(row.begun_s, began.get((row.start, row.stop), row.begun_s))
-    for row in sorted(run.rows, key=lambda row: (row.ended_s, row.begun_s)):
-        taken_s = row.begun_s - zero_s
-        start_s = max(taken_s, free_s[row.device])
-        stop_s = max(row.ended_s - zero_s, start_s + _INSTANT_S)
-        if row.state != "done":  # nobody waited for it
-            stop_s = min(stop_s, max(end_s, start_s + _INSTANT_S))
-            if start_s > end_s:
-                continue
-        free_s[row.device] = stop_s
-        name = f"items {row.start} to {row.stop} on {run.devices[row.device]}"
-        names[name] = names.get(name, 0) + 1
-        name += f" ({names[name]})" if names[name] > 1 else ""
-        copy = row.begun_s > began[row.start, row.stop]
-        yield from _chunk(name, row, taken_s, start_s, stop_s, copy, run.policy)
-
-
-def _chunk(
-    name: str, row: ChunkRow, taken_s: float, start_s: float, stop_s: float, copy: bool, policy: str
-) -> Iterator[Stamped]:
-    kind, why = _FIRST, f"{policy}: {row.stop - row.start} items"
-    if row.attempt > 1:
-        kind, why = _AGAIN, "another device failed on it"
-    elif copy:
-        kind, why = _COPY, "the one that has it is late"
-    facts = {"start": row.start, "stop": row.stop, "attempt": row.attempt}
-    yield taken_s, Arrived(name, kind, (stop_s - start_s,), facts=facts)
-    yield start_s, Start(name, PART, kind, (row.device,), taken_s, stop_s - start_s, why)
-    if row.state == "done":
-        yield stop_s, Finished(name, PART)
-        yield stop_s, Complete(name)
-    else:
-        failure = _LOST if row.state == "lost" else row.state
-        yield stop_s, Failed(name, PART, failure)
-        yield stop_s, Reject(name, failure)

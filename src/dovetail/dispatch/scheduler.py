@@ -3,64 +3,14 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any, NamedTuple
 
+from dovetail.dispatch.chunk import Chunk, ChunkRow
 from dovetail.dispatch.inputs.cursor import Cursor
 from dovetail.dispatch.policies.base import DECLINE, BatchView, ChunkPolicy, DeviceState
 
 _PATIENCE = 0.1  # of a chunk's expected time, before it counts as overdue
 _WORTH = 0.25  # of the time of a copy: less is not saved by making one, for it keeps its device busy
 _OUT_AFTER = 2  # failures on ranges that others could do, after which a device gets no more of this batch
-
-
-class Chunk:
-    """A range of a batch in the hands of one device."""
-
-    __slots__ = (
-        "attempt",
-        "avoid",
-        "begun_s",
-        "claimed",
-        "device",
-        "due_s",
-        "error",
-        "rival",
-        "run",
-        "settled",
-        "start",
-        "stop",
-    )
-
-    def __init__(
-        self, start: int, stop: int, device: int, attempt: int = 1, avoid: frozenset[int] = frozenset()
-    ) -> None:
-        self.start = start
-        self.stop = stop
-        self.device = device
-        self.attempt = attempt
-        self.avoid = avoid  # devices that failed on it
-        self.begun_s = 0.0
-        self.due_s = inf
-        self.rival: Chunk | None = None  # the same range on another device
-        self.claimed = False  # it was the first to end, and its result counts
-        self.settled = False  # its result has been stored
-        self.error: BaseException | None = None  # why it came back
-        self.run: Any = None
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-
-class ChunkRow(NamedTuple):
-    """One line of the log: what a device did with a range. `state`: done, lost (another was first), or the error."""
-
-    device: int
-    start: int
-    stop: int
-    begun_s: float
-    ended_s: float
-    attempt: int
-    state: str
 
 
 class ChunkScheduler:
@@ -99,6 +49,7 @@ class ChunkScheduler:
         self.idle: set[int] = set()  # devices that declined since something last changed
         self.stopped = False  # nothing more is handed out
         self.done_items = 0
+        self.copies: set[tuple[int, int, float]] = set()  # device, first item and begin of second attempts at a range
 
     @property
     def finished(self) -> bool:
@@ -216,6 +167,7 @@ class ChunkScheduler:
         copy = Chunk(late.start, late.stop, device, late.attempt, late.avoid)
         copy.rival, late.rival = late, copy
         self._begin(copy, now_s)
+        self.copies.add((device, copy.start, now_s))
         return copy
 
     def claim(self, chunk: Chunk) -> bool:

@@ -12,13 +12,16 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core import registry
+from dovetail.dispatch.bounds import peak_rate
+from dovetail.dispatch.chunk import Chunk, ChunkRow
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curve_files import SimDevice, with_size
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.policies import policy_of
+from dovetail.dispatch.policies import name_of, policy_of
 from dovetail.dispatch.policies.base import ChunkPolicy, DeviceState
-from dovetail.dispatch.recording import record_simulated
-from dovetail.dispatch.scheduler import Chunk, ChunkRow, ChunkScheduler
+from dovetail.dispatch.recording import SIMULATED, BatchJournal, header_of
+from dovetail.dispatch.replay import RecordedScheduler
+from dovetail.dispatch.scheduler import ChunkScheduler
 
 __all__ = ["Compared", "Curve", "SimDevice", "SimulatedRun", "compare", "simulate", "state_of"]
 
@@ -47,19 +50,40 @@ def simulate(
     seed: int = 0,
     backup: bool = True,
     states: list[DeviceState] | None = None,
+    journal: Path | None = None,
 ) -> SimulatedRun:
     """Run one batch in virtual time. `states`: what is known of the devices, if they have run before.
+
+    With `journal`, a record of the run is left there.
 
     >>> fast, slow = Curve.linear(0.004, 200_000, 100_000), Curve.linear(0.001, 30_000, 100_000)
     >>> found = simulate([SimDevice("fast", fast), SimDevice("slow", slow)], 100_000)
     >>> found.efficiency > 0.95, sum(found.items.values())
     (True, 100000)
     """
-    chosen = policy_of(policy, options, sized=False)
     states = [state_of(device) for device in devices] if states is None else states
-    scheduler = ChunkScheduler(LocalCursor(0, items), chosen, states, total=items, backup=backup)
+    kind = ChunkScheduler if journal is None else RecordedScheduler
+    scheduler = kind(LocalCursor(0, items), policy_of(policy, options), states, total=items, backup=backup)
     run = _VirtualRun(scheduler, devices, noise, Random(seed))
-    makespan = run.to_the_end()
+    if journal is None or not isinstance(scheduler, RecordedScheduler):
+        makespan = run.to_the_end()
+    else:
+        header = header_of(
+            scheduler,
+            policy=name_of(policy),
+            mode=SIMULATED,
+            items=items,
+            peaks=[peak_rate(device.curve, items) / device.slower for device in devices],
+            options=options,
+            seed=seed,
+            facts={"noise": noise, "slower": {device.name: device.slower for device in devices}},
+        )
+        record = BatchJournal(journal, header, scheduler)
+        try:
+            makespan = run.to_the_end()
+            record.end(makespan)
+        finally:
+            record.close()
     peak = sum(1 / (d.slower / d.curve.rate) for d in devices if d.fails_after_s == inf)
     done = {d.name: 0 for d in devices}
     for row in scheduler.log:
@@ -99,9 +123,7 @@ def compare(
     found = []
     for title, name, given in cases:
         sized = [with_size(device, items // len(given)) for device in given] if name == "fixed" else given
-        run = simulate(sized, items, name, options, noise=noise, seed=seed, backup=backup)
-        if journal is not None:
-            record_simulated(journal, sized, items, name, run.rows, run.makespan_s, options, noise, seed)
+        run = simulate(sized, items, name, options, noise=noise, seed=seed, backup=backup, journal=journal)
         found.append(Compared(title, run.makespan_s, items / run.makespan_s / peak, run.chunks))
     return found
 

@@ -95,9 +95,7 @@ def bench(
                 raise InputError("--name is of a scheduler; give --scheduler too")
             contenders = _by_policies(made, devices or "cpu", chosen, option, dim, stack)
         done = stack.enter_context(progress("measuring", total=len(contenders[0].dispatcher.devices) + len(contenders)))
-        alone, runs = measure(made, given, contenders, repeats, done=done)
-    if journal is not None:
-        runs[0].report.write_journal(journal)
+        alone, runs = measure(made, given, contenders, repeats, journal=journal, done=done)
     if format == "json":
         shown = [{key: getattr(run, key) for key in ("policy", "rate", "efficiency", "items")} for run in runs]
         print_json({"function": function, "alone": alone, "together": shown})

@@ -74,6 +74,19 @@ def load_torch() -> Any:
     return torch
 
 
+def carrier(device: NodeDevice) -> str:
+    """What really carries a device, in words.
+
+    >>> carrier(NodeDevice("fast", where="cpu")), carrier(NodeDevice("10.0.0.7/cpu", where="cpu"))
+    ('cpu', 'cpu of 10.0.0.7')
+    """
+    node, slash, _ = device.name.rpartition("/")
+    if slash:
+        return f"{device.place} of {node}"
+    name = f" {load_torch().cuda.get_device_name(device.place)}" if device.kind == "cuda" else ""
+    return device.place + name
+
+
 def check_exists(place: str) -> None:
     """An error when this machine does not have the device."""
     torch = load_torch()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
+from msgspec import Struct
+
 from dovetail.dispatch.inputs.curves import Curve
 
 _FIRST = 32  # items; some models are fastest at that
@@ -10,6 +14,20 @@ _GROWTH = 4
 _GAIN = 1.05  # a larger size must gain this much to be worth its coarser grain
 _SHORT_S = 0.005  # a chunk this short is measured twice, for little disturbs it much
 _LONG_S = 0.5  # a chunk this long hides any latency
+
+
+class SearchRecord(Struct, frozen=True, omit_defaults=True):
+    """Where a search stands, as a journal keeps it."""
+
+    size: int
+    accelerator: bool = False
+    largest: float | None = None
+    settled: bool = False
+    times: list[tuple[int, float]] = []
+    warm: bool = False
+    misses: int = 0
+    refining: list[int] = []
+    paid: list[int] = []
 
 
 class SizeSearch:
@@ -22,7 +40,7 @@ class SizeSearch:
     131072
     """
 
-    def __init__(self, *, largest: float = float("inf"), accelerator: bool = False) -> None:
+    def __init__(self, *, largest: float = inf, accelerator: bool = False) -> None:
         self.size = _FIRST_ON_ACCELERATOR if accelerator else _FIRST
         self.accelerator = accelerator  # the first chunk of a size also pays for memory there
         self._paid: set[int] = set()
@@ -32,6 +50,21 @@ class SizeSearch:
         self._warm = False
         self._misses = 0
         self._refining: list[int] = []
+
+    def record(self) -> SearchRecord:
+        """All that decides about the sizes to come."""
+        largest = None if self.largest == inf else self.largest
+        open_ = (self._warm, self._misses, list(self._refining), sorted(self._paid))
+        return SearchRecord(self.size, self.accelerator, largest, self.settled, list(self.times.items()), *open_)
+
+    @classmethod
+    def restored(cls, record: SearchRecord) -> SizeSearch:
+        """The search that such a record is of."""
+        search = cls(largest=inf if record.largest is None else record.largest, accelerator=record.accelerator)
+        search.size, search.settled, search.times = record.size, record.settled, dict(record.times)
+        search._warm, search._misses = record.warm, record.misses
+        search._refining, search._paid = list(record.refining), set(record.paid)
+        return search
 
     def add(self, size: int, seconds: float) -> None:
         """A chunk of this size took so long; the next size follows from it."""

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.batch import mapped
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.assembly import Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import is_out_of_memory
 from dovetail.dispatch.live.worker import Ended
-from dovetail.dispatch.scheduler import Chunk
 
 
 class _Slot:

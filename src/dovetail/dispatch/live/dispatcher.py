@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -13,6 +14,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.journal import Header
+from dovetail.core.recorder import host_clock
+from dovetail.dispatch.bounds import measured_peak
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.batch import (
     Slices,
     Source,
@@ -25,20 +30,23 @@ from dovetail.dispatch.inputs.batch import (
     tensor_form,
 )
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
-from dovetail.dispatch.inputs.devices import NodeDevice, devices_with
+from dovetail.dispatch.inputs.devices import NodeDevice, carrier, devices_with
 from dovetail.dispatch.live.assembly import BatchOutput, Collected, Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun, Calling, Hook, Modes, home_of, placed_on
 from dovetail.dispatch.live.errors import Failure, is_out_of_memory
+from dovetail.dispatch.live.journal import LiveJournal
 from dovetail.dispatch.live.outcome import BatchOutcome
 from dovetail.dispatch.live.pool import WorkerPool
 from dovetail.dispatch.live.progress import RunProgress, follow
 from dovetail.dispatch.live.stream import Piece, Streamed, pieces_of
 from dovetail.dispatch.live.tuning_cache import TuningCache, cache_folder
 from dovetail.dispatch.metrics import BatchReport, report_of
-from dovetail.dispatch.policies import policy_of
+from dovetail.dispatch.policies import default_policy, name_of, policy_of
 from dovetail.dispatch.policies.base import ChunkPolicy
 from dovetail.dispatch.policies.fixed import Fixed
-from dovetail.dispatch.scheduler import Chunk, ChunkScheduler
+from dovetail.dispatch.recording import LIVE, gaps, header_of
+from dovetail.dispatch.replay import RecordedScheduler
+from dovetail.dispatch.scheduler import ChunkScheduler
 
 _SILENT: AbstractContextManager[None] = nullcontext()
 
@@ -129,7 +137,9 @@ class Dispatcher:
         self.pool = pool
         self.devices = pool.devices if self._own_pool else devices_with(pool.devices, sizes, capacities, priorities)
         self._cuda = any(device.kind == "cuda" for device in self.devices)
-        self.policy = policy_of(policy, options, sized=all(device.size is not None for device in self.devices))
+        given_policy = policy or default_policy(all(device.size is not None for device in self.devices))
+        self.policy = policy_of(given_policy, options)
+        self._policy_given = given_policy, dict(options or {})
         self.function = placed_on(function)
         self.dim, self.mode, self.reduce = dim, mode, reduce
         self.preprocess, self.postprocess = preprocess, postprocess
@@ -291,6 +301,7 @@ class Dispatcher:
     ) -> tuple[BatchRun, Any]:
         form = form_of(source, self.dim)
         states = self.tuning.states(form)
+        shared = cursor is not None
         if cursor is None:
             if resume is not None:
                 cursor = LocalCursor(0, 0)
@@ -299,7 +310,7 @@ class Dispatcher:
             else:
                 cursor = SourceCursor(source)
         total = cursor.remaining if source.total is None or resume is None else source.total
-        scheduler = ChunkScheduler(
+        scheduler = (ChunkScheduler if self.journal is None else RecordedScheduler)(
             cursor,
             self.policy,
             states,
@@ -315,7 +326,27 @@ class Dispatcher:
         calling = Calling(self.function, self.preprocess, self.postprocess, spread)
         run = BatchRun(source, scheduler, output, calling, self.devices, self.pool.lock, self.weight)
         run.spans = [] if self.trace is not None else None
+        if self.journal is not None and isinstance(scheduler, RecordedScheduler):
+            before = gaps(resume.missing, source.total or 0) if resume is not None else []
+            facts = {"done_before": before, "shared": shared}
+            header = partial(self._header, scheduler, source.total, facts)
+            run.journal = LiveJournal(self.journal, header, scheduler, self.pool.lock)
         return run, form
+
+    def _header(self, scheduler: RecordedScheduler, items: int | None, facts: dict[str, Any], zero_s: float) -> Header:
+        policy, options = self._policy_given
+        return header_of(
+            scheduler,
+            policy=name_of(policy),
+            mode=LIVE,
+            items=items,
+            peaks=[measured_peak(state.curve) for state in scheduler.view.devices],
+            options=options,
+            clock=host_clock(),
+            zero_s=zero_s,
+            hardware={device.name: carrier(device) for device in self.devices},
+            facts={**facts, "by_name": isinstance(policy, str)},
+        )
 
     def _carry_out(self, run: BatchRun) -> None:
         alone = len(self.devices) == 1 and self.devices[0].kind == "cpu" and self._backend == "thread"
@@ -342,8 +373,8 @@ class Dispatcher:
         self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans)
         if self.trace is not None:
             self._latest().write_trace(self.trace)
-        if self.journal is not None:
-            self._latest().write_journal(self.journal)
+        if run.journal is not None:
+            run.journal.finish()
         self._learn_direct(form, run.source, run)
         late = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         if late and isinstance(run.output, Preallocated):

@@ -11,13 +11,13 @@ from threading import Condition, Lock, RLock, Thread, current_thread, get_ident
 from time import perf_counter
 
 from dovetail.core.errors import DovetailError, PolicyError
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice, resolve
 from dovetail.dispatch.live import switch_interval
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import is_lost, is_out_of_memory
 from dovetail.dispatch.live.worker import Ended
 from dovetail.dispatch.live.workers import WorkerSet
-from dovetail.dispatch.scheduler import Chunk
 
 _KEPT = ExitStack()  # on the caller's own thread there are no modes to take over
 
@@ -63,6 +63,7 @@ class WorkerPool:
         if not self._running:
             with self._here:  # a caller who drives the workers itself comes to its end first
                 self._start_threads()
+        run.begin_journal()
         with self.lock:
             if self.closed:
                 raise DovetailError("the pool is closed")
@@ -105,6 +106,7 @@ class WorkerPool:
             self._driver = get_ident()
             try:
                 self._start_here()
+                run.begin_journal()
                 run.begun_s = perf_counter()
                 self.worker_set.revive()
                 self._drop_lost(run)

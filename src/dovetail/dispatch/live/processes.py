@@ -16,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.batch import mapped
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
@@ -23,7 +24,6 @@ from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.live.packing import Receiver, Sender
 from dovetail.dispatch.live.remote import Orders, Remote, dumps, sendable
 from dovetail.dispatch.live.worker import Ended, Worker
-from dovetail.dispatch.scheduler import Chunk
 
 _SLOTS = 2
 _BEGIN, _END, _HOOK = 255, 254, 253  # said in place of a slot's number

@@ -9,8 +9,8 @@ from time import perf_counter
 
 from msgspec import Struct
 
+from dovetail.dispatch.chunk import ChunkRow
 from dovetail.dispatch.live.batch_run import BatchRun
-from dovetail.dispatch.scheduler import ChunkRow
 
 _EVERY_S = 0.1
 

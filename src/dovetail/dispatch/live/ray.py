@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.live.packing import layout_of, pack, unpack
 from dovetail.dispatch.live.remote import Orders, Remote, sendable
 from dovetail.dispatch.live.worker import Ended, Worker
-from dovetail.dispatch.scheduler import Chunk
 
 _SLOTS = 2  # one is under way while the other one computes
 _users = 0

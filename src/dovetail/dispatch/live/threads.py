@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.worker import Ended, Worker
-from dovetail.dispatch.scheduler import Chunk
 
 
 class HostWorker:

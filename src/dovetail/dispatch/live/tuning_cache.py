@@ -93,7 +93,7 @@ def hardware_name(device: NodeDevice) -> str:
 
 
 class TuningCache:
-    """NodeDevice states by the form of the batch. States that a run ends with are what the next one begins with."""
+    """Device states by the form of the batch. States that a run ends with are what the next one begins with."""
 
     def __init__(
         self, function: Any, devices: list[NodeDevice], slots: list[int], folder: Path | None, learns: bool = True

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.live.batch_run import BatchRun
-from dovetail.dispatch.scheduler import Chunk
 
 BACKENDS = {
     "thread": "dovetail.dispatch.live.threads:make",

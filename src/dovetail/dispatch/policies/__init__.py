@@ -10,10 +10,23 @@ from dovetail.core.errors import InputError
 from dovetail.dispatch.policies.base import ChunkPolicy
 
 
-def policy_of(policy: str | ChunkPolicy | None, options: Mapping[str, Any] | None, *, sized: bool) -> ChunkPolicy:
-    """The policy by its name or as it is; by default the one for devices whose sizes are all given, or to be found."""
-    if policy is None:
-        policy = "fixed" if sized else "finish_together"
+def default_policy(sized: bool) -> str:
+    """The policy for devices whose sizes are all given, or are to be found."""
+    return "fixed" if sized else "finish_together"
+
+
+def name_of(policy: str | ChunkPolicy) -> str:
+    """A policy's name in files; of an object, that of its class.
+
+    >>> class Halves: ...
+    >>> name_of("guided"), name_of(Halves())
+    ('guided', 'Halves')
+    """
+    return policy if isinstance(policy, str) else type(policy).__name__
+
+
+def policy_of(policy: str | ChunkPolicy, options: Mapping[str, Any] | None = None) -> ChunkPolicy:
+    """The policy by its name, or as it is."""
     if isinstance(policy, str):
         made: ChunkPolicy = registry.create("dispatch", policy, options)
         return made

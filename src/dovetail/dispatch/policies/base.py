@@ -5,8 +5,10 @@ from __future__ import annotations
 from math import inf, log
 from typing import Protocol
 
+from msgspec import Struct
+
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.inputs.size_search import SizeSearch
+from dovetail.dispatch.inputs.size_search import SearchRecord, SizeSearch
 
 DECLINE = 0  # the others finish it sooner; ask again whenever a chunk ends
 WAIT = -1  # full; ask again when one of this device's own chunks ends
@@ -150,6 +152,52 @@ class DeviceState:
         if self.search is not None:
             self.search.limit(self.limit)
             self.settled = self.search.settled or self.size is not None
+
+
+class StateRecord(Struct, frozen=True, omit_defaults=True):
+    """A device state as a journal keeps it, so that a policy can be asked again; None stands for no limit."""
+
+    name: str
+    points: list[tuple[float, float]] | None = None
+    size: int | None = None
+    capacity: int | None = None
+    priority: float = 1.0
+    slots: int = 1
+    limit: float | None = None
+    settled: bool = True
+    factor: float = 1.0
+    spread: float = 0.03
+    mean_s: float = 0.0
+    seen: int = 0
+    search: SearchRecord | None = None
+
+    @classmethod
+    def of(cls, state: DeviceState) -> StateRecord:
+        return cls(
+            state.name,
+            state.curve.points if state.curve is not None else None,
+            state.size,
+            state.capacity,
+            state.priority,
+            state.slots,
+            None if state.limit == inf else state.limit,
+            state.settled,
+            state.factor,
+            state.spread,
+            state.mean_s,
+            state.seen,
+            state.search.record() if state.search is not None else None,
+        )
+
+    def state(self) -> DeviceState:
+        """The device state again: idle, in service."""
+        curve = Curve(self.points) if self.points is not None else None
+        state = DeviceState(self.name, curve, self.size, self.capacity, self.priority, self.slots)
+        state.limit = inf if self.limit is None else self.limit
+        state.search = SizeSearch.restored(self.search) if self.search is not None else None
+        state.settled, state.factor, state.spread = self.settled, self.factor, self.spread
+        state.mean_s, state.seen = self.mean_s, self.seen
+        return state
 
 
 class BatchView:
