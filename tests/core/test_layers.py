@@ -23,7 +23,7 @@ ROOMS = {
 }
 OWN_ROOMS = {
     "cluster": "checkpoint.py header.py ideal.py narrate.py records.py rounding rules.py sweeps",
-    "dispatch": "derivatives measure.py recording.py",
+    "dispatch": "chunk.py derivatives measure.py recording.py replay.py",
     "host": "admission.py agent.py check_state.py cores.py curves.py experiment.py options.py program.py",
     "pipeline": "hardware.py models pareto.py plan.py profile",
     "workflow": "choices.py facts.py problem.py residents.py study.py",
