@@ -46,6 +46,7 @@ def features(case: RandomWorkload) -> set[str]:
     found |= {"plain prices"} if not case.costs else set()
     found |= {"many models"} if len(models) > 5 else set()
     for row in case.rows:
+        found |= {"items"} if "node_items" in row else set()
         found |= {"deadline"} if "deadline_seconds" in row else set()
         found |= {"faulty request"} if row["workflow_id"] == "nothing" else set()
     return found
@@ -54,7 +55,17 @@ def features(case: RandomWorkload) -> set[str]:
 def test_the_cases_try_everything() -> None:
     counted = Counter(feature for seed in range(CASES) for feature in features(random_case(seed)))
     wanted = {"offline", "online", "reject", "skip", "two types", "too wide", "rates", "failures", "plain prices"}
-    wanted |= {"many models", "deadline", "faulty request", "window", "overlap", "dram_gb", "batching", "noise"}
+    wanted |= {
+        "items",
+        "many models",
+        "deadline",
+        "faulty request",
+        "window",
+        "overlap",
+        "dram_gb",
+        "batching",
+        "noise",
+    }
     wanted |= {"resident", "overhead_s"} | {f"{n} GPUs" for n in range(1, MOST_GPUS + 1)}
     wanted |= {f"width {n}" for n in (0, 1, 2, 3, 4, 5, 7)}
     assert {feature: counted[feature] for feature in wanted if counted[feature] < CASES // 40} == {}

@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.core.errors import InputError
-from dovetail.core.rates import RateTable
 from dovetail.workflow.choices import ArrivalPattern, FileFormat
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.fit import check_fit, make_pool
@@ -113,7 +112,7 @@ def test_every_synthetic_system_and_its_requests_are_valid(
     config = synthetic_system(seed, models=models, workflows=workflows, max_width=max_width, max_nodes=max_nodes)
     system = system_of(config, folder)
     pool = make_pool(system, None)
-    check_fit(system, pool, folder, "fail", False, RateTable())
+    check_fit(system, pool, folder, "fail", False)
     assert len(system.models) == models
     assert len(system.workflows) == workflows
     assert all(1 <= len(workflow.nodes) <= max_nodes for workflow in system.workflows.values())
@@ -172,7 +171,7 @@ def test_the_examples_are_valid() -> None:
     for name in ("system_config.yaml", "mixed_gpus.yaml"):
         system = read_system(EXAMPLES / name)
         pool = make_pool(system, system.gpus or "4")
-        check_fit(system, pool, EXAMPLES / name, "fail", False, RateTable())
+        check_fit(system, pool, EXAMPLES / name, "fail", False)
         read = Requests(EXAMPLES / "workflow_requests.yaml", system, "online")
         assert len(read) == 20
         assert not read.warnings

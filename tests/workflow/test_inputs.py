@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from dovetail.core.errors import InputError
-from dovetail.core.rates import Rate, RateTable
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.costs import CostRules
 from dovetail.workflow.inputs.fit import check_fit, make_pool
@@ -378,19 +377,12 @@ TYPES = "gpu_types: {big: {memory_gb: 8}, small: {memory_gb: 2}}\nworkflows:"
 def test_a_workflow_that_does_not_fit_the_pool_is_set_aside(tmp_path: Path, gpus: str, misfit: str | None) -> None:
     system = read(tmp_path, changed("workflows:", TYPES))
     pool = make_pool(system, gpus)
-    check_fit(system, pool, Path("system.yaml"), "reject", False, RateTable())
+    check_fit(system, pool, Path("system.yaml"), "reject", False)
     assert system.faults == ({"story": f"system.yaml: workflows.story: {misfit}"} if misfit else {})
     if misfit:
         system.faults.clear()
         with pytest.raises(InputError, match=r"workflows\.story: node"):
-            check_fit(system, pool, Path("system.yaml"), "fail", False, RateTable())
-
-
-def test_rates_for_a_type_of_gpu_that_does_not_exist_are_refused(tmp_path: Path) -> None:
-    system = read(tmp_path, changed("workflows:", TYPES))
-    table = RateTable([Rate("llm", "bigg", 2.0)])
-    with pytest.raises(InputError, match="rate table, rates: device 'bigg' is not known; did you mean 'big'"):
-        check_fit(system, make_pool(system, "4"), Path("system.yaml"), "fail", False, table)
+            check_fit(system, pool, Path("system.yaml"), "fail", False)
 
 
 def test_very_large_numbers_up_to_the_limit_are_usable(tmp_path: Path) -> None:
@@ -439,7 +431,7 @@ def test_compat_lets_a_node_wait_for_ever(tmp_path: Path, change: tuple[str, str
 
 def test_compat_lets_a_node_that_is_too_wide_wait_for_ever(tmp_path: Path) -> None:
     system = read(tmp_path, compat=True)
-    check_fit(system, make_pool(system, "1"), Path("system.yaml"), "fail", True, RateTable())
+    check_fit(system, make_pool(system, "1"), Path("system.yaml"), "fail", True)
     assert list(system.graphs()["story"].never.values()) == ["needs 2 GPUs, the pool has 1"]
 
 

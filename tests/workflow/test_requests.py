@@ -11,7 +11,6 @@ import yaml
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
-from dovetail.core.rates import RateTable
 from dovetail.workflow.choices import Mode
 from dovetail.workflow.inputs import requests as module
 from dovetail.workflow.inputs.configuration import read_system
@@ -403,7 +402,7 @@ def test_a_broken_line_is_told_wherever_it_stands(read: Reader, line: str, messa
 
 
 def test_a_request_whose_workflow_is_faulty_tells_why(tmp_path: Path, read: Reader) -> None:
-    check_fit(read.system, make_pool(read.system, "1"), tmp_path / "system.json", "reject", False, RateTable())
+    check_fit(read.system, make_pool(read.system, "1"), tmp_path / "system.json", "reject", False)
     message = (
         "requests.yaml:4: requests.0.workflow_id: request 'a': workflow 'story' cannot run: "
         "system.json: workflows.story: node 'draw' (model 'sd') needs 2 GPUs, the pool has 1 (and 1 more like it)"

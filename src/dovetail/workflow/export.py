@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from dovetail.core.errors import cannot_write
+from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.journal import Observer, Reader
 from dovetail.core.metrics import Metrics
 from dovetail.workflow.bounds import bounds_for
@@ -35,14 +35,20 @@ def write_logs(
         if log is not None or console is not None:
             text = TextLog(_open(log or Path("/dev/null"), stack), console, console_lines)
             stack.callback(text.close)
-            text.begin(header, facts.requests.get("total", 0) - facts.skipped)
+            text.begin(header, (facts.requests.total or 0) - facts.skipped)
             followers.append(text)
         if executions is not None:
             rows = stack.enter_context(ExecutionLog(header, executions))
             metrics = Metrics(header.pool)
             bounds = bounds_for(header.pool, header.build_graphs(), facts.models, facts.costs, facts.table)
             followers += [rows, metrics, bounds]
-        reader.feed(*followers)
+        for n, at_s, events in reader.steps():
+            try:
+                for follower in followers:
+                    follower.step(n, at_s, events)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                where = f"{journal}: step {n} at {at_s} s cannot have happened ({type(error).__name__}: {error})"
+                raise InputError(f"{where}; `dovetail check` tells more") from error
         if executions is not None:
             rows.write(metrics.figures(), bounds.result())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -13,11 +12,19 @@ from dovetail.core.files import explain
 from dovetail.core.journal import Header
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.system import MOST
 
 
 class RateRecords(Struct):
     rates: list[Rate] = []
     switches: list[Switch] = []
+
+
+class RequestFile(Struct):
+    """Which requests were to be run."""
+
+    total: int | None = None
+    sha256: str = ""
 
 
 class WorkflowFacts(Struct):
@@ -28,19 +35,40 @@ class WorkflowFacts(Struct):
     compat: bool = False
     simulate: bool = False
     rates: RateRecords = field(default_factory=RateRecords)
+    item_s: dict[str, float] = {}  # seconds per item at speed 1, and what the items are, of models with absolute rates
+    units: dict[str, str] = {}
     noise: float | None = None
     retries: int = 0
     skipped: int = 0
-    requests: dict[str, Any] = {}
+    requests: RequestFile = field(default_factory=RequestFile)
     forecast: dict[str, float] = {}  # GPU-seconds per model of all requests
 
     @classmethod
     def of(cls, header: Header, path: Path) -> WorkflowFacts:
         try:
-            return msgspec.convert(header.facts, cls)
+            facts = msgspec.convert(header.facts, cls)
         except msgspec.ValidationError as error:
             keys, message = explain(error)
             raise InputError(f"{path}:1: facts.{'.'.join(map(str, keys))}: {message}") from None
+        if not header.pool.devices:
+            raise InputError(f"{path}:1: pool.devices: expected at least one GPU")
+        if (problem := facts.problem()) is not None:
+            raise InputError(f"{path}:1: facts.{problem}")
+        return facts
+
+    def problem(self) -> str | None:
+        """What is wrong with these numbers, or None."""
+        if (wrong := self.costs.problem()) is not None:
+            return f"costs.{wrong}"
+        for name, model in self.models.items():
+            numbers = (model.memory_gb, model.load_s, float(model.width))
+            if not all(0 <= number <= MOST for number in numbers) or not all(0 < f <= MOST for f in model.batch_curve):
+                return f"models.{name}: expected numbers from 0 to {MOST:g}, slow-downs above 0"
+        if not all(0 < rate.rate <= MOST for rate in self.rates.rates):
+            return f"rates: expected positive numbers up to {MOST:g}"
+        if not all(0 <= switch.seconds <= MOST for switch in self.rates.switches):
+            return f"switches: expected seconds from 0 to {MOST:g}"
+        return None
 
     @property
     def table(self) -> RateTable:

@@ -19,6 +19,7 @@ from dovetail.workflow.choices import Compat, Mode, OnError
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.fit import check_fit, make_pool
+from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.policies.base import View
 from dovetail.workflow.words import WORDS
@@ -36,6 +37,9 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     models: dict[str, ModelCost]
     costs: CostRules
     rates: RateTable
+    item_s: dict[str, float] = {}
+    units: dict[str, str] = {}
+    notes: list[str] = []
 
     @classmethod
     def read(
@@ -59,8 +63,12 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         options = ({"window": "primary"} if old else {}) | dict(costs or {})
         system = read_system(config, on_error, old, options)
         pool = make_pool(system, gpus, gpus_per_server)
-        table = RateTable.read(rates) if rates else RateTable()
-        check_fit(system, pool, config, "reject", old, table)  # too wide a workflow matters to those who ask for it
+        table = RateTable()
+        for path in [*system.rates, *([rates] if rates else [])]:
+            table |= RateTable.read(path)
+        known = model_rates(system, pool, table)
+        system.item_s, system.units = known.item_s, known.units
+        check_fit(system, pool, config, "reject", old)  # too wide a workflow matters to those who ask for it
         if system.costs.resident == "memory" and None in pool.memories:
             raise InputError(
                 "costs.resident: memory needs the memory of every GPU: give gpu_types with memory_gb in the "
@@ -75,7 +83,10 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             graphs=system.graphs(),
             models=system.model_costs,
             costs=system.costs,
-            rates=table,
+            rates=known.table,
+            item_s=known.item_s,
+            units=known.units,
+            notes=[f"the rate table's {what} is nothing that {config} has: ignored" for what in known.ignored],
         )
 
     def header(self, policy: str, options: Mapping[str, Any], seed: int, **facts: Any) -> Header:
@@ -87,6 +98,8 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             "compat": self.compat,
             "simulate": False,
             "rates": rates if self.rates else None,
+            "item_s": self.item_s,
+            "units": self.units if self.item_s else None,
             "requests": {"total": self.requests.total, "sha256": self.requests.digest},
             "estimates": self.requests.estimates,
             "forecast": self.requests.forecast,

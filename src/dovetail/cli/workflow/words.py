@@ -14,6 +14,8 @@ REQUESTS = Path("workflow_requests.yaml")
 
 
 def warn(problem: WorkflowProblem) -> None:
+    for note in problem.notes:
+        print(f"warning: {note}", file=sys.stderr)
     for text, times in problem.requests.warnings.items():
         print(f"warning: {problem.requests.path}: {text} ({times} requests)", file=sys.stderr)
     for text in problem.requests.skipped:

@@ -64,7 +64,7 @@ def random_case(seed: int) -> RandomWorkload:
     rough = rng.random() < 0.25
     return RandomWorkload(
         config=config,
-        rows=[_row(rng, config, i, rough) for i in range(rng.between(1, 14))],
+        rows=[_row(rng, config, i, rough, rates) for i in range(rng.between(1, 14))],
         gpus=gpus,
         mode=rng.choice(("offline", "online")),
         costs=costs,
@@ -129,16 +129,24 @@ def _rates(rng: SeededRandom, config: RawSystem) -> dict[str, Any]:
     model = rng.choice(list(config["models"]))
     device = rng.choice([*config.get("gpu_types", ()), "gpu"])
     rate = {"kind": model, "device": device, "rate": rng.choice((0.5, 3.0)), "width": rng.between(1, 3)}
+    if rng.random() < 0.5:
+        rate |= {"unit": "items/s", "width": 1}
     return {"rates": [rate], "switches": [{"to": model, "seconds": float(rng.between(0, 3)), "device": device}]}
 
 
-def _row(rng: SeededRandom, config: RawSystem, i: int, rough: bool) -> dict[str, Any]:
-    """A request; whole seconds make ties, and a rough case has requests with faults, deadlines and missing times."""
+def _row(rng: SeededRandom, config: RawSystem, i: int, rough: bool, rates: dict[str, Any]) -> dict[str, Any]:
+    """A request; whole seconds make ties, and a rough case has requests with faults, deadlines and missing times.
+
+    Where items per second of a model are known, its nodes may have items; not all of them on GPUs of this pool.
+    """
+    counted = {rate["kind"] for rate in rates.get("rates", ()) if "unit" in rate}
     of = rng.choice(list(config["workflows"]))
     whole = rng.random() < 0.5
-    times = {}
+    times, items = {}, {}
     for node in config["workflows"][of]["nodes"]:
-        if not rough or rng.random() < 0.9:
+        if node["model"] in counted and rng.random() < 0.7:
+            items[node["id"]] = float(rng.between(1, 9))
+        elif not rough or rng.random() < 0.9:
             times[node["id"]] = float(rng.between(1, 20)) if whole else 0.01 + round(rng.exponential(10.0), 6)
     row: dict[str, Any] = {
         "request_id": f"r{i}",
@@ -146,6 +154,8 @@ def _row(rng: SeededRandom, config: RawSystem, i: int, rough: bool) -> dict[str,
         "timestamp": float(rng.between(0, 60)) if whole else round(60 * rng.random(), 6),
         "node_execution_times": times,
     }
+    if items:
+        row["node_items"] = items
     if rng.random() < 0.3:
         row |= {"deadline_seconds": float(rng.between(1, 200)), "priority": float(rng.between(1, 4))}
     if rough and rng.random() < 0.1:

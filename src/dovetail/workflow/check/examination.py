@@ -54,7 +54,7 @@ class Examination:
         for n, t, events in steps:
             check.step(n, t, events)
         figures = check.finish(reader is not None and reader.torn)
-        total = self.facts.requests.get("total") if not self.faults.interrupted else None
+        total = self.facts.requests.total if not self.faults.interrupted else None
         if total is not None and total != figures.arrived + self.facts.skipped:
             found = f"found {figures.arrived} arrivals and {self.facts.skipped} skipped, expected {total}"
             self.faults.add("requests", "", found)

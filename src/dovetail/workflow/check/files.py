@@ -33,7 +33,8 @@ class InputFiles:
             self.notes.append(
                 "the costs of the run are not those of the configuration: --cost or --compat changed them"
             )
-        check_fit(system, header.pool, config, on_error, facts.compat, facts.table)
+        check_fit(system, header.pool, config, on_error, facts.compat)
+        system.item_s, system.units = facts.item_s, facts.units
         graphs = {name: TaskGraphRecord.of(graph) for name, graph in system.graphs().items()}
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
         for what, found, expected in (

@@ -16,7 +16,7 @@ from dovetail.core.events import Arrived, Complete, Reject, Start
 from dovetail.core.findings import Findings, Report, close, compare
 from dovetail.core.journal import Header, TaskGraphRecord
 from dovetail.core.metrics import Figures
-from dovetail.core.rates import RateTable, Switch
+from dovetail.core.rates import Switch
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.check.examination import Examination
@@ -60,7 +60,7 @@ class OldLog:
             self._notes.append("without --config, all but the first GPU of a window, order and prices were not checked")
         else:
             self._system = read_system(config, "reject", compat=True)
-            check_fit(self._system, self._pool, config, "reject", True, RateTable())
+            check_fit(self._system, self._pool, config, "reject", True)
             self._graphs = self._system.graphs()
         if requests is None or self._system is None:
             self._known = self._mode == "offline"

@@ -24,6 +24,7 @@ class _File(Struct, forbid_unknown_fields=True):
     gpu_types: dict[str, GpuType] = field(default_factory=dict)
     gpus: str | int | None = None
     costs: dict[str, Any] = field(default_factory=dict)
+    rates: str | list[str] = field(default_factory=list)
 
 
 def read_system(
@@ -53,7 +54,9 @@ def read_system(
         memory = None if given.memory_gb is None else int(given.memory_gb * MIB_PER_GB)
         types[name] = DeviceType(name, memory, given.speed)
     gpus = None if file.gpus is None else str(file.gpus)
-    system = System(models, {}, types, costs, gpus, {}, {})
+    tables = [file.rates] if isinstance(file.rates, str) else file.rates
+    system = System(models, {}, types, costs, gpus, {}, {}, [path.parent / table for table in tables])
+    system.measured_as = {name: given.measured_as for name, given in file.gpu_types.items() if given.measured_as}
     for name, raw in file.workflows.items():
         if compat:
             raw = _known(raw, Workflow)

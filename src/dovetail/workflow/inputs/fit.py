@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
-from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.rates import RateTable
+from dovetail.core.errors import InputError
 from dovetail.core.resources import Pool
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.costs import ModelCost
@@ -21,7 +19,7 @@ def make_pool(system: System, gpus: str | None, per_server: int = 8) -> Pool:
     return Pool.parse(text, system.gpu_types, per_server)
 
 
-def check_fit(system: System, pool: Pool, path: Path, on_error: OnError, compat: bool, rates: RateTable) -> None:
+def check_fit(system: System, pool: Pool, path: Path, on_error: OnError, compat: bool) -> None:
     """Mark the workflows that cannot run on this pool: a node wider than it, a model larger than its GPUs."""
     for name, workflow in system.workflows.items():
         if name in system.faults:
@@ -38,20 +36,6 @@ def check_fit(system: System, pool: Pool, path: Path, on_error: OnError, compat:
                 raise InputError(message)
             system.faults[name] = message
             break
-    types = [*system.gpu_types, "gpu"]
-    for rate in rates.rates.values():
-        _known_name("rates", "kind", rate.kind, system.models)
-        _known_name("rates", "device", rate.device, types)
-    for switch in rates.switches.values():
-        _known_name("switches", "to", switch.to, system.models)
-        _known_name("switches", "from", switch.previous, ["", *system.models])
-        _known_name("switches", "device", switch.device, ["", *types])
-
-
-def _known_name(table: str, key: str, name: str, known: Iterable[str]) -> None:
-    known = list(known)
-    if name not in known:
-        raise InputError(f"rate table, {table}: {key} {name!r} is not known{did_you_mean(name, filter(None, known))}")
 
 
 def _misfit(model: ModelCost, pool: Pool) -> str | None:

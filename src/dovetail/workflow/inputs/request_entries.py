@@ -28,12 +28,14 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class RequestEntry(Struct, forbid_unknown_fields=True):
-    """One request as it stands in a file; `deadline_seconds` (after arrival) and `priority` are our additions."""
+    """One request as it stands in a file; `node_items` (what a node works through, where rates are known
+    per second), `deadline_seconds` (after arrival) and `priority` are our additions."""
 
     request_id: str
     workflow_id: str
     timestamp: Any = None
     node_execution_times: dict[str, float] = field(default_factory=dict)
+    node_items: dict[str, float] = field(default_factory=dict)
     input_data: Any = None
     node_configs: Any = None
     metadata: Any = None
@@ -217,7 +219,7 @@ class EntryReader:
             )
 
     def _guess(self, model: str) -> tuple[float, str]:
-        return (DEFAULT_NODE_S, "default") if self._compat else self._system.models[model].estimate_s()
+        return (DEFAULT_NODE_S, "default") if self._compat else self._system.estimate_s(model)
 
     def _sizes(self, entry: RequestEntry) -> tuple[TaskGraph, tuple[float, ...]]:
         """Durations that the request gives, and the model's estimate for those it does not."""
@@ -232,6 +234,8 @@ class EntryReader:
         given = [times.get(node.name) for node in graph.tasks]
         if None in given:
             self._check_names(entry, graph)
+        if entry.node_items:
+            given = self._seconds(entry, graph)
         sizes = tuple([g[0] if s is None else s for g, s in zip(self._hints[graph.name], given, strict=True)])
         low = 0.0 if not self._compat else -1e-300
         for size, node in zip(sizes, graph.tasks, strict=True):
@@ -240,12 +244,35 @@ class EntryReader:
                 raise _EntryFault(f"node_execution_times.{node.name}", found)
         return graph, sizes
 
+    def _seconds(self, entry: RequestEntry, graph: TaskGraph) -> list[float | None]:
+        """Durations that the request gives, or the rate table for its numbers of items."""
+        times, items = entry.node_execution_times, entry.node_items
+        for name, count in items.items():
+            if name not in graph.index:
+                hint = did_you_mean(name, graph.index)
+                raise _EntryFault(f"node_items.{name}", f"not a node of workflow {graph.name!r}{hint}")
+            if name in times:
+                raise _EntryFault(f"node_items.{name}", "has a time as well; expected items or seconds")
+            if not 0 < count <= MOST:
+                raise _EntryFault(f"node_items.{name}", f"expected a positive number up to {MOST:g}, found {count}")
+            model = graph.tasks[graph.index[name]].kind
+            if model not in self._system.item_s:
+                message = f"no rate table knows how many items of {model!r} a GPU of this pool does in a second"
+                raise _EntryFault(f"node_items.{name}", message)
+        item_s = self._system.item_s
+        return [
+            times.get(node.name) if node.name not in items else items[node.name] * item_s[node.kind]
+            for node in graph.tasks
+        ]
+
     def _check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
         """A time for a name that is not a node, while a node has no time, is a slip."""
         times = entry.node_execution_times
         unknown = [name for name in times if name not in graph.index]
         if unknown and not self._compat:
-            lacking = [node.name for node in graph.tasks if node.name not in times]
+            lacking = [
+                node.name for node in graph.tasks if node.name not in times and node.name not in entry.node_items
+            ]
             hint = did_you_mean(unknown[0], lacking)
             raise _EntryFault(f"node_execution_times.{unknown[0]}", f"not a node of workflow {graph.name!r}{hint}")
 
@@ -256,7 +283,7 @@ class EntryReader:
             if node.name in times:
                 given += 1
             else:
-                self.estimates[rule] += 1
+                self.estimates["items" if node.name in entry.node_items else rule] += 1
         self.estimates["given"] += given
         if given < len(times):
             name = next(name for name in times if name not in graph.index)

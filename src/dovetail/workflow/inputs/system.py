@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
@@ -30,6 +31,7 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     base_model: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     batch_curve: tuple[float, ...] = ()
+    measured_as: str = ""  # what rate tables call it, if not by its name
 
     def estimate_s(self) -> tuple[float, str]:
         """How long a node takes when its request does not say: seconds, and which rule gave them."""
@@ -67,6 +69,7 @@ class Workflow(Struct, forbid_unknown_fields=True, omit_defaults=True):
 class GpuType(Struct, forbid_unknown_fields=True, omit_defaults=True):
     memory_gb: float | None = None
     speed: float = 1.0
+    measured_as: str = ""
 
 
 class System(Struct, omit_defaults=True):
@@ -79,6 +82,17 @@ class System(Struct, omit_defaults=True):
     gpus: str | None
     faults: dict[str, str]
     never: dict[str, dict[str, str]]
+    rates: list[Path] = []
+    measured_as: dict[str, str] = {}  # what rate tables call GPU types
+    item_s: dict[str, float] = {}  # seconds per item at speed 1, of models with an absolute rate
+    units: dict[str, str] = {}  # what their items are: items/s, tokens/s, ...
+
+    def estimate_s(self, model: str) -> tuple[float, str]:
+        """How long a node takes when its request does not say: seconds, and which rule gave them."""
+        mean, item_s = self.models[model].token_mean, self.item_s.get(model)
+        if mean and item_s is not None and self.units[model] == "tokens/s":
+            return mean * item_s, "rates"
+        return self.models[model].estimate_s()
 
     @property
     def model_costs(self) -> dict[str, ModelCost]:

@@ -1,0 +1,96 @@
+"""What rate tables say of a configuration's models on its GPUs: speeds, seconds per item, and prices of switches.
+
+A relative rate scales the seconds of a node. Absolute ones (items/s, tokens/s, ...) also turn a number of items into
+seconds: the first GPU type of the pool whose rate is known runs the model as fast as its `speed` says, the other types
+by the ratio of their rates. Where a table has both, the absolute one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.rates import Rate, RateTable, Switch
+from dovetail.core.resources import Pool
+from dovetail.workflow.inputs.system import System
+
+
+class ModelRates(Struct):
+    """Relative rates, and switches, under the configuration's names; seconds per item at speed 1 and the unit of the
+    models with an absolute rate; and what the tables know that the configuration does not have."""
+
+    table: RateTable
+    item_s: dict[str, float]
+    units: dict[str, str]
+    ignored: list[str]
+
+
+def model_rates(system: System, pool: Pool, table: RateTable) -> ModelRates:
+    """A table as a configuration sees it: by the names of its models and GPU types, or what they were `measured_as`."""
+    names = _Names(system)
+    rates = [own for rate in table.rates.values() if not rate.neighbour for own in names.rates(rate)]
+    switches = [own for switch in table.switches.values() for own in names.switches(switch)]
+    known = RateTable(rates)
+    relative = {(rate.kind, rate.device, rate.width): rate for rate in rates if not rate.unit}
+    item_s: dict[str, float] = {}
+    units = _units(rates)
+    for model, unit in units.items():
+        width = max(system.models[model].gpus_required, 1)
+        per_s = {device: known.per_s(model, device, unit, width) for device in pool.types}
+        measured = {device: rate for device, rate in per_s.items() if rate is not None}
+        if not measured:
+            continue
+        first = next(iter(measured))
+        item_s[model] = pool.types[first].speed / measured[first]
+        for device, rate in measured.items():
+            relative[model, device, width] = Rate(model, device, rate * item_s[model], width)
+    return ModelRates(RateTable(relative.values(), switches), item_s, units, list(names.ignored))
+
+
+def _units(rates: list[Rate]) -> dict[str, str]:
+    units: dict[str, str] = {}
+    for rate in rates:
+        if rate.unit and units.setdefault(rate.kind, rate.unit) != rate.unit:
+            raise InputError(f"rate table: {rate.kind!r} has rates in {units[rate.kind]} and in {rate.unit}")
+    return units
+
+
+class _Names:
+    """The names that rate tables use, and those of the configuration. What it does not have is ignored, unless it is
+    nearly the name of something: that is a slip."""
+
+    def __init__(self, system: System) -> None:
+        self._models = _by_table({name: model.measured_as for name, model in system.models.items()})
+        self._types = _by_table({"gpu": "", **dict.fromkeys(system.gpu_types, ""), **system.measured_as})
+        self.ignored: dict[str, None] = {}
+
+    def rates(self, rate: Rate) -> list[Rate]:
+        models, types = self._find("kind", rate.kind, self._models), self._find("device", rate.device, self._types)
+        return [replace(rate, kind=model, device=device) for model in models for device in types]
+
+    def switches(self, switch: Switch) -> list[Switch]:
+        models, types = self._find("to", switch.to, self._models), self._find("device", switch.device, self._types)
+        before = self._find("from", switch.previous, self._models)
+        found = [replace(switch, to=model, device=device) for model in models for device in types]
+        return [replace(one, previous=previous) for one in found for previous in before]
+
+    def _find(self, key: str, name: str, known: Mapping[str, list[str]]) -> list[str]:
+        if not name:  # any device, or an empty one
+            return [""]
+        if name not in known:
+            if get_close_matches(name, known, cutoff=0.8):  # cpu is no slip for gpu
+                raise InputError(f"rate table: {key} {name!r} is not known{did_you_mean(name, known)}")
+            self.ignored[f"{key} {name!r}"] = None
+        return known.get(name, [])
+
+
+def _by_table(measured_as: Mapping[str, str]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for name, other in measured_as.items():
+        for called in {name, other or name}:
+            names.setdefault(called, []).append(name)
+    return names
