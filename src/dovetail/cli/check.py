@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, atomic_write, newest, print_json, print_table
-from dovetail.core.check import CODES as CORE_CODES
-from dovetail.core.check import check_journal
 from dovetail.core.errors import InputError
-from dovetail.core.findings import Finding, Findings, Report
-from dovetail.core.journal import is_journal, open_journal
-from dovetail.core.metrics import recount
 from dovetail.core.output import refuse_overwrite
-from dovetail.core.registry import room
-from dovetail.core.words import Words
+
+if TYPE_CHECKING:
+    from dovetail.core.findings import Finding, Report
+    from dovetail.core.words import Words
 
 _BASELINE = Path("baseline_execution_log.json")
 _SHOWN = 10  # faults on the screen; the report has more
@@ -87,6 +83,12 @@ def examine(log: Path, config: Path | None = None, requests: Path | None = None)
     for path in (log, config, requests):
         if path is not None and not path.is_file():
             raise InputError(f"{path}: {'is a folder; expected a file' if path.is_dir() else 'no such file'}")
+    from dovetail.core.check import check_journal
+    from dovetail.core.findings import Findings, Report
+    from dovetail.core.journal import is_journal, open_journal
+    from dovetail.core.metrics import recount
+    from dovetail.core.registry import room
+
     if not is_journal(log):
         from dovetail.workflow.compat.check_log import check_log
 
@@ -158,13 +160,19 @@ def _first_of_each(report: Report) -> list[Finding]:
 
 def _codes(report: Report) -> dict[str, str]:
     """What codes mean, which levels may say in words of their own."""
+    from dovetail.core.check import CODES
+    from dovetail.core.journal import open_journal
+    from dovetail.core.registry import room
+
     level = open_journal(Path(report.log)).header.level if report.kind == "journal" else "workflow"
     rules = room(level, "check")
-    return CORE_CODES | (rules.CODES if rules is not None else {})
+    return CODES | (rules.CODES if rules is not None else {})
 
 
 def _words(report: Report) -> Words:
     if report.kind == "journal":
+        from dovetail.core.journal import open_journal
+
         return open_journal(Path(report.log)).header.words
     from dovetail.workflow.words import WORDS
 
@@ -173,6 +181,8 @@ def _words(report: Report) -> Words:
 
 def _save(report: Report, log: Path, others: Sequence[Path | None]) -> None:
     """Beside the log, and never over it or another input, whatever they are called or linked to."""
+    import msgspec
+
     path = log.with_name(f"{log.stem}_report.json")
     refuse_overwrite([path], [log, *others])
     atomic_write(path, msgspec.json.format(msgspec.json.encode(report)) + b"\n")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, atomic_write, print_json, print_table
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite, written_whole
-from dovetail.report.collect import Story, collect
+
+if TYPE_CHECKING:
+    from dovetail.report.collect import Story
 
 _PICTURES = (".png", ".svg")
 
@@ -66,6 +68,8 @@ def report(
         from dovetail.report.static import require
 
         require()  # nothing is written if the pictures cannot be
+    from dovetail.report.collect import collect
+
     stories = [collect(path, from_s=from_s, to_s=to_s) for path in journals]
     plan = _plan(journals, stories, out, png, svg, perfetto)
     refuse_overwrite([output.path for output in plan], journals)
