@@ -8,7 +8,7 @@ from html import escape
 
 from msgspec import Struct
 
-from dovetail.report.charts import label, line_style
+from dovetail.report.charts import label, legend, line_style
 from dovetail.report.look import PALETTE, number, ticks
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _ABOVE, _BELOW = 640.0, 310.0, 62.0, 18.0, 30.0, 44.0
@@ -36,15 +36,19 @@ class Line(Struct):
 
 
 class Axis(Struct):
-    """What an axis shows. `top` fixes where it ends; `steep` lets it be logarithmic if the values ask for it."""
+    """What an axis shows. `top` fixes where it ends; `steep` lets it be logarithmic if the values ask for it, and a
+    horizontal one is. That one begins at 0, or with `tight` at its first point; `marks` are labelled by `text`."""
 
     name: str
     top: float | None = None
     steep: bool = False
+    tight: bool = False
+    marks: list[float] = []
+    text: Callable[[float], str] = number
 
 
-def band_chart(x: Axis, y: Axis, lines: Sequence[Line], what: str) -> str:
-    """The chart. Places without a value are crosses at its upper edge."""
+def band_chart(x: Axis, y: Axis, lines: Sequence[Line], what: str, names: Sequence[str] = ()) -> str:
+    """The chart, with a legend of these names. Places without a value are crosses at its upper edge."""
     points = [point for line in lines for point in line.points]
     every = sorted({p.x for p in points} | {at for line in lines for at, _ in line.missing})
     if not every:
@@ -52,24 +56,27 @@ def band_chart(x: Axis, y: Axis, lines: Sequence[Line], what: str) -> str:
     at_x = _place_x(x, every)
     at_y, levels = _place_y(y, points)
     floor = _HEIGHT - _BELOW
-    out = [f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" class="chart"><title>{escape(what)}</title>']
+    named, rows = legend(names, _LEFT, _WIDTH - _RIGHT, _HEIGHT + 12) if names else ([], 0)
+    high = _HEIGHT + 18 * rows
+    out = [f'<svg viewBox="0 0 {_WIDTH:g} {high:g}" role="img" class="chart"><title>{escape(what)}</title>']
     out.append(label(0, 14, y.name, "start"))
     for level in levels:
         height = f"{at_y(level):.1f}"
         out.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height}" y2="{height}"/>')
         out.append(label(_LEFT - 8, at_y(level) + 4, number(level, 3), "end"))
-    out += [label(at_x(at), floor + 18, number(at, 3), "middle") for at in _marks(x, every)]
+    out += [label(at_x(at), floor + 18, x.text(at), "middle") for at in x.marks or _marks(x, every)]
     out.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{floor}" y2="{floor}"/>')
     out.append(label((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, x.name, "middle"))
     out += [_band(line, at_x, at_y) for line in lines]
     for line in lines:
         out += _drawn(line, at_x, at_y)
     out += _crosses(lines, at_x)
-    return "".join(out) + "</svg>"
+    return "".join([*out, *named]) + "</svg>"
 
 
 def _place_x(axis: Axis, every: Sequence[float]) -> Callable[[float], float]:
-    place, low, high = (math.log10, every[0], every[-1]) if axis.steep else (float, 0.0, axis.top or every[-1])
+    place, low = (math.log10, every[0]) if axis.steep else (float, every[0] if axis.tight else 0.0)
+    high = every[-1] if axis.steep or axis.tight else axis.top or every[-1]
     start, span = place(low), (place(high) - place(low)) or 1.0
     return lambda at: _LEFT + 8 + (place(at) - start) / span * (_WIDTH - _LEFT - _RIGHT - 24)
 

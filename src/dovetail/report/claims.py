@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dovetail.core.words import Claim, Unit
 from dovetail.report import look
 from dovetail.report.collect import Story
-from dovetail.report.tables import Column, table
+from dovetail.report.tables import TableColumn, table
 
 
 def claims_card(stories: Sequence[Story], names: Sequence[str]) -> str:
@@ -18,7 +18,7 @@ def claims_card(stories: Sequence[Story], names: Sequence[str]) -> str:
     if not shown:
         return ""
     heads = list(names) if len(stories) > 1 else ["value"]
-    columns = [Column("figure", style="name"), *(Column(head, number=True) for head in heads)]
+    columns = [TableColumn("figure", style="name"), *(TableColumn(head, number=True) for head in heads)]
     return (
         '<section class="card"><h2>Figures</h2><p class="lead">What the journal claims at its end; '
         f'<code>dovetail check</code> counts it again.</p><div class="scroll">{table(columns, shown)}</div></section>'

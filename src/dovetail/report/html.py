@@ -18,7 +18,7 @@ from dovetail.report.collect import MAX_LISTED, Incident, Story
 from dovetail.report.document import asset, document
 from dovetail.report.lines import line_charts
 from dovetail.report.payload import payload
-from dovetail.report.tables import Column, Raw, table
+from dovetail.report.tables import Raw, TableColumn, table
 from dovetail.report.usage import usage_card
 
 _UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break
@@ -160,20 +160,20 @@ def _bounded(headline: look.Headline) -> str:
 
 def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
     words = look.words_of(stories[0])
-    panels, columns, cells = [], [Column("run", style="name")], [[name] for name in names]
+    panels, columns, cells = [], [TableColumn("run", style="name")], [[name] for name in names]
     for each in zip(*map(look.headlines, stories), strict=True):
         title, ended = each[0].name, [story.ended for story in stories]
         rows = zip(names, each, ended, strict=True)
         panels.append(charts.panel(title, [charts.Row(n, h.value_s if e else None, h.bound_s) for n, h, e in rows]))
         best = min((h.value_s for h, e in zip(each, ended, strict=True) if e), default=None)
-        columns.append(Column(title, number=True))
+        columns.append(TableColumn(title, number=True))
         for row, (_, value, bound) in zip(cells, each, strict=True):
             text = f"<b>{look.seconds(value)}</b>" if value == best else look.seconds(value)
             row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
     curves = charts.cumulative(names, [story.responses_s for story in stories], words.response)
     setups = [words.setups, f"{words.setup} time"] if words.setup and not words.claims else []
     heads = ["utilisation", *setups, "completed", "rejected", "late"]
-    columns += [Column(name, number=True) for name in heads]
+    columns += [TableColumn(name, number=True) for name in heads]
     for row, story in zip(cells, stories, strict=True):
         f = story.figures
         row.append(look.percent(f.utilisation))
@@ -294,8 +294,8 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
     ]
     setups = [words.setup, words.setups] if words.setup else []
     heads = ["running", *setups, words.tasks, "mean wait", "longest wait"]
-    columns = [Column(words.kind, style="name"), Column("", style="bar")]
-    columns += [Column(name, number=True) for name in heads]
+    columns = [TableColumn(words.kind, style="name"), TableColumn("", style="bar")]
+    columns += [TableColumn(name, number=True) for name in heads]
     counted = ", each of a group counted," if words.setup else ""
     return (
         f'<section class="card"><h2>{words.kinds.capitalize()}</h2><p class="lead">Time on {words.devices}{counted} '
@@ -313,8 +313,8 @@ def _types(story: Story) -> str:
         rows.append(
             [type_.type, f"{type_.arrived:,}", f"{type_.completed:,}", *(times if type_.completed else [""] * 4)]
         )
-    columns = [Column(words.type, style="name")]
-    columns += [Column(name, number=True) for name in ("arrived", "completed", "mean", "P50", "P99", "longest")]
+    columns = [TableColumn(words.type, style="name")]
+    columns += [TableColumn(name, number=True) for name in ("arrived", "completed", "mean", "P50", "P99", "longest")]
     return (
         f'<section class="card"><h2>{words.jobs.capitalize()} by {words.type}</h2>'
         f'<p class="lead">{words.response.capitalize()} times, from arrival to completion.</p>'
@@ -336,9 +336,9 @@ def _incidents(story: Story) -> str:
 def _listed(title: str, names: Sequence[str], listed: Sequence[Incident], total: int) -> str:
     note = f"The first {MAX_LISTED} of {total:,}." if total > len(listed) else f"All {total:,}."
     columns = [
-        Column("time", number=True, style="time"),
-        *(Column(name, style="name") for name in names),
-        Column("why"),
+        TableColumn("time", number=True, style="time"),
+        *(TableColumn(name, style="name") for name in names),
+        TableColumn("why"),
     ]
     rows = [[look.seconds(i.t_s), i.job, i.what, i.why] for i in listed]
     return (

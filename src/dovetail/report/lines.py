@@ -7,11 +7,10 @@ from html import escape
 from math import ceil, floor, log2
 
 from dovetail.core.charts import Chart
-from dovetail.report.charts import label, legend, line_style
+from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.look import number, ticks
 
 _POINTS = 40  # with more of them, a line is drawn without its points
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _ABOVE = 640.0, 300.0, 60.0, 16.0, 26.0
 
 
 def line_charts(charts: Sequence[Chart]) -> str:
@@ -25,43 +24,23 @@ def line_charts(charts: Sequence[Chart]) -> str:
 
 def line_chart(chart: Chart) -> str:
     """The lines of a chart with their points; the value of each point is told where the mouse rests on it."""
-    points = [point for series in chart.series for point in series.points]
-    if not points:
+    if not any(series.points for series in chart.series):
         return f'<p class="lead">{escape(chart.title)}: there are no points.</p>'
-    names = [series.name for series in chart.series]
-    named, rows = legend(names, _LEFT, _WIDTH - _RIGHT, _HEIGHT - 8) if len(names) > 1 else ([], 0)
-    floor = _HEIGHT - 42 - 18 * bool(rows)
-    place = log2 if chart.log_x else float
-    low, high = min(place(x) for x, _ in points), max(place(x) for x, _ in points)
-    top = max(max(y for _, y in points), 1e-12) * 1.05
 
-    def at_x(x: float) -> float:
-        share = (place(x) - low) / (high - low) if high > low else 0.5
-        return _LEFT + 8 + share * (_WIDTH - _LEFT - _RIGHT - 16)
+    def text(x: float) -> str:
+        return tick(x, chart.log_x)
 
-    def at_y(y: float) -> float:
-        return floor - max(y, 0.0) / top * (floor - _ABOVE)
-
-    height = _HEIGHT + 18 * max(rows - 1, 0)
-    out = [f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" class="chart">']
-    out += [f"<title>{escape(chart.title)}</title>", label(_LEFT - 6, 14, chart.y, "start")]
-    for y in ticks(top, 5):
-        level = f"{at_y(y):.1f}"
-        out.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level}" y2="{level}"/>')
-        out.append(label(_LEFT - 8, at_y(y) + 4, number(y), "end"))
-    out += [label(at_x(x), floor + 17, tick(x, chart.log_x), "middle") for x in _marks(chart)]
-    out.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{floor}" y2="{floor}"/>')
+    lines = []
     for i, series in enumerate(chart.series):
-        path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in series.points)
-        out.append(f'<polyline class="line" points="{path}" {line_style(i)}/>')
-        for x, y in series.points if len(series.points) <= _POINTS else ():
-            told = f"{series.name}: {number(y)} {chart.y} at {tick(x, chart.log_x)} ({chart.x})"
-            out.append(
-                f'<circle class="point" cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3.5" {line_style(i)}>'
-                f"<title>{escape(told)}</title></circle>"
-            )
-    out.append(label((_LEFT + _WIDTH - _RIGHT) / 2, floor + 35, chart.x, "middle"))
-    return "".join([*out, *named]) + "</svg>"
+        few = len(series.points) <= _POINTS
+        points = [
+            Point(x, y, open=True, told=f"{series.name}: {number(y)} {chart.y} at {text(x)} ({chart.x})" if few else "")
+            for x, y in series.points
+        ]
+        lines.append(Line(series.name, i, points))
+    names = [series.name for series in chart.series] if len(chart.series) > 1 else []
+    x_axis = Axis(chart.x, steep=chart.log_x, tight=True, marks=_marks(chart), text=text)
+    return band_chart(x_axis, Axis(chart.y), lines, chart.title, names)
 
 
 def _marks(chart: Chart, most: int = 12) -> list[float]:

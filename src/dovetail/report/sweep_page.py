@@ -18,7 +18,7 @@ from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import legend
 from dovetail.report.document import document
 from dovetail.report.look import number
-from dovetail.report.tables import Column, table
+from dovetail.report.tables import TableColumn, table
 
 Row = dict[str, Any]
 
@@ -229,9 +229,9 @@ def _distribution(found: Sequence[Group], lines: Sequence[str], load: float) -> 
 
 
 def _table(found: Sequence[Group], figures: Sequence[Figure], static: bool) -> str:
-    load = Column("jobs" if static else "jobs per hour", number=True)
-    columns = [Column("policy", style="name"), load, Column("seeds", number=True)]
-    columns += [*(Column(figure.name, number=True) for figure in figures), Column("status")]
+    load = TableColumn("jobs" if static else "jobs per hour", number=True)
+    columns = [TableColumn("policy", style="name"), load, TableColumn("seeds", number=True)]
+    columns += [*(TableColumn(figure.name, number=True) for figure in figures), TableColumn("status")]
     rows, reasons = [], []
     for group in sorted(found, key=lambda g: (g.line, g.load)):
         values = [_text(group.means[f.key], f) if f.key in group.means else "" for f in figures]
@@ -240,6 +240,6 @@ def _table(found: Sequence[Group], figures: Sequence[Figure], static: bool) -> s
             reasons.append([group.line, number(group.load), group.status, group.reason])
     out = f'<section class="card"><h2>All figures</h2><div class="scroll">{table(columns, rows)}</div></section>'
     if reasons:
-        columns = [Column("policy", style="name"), load, Column("status"), Column("why", style="why")]
+        columns = [TableColumn("policy", style="name"), load, TableColumn("status"), TableColumn("why", style="why")]
         out += f'<section class="card"><h2>Not done</h2><div class="scroll">{table(columns, reasons)}</div></section>'
     return out

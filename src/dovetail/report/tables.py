@@ -13,15 +13,15 @@ class Raw(str):
     __slots__ = ()
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     name: str
     number: bool = False
     style: str = ""
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+def table(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]]) -> str:
     """
-    >>> table([Column("model")], [["<b>"]])
+    >>> table([TableColumn("model")], [["<b>"]])
     '<table><thead><tr><th scope="col">model</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
     """
     classes = [" ".join(filter(None, ("number" if c.number else "", c.style))) for c in columns]

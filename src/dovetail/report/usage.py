@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dovetail.report import look
 from dovetail.report.collect import Story
-from dovetail.report.tables import Column, Raw, table
+from dovetail.report.tables import Raw, TableColumn, table
 
 _MANY = 64
 
@@ -60,11 +60,11 @@ def usage_card(story: Story) -> str:
         )
         shares = [look.percent(use.run), *([look.percent(use.setup)] if words.setup else []), look.percent(idle)]
         rows.append([use.name, *([] if grouped else [use.type]), Raw(stack), *shares, f"{use.tasks:,}"])
-    columns = [Column(words.devices if grouped else words.device, style="whole")]
-    columns += [] if grouped else [Column("type", style="whole")]
-    columns.append(Column("", style="bar"))
+    columns = [TableColumn(words.devices if grouped else words.device, style="whole")]
+    columns += [] if grouped else [TableColumn("type", style="whole")]
+    columns.append(TableColumn("", style="bar"))
     heads = ["running", *([words.setup] if words.setup else []), "idle", words.tasks]
-    columns += [Column(name, number=True) for name in heads]
+    columns += [TableColumn(name, number=True) for name in heads]
     setup_key = f'<i class="swatch setup"></i> {words.setup}, ' if words.setup else ""
     what = f"the {words.devices} of each type" if grouped else f"each {words.device}"
     return (
