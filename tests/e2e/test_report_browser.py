@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dovetail.cluster.words import WORDS as CLUSTER
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Rows, Start
 from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.report.collect import collect
 from dovetail.report.html import page
+from dovetail.workflow.words import WORDS as WORKFLOW
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -69,7 +71,7 @@ def journal(path: Path, policy: str, kinds: int = 5, works: int = 60) -> Path:
         steps.append((t + 0.5 + run, [Finished(f"w{i}", "p"), Complete(f"w{i}")]))
         free[device] = t + 0.5 + run
     steps.append((max(free), [Arrived(EVIL, "t"), Reject(EVIL, EVIL)]))
-    with Writer(path, Header(level="workflow", policy=policy, pool=pool)) as writer:
+    with Writer(path, Header(level="workflow", policy=policy, pool=pool, words=WORKFLOW)) as writer:
         for n, (t, events) in enumerate(sorted(steps, key=lambda step: step[0]), start=1):
             writer.step(n, t, events)
         writer.end(len(steps) + 1, max(free), {"bound_makespan_s": 0.8 * max(free), "bound_mean_s": 3.0})
@@ -264,7 +266,8 @@ def test_without_javascript_figures_and_tables_are_all_there(browser: Browser, t
 
 def rounds(path: Path, devices: int, leases: bool = True) -> Path:
     """Jobs 0 and 1 share accelerator 0 for 100 s; each of the others, the last first, has one of its own."""
-    pool = Pool(tuple(Device(i, "fast" if i < 2 else "slow", i // 4) for i in range(devices)), {})
+    types = {name: DeviceType(name) for name in ("fast", "slow")}
+    pool = Pool(tuple(Device(i, "fast" if i < 2 else "slow", i // 4) for i in range(devices)), types)
     ids = list(range(devices + 1))
     held = [[0], [0], *([device] for device in range(devices - 1, 0, -1))]
     beside = [1, 0, *[-1] * (devices - 1)]
@@ -275,7 +278,7 @@ def rounds(path: Path, devices: int, leases: bool = True) -> Path:
     for i, part in enumerate((ids[2::3], ids[3::3], ids[4::3] + ids[:2])):
         ends = [Rows("stopped", {"id": part})] if leases else []
         steps.append((40.0 + 30 * i, [*ends, Rows("completed", {"id": part})]))
-    with Writer(path, Header(level="cluster", policy="fair", pool=pool, facts=facts)) as writer:
+    with Writer(path, Header(level="cluster", policy="fair", pool=pool, facts=facts, words=CLUSTER)) as writer:
         for n, (t, events) in enumerate(steps, start=1):
             writer.step(n, t, events)
         writer.end(len(steps) + 1, 100.0, {"rho_mean": 0.8})

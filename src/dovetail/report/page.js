@@ -302,7 +302,7 @@ class Gantt {
     if (room < 16) return;
     // Where works come back lease by lease, the work says more than the part.
     const [part, work] = run.rounds ? [run.strings[bars.w[i]], run.strings[bars.p[i]]] : [run.strings[bars.p[i]], run.strings[bars.w[i]]];
-    const text = bars.m[i] > 1 ? `${bars.n[i].toLocaleString("en-US")} ${run.words.parts}` : part;
+    const text = bars.m[i] > 1 ? `${bars.n[i].toLocaleString("en-US")} ${run.words.tasks}` : part;
     pen.fillStyle = ink;
     pen.font = `12px ${FONT}`;
     if (this.measure(text) > room) return;
@@ -447,7 +447,7 @@ class Gantt {
   }
 
   search(text) {
-    const {bars, run} = this, wanted = text.trim().toLowerCase(), numbered = `${run.words.work} ${wanted}`;
+    const {bars, run} = this, wanted = text.trim().toLowerCase(), numbered = `${run.words.job} ${wanted}`;
     if (!wanted) return this.follow(-1);
     let found = -1;
     for (const w of bars.w) {
@@ -457,7 +457,7 @@ class Gantt {
     }
     if (found >= 0) return this.follow(found, true);
     this.follow(-1);
-    this.status.textContent = `no ${run.words.work} here is called “${text.trim()}”`;
+    this.status.textContent = `no ${run.words.job} here is called “${text.trim()}”`;
   }
 
   hit(x, y) {
@@ -591,8 +591,8 @@ class Gantt {
     const {bars, run} = this, {words, strings} = run, span = this.view[1] - this.view[0], kind = KINDS[bars.k[i]];
     const lines = [];
     const merged = bars.m[i] > 1, length = bars.b[i] - bars.a[i];
-    const title = merged ? `${bars.n[i].toLocaleString("en-US")} ${words.parts}, drawn as one` : `${strings[bars.w[i]]} / ${strings[bars.p[i]]}`;
-    lines.push([merged ? `longest ${words.part}` : words.kind, merged ? `${kind[0]} (${strings[bars.w[i]]} / ${strings[bars.p[i]]})` : kind[0], kind[1]]);
+    const title = merged ? `${bars.n[i].toLocaleString("en-US")} ${words.tasks}, drawn as one` : `${strings[bars.w[i]]} / ${strings[bars.p[i]]}`;
+    lines.push([merged ? `longest ${words.task}` : words.kind, merged ? `${kind[0]} (${strings[bars.w[i]]} / ${strings[bars.p[i]]})` : kind[0], kind[1]]);
     lines.push(["on", strings[bars.v[i]]]);
     lines.push(["time", `${instant(bars.a[i], span)} to ${instant(bars.b[i], span)}`]);
     lines.push(["run", merged ? `${seconds(bars.x[i])} of ${seconds(length)}` : seconds(Math.max(length - bars.u[i], 0))]);
@@ -601,7 +601,7 @@ class Gantt {
       lines.push([words.setup, seconds(bars.u[i]) + (merged ? " in all" : from)]);
     } else if (words.setup) lines.push([words.setup, merged ? "none" : `none, ${run.rounds ? "it" : kind[0]} was there`]);
     if (!merged) lines.push(["waited", bars.q[i] > 0 ? `${seconds(bars.q[i])}, ready at ${instant(bars.a[i] - bars.q[i], span)}` : "not at all"]);
-    if (!merged && bars.n[i] > 1) lines.push(["batch", `${bars.n[i]} ${words.parts} as one`]);
+    if (!merged && bars.n[i] > 1) lines.push(["batch", `${bars.n[i]} ${words.tasks} as one`]);
     if (bars.f[i] === FAILED) lines.push(["ended", merged ? "at least one failed" : "failed"]);
     if (bars.f[i] === OPEN) lines.push(["ended", "not yet, when the journal broke off"]);
     if (strings[bars.y[i]] && !merged) lines.push(["reason", strings[bars.y[i]]]);
