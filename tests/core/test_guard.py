@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.engine import simulate
-from dovetail.core.errors import PolicyError
+from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import (
     Added,
     Arrived,
@@ -227,6 +227,19 @@ def test_what_was_rejected_while_it_ran_frees_its_device_when_it_ends(tmp_path: 
     assert [t for _, t, e in Reader(path) if isinstance(e, Start)] == [0.0, 2.0]
     with pytest.raises(PolicyError, match="device 1 is held by m/c"):
         run(path, [[M, *rest], [Reject("m", "given up"), start("o", "c", 1, ready_s=1.0)]])
+
+
+def test_what_was_rejected_cannot_arrive_again_while_it_runs() -> None:
+    """Two of one name would share the guard's books: the end of one would free the device of the other."""
+    guard = Guard(POOL, GRAPHS)
+    guard.see(Arrived("w", "one", (9.0,)), 0.0)
+    guard.allow(Start("w", "c", "x", (0,), 0.0, 9.0, ""), 0.0)
+    guard.allow(Reject("w", "too late"), 1.0)
+    with pytest.raises(InputError, match="runs still"):
+        guard.see(Arrived("w", "one", (9.0,)), 2.0)
+    guard.see(Finished("w", "c"), 9.0)
+    guard.see(Arrived("w", "one", (9.0,)), 9.0)
+    assert guard.open_jobs == ["w"]
 
 
 def test_devices_and_graphs_that_join_are_used_like_the_others() -> None:

@@ -55,6 +55,7 @@ class Guard:
         self._ledger = Ledger(pool)
         self._graphs = graphs
         self._open: dict[str, _Open] = {}
+        self._rejected: dict[str, int] = {}  # of which so many tasks have not ended yet
         self._held: dict[tuple[str, str], tuple[int, ...]] = {}
         self._paused: dict[tuple[str, str], None] = {}
         self._stopping: set[tuple[str, str]] = set()
@@ -80,7 +81,8 @@ class Guard:
         if type(stimulus) is Finished or type(stimulus) is Failed:
             self._release((stimulus.job, stimulus.task))
             opened = self._open.get(stimulus.job)
-            if opened is None:  # its job was rejected while it ran
+            if opened is None:
+                self._leave(stimulus.job)
                 return
             i = opened.graph.index[stimulus.task]
             if type(stimulus) is Failed:
@@ -99,11 +101,19 @@ class Guard:
             self._ledger.extend(len(stimulus.devices))
             self._graphs = {**self._graphs, **{record.name: record.build() for record in stimulus.graphs}}
 
+    def _leave(self, job: str) -> None:
+        """A task of a job that was rejected while it ran has ended."""
+        left = self._rejected.pop(job) - 1
+        if left:
+            self._rejected[job] = left
+
     def _arrive(self, job: Arrived, now: float) -> None:
         graph = self._graphs.get(job.of, _NOTHING)
         problem = ""
         if job.job in self._open:
             problem = "it arrived before"
+        elif job.job in self._rejected:
+            problem = "it arrived before, was rejected, and runs still"
         elif job.fault:
             pass  # all that can be done is to reject it
         elif graph is _NOTHING:
@@ -171,7 +181,9 @@ class Guard:
         if not order.why:
             raise PolicyError(f"[{now:.2f}s] {what} {order.job} without a reason")
         if type(order) is Reject:
-            del self._open[order.job]
+            running = self._open.pop(order.job).state.count(_RUNNING)
+            if running:
+                self._rejected[order.job] = running
 
     def _change(self, order: Change) -> str | None:
         """Take note of a change of something that was started, or say why it is not allowed."""
