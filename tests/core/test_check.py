@@ -302,6 +302,19 @@ def test_a_batch_cannot_be_joined_later_or_used_again() -> None:
     assert "batch" in codes(late)
 
 
+def test_a_member_of_a_batch_may_be_stopped_but_not_changed() -> None:
+    steps: Steps = [
+        (0.0, [Arrived("u", "one", (2.0,)), Arrived("v", "one", (1.0,))]),
+        (0.0, [Start(job, "c", "x", (0,), 0.0, 3.0, "", batch=7) for job in "uv"]),
+        (1.0, [Stop("u", "c", "cancelled")]),
+        (1.0, [Failed("u", "c", "cancelled"), Reject("u", "cancelled")]),
+        (3.0, [Finished("v", "c"), Complete("v")]),
+    ]
+    assert set(codes(steps)) == {"summary"}
+    steps[2] = (1.0, [Pause("u", "c", "cancelled")])
+    assert "change" in codes(steps)
+
+
 def failing(ready_s: float) -> Steps:
     return [
         (0.0, [Arrived("u", "one", (2.0,)), Start("u", "c", "x", (0,), 0.0, 2.0, "")]),
@@ -326,6 +339,8 @@ def test_with_noise_only_the_setup_has_a_fixed_length() -> None:
         (0.5, [Finished("u", "c"), Complete("u")]),
     ]
     assert "duration" in codes(early, exact=False)
+    early.insert(1, (0.25, [Pause("u", "c", "for others"), Resume("u", "c", (1,), 0.5, "free")]))
+    assert set(codes(early, exact=False)) == {"summary"}  # what is left of the setup is in the new run
 
 
 def test_an_overlap_is_found_under_a_longer_one() -> None:

@@ -361,10 +361,10 @@ class Check:
         if not runs:
             return "it does not run"
         run = runs[0]
-        if run.start.batch:
-            return "it runs in a batch"
         if run.state is Stop:
             return "it is being stopped"
+        if run.start.batch and not isinstance(event, Stop):
+            return "it runs in a batch"
         if isinstance(event, Pause | Resize) and run.state is Pause:
             return "it is paused"
         if isinstance(event, Resume) and run.state is not Pause:
@@ -406,9 +406,8 @@ class Check:
         if run.job is not None and run.job.loose and not run.start.run_s:
             return  # nobody said how long it takes
         if not self._exact:
-            begun = run.t + run.start.setup_s
-            if good and t < begun and not close(t, begun):
-                self.faults.add("duration", who, f"ended at {t} s, before its setup was over at {begun} s")
+            if good and t < run.since and not close(t, run.since):
+                self.faults.add("duration", who, f"ended at {t} s, before its setup was over at {run.since} s")
         elif run.state is Pause:
             self.faults.add("duration", who, f"ended at {t} s, but it is paused")
         elif (good and not close(t, ends)) or (t > ends and not close(t, ends)):
