@@ -18,6 +18,7 @@ from dovetail.core.engine import replay, serve, simulate
 from dovetail.core.errors import DovetailError, InputError, PolicyError
 from dovetail.core.events import (
     Arrived,
+    Asked,
     Complete,
     Decided,
     Failed,
@@ -357,11 +358,11 @@ def test_an_executor_that_talks_nonsense_ends_the_run(answer: tuple[float, Stimu
 
 
 class Waking(Fifo):
-    """Asks to be woken now and then, and does nothing about it."""
+    """Asks to be woken now and then, for each arrival anew, and does nothing about it."""
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
-        arrived = any(isinstance(stimulus, Arrived) for stimulus in stimuli)
-        return [*super().handle(stimuli, now), *([WakeAt(now + 1.5)] if arrived else [])]
+        arrived = sum(isinstance(stimulus, Arrived) for stimulus in stimuli)
+        return [*super().handle(stimuli, now), *([WakeAt(now + 1.5)] * arrived)]
 
 
 @given(
@@ -372,7 +373,9 @@ def test_a_simulated_executor_under_the_live_loop_gives_the_simulation(
     jobs: list[tuple[int, int]], failure_rate: float
 ) -> None:
     """Times are eighths: exact, so that they coincide often."""
-    arrivals = [(at / 8, one(f"j{i}", size / 8)) for i, (at, size) in enumerate(sorted(jobs))]
+    arrivals: list[tuple[float, Arrived | Asked]] = []
+    for i, (at, size) in enumerate(sorted(jobs)):
+        arrivals += [(at / 8, Asked("all", "news")), (at / 8, one(f"j{i}", size / 8))]
     simulated, served = Recorded(), Recorded()
     simulate(Waking(POOL, GRAPHS), POOL, GRAPHS, arrivals, SimExecutor(3, 0.0, failure_rate), [simulated])
     inbox, executor = TimedInbox(arrivals), SimExecutor(3, 0.0, failure_rate)

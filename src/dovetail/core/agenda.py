@@ -22,9 +22,9 @@ from dovetail.core.events import (
 )
 
 ORDER: dict[type, int] = {
-    kind: place
-    for place, kind in enumerate((Added, Finished, Failed, Settled, Measured, Observed, Woke, Arrived, Asked))
+    kind: place for place, kind in enumerate((Added, Finished, Failed, Settled, Measured, Observed, Woke, Arrived))
 }
+ORDER[Asked] = ORDER[Arrived]  # who comes and who asks is heard in the order in which they spoke
 
 
 class Agenda(Protocol):

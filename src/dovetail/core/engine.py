@@ -137,8 +137,14 @@ def simulate(
     """
     agenda = agenda if agenda is not None else TotalOrder(arrivals)
     executor.report_to(agenda)
-    guard = Guard(pool, graphs)
-    loop = _Loop(scheduler, guard, executor, observers, lambda at_s: agenda.push(at_s, Woke()))
+    guard, wakes = Guard(pool, graphs), set[float]()
+
+    def wake_at(at_s: float) -> None:  # once for all who asked for that instant
+        if at_s not in wakes:
+            wakes.add(at_s)
+            agenda.push(at_s, Woke())
+
+    loop = _Loop(scheduler, guard, executor, observers, wake_at)
     now, idle = -sys.float_info.max, 0
     while (batch := agenda.pop()) is not None:
         at_s, stimuli = batch
@@ -147,6 +153,7 @@ def simulate(
         if not stimuli:
             continue
         now = at_s
+        wakes.discard(now)
         orders = loop.step(now, stimuli)
         idle = idle + 1 if type(stimuli[0]) is Woke and not guard.running and _only_waits(stimuli, orders) else 0
         if idle == _PATIENCE:
