@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -342,3 +343,27 @@ def test_a_journal_of_an_older_version_is_refused_by_its_version(path: Path, who
     path.write_bytes(whole.replace(b'"journal":%d,' % VERSION, b'"journal":1,'))
     with pytest.raises(InputError, match=rf":1: journal version 1, of an older Dovetail; expected {VERSION}$"):
         Reader(path)
+
+
+def test_nothing_follows_a_line_that_was_not_written_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be room again later; a journal that is torn in its middle could not be read at all."""
+    journal = Writer(path, HEADER)
+    journal.step(1, *STEPS[0])
+    journal.flush()
+    file = journal._file
+
+    class Full:
+        def write(self, lines: bytes) -> None:
+            file.write(lines[:9])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal, "_file", Full())
+    for n, room in ((2, False), (3, True)):
+        journal.step(n, *STEPS[n - 1])
+        with pytest.raises(InputError, match="No space left"):
+            journal.flush()
+        if not room:
+            monkeypatch.setattr(journal, "_file", file)
+    journal.close()
+    reader = Reader(path)
+    assert ([entry.n for entry in reader], reader.torn) == ([1, 1], True)

@@ -152,6 +152,7 @@ class Writer:
     def __init__(self, path: Path, header: Header, resume: bool = False) -> None:
         self.path = path
         self._buffer = bytearray()
+        self._failed: InputError | None = None
         try:
             self._proving = resume and path.exists()
             plain = not path.exists() or path.is_file()
@@ -171,7 +172,7 @@ class Writer:
     def reopen(cls, path: Path, size: int) -> Writer:
         """Go on behind the first `size` bytes of a journal: what a checkpoint knows of. The rest is cut off."""
         writer = cls.__new__(cls)
-        writer.path, writer._buffer, writer._proving = path, bytearray(), False
+        writer.path, writer._buffer, writer._failed, writer._proving = path, bytearray(), None, False
         try:
             writer._file = path.open("r+b")
         except OSError as error:
@@ -195,10 +196,13 @@ class Writer:
         stamp = b'{"n":%d,"t":%b,' % (n, _encode(float(t)))
         try:
             lines = _encode_lines(events)
-        except (TypeError, NotImplementedError) as error:
+            # Text within JSON has no line breaks of its own, so every brace after one begins an event.
+            lines = (b"\n" + lines).replace(b"\n{", b"\n" + stamp)[1:]
+            if b"null" in lines:  # JSON has no numbers that are none: they may have become what cannot be read
+                for line in lines.splitlines():
+                    _stamp(line), _event(line)
+        except (TypeError, NotImplementedError, ValueError) as error:
             raise PolicyError(f"{self.path}: step {n} at {t} s cannot be written: {error}") from error
-        # Text within JSON has no line breaks of its own, so every brace after one begins an event.
-        lines = (b"\n" + lines).replace(b"\n{", b"\n" + stamp)[1:]
         if not self._put(lines):
             raise InputError(f"{self.path}: cannot resume: step {n} at {t} s differs from the recorded one")
         if len(self._buffer) > _BUFFER:
@@ -221,11 +225,14 @@ class Writer:
         lines, self._buffer = self._buffer, bytearray()  # what cannot be written is not tried twice
         if not lines:
             return
+        if self._failed is not None:
+            raise self._failed
         try:
             self._file.write(lines)
             self._file.flush()
         except OSError as error:
-            raise cannot_write(self.path, error) from error
+            self._failed = cannot_write(self.path, error)  # nothing may follow a line that is not whole
+            raise self._failed from error
 
     def end(self, n: int, t: float, summary: dict[str, Any]) -> None:
         self.step(n, t, [Ended(summary)])
