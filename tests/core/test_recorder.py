@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import time
+from math import inf, nan
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
+from threading import enumerate as enumerate_threads
 
-from dovetail.core.events import Observed
-from dovetail.core.journal import Clock, Header, Reader
+import pytest
+
+from dovetail.core.errors import DovetailError, InputError, PolicyError, cannot_write
+from dovetail.core.events import Measured, Observed
+from dovetail.core.journal import Clock, Header, Reader, Writer
 from dovetail.core.recorder import Recorder, host_clock
 from dovetail.core.resources import Pool
 
@@ -33,18 +40,59 @@ def test_a_header_is_on_the_disk_before_anything_happens(tmp_path: Path) -> None
     recorder.close()
 
 
-def test_what_was_noted_is_written_when_its_time_has_come_though_nobody_closes(tmp_path: Path) -> None:
-    now = [10.0]
-    recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.25, clock=lambda: now[0])
+def test_what_was_noted_is_written_soon_though_nothing_follows_and_nobody_closes(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.01)
+    recorder.note(10.0, Observed("first"))
+    until_s = time.monotonic() + 60.0
+    while lines(tmp_path / "run.jsonl") < 2 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert lines(tmp_path / "run.jsonl") == 2
+    recorder.close()
+
+
+def test_a_flush_sends_what_was_noted_on_its_way_at_once(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=1e6)
     recorder.note(10.0, Observed("first"))
     assert lines(tmp_path / "run.jsonl") == 1
-    now[0] += 0.25
-    recorder.note(10.25, Observed("second"))
-    assert lines(tmp_path / "run.jsonl") == 3
-    recorder.note(10.25, Observed("third"))
     recorder.flush()
-    assert lines(tmp_path / "run.jsonl") == 4
+    assert lines(tmp_path / "run.jsonl") == 2
     recorder.close()
+
+
+def test_nothing_can_be_noted_after_the_close(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl", HEADER)
+    recorder.close()
+    recorder.close()
+    with pytest.raises(DovetailError, match="after the journal was closed"):
+        recorder.note(1.0, Observed("late"))
+
+
+def test_a_disk_that_was_full_is_told_at_the_next_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Event()
+
+    def full(_: Writer) -> None:
+        told.set()
+        raise cannot_write(tmp_path / "run.jsonl", OSError(errno.ENOSPC, "No space left on device"))
+
+    recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.01)
+    monkeypatch.setattr(Writer, "flush", full)
+    assert told.wait(60.0)
+    for thread in enumerate_threads():
+        if thread.name == "journal":
+            thread.join(60.0)
+    with pytest.raises(InputError, match="No space left"):
+        recorder.note(1.0, Observed("late"))
+    with pytest.raises(InputError, match="No space left"):
+        recorder.close()
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "run.jsonl", HEADER) as recorder:
+        for t, event in ((nan, Observed("when")), (1.0, Measured("j", "t", 1, inf)), (1.0, Observed("\ud800"))):
+            with pytest.raises(PolicyError, match="cannot be written"):
+                recorder.note(t, event)
+        recorder.note(1.0, Observed("nothing", {"known": None}))
+    assert [event for _, _, event in Reader(tmp_path / "run.jsonl")] == [Observed("nothing", {"known": None})]
 
 
 def test_threads_may_note_at_the_same_time(tmp_path: Path) -> None:
@@ -55,7 +103,7 @@ def test_threads_may_note_at_the_same_time(tmp_path: Path) -> None:
         for i in range(500):
             recorder.note(float(i), Observed(f"{who} {i}"))
 
-    with Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.0) as recorder:
+    with Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.001) as recorder:
         threads = [Thread(target=note, args=(who,)) for who in range(4)]
         for thread in threads:
             thread.start()

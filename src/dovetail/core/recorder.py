@@ -8,15 +8,16 @@ it noted up to a moment before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
 from typing import Any
 
+from dovetail.core.errors import DovetailError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Clock, Ended, Header, Observer, Recorded, Writer
 
-_FLUSH_S = 0.25  # what is noted is on its way to the disk after so long, if anything is noted later
+_FLUSH_S = 0.25
 
 
 def host_clock() -> Clock:
@@ -29,7 +30,8 @@ def host_clock() -> Clock:
 
 
 class Recorder:
-    """Writes a journal in the order in which things are noted; `flush_s` bounds what a killed process loses.
+    """Writes a journal in the order in which things are noted, and sends it on its way to the disk every `flush_s`
+    seconds, which bounds what a killed process loses. What goes wrong then is raised at the next note.
 
     >>> from dovetail.core.events import Observed
     >>> from dovetail.core.journal import Reader
@@ -50,25 +52,22 @@ class Recorder:
         header: Header,
         observers: Sequence[Observer] = (),
         flush_s: float = _FLUSH_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Without a path only the observers are told."""
         self.header = header
         self._writer = Writer(path, header) if path is not None else None
         self._observers: tuple[Observer, ...] = (*([self._writer] if self._writer else ()), *observers)
-        self._flush_s, self._clock = flush_s, clock
-        self._flushed_s = clock()
-        self._lock = Lock()
+        self._lock, self._closed = Lock(), Event()
+        self._failed: DovetailError | None = None  # what came of a flush that nobody had asked for
         self._n = 0
         if self._writer is not None:
             self._writer.flush()
+            Thread(target=self._flush_until_closed, args=(flush_s,), name="journal", daemon=True).start()
 
     def note(self, t: float, *events: Recorded) -> None:
         """This happened, or was decided, at one instant."""
         with self._lock:
             self._step(t, events)
-            if self._clock() - self._flushed_s >= self._flush_s:
-                self._flush()
 
     def rows(self, of: str, columns: Mapping[str, Sequence[Any]], t: float, decided: bool = False) -> None:
         """Many things of one kind at once, column by column; `t` is when they are told."""
@@ -77,19 +76,23 @@ class Recorder:
     def flush(self) -> None:
         """Send what was noted on its way to the disk now."""
         with self._lock:
-            self._flush()
+            if self._writer is not None:
+                self._writer.flush()
 
     def end(self, t: float, summary: Mapping[str, Any]) -> None:
         """The run came to its end, with these figures."""
         with self._lock:
             self._step(t, (Ended(dict(summary)),))
-            self._flush()
+        self.flush()
 
     def close(self) -> None:
         """Without an end before it, the journal is that of a run that was interrupted."""
-        if self._writer is not None:
-            with self._lock:
+        with self._lock:
+            self._closed.set()
+            if self._writer is not None:
                 self._writer.close()
+        if self._failed is not None:
+            raise self._failed
 
     def __enter__(self) -> Recorder:
         return self
@@ -98,11 +101,18 @@ class Recorder:
         self.close()
 
     def _step(self, t: float, events: Sequence[Any]) -> None:
+        if self._failed is not None:
+            raise self._failed
+        if self._closed.is_set():
+            raise DovetailError(f"{events} at {t} s was noted after the journal was closed")
         self._n += 1
         for observer in self._observers:
             observer.step(self._n, t, events)
 
-    def _flush(self) -> None:
-        self._flushed_s = self._clock()
-        if self._writer is not None:
-            self._writer.flush()
+    def _flush_until_closed(self, every_s: float) -> None:
+        while not self._closed.wait(every_s):
+            try:
+                self.flush()
+            except DovetailError as error:
+                self._failed = error
+                return
