@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.core.check import CODES, Check, check_journal
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
+    Added,
     Arrived,
     Complete,
     Event,
@@ -25,7 +28,7 @@ from dovetail.core.events import (
     Woke,
 )
 from dovetail.core.findings import Findings
-from dovetail.core.journal import Ended, Header, Reader, Writer
+from dovetail.core.journal import Clock, Ended, Header, Reader, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraphRecord
@@ -434,3 +437,23 @@ def test_a_header_that_cannot_be_followed_is_bad_input(tmp_path: Path) -> None:
     Writer(tmp_path / "journal.jsonl", odd).close()
     with pytest.raises(InputError, match="not numbered from 0"):
         check_file(tmp_path / "journal.jsonl")
+
+
+@pytest.mark.parametrize(("source", "error_s"), [("virtual", 1e-9), ("monotonic", 1.0), ("measured offset", -1.0)])
+def test_a_clock_that_cannot_be_so_wrong_is_bad_input(tmp_path: Path, source: Any, error_s: float) -> None:
+    Writer(tmp_path / "journal.jsonl", replace(HEADER, clock=Clock(source, error_s))).close()
+    with pytest.raises(InputError, match=f"the error of the {source} clock"):
+        check_file(tmp_path / "journal.jsonl")
+
+
+def test_a_job_without_a_graph_needs_devices() -> None:
+    check = Check(replace(HEADER, graphs=()))
+    check.step(1, 0.0, [Arrived("u", "x"), Start("u", "c", "x", (), 0.0, 1.0, "")])
+    assert check.faults.counts == {"width": 1}
+
+
+def test_devices_of_a_type_that_nobody_described_cannot_join() -> None:
+    for types, codes in (({}, {"device": 1}), ({"l4": DeviceType("l4")}, {})):
+        check = Check(HEADER)
+        check.step(1, 0.0, [Added("a host came", (Device(3, "l4"),), types)])
+        assert check.faults.counts == codes

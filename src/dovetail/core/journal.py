@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
@@ -19,7 +20,7 @@ from msgspec import Struct
 
 from dovetail import __version__
 from dovetail.core.errors import InputError, PolicyError, cannot_write
-from dovetail.core.events import Event, Failed, Finished, Instruction, Pause, Rows, Start, Stimulus
+from dovetail.core.events import Added, Event, Failed, Finished, Instruction, Pause, Rows, Start, Stimulus
 from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
 from dovetail.core.rows import Unroller
@@ -123,6 +124,9 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SENSELESS = (ValueError, msgspec.ValidationError)
 
 
+_MOST_S = {"virtual": 0.0, "monotonic": 0.1}  # by which clocks that everybody reads can be wrong
+
+
 def check_header(header: Header, path: Path) -> Header:
     """The same header, if a run can be followed with it."""
     try:
@@ -135,8 +139,8 @@ def check_header(header: Header, path: Path) -> Header:
             raise ValueError("a device type has no speed")
         if any(task.width < 0 for graph in header.graphs for task in graph.tasks):
             raise ValueError("a task has a negative width")
-        if not header.clock.error_s >= 0:
-            raise ValueError(f"the error of the clock is {header.clock.error_s} s")
+        if not 0 <= header.clock.error_s <= _MOST_S.get(header.clock.source, inf):
+            raise ValueError(f"the error of the {header.clock.source} clock is {header.clock.error_s} s")
     except ValueError as error:
         raise InputError(f"{path}:1: not a usable header: {error}") from None
     return header
@@ -395,6 +399,8 @@ def _ends_first(instant: list[Entry]) -> list[Entry]:
 
     def rank(entry: Entry) -> int:
         event = entry.event
+        if isinstance(event, Added):
+            return 0
         if isinstance(event, Finished | Failed | Pause) and (event.job, event.task) not in begun:
             return 0
         return 1 if getattr(event, "job", None) in brief else 2

@@ -32,14 +32,20 @@ class _Batch:
 
 
 class _Clash(Struct):
-    """A device that two have at once, since when: a fault if it lasts longer than the clock may be wrong."""
+    """A device that two have at once, each since when: a fault if neither can have ended before the other began, as far
+    as stamps may be wrong."""
 
     n: int
-    since_s: float
     device: int
     who: str
     run: Holder
     other: Holder
+    run_s: float
+    other_s: float
+
+    @property
+    def since_s(self) -> float:
+        return max(self.run_s, self.other_s)
 
 
 class Holders:
@@ -79,7 +85,7 @@ class Holders:
                 continue
             for other in self._holders[device]:
                 if other is not run and not (batch and other.start.batch == batch):
-                    self._clash(_Clash(n, max(t, other.held_s), device, who, run, other))
+                    self._clash(_Clash(n, device, who, run, other, t, other.held_s))
             self._holders[device].append(run)
         return good
 
@@ -92,10 +98,9 @@ class Holders:
     def _overlap(self, clash: _Clash) -> None:
         if not clash.run.clashed:
             clash.run.clashed = True
-            other = clash.other
-            name = f"{other.start.job}/{other.start.task}"
-            message = f"takes device {clash.device} at {clash.run.held_s} s, which {name} holds since {other.held_s} s"
-            self._faults.add("overlap", clash.who, message, (clash.n, clash.run.held_s))
+            name = f"{clash.other.start.job}/{clash.other.start.task}"
+            message = f"takes device {clash.device} at {clash.run_s} s, which {name} holds since {clash.other_s} s"
+            self._faults.add("overlap", clash.who, message, (clash.n, clash.run_s))
 
     def look(self, t: float) -> None:
         """It is so late: what two have had at once for too long is a fault."""
@@ -133,13 +138,16 @@ class Holders:
             if 0 <= device < len(self._holders):
                 self._holders[device].remove(run)
         run.devices = ()
-        over = [clash for clash in self._clashes if clash.run is run or clash.other is run]
-        for clash in over:
-            self._clashes.remove(clash)
-            if self._allowance.exceeded(clash.since_s, t):
+        for clash in [clash for clash in self._clashes if clash.run is run or clash.other is run]:
+            own_s, other_s = clash.run_s, clash.other_s
+            if clash.other is run:
+                own_s, other_s = other_s, own_s
+            if not self._allowance.exceeded(other_s, t):  # it may have ended before the other began
+                self._clashes.remove(clash)
+                self._allowance.used(t - other_s)
+            elif self._allowance.exceeded(own_s, t):  # nor can the other have, which goes on
+                self._clashes.remove(clash)
                 self._overlap(clash)
-            else:
-                self._allowance.used(t - clash.since_s)
 
     def release(self, t: float, run: Holder) -> None:
         """It has ended."""

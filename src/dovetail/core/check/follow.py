@@ -41,7 +41,7 @@ class _Job:
     """A job that has arrived: which of its tasks wait, run or are done. One without a graph has any tasks, one after
     the other."""
 
-    __slots__ = ("arrived", "began", "graph", "last", "left", "loose", "ready", "running", "state", "waiting")
+    __slots__ = ("arrived", "began", "done", "graph", "last", "left", "loose", "ready", "running", "state", "waiting")
 
     def __init__(self, arrived: Arrived, graph: TaskGraph, t: float, loose: bool) -> None:
         self.arrived = arrived
@@ -52,6 +52,7 @@ class _Job:
         self.state = bytearray(len(graph.tasks))
         self.left = len(graph.tasks)
         self.running = 0
+        self.done: set[str] = set()  # tasks that no graph has
         self.began = False
         self.last = t
 
@@ -99,7 +100,7 @@ class Check:
     ) -> None:
         self.faults = faults if faults is not None else Findings()
         self._header = header
-        self._graphs = header.build_graphs()
+        self._graphs, self._types = header.build_graphs(), set(header.pool.types)
         self._metrics = Metrics(header.pool)
         self._followers = (self._metrics, *followers)
         self._exact, self._bounds_hold = exact, bounds_hold
@@ -166,12 +167,10 @@ class Check:
             self._held.append(record)
             return
         self._take(record)
-        enabled_s = record.t
         while (possible := next((each for each in self._held if not self._is_early(each)), None)) is not None:
-            self._allowance.used(enabled_s - possible.t)
+            self._allowance.used(record.t - possible.t)
             self._held.remove(possible)
             self._take(possible)
-            enabled_s = possible.t
 
     def _take(self, record: _Record) -> None:
         self.faults.at(record.n, record.t)
@@ -203,7 +202,8 @@ class Check:
             if opened is None:
                 return event.job not in self._seen
             index = opened.graph.index.get(event.task)
-            return about in self._running or (index is not None and opened.waiting[index] > 0)
+            waits = opened.running if opened.loose else 0 if index is None else opened.waiting[index]
+            return about in self._running or waits > 0
         if isinstance(event, Finished | Failed):
             return about not in self._running
         if isinstance(event, Complete):
@@ -222,6 +222,10 @@ class Check:
         if [device.id for device in event.devices] != expected:
             self.faults.add("device", "", f"found devices {[d.id for d in event.devices]} added, expected {expected}")
             return False
+        if unknown := {device.type for device in event.devices} - self._types.union(event.types):
+            self.faults.add("device", "", f"found a device of type {min(unknown)!r} added, which is not described")
+            return False
+        self._types |= event.types.keys()
         try:
             self._graphs |= {record.name: record.build() for record in event.graphs}
         except TaskGraphError as error:
@@ -295,8 +299,12 @@ class Check:
             else:
                 self.faults.add("arrival", who, "started before its job arrived")
         elif job.loose:
+            if not start.devices:
+                self.faults.add("width", who, "found no devices, expected some")
             if job.running:
                 self.faults.add("twice", who, "started while its job runs")
+            elif start.task in job.done:
+                self.faults.add("twice", who, "started again, but it finished before")
             elif not self._allowance.close(start.ready_s, job.last):
                 self.faults.add("ready", who, f"found ready at {start.ready_s} s, expected {job.last} s")
         elif index is None:
@@ -344,6 +352,8 @@ class Check:
         if job is not None:
             job.running -= 1
             job.last = max(job.last, t)
+            if good and job.loose:
+                job.done.add(event.task)
         if job is not None and i is not None and job.state[i] == _RUNNING:
             job.state[i] = _DONE if good else _IDLE
             if good:
