@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from dovetail.cluster.inputs.workload import Throughputs
 
 ROOT = Path(__file__).parent.parent
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's business
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
