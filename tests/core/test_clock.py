@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dovetail.core.check import Check
-from dovetail.core.events import Added, Arrived, Complete, Event, Failed, Finished, Pause, Reject, Resume, Start
+from dovetail.core.events import Added, Arrived, Complete, Event, Failed, Finished, Pause, Reject, Resume, Start, Stop
 from dovetail.core.journal import Clock, Ended, Header, TaskGraphRecord, in_time
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task
@@ -209,6 +209,15 @@ def test_devices_and_graphs_that_join_later_are_used_like_others() -> None:
     assert examine(after).faults.counts.keys() >= {"graph", "device"}
     wrong = Added("a host came", (Device(7, "l4"),), {"l4": DeviceType("l4")})
     assert "device" in examine([(1.0, wrong), *life("p", 0, 2.0, 3.0)]).faults.counts
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.05])
+def test_what_ends_when_it_is_changed_was_changed_first(gap: float) -> None:
+    rejected: Records = [*life("p", 0, 0.0, 5.0)[:2], (2.0, Stop("p", "a", "no")), (2.0 - gap, Failed("p", "a", "no"))]
+    assert examine([*rejected, (2.0, Reject("p", "no"))]).faults.counts == {}
+    resumed: Records = [*life("p", 0, 0.0, 5.0)[:2], (1.0, Pause("p", "a", "wait"))]
+    resumed += [(2.0, Resume("p", "a", (1,), 0.0, "go on")), (2.0 - gap, Finished("p", "a")), (2.0, Complete("p"))]
+    assert examine(resumed).faults.counts == {}
 
 
 def test_what_joins_is_there_for_what_happens_at_that_instant() -> None:

@@ -20,7 +20,20 @@ from msgspec import Struct
 
 from dovetail import __version__
 from dovetail.core.errors import InputError, PolicyError, cannot_write
-from dovetail.core.events import Added, Event, Failed, Finished, Instruction, Pause, Rows, Start, Stimulus
+from dovetail.core.events import (
+    Added,
+    Event,
+    Failed,
+    Finished,
+    Instruction,
+    Pause,
+    Resize,
+    Resume,
+    Rows,
+    Start,
+    Stimulus,
+    Stop,
+)
 from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
 from dovetail.core.rows import Unroller
@@ -394,7 +407,7 @@ def in_time(steps: Iterable[Step], error_s: float) -> Iterator[Step]:
 def _ends_first(instant: list[Entry]) -> list[Entry]:
     if len(instant) == 1:
         return instant
-    begun = {(event.job, event.task) for _, _, event in instant if isinstance(event, Start)}
+    begun = {(event.job, event.task) for _, _, event in instant if isinstance(event, Start | Resume | Resize | Stop)}
     brief = {e.job for _, _, e in instant if isinstance(e, Finished | Failed) and (e.job, e.task) in begun}
 
     def rank(entry: Entry) -> int:
