@@ -153,7 +153,7 @@ def check_header(header: Header, path: Path) -> Header:
         if any(task.width < 0 for graph in header.graphs for task in graph.tasks):
             raise ValueError("a task has a negative width")
         if not 0 <= header.clock.error_s <= _MOST_S.get(header.clock.source, inf):
-            raise ValueError(f"the error of the {header.clock.source} clock is {header.clock.error_s} s")
+            raise ValueError(f"the error of the clock is {header.clock.error_s} s ({header.clock.source})")
     except ValueError as error:
         raise InputError(f"{path}:1: not a usable header: {error}") from None
     return header
