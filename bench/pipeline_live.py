@@ -98,7 +98,7 @@ def measure(settings: HostSettings, batch: int) -> ProfileResult:
         return profile_chain(
             chain,
             batch,
-            device=settings.device,
+            device=settings.device or "cpu",
             effort=Effort(least=15, seconds=0.3),
             share=settings.share,
             scale_to_whole=True,
@@ -120,7 +120,7 @@ def to_problem(profiles: dict[str, ProfileResult], batch: int, mbps: float) -> P
     classes = []
     for host, found in profiles.items():
         times = [layer.time_s for layer in found.profile]
-        classes.append(DeviceClass(host, host, [host], mbps, 4096.0, times))
+        classes.append(DeviceClass(host, host, [host], mbps, 4096.0, times, measured_on=found.device))
     return Pipeline(
         model=first.model,
         layers=first.layers,

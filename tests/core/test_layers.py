@@ -25,7 +25,7 @@ OWN_ROOMS = {
     "cluster": "checkpoint.py header.py ideal.py narrate.py records.py rounding rules.py sweeps",
     "dispatch": "chunk.py derivatives measure.py recording.py replay.py",
     "host": "admission.py agent.py check_state.py cores.py curves.py experiment.py options.py program.py",
-    "pipeline": "hardware.py models pareto.py plan.py profile",
+    "pipeline": "hardware.py models pareto.py plan.py profile route.py",
     "workflow": "choices.py facts.py problem.py residents.py study.py",
 }
 # Base classes of policies, each in policies/base.py of its level: what a policy is, and what it sees.

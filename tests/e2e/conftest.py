@@ -61,19 +61,12 @@ class SmallModel:
         return [whole(chain.inputs(self.batch_size, "torch.float32", seed=number)) for number in range(count)]
 
     def words(self) -> list[str]:
-        """The model on a command line."""
+        """The model on a command line, and what carries the hosts."""
         arguments = [f"{name}={json.dumps(value)}" for name, value in self.spec.arguments.items()]
-        return ["--model", self.spec.source, "--argument", *arguments]
+        return ["--model", self.spec.source, "--argument", *arguments, "--on", "all=cpu"]
 
 
 @pytest.fixture(scope="session")
 def small() -> SmallModel:
     pytest.importorskip("torch")
     return SmallModel()
-
-
-@pytest.fixture(scope="session")
-def larger() -> SmallModel:
-    """Large enough for a stage to compute some milliseconds."""
-    pytest.importorskip("torch")
-    return SmallModel(width=64, sequence=64, batch_size=8)

@@ -58,6 +58,7 @@ def test_hosts_go_to_their_nodes(cluster: Any, small: Any, tmp_path: Path) -> No
     outcome = run_plan(
         plan,
         small.spec,
+        on={"all": "cpu"},
         microbatches=20,
         engine=engine,
         deliver=deliver,
@@ -87,6 +88,7 @@ def test_killed_actor_loses_nothing(cluster: Any, small: Any, tmp_path: Path) ->
     outcome = run_plan(
         plan,
         small.spec,
+        on={"all": "cpu"},
         microbatches=60,
         engine=engine,
         deliver=deliver,
@@ -109,6 +111,17 @@ def test_unknown_node_is_named(cluster: Any, small: Any) -> None:
 def test_command_on_a_cluster(cluster: Any, small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(msgspec.json.encode(small.plan("a", "b", seconds=0.01)))
-    words = ["pipeline", "run", str(path), *small.words(), "--engine", "ray", "--address", cluster.address]
+    words = [
+        "pipeline",
+        "run",
+        str(path),
+        *small.words(),
+        "--on",
+        "all=cpu",
+        "--engine",
+        "ray",
+        "--address",
+        cluster.address,
+    ]
     assert main([*words, "--microbatches", "5", "--slow-factor", "0", "--format", "json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out)["completed"] == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import Arrived, Complete, Finished, Start
 from dovetail.core.journal import Header, TaskGraphRecord, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.pipeline.check import CODES, check_journal
+from dovetail.pipeline.live.jobs import RunOptions
+from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
 from dovetail.pipeline.simulate import record
 from dovetail.testing.pipeline import random_pipeline
+from dovetail.testing.pipeline_live import PlayedRun, even_plan
 
 
 def simulated(path: Path, seed: int, buffers: int = 1) -> Path | None:
@@ -51,26 +55,27 @@ def chain(path: Path, change: Callable[[Lines], None] = lambda lines: None) -> P
     """A small run by hand, changed before it is written: two stages and the link between them, three microbatches."""
     pool = Pool(tuple(Device(i, kind) for i, kind in enumerate(("s", "link", "s"))), {"s": DeviceType("s")})
     names = ["a", "a to b", "b"]
-    shape = TaskGraph("microbatch", [Task(name, name) for name in names], [("a", "a to b"), ("a to b", "b")])
+    graph = TaskGraph("microbatch", [Task(name, name) for name in names], [("a", "a to b"), ("a to b", "b")])
     header = Header(
         level="pipeline",
         policy="exact",
-        options={"buffers": 1},
+        options={"buffers": 1, "microbatches": 3},
         pool=Pool(pool.devices, {"s": DeviceType("s"), "link": DeviceType("link")}),
-        graphs=(TaskGraphRecord.of(shape),),
+        graphs=(TaskGraphRecord.of(graph),),
         facts={"model": "m", "devices": names, "lanes": {name: [i] for i, name in enumerate(names)}},
     )
     with Writer(path, header) as writer:
         at: dict[float, list[Any]] = {}
         for n in range(3):
-            at.setdefault(0.0, []).append(Arrived(f"microbatch {n + 1}", "microbatch", (1.0, 1.0, 1.0)))
+            facts = {"number": n + 1}
+            at.setdefault(0.0, []).append(Arrived(f"microbatch {n + 1}", "microbatch", (1.0, 1.0, 1.0), facts=facts))
         for n in range(3):
             for i, name in enumerate(names):
-                work, t = f"microbatch {n + 1}", float(n + i)
-                at.setdefault(t + 1, []).insert(0, Finished(work, name))
-                at.setdefault(t, []).append(Start(work, name, name, (i,), t if i else 0.0, 1.0, "fifo"))
+                job, t = f"microbatch {n + 1}", float(n + i)
+                at.setdefault(t + 1, []).insert(0, Finished(job, name))
+                at.setdefault(t, []).append(Start(job, name, name, (i,), t if i else 0.0, 1.0, "fifo"))
                 if i == 2:
-                    at[t + 1].append(Complete(work))
+                    at[t + 1].append(Complete(job))
         for step, t in enumerate(sorted(at), start=1):
             writer.step(step, t, at[t])
         writer.end(len(at) + 1, max(at), {})
@@ -80,11 +85,11 @@ def chain(path: Path, change: Callable[[Lines], None] = lambda lines: None) -> P
     return path
 
 
-def find(lines: Lines, kind: str, number: int, part: str | None = None) -> dict[str, Any]:
+def find(lines: Lines, kind: str, number: int, task: str | None = None) -> dict[str, Any]:
     return next(
         line
         for line in lines
-        if line.get("k") == kind and line["job"] == f"microbatch {number}" and part in (None, line.get("task"))
+        if line.get("k") == kind and line["job"] == f"microbatch {number}" and task in (None, line.get("task"))
     )
 
 
@@ -98,23 +103,19 @@ def overtake(lines: Lines) -> None:
             line["job"] = "microbatch 3"
 
 
-def rename(lines: Lines) -> None:
-    for line in lines:
-        if line.get("job") == "microbatch 3":
-            line["job"] = "batch 3"
-
-
-def double(lines: Lines) -> None:
-    for line in lines:
-        if line.get("job") == "microbatch 3":
-            line["job"] = "microbatch 2 (plan 2)"
+def renumber(lines: Lines, was: int, now: object) -> None:
+    find(lines, "arrived", was)["facts"]["number"] = now
 
 
 def late_out(lines: Lines) -> None:
-    for line in lines:
-        swapped = {"microbatch 2": "microbatch 3", "microbatch 3": "microbatch 2"}
-        if line.get("job") in swapped:
-            line["job"] = swapped[line["job"]]
+    renumber(lines, 2, 0)
+    renumber(lines, 3, 2)
+    renumber(lines, 2, 3)
+
+
+def drop(lines: Lines, number: int = 2) -> None:
+    """A whole microbatch is missing, and the summary is silent about it."""
+    lines[:] = [line for line in lines if line.get("job") != f"microbatch {number}"]
 
 
 def reject(lines: Lines) -> None:
@@ -124,12 +125,17 @@ def reject(lines: Lines) -> None:
 
 FAULTS: dict[str, tuple[str, Callable[[Lines], None]]] = {
     "overtaken": ("fifo", overtake),
-    "no microbatch": ("microbatch", rename),
-    "came out twice": ("delivery", double),
+    "no microbatch": ("microbatch", lambda lines: renumber(lines, 3, "three")),
+    "one too many": ("microbatch", lambda lines: renumber(lines, 3, 4)),
+    "came out twice": ("delivery", lambda lines: renumber(lines, 3, 2)),
     "came out late": ("delivery", late_out),
     "lost": ("lost", reject),
+    "a whole microbatch dropped": ("lost", drop),
+    "the last microbatch dropped": ("lost", lambda lines: drop(lines, 3)),
     "another time": ("seconds", lambda lines: find(lines, "started", 2, "b").update(run_s=2.0)),
     "not its turn": ("turn", lambda lines: lines[0]["facts"]["lanes"].update({"b": [0]})),
+    "on the wrong device": ("turn", lambda lines: find(lines, "started", 2, "b").update(devices=[0])),
+    "two at once": ("overlap", lambda lines: find(lines, "started", 1, "b").update(devices=[0])),
     "wrong duration": ("duration", lambda lines: find(lines, "started", 2, "b").update(run_s=2.0)),
     "better than it claims to be possible": ("bound", lambda lines: lines[0]["facts"].update(bound_makespan_s=5.5)),
     "a stage left out": ("missing", lambda lines: lines.remove(find(lines, "finished", 2, "b"))),
@@ -174,64 +180,140 @@ def test_more_waiting_than_there_are_buffers_is_found(tmp_path: Path) -> None:
     assert found > 5
 
 
-def live(path: Path, again: bool = True, number: int = 2, ended: str = "") -> Path:
-    """A real run whose host b dies while it computes microbatch 2, which is sent again under another plan."""
-    hosts = ["a", "a to b", "b", "c"]
-    pool = Pool(tuple(Device(i, "cpu") for i in range(4)), {"cpu": DeviceType("cpu")})
-    first = TaskGraph("plan 1", [Task(name, name) for name in hosts[:3]], [("a", "a to b"), ("a to b", "b")])
-    second = TaskGraph("plan 2", [Task("c", "c")], [])
-    header = Header(
-        level="pipeline",
-        policy="exact",
-        mode="live",
-        options={"buffers": 1},
-        pool=pool,
-        graphs=(TaskGraphRecord.of(first), TaskGraphRecord.of(second)),
-        facts={"model": "m", "devices": hosts, "ended": ended},
-    )
-    one, two, resent = "microbatch 1", "microbatch 2", f"microbatch {number} (plan 2)"
-    steps: list[tuple[float, list[Any]]] = [
-        (0.0, [Arrived(one, "plan 1", (1.0, 0.5, 1.0)), Start(one, "a", "a", (0,), 0.0, 1.0, "")]),
-        (1.1, [Finished(one, "a"), Start(one, "a to b", "a to b", (1,), 1.1, 0.5, "")]),
-        (1.2, [Arrived(two, "plan 1", (1.0, 0.5, 1.0)), Start(two, "a", "a", (0,), 1.2, 1.0, "")]),
-        (1.8, [Finished(one, "a to b"), Start(one, "b", "b", (2,), 1.8, 1.0, "")]),
-        (2.5, [Finished(two, "a"), Start(two, "a to b", "a to b", (1,), 2.5, 0.5, "")]),
-        (2.9, [Finished(one, "b"), Complete(one)]),
-        (3.0, [Finished(two, "a to b"), Start(two, "b", "b", (2,), 3.0, 1.0, "")]),
-        (3.5, [Failed(two, "b", "b died"), Reject(two, "b died")]),
-    ]
-    if again:
-        steps += [
-            (4.0, [Arrived(resent, "plan 2", (3.0,)), Start(resent, "c", "c", (3,), 4.0, 3.0, "")]),
-            (6.5, [Finished(resent, "c"), Complete(resent)]),
-        ]
-    with Writer(path, header) as writer:
-        for n, (t, events) in enumerate(steps, start=1):
-            writer.step(n, t, events)
-        writer.end(len(steps) + 1, steps[-1][0], {})
+PATIENT = RunOptions(patience=Patience(heartbeat_limit_s=1000.0))
+
+
+def played(path: Path, change: Callable[[Lines], None] = lambda lines: None) -> Path:
+    """A live run of six microbatches whose second host dies on the way, changed afterwards."""
+    PlayedRun(path, even_plan(3), 6, deaths={3: "h1"}, options=PATIENT)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
-def test_a_real_run_may_send_again_what_was_lost(tmp_path: Path) -> None:
-    report = check_journal(live(tmp_path / "run.jsonl"))
-    assert report.faults == []
-    assert report.notes == ["times were measured: they were not compared with the plan"]
-    assert check_journal(live(tmp_path / "run.jsonl", again=False)).faults_by_code == {"lost": 1}
-    assert check_journal(live(tmp_path / "run.jsonl", number=1)).faults_by_code == {"delivery": 1, "lost": 1}
+def resent(lines: Lines, kind: str, number: int, task: str | None = None) -> dict[str, Any]:
+    """A line about a microbatch that came again under the second plan."""
+    job = f"microbatch {number} (plan 2)"
+    return next(e for e in lines if e.get("k") == kind and e["job"] == job and task in (None, e.get("task")))
 
 
-def test_what_a_real_run_gave_up_when_it_ended_early_is_a_note(tmp_path: Path) -> None:
-    ended = "interrupted: 1 of 9 microbatches came out"
-    report = check_journal(live(tmp_path / "run.jsonl", again=False, ended=ended))
+def overlap(lines: Lines) -> None:
+    second = find(lines, "started", 2, "h0")
+    second["t"] = find(lines, "started", 1, "h0")["t"] + 0.1
+
+
+def backwards(lines: Lines) -> None:
+    """Stage h2 begins before h1 has ended."""
+    find(lines, "started", 1, "h2")["t"] = find(lines, "started", 1, "h1")["t"] + 0.1
+
+
+def vanish(lines: Lines) -> None:
+    """Microbatch 5 is in no record, under no plan, and the summary says nothing of it."""
+    lines[:] = [line for line in lines if not str(line.get("job", "")).startswith("microbatch 5")]
+    lines[-1]["summary"] = {}
+
+
+LIVE_FAULTS: dict[str, tuple[str, Callable[[Lines], None]]] = {
+    "two at once on a stage": ("overlap", overlap),
+    "order of stages": ("order", backwards),
+    "dropped": ("lost", vanish),
+    "came out twice": ("delivery", lambda lines: resent(lines, "arrived", 6)["facts"].update(number=5)),
+    "on another host": ("turn", lambda lines: find(lines, "started", 2, "h0").update(devices=[5])),
+    "on another host after the change of plan": (
+        "turn",
+        lambda lines: resent(lines, "started", 5, "h2").update(devices=[1]),
+    ),
+    "hardware that the header does not name": (
+        "hardware",
+        lambda lines: next(e for e in lines if e.get("what") == "device")["facts"].update(device="a GPU"),
+    ),
+    "called by the planned type": ("hardware", lambda lines: lines[0]["pool"]["devices"][1].update(type="link")),
+}
+
+
+def test_a_live_run_is_sound(tmp_path: Path) -> None:
+    report = check_journal(played(tmp_path / "run.jsonl"))
     assert report.faults == []
-    assert report.notes[1:] == [f"the run ended early: {ended}"]
-    # What was sent again and is still on its way was not given up.
-    journal = live(tmp_path / "run.jsonl", ended=ended)
-    lines = journal.read_text().splitlines()
-    kept = [line for line in lines if '"t":6.5' not in line or '"k":"ended"' in line]
-    assert len(kept) < len(lines)
-    journal.write_text("\n".join(kept) + "\n")
-    assert "lost" in check_journal(journal).faults_by_code
+    assert report.notes == [
+        "times were measured: they were not compared with the plan",
+        *(f"h{i} ran on cpu a processor, planned as t" for i in range(3)),
+    ]
+
+
+@pytest.mark.parametrize("name", LIVE_FAULTS)
+def test_a_fault_planted_in_a_live_run_is_found(tmp_path: Path, name: str) -> None:
+    code, plant = LIVE_FAULTS[name]
+    report = check_journal(played(tmp_path / "run.jsonl", plant))
+    assert code in report.faults_by_code, report.faults
+    assert set(report.faults_by_code) <= set(CODES)
+
+
+def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    PlayedRun(path, even_plan(2), 9, deaths={2: "h0", 4: "h1"}, options=PATIENT)
+    report = check_journal(path)
+    assert report.faults == []
+    why = "h1: its process was ended by SIGKILL; no plan is left: all hosts are dead"
+    assert report.notes[-1] == f"the run ended early: {why}"
+
+
+def test_an_interrupted_run_is_one_finding(tmp_path: Path) -> None:
+    path = played(tmp_path / "run.jsonl", lambda lines: lines.__delitem__(slice(len(lines) // 2, None)))
+    report = check_journal(path)
+    assert report.faults_by_code == {"end": 1}
+    assert report.faults[0].message.startswith("did not end: ")
+
+
+@pytest.mark.parametrize("make", [chain, played])
+def test_a_damaged_journal_is_a_finding_or_a_located_error(
+    tmp_path: Path, make: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is changed, the commands end with 0, 1 or 2, and never with an internal error."""
+    whole = make(tmp_path / "run.jsonl").read_text().splitlines()
+    seen: set[int] = set()
+    for seed in range(150):
+        rng = random.Random(seed)
+        lines = [json.loads(line) for line in whole]
+        for _ in range(rng.randint(1, 3)):
+            mutate(rng, lines)
+        path = tmp_path / "damaged.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        code = main(["check", str(path)])
+        err = capsys.readouterr().err
+        assert "internal error" not in err, (seed, err)
+        assert code in (0, 1, 2), seed
+        seen.add(code)
+    assert seen >= {1, 2}
+
+
+def mutate(rng: random.Random, lines: Lines) -> None:
+    """Change one value somewhere, or drop, double or swap a line."""
+    kind = rng.choice(["value", "value", "value", "header", "drop", "double", "swap"])
+    i, j = rng.randrange(1, len(lines)), rng.randrange(1, len(lines))
+    if kind == "drop":
+        del lines[i]
+    elif kind == "double":
+        lines.insert(j, json.loads(json.dumps(lines[i])))
+    elif kind == "swap":
+        lines[i], lines[j] = lines[j], lines[i]
+    else:
+        scramble(rng, lines[0] if kind == "header" else lines[i])
+
+
+def scramble(rng: random.Random, node: Any) -> None:
+    """Put nonsense in one place of a tree."""
+    while True:
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        if not keys:
+            return
+        key = rng.choice(keys)
+        if isinstance(node[key], dict | list) and node[key] and rng.random() < 0.8:
+            node = node[key]
+            continue
+        strange: list[Any] = [None, -1, 0, 7, 1e30, "x", [], {}, [1, 2], {"a": 1}, True, -0.5, ["x"]]
+        node[key] = rng.choice(strange)
+        return
 
 
 def test_the_command_knows_the_level(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,9 +21,9 @@ from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline  # noqa: E402
 from dovetail.pipeline.live.arrays import read_inputs, write_outputs  # noqa: E402
 from dovetail.pipeline.live.hosts import HostSettings, read_hosts  # noqa: E402
 from dovetail.pipeline.live.jobs import link_speed  # noqa: E402
-from dovetail.pipeline.live.recorder import DATA_HOST  # noqa: E402
 from dovetail.pipeline.plan import Constraints, Plan  # noqa: E402
 from dovetail.pipeline.planner import plan  # noqa: E402
+from dovetail.pipeline.route import DATA_HOST  # noqa: E402
 
 
 def _read(tmp_path: Path, text: str, local: bool = True) -> dict[str, HostSettings]:

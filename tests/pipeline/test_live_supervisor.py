@@ -30,7 +30,6 @@ from dovetail.pipeline.live.supervisor import (
     Patience,
     Prepared,
     Supervisor,
-    hosts_of,
 )
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
@@ -62,7 +61,7 @@ class Table:
         self.supervisor = Supervisor(made, total, replanner(made), patience)
         self.now = 0.0
         self.actions: list[Action] = []
-        self._do(self.supervisor.start(self.now))
+        self._do(self.supervisor.handle([], self.now))
 
     def tell(self, *events: Event, now: float | None = None) -> list[Action]:
         self.now = self.now if now is None else now
@@ -76,7 +75,7 @@ class Table:
             if isinstance(action, LaunchHosts):
                 self._do(self.supervisor.handle([Joined(host) for host in action.hosts], self.now))
             elif isinstance(action, Assign):
-                ready = [Prepared(host, action.generation) for host in hosts_of(action.plan)]
+                ready = [Prepared(host, action.generation) for host in action.plan.hosts]
                 self._do(self.supervisor.handle(ready, self.now))
 
     def beat(self, **seconds: float) -> list[Action]:
@@ -84,8 +83,7 @@ class Table:
         self.now += 1.0
         generation = self.supervisor.generation
         beats = [
-            Lived(host, generation, (seconds[host],) if host in seconds else ())
-            for host in hosts_of(self.supervisor.plan)
+            Lived(host, generation, (seconds[host],) if host in seconds else ()) for host in self.supervisor.plan.hosts
         ]
         return self.tell(*beats)
 
@@ -93,7 +91,7 @@ class Table:
 def test_a_run_from_start_to_end() -> None:
     made = _plan()
     supervisor = Supervisor(made, 2, replanner(made), PATIENCE)
-    assert supervisor.start(0.0) == [LaunchHosts(("a", "b", "c"))]
+    assert supervisor.handle([], 0.0) == [LaunchHosts(("a", "b", "c"))]
     assert supervisor.handle([Joined("b"), Joined("a")], 1.0) == []
     assert supervisor.handle([Joined("c")], 2.0) == [Assign(1, made)]
     assert supervisor.handle([Prepared("c", 1), Prepared("a", 1)], 3.0) == []
@@ -106,11 +104,11 @@ def test_a_run_from_start_to_end() -> None:
 def test_a_dead_host_is_planned_around() -> None:
     table = Table(_plan())
     kill, halt, assign, feed = table.tell(Lost("b", "killed"))
-    assert kill == Kill("b")
+    assert kill == Kill("b", "killed")
     assert halt == Halt("b: killed")
     assert isinstance(assign, Assign)
     assert assign.generation == 2
-    assert hosts_of(assign.plan) == ["a", "c"]
+    assert assign.plan.hosts == ["a", "c"]
     assert feed == Feed(2)
     assert table.tell(Lost("b", "again")) == []  # news of the dead change nothing
 
@@ -129,24 +127,27 @@ def test_silence_is_death_but_not_while_loading() -> None:
     table = Table(_plan())
     assert table.tell(Lived("a", 1), Lived("c", 1), now=4.9) == []
     actions = table.tell(now=5.1)
-    assert actions[:2] == [Kill("b"), Halt("b: no heartbeat for 5 s")]
+    assert actions[:2] == [Kill("b", "no heartbeat for 5 s"), Halt("b: no heartbeat for 5 s")]
     made = _plan()
     loading = Supervisor(made, 5, replanner(made), PATIENCE)
-    loading.start(0.0)
+    loading.handle([], 0.0)
     loading.handle([Joined(host) for host in HOSTS], 0.0)
     assert loading.handle([], 20.0) == []
-    assert Kill("a") in loading.handle([], 31.0)
+    assert Kill("a", "no heartbeat for 30 s") in loading.handle([], 31.0)
 
 
 def test_a_process_that_never_joins_is_dead() -> None:
     made = _plan()
     supervisor = Supervisor(made, 5, replanner(made), PATIENCE)
-    supervisor.start(0.0)
+    supervisor.handle([], 0.0)
     supervisor.handle([Joined("a"), Joined("b")], 1.0)
     beats = [Lived("a"), Lived("b")]
     for now in range(2, 100):
         assert supervisor.handle(beats, now) == []
-    assert supervisor.handle(beats, 101.0)[:2] == [Kill("c"), Halt("c: was not ready after 100 s")]
+    assert supervisor.handle(beats, 101.0)[:2] == [
+        Kill("c", "was not ready after 100 s"),
+        Halt("c: was not ready after 100 s"),
+    ]
 
 
 def test_a_spare_host_is_launched_when_it_is_needed() -> None:
@@ -159,7 +160,7 @@ def test_a_spare_host_is_launched_when_it_is_needed() -> None:
 
 def test_a_pin_to_a_dead_host_is_dropped() -> None:
     table = Table(_plan(constraints=Constraints(first="b")))
-    assert hosts_of(table.supervisor.plan)[0] == "b"
+    assert table.supervisor.plan.hosts[0] == "b"
     assert table.tell(Lost("b", "killed"))[-1] == Feed(2)
 
 
@@ -168,7 +169,7 @@ def test_no_plan_left() -> None:
     table.tell(Lost("a", "killed"))
     table.tell(Lost("b", "killed"))
     (kill, finish) = table.tell(Lost("c", "killed"))
-    assert kill == Kill("c")
+    assert kill == Kill("c", "killed")
     assert finish == FinishRun("c: killed; no plan is left: all hosts are dead")
 
 
@@ -274,6 +275,6 @@ def test_whatever_happens_it_ends_or_feeds_a_plan_of_living_hosts(data: st.DataO
             return
         assert isinstance(last, Feed)
         assert last.generation == table.supervisor.generation
-        assert not dead & set(hosts_of(table.supervisor.plan))
+        assert not dead & set(table.supervisor.plan.hosts)
     generations = [action.generation for action in table.actions if isinstance(action, Feed)]
     assert generations == list(range(1, len(generations) + 1))

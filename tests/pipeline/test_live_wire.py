@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
 from dovetail.pipeline.live.quantise import TensorHead
-from dovetail.pipeline.live.wire import Connection, Greeting, Hop, Items, Leave, Listener
+from dovetail.pipeline.live.wire import Connection, Greeting, Hop, Items, Leave, Listener, Visit
 
 Pair = tuple[Connection, Connection]
 
@@ -166,11 +166,14 @@ def test_what_is_out_of_turn_is_refused(pair: Pair, generation: int, number: int
 
 def test_a_shaped_link_takes_its_time(pair: Pair) -> None:
     outlet, inlet = Outlet(pair[0], Hop(("", 0), 1e6, 0.01), 2, 32), Inlet(pair[1])
-    taken = threading.Thread(target=lambda: inlet.take(1, 0), daemon=True)
-    taken.start()
-    start_s, end_s = outlet.send(_items(0), [memoryview(bytes(50_000))])
-    taken.join()
-    assert end_s - start_s >= 0.06  # never faster than the link that it stands for
+    visits: Queue[Visit] = Queue()
+    threading.Thread(target=lambda: visits.put(inlet.visit(*inlet.take(1, 0))), daemon=True).start()
+    start_s = time.monotonic()
+    outlet.send(_items(0), [memoryview(bytes(50_000))])
+    visit = visits.get()
+    assert visit.size == 50_000
+    assert start_s <= visit.start_s
+    assert visit.end_s - start_s >= 0.06  # never faster than the link that it stands for
     while not (speed := outlet.measured()).busy_s:
         time.sleep(0.001)
     assert speed.bytes_per_s <= 50_000 / 0.06

@@ -20,7 +20,8 @@ from dovetail.core.journal import Reader
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.plan import Constraints, Plan, read_plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.simulate import Route, record, run
+from dovetail.pipeline.route import Route
+from dovetail.pipeline.simulate import record, run
 from dovetail.testing.pipeline import random_pipeline
 
 
@@ -110,7 +111,7 @@ def test_another_simulator_gives_the_same(seed: int, microbatches: int, buffers:
 
 def test_replicas_take_turns_and_order_is_kept(tmp_path: Path) -> None:
     one = max(plans(100), key=lambda p: (max(len(stage.replicas) for stage in p.stages), len(p.stages)))
-    route = Route.of(one)
+    route = Route.planned(one)
     journal = tmp_path / "run.jsonl"
     record(one, 9, 1, journal)
     starts: dict[str, list[tuple[str, int]]] = {}
@@ -122,7 +123,7 @@ def test_replicas_take_turns_and_order_is_kept(tmp_path: Path) -> None:
             finished.append(event.job)
     expected = [f"microbatch {n}" for n in range(1, 10)]
     assert finished == expected
-    assert list(starts) == [place.name for place in route.places]
+    assert list(starts) == [station.name for station in route.stations]
     for lanes, seen in zip(route.lanes, starts.values(), strict=True):
         assert seen == [(work, lanes[n % len(lanes)]) for n, work in enumerate(expected)]
     assert max(map(len, route.lanes)) > 1

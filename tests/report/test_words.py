@@ -11,7 +11,8 @@ from dovetail import cli
 from dovetail.core.journal import Reader
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.simulate import Route, record
+from dovetail.pipeline.route import Route
+from dovetail.pipeline.simulate import record
 from dovetail.report import perfetto
 from dovetail.report.collect import collect
 from dovetail.report.html import page
@@ -37,7 +38,7 @@ def test_stages_links_and_microbatches(tmp_path: Path, made: Plan, capsys: pytes
     assert " passes run, " in capsys.readouterr().out
     story = collect(journal)
     html = page([story])
-    for device in Route.of(made).devices:
+    for device in Route.planned(made).devices:
         assert f'<td class="whole">{device}</td>' in html
     for expected in (
         "Microbatches completed",
@@ -51,8 +52,8 @@ def test_stages_links_and_microbatches(tmp_path: Path, made: Plan, capsys: pytes
     both = page([story, story])
     assert "set-up" not in shown(both)
     text = "\n".join(ElementTree.fromstring(draw([story], "svg")).itertext())
-    assert Route.of(made).devices[0] in text
+    assert next(iter(Route.planned(made).devices)) in text
     trace = tmp_path / "trace.json"
     with trace.open("wb") as file:
         perfetto.write(Reader(journal), file)
-    assert f'"{Route.of(made).devices[0]} (' in trace.read_text()
+    assert f'"{next(iter(Route.planned(made).devices))} (' in trace.read_text()

@@ -1,13 +1,12 @@
-"""The level's own rules over a run: order, buffers, turns of replicas, and every microbatch delivered once.
+"""The level's own rules over a run: order, turns of devices, buffers, the hardware, and every microbatch once.
 
-They hold for simulations and for real runs. In a real run times are measured, and a microbatch that a broken layout
-lost is sent again as another work: its number counts, not its name.
+They hold for simulations and for real runs. In a real run times are measured, and a microbatch that a change of plan
+interrupted is sent again as another job: its number counts, not its name.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -17,39 +16,52 @@ from msgspec import Struct
 
 from dovetail.core import check as core
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
+from dovetail.core.events import Added, Arrived, Complete, Decided, Finished, Observed, Start
 from dovetail.core.files import explain
 from dovetail.core.findings import Findings, Report, check_bounds, close
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount
+from dovetail.pipeline.hardware import Carrier
+from dovetail.pipeline.route import LINK
 
 CODES = core.CODES | {
-    "microbatch": "a work that is not called `microbatch` and a number",
+    "microbatch": "a job without the number of a microbatch that was to be fed",
     "fifo": "a microbatch that overtook another",
     "turn": "a microbatch on a device whose turn it was not",
     "buffer": "more microbatches waiting than there are buffers",
     "seconds": "a stage or link that was to take another time than the plan says",
     "delivery": "a microbatch that came out twice, or before an earlier one",
-    "lost": "a microbatch that never came out",
-    "bound": "a makespan below what is possible, or below what the run claims to be",
+    "lost": "a microbatch that was to be fed and never came out",
+    "hardware": "a host that ran on something else than the header says",
 }
 LIVE = "live"
-_NAME = re.compile(r"microbatch (\d+)(?: \(.*\))?")
 
 
 class PipelineFacts(Struct):
-    """What the level adds to a header: the names of devices, and those that take turns at each stage and link."""
+    """What the level adds to a header: the names of devices, those that take turns at each stage and link, and in a
+    real run what carries each host."""
 
-    model: str = ""
     devices: list[str] = []
-    ended: str = ""  # why a real run ended early
     lanes: dict[str, list[int]] = {}
+    hosts: dict[str, Carrier] = {}
     bound_makespan_s: float | None = None
 
 
-class _Microbatch(Struct):
-    """A microbatch on its way."""
+class _Joined(Struct):
+    """What an observation of the kind `device` says."""
 
+    host: str
+    device: str
+
+
+class _Devices(Struct):
+    """What an observation of the kind `devices` says: who takes turns in another plan's graph."""
+
+    graph: str
+    lanes: dict[str, list[int]]
+
+
+class _Microbatch(Struct):
     number: int
     of: str
     sizes: tuple[float, ...]
@@ -59,55 +71,56 @@ class PipelineRules:
     """Follows a run that the core's checker finds possible."""
 
     def __init__(self, header: Header, facts: PipelineFacts, faults: Findings) -> None:
-        self._faults = faults
+        self._faults, self._facts = faults, facts
         self._live = header.mode == LIVE
-        self._lanes = {} if self._live else facts.lanes
-        self._shapes = header.build_graphs()
+        self._graphs = header.build_graphs()
+        self._lanes = dict.fromkeys(self._graphs, facts.lanes)
         self._types = [device.type for device in header.pool.devices]
-        buffers = header.options.get("buffers")
-        self._buffers = buffers if isinstance(buffers, int) and not self._live else None
+        self._total = _count(header, "microbatches")
+        self._buffers = None if self._live else _count(header, "buffers")
         self._open: dict[str, _Microbatch] = {}
         self._sizes: tuple[float, ...] = ()
-        self._last: dict[tuple[str, str, int], int] = {}  # number that started last, by type, part and device
-        self._waiting: dict[tuple[str, int], int] = {}  # how many wait, by type and part
-        self._sent: set[int] = set()
+        self._last: dict[tuple[str, str, int], int] = {}  # number that started last, by graph, task and device
+        self._waiting: dict[tuple[str, int], int] = {}  # how many wait, by graph and task
+        self._fed: set[int] = set()
         self._delivered: set[int] = set()
         self._latest = 0
-        self._ended_early = self._live and bool(facts.ended)
-        self._rejected: set[int] = set()  # numbers that were given up last
+        self.ended_early = ""
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Arrived: self._arrived,
+            Start: self._started,
+            Finished: self._finished,
+            Complete: self._completed,
+            Observed: self._observed,
+            Decided: self._decided,
+        }
+        self._check_hardware()
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
-            kind = type(event)
-            if kind is Arrived:
-                self._arrived(event)
-            elif kind is Start:
-                self._started(event)
-            elif kind is Finished:
-                self._finished(event)
-            elif kind is Complete:
-                self._completed(event)
-            elif kind is Reject:
-                sent = self._open.pop(event.job, None)
-                if sent is not None:
-                    self._rejected.add(sent.number)
+            if (handle := self._handlers.get(type(event))) is not None:
+                handle(event)
+            elif isinstance(event, Added):
+                self._graphs |= {record.name: record.build() for record in event.graphs}
         if self._buffers is not None:
             self._check_buffers(self._buffers)
 
+    # --- microbatches -----------------------------------------------------------------------------
+
     def _arrived(self, event: Arrived) -> None:
-        found = _NAME.fullmatch(event.job)
-        if found is None:
-            self._faults.add("microbatch", event.job, "expected `microbatch` and a number")
-        elif event.of in self._shapes:
-            number = int(found.group(1))
-            self._sent.add(number)
-            self._rejected.discard(number)
+        number = event.facts.get("number")
+        most = self._total or number
+        if type(number) is not int or not 1 <= number <= (most or 0):
+            expected = f"a number from 1 to {self._total}" if self._total else "a number from 1 on"
+            self._faults.add("microbatch", event.job, f"found {number!r}, expected {expected}")
+        elif event.of in self._graphs:
+            self._fed.add(number)
             self._sizes = event.sizes
             self._open[event.job] = _Microbatch(number, event.of, event.sizes)
 
     def _started(self, start: Start) -> None:
         sent = self._open.get(start.job)
-        i = None if sent is None else self._shapes[sent.of].index.get(start.task)
+        i = None if sent is None else self._graphs[sent.of].index.get(start.task)
         if sent is None or i is None:
             return  # the core has said so
         who = f"{start.job}/{start.task}"
@@ -119,32 +132,31 @@ class PipelineRules:
         self._last[key] = max(sent.number, before)
         if i:
             self._waiting[sent.of, i] = self._waiting.get((sent.of, i), 0) - 1
-        lanes = self._lanes.get(start.task)
-        if lanes and start.devices != (lanes[(sent.number - 1) % len(lanes)],):
+        if lanes := self._lanes.get(sent.of, {}).get(start.task):
             expected = lanes[(sent.number - 1) % len(lanes)]
-            self._faults.add("turn", who, f"found device {list(start.devices)}, expected {expected}")
+            if start.devices != (expected,):
+                self._faults.add("turn", who, f"found device {list(start.devices)}, expected {expected}")
         if not self._live and i < len(sent.sizes) and not close(start.run_s, sent.sizes[i]):
             self._faults.add("seconds", who, f"found {start.run_s} s, expected {sent.sizes[i]} s")
 
     def _finished(self, event: Finished) -> None:
         sent = self._open.get(event.job)
-        i = None if sent is None else self._shapes[sent.of].index.get(event.task)
+        i = None if sent is None else self._graphs[sent.of].index.get(event.task)
         if sent is not None and i is not None:
             self._waiting[sent.of, i + 1] = self._waiting.get((sent.of, i + 1), 0) + 1
 
     def _check_buffers(self, buffers: int) -> None:
         for (of, i), waiting in self._waiting.items():
-            parts = self._shapes[of].tasks
-            if i >= len(parts) or waiting <= buffers:
+            tasks, lanes = self._graphs[of].tasks, self._lanes.get(of, {})
+            if i >= len(tasks) or waiting <= buffers:
                 continue
-            owner = parts[i] if self._is_stage(parts[i].name) else parts[i - 1]  # buffers belong to stages
-            limit = buffers * max(len(self._lanes.get(owner.name, ())), 1)
+            owner = tasks[i] if self._is_stage(lanes.get(tasks[i].name, ())) else tasks[i - 1]
+            limit = buffers * max(len(lanes.get(owner.name, ())), 1)  # buffers belong to stages
             if waiting > limit:
-                self._faults.add("buffer", parts[i].name, f"{waiting} microbatches wait, expected at most {limit}")
+                self._faults.add("buffer", tasks[i].name, f"{waiting} microbatches wait, expected at most {limit}")
 
-    def _is_stage(self, part: str) -> bool:
-        lanes = self._lanes.get(part, ())
-        return any(0 <= device < len(self._types) and self._types[device] != "link" for device in lanes)
+    def _is_stage(self, lanes: Sequence[int]) -> bool:
+        return any(0 <= device < len(self._types) and self._types[device] != LINK for device in lanes)
 
     def _completed(self, event: Complete) -> None:
         sent = self._open.pop(event.job, None)
@@ -157,26 +169,68 @@ class PipelineRules:
         self._delivered.add(sent.number)
         self._latest = max(self._latest, sent.number)
 
+    # --- a real run -------------------------------------------------------------------------------
+
+    def _check_hardware(self) -> None:
+        for device, kind in zip(self._facts.devices, self._types, strict=False):
+            carrier = self._facts.hosts.get(device)
+            if carrier is not None and kind != carrier.type:
+                self._faults.add("hardware", device, f"is called {kind!r}, expected {carrier.type!r}")
+
+    def _observed(self, event: Observed) -> None:
+        try:
+            if event.what == "device":
+                self._joined(msgspec.convert(event.facts, _Joined))
+            elif event.what == "devices":
+                added = msgspec.convert(event.facts, _Devices)
+                self._lanes[added.graph] = added.lanes
+        except msgspec.ValidationError as error:
+            self._faults.add("hardware", event.what, f"cannot be read: {error}")
+
+    def _joined(self, joined: _Joined) -> None:
+        carrier = self._facts.hosts.get(joined.host)
+        if carrier is None:
+            self._faults.add("hardware", joined.host, f"ran on {joined.device}; the header does not name it")
+        elif carrier.name != joined.device:
+            self._faults.add("hardware", joined.host, f"ran on {joined.device!r}, expected {carrier.name!r}")
+
+    def _decided(self, event: Decided) -> None:
+        if event.what == "finish" and event.facts.get("complete") is False:
+            self.ended_early = event.why
+
+    # --- the end ----------------------------------------------------------------------------------
+
     def least_s(self) -> float | None:
         """No makespan of a simulation is below this.
 
         All pass the busiest stage or link one by one; the first one comes through all places before it, and the last
         one goes through all behind it.
         """
-        if self._live or not self._sizes or len(self._shapes) != 1:
+        if self._live or not self._sizes or len(self._graphs) != 1:
             return None
-        (shape,) = self._shapes.values()
-        rounds = [ceil(len(self._sent) / max(1, len(self._lanes.get(part.name, ())))) for part in shape.tasks]
-        latency_s = sum(self._sizes)
-        return max(latency_s + (n - 1) * size for n, size in zip(rounds, self._sizes, strict=False))
+        ((name, graph),) = self._graphs.items()
+        lanes = self._lanes[name]
+        rounds = [ceil(len(self._fed) / max(1, len(lanes.get(task.name, ())))) for task in graph.tasks]
+        return max(sum(self._sizes) + (n - 1) * size for n, size in zip(rounds, self._sizes, strict=False))
 
     def finish(self, makespan_s: float) -> None:
         """What only the end can tell."""
         self._faults.nowhere()
-        check_bounds({"bound_makespan_s": self.least_s()}, {"makespan_s": makespan_s}, self._faults)
-        given_up = self._rejected if self._ended_early else set()
-        for number in sorted(self._sent - self._delivered - given_up):
-            self._faults.add("lost", f"microbatch {number}", "was sent, but never came out")
+        if (least_s := self.least_s()) is not None:
+            check_bounds({"bound_makespan_s": least_s}, {"makespan_s": makespan_s}, self._faults)
+        wanted = set(range(1, self._total + 1)) if self._total else self._fed
+        if not self.ended_early:
+            for number in sorted(wanted - self._delivered):
+                what = "was fed" if number in self._fed else "was to be fed"
+                self._faults.add("lost", f"microbatch {number}", f"{what}, but never came out")
+
+
+_MOST = 10**8  # a count beyond it is no count of microbatches
+
+
+def _count(header: Header, option: str) -> int | None:
+    value = header.options.get(option)
+    return value if type(value) is int and 1 <= value <= _MOST else None
 
 
 def check_journal(path: Path) -> Report:
@@ -195,7 +249,13 @@ def check_journal(path: Path) -> Report:
     counted = recount(figures)
     if (least_s := facts.bound_makespan_s or rules.least_s()) is not None:
         counted["bound_makespan_s"] = least_s
-    notes = ["times were measured: they were not compared with the plan"] if live else []
-    if live and facts.ended:
-        notes.append(f"the run ended early: {facts.ended}")
+    notes = ["times were measured: they were not compared with the plan", *_carried(facts)] if live else []
+    if rules.ended_early:
+        notes.append(f"the run ended early: {rules.ended_early}")
     return Report.of(str(path), "journal", faults, notes, counted)
+
+
+def _carried(facts: PipelineFacts) -> list[str]:
+    """Which hosts ran on other hardware than the plan was made for."""
+    others = {host: c for host, c in facts.hosts.items() if host in facts.devices and c.how != "matched"}
+    return [f"{host} ran on {carrier.hardware}, planned as {carrier.planned}" for host, carrier in others.items()]

@@ -1,12 +1,14 @@
-"""The level's results: the schedule as a YAML list, and a plan as rows for people."""
+"""The level's results: the schedule as a YAML list, a plan as rows for people, and its rate for other levels."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dovetail.pipeline.plan import Plan, devices_of
+from dovetail.core.rates import Rate, RateTable
+from dovetail.pipeline.plan import Plan
 
 if TYPE_CHECKING:  # not at run time: `sched-pipeline` imports little
     from dovetail.pipeline.pareto import Front
@@ -23,11 +25,21 @@ def schedule_yaml(plan: Plan | None) -> str:
 COLUMNS = ("host", "type", "layers", "compute s", "send s", "slack s", "memory MiB", "left MiB", "use %")
 
 
+def add_rates(path: Path, found: RateTable) -> None:
+    """Write what was found into a table of rates; what else that holds is kept."""
+    (RateTable.read(path) | found if path.exists() else found).write(path)
+
+
+def plan_rates(plan: Plan) -> RateTable:
+    """How fast the plan runs its model, as another level reads it: the chain of stages is one device."""
+    return RateTable([Rate(plan.model, plan.chain, plan.throughput_items_s, source="estimated", unit="items/s")])
+
+
 def stage_rows(plan: Plan) -> list[list[Any]]:
     """One row per stage under `COLUMNS`."""
     return [
         [
-            " + ".join([stage.host, *stage.replicas]),
+            " + ".join(stage.hosts),
             stage.type,
             f"{stage.layers[0]} to {stage.layers[1]}",
             round(stage.compute_s, 6),
@@ -51,7 +63,7 @@ def front_rows(front: Front) -> tuple[list[str], list[list[Any]]]:
             round(p.bottleneck_s, 6),
             round(p.throughput_items_s, 3),
             round(p.latency_s, 6),
-            devices_of(p),
+            len(p.hosts),
             *(getattr(p, key) for key in known),
             ", ".join(f"{stage.host} {stage.layers[0]}-{stage.layers[1]}" for stage in p.stages),
         ]

@@ -1,4 +1,4 @@
-"""The devices of this machine: which there are, what they are called, and running on some of its cores."""
+"""Devices: those of this machine, what they are called, running on some cores, and which one carries a host."""
 
 from __future__ import annotations
 
@@ -6,12 +6,41 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+
+class Carrier(Struct, frozen=True):
+    """The device of a host, what that is called, and how it came to carry a host of this planned type."""
+
+    planned: str
+    device: str
+    name: str
+    how: Literal["matched", "mapped", "emulated"]
+
+    @property
+    def type(self) -> str:
+        """What a journal calls the type of the device: the planned one only if it is one."""
+        if self.how == "matched":
+            return self.planned
+        if self.how == "emulated":
+            return f"{self.planned}, emulated on {self.device}"
+        return f"{self.device}, planned as {self.planned}"
+
+    @property
+    def hardware(self) -> str:
+        """In words.
+
+        >>> Carrier("t4", "cpu", "AMD EPYC", "emulated").hardware
+        'emulated on cpu AMD EPYC'
+        """
+        return ("emulated on " if self.how == "emulated" else "") + f"{self.device} {self.name}".strip()
 
 
 def check_device(device: str) -> torch.device:
@@ -29,11 +58,19 @@ def check_device(device: str) -> torch.device:
     return found
 
 
-def device_name(device: str) -> str:
-    """What the device is called."""
+def own_devices() -> dict[str, str]:
+    """The devices of this machine that torch can use, and what they are called."""
     import torch
 
-    if torch.device(device).type == "cuda":
+    names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    return {device: device_name(device) for device in names}
+
+
+def device_name(device: str) -> str:
+    """What the device is called."""
+    if device != "cpu":
+        import torch
+
         return str(torch.cuda.get_device_name(device))
     try:
         with open("/proc/cpuinfo") as file:

@@ -17,7 +17,7 @@ from dovetail.pipeline.optimise.finish import finish
 from dovetail.pipeline.optimise.labels import CheapestChain, cheapest_by_devices
 from dovetail.pipeline.optimise.search import LABEL_WORK, Search
 from dovetail.pipeline.optimise.tables import Tables
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan, devices_of
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan
 from dovetail.pipeline.planner import plan
 
 _EFFORT = 2e9  # additions after which the front found so far must do
@@ -123,8 +123,8 @@ def _undominated(plans: list[Plan], latency_cap_s: float | None) -> list[Plan]:
     """Those that no other beats, one of each, ordered by bottleneck, then latency."""
     cap_s = latency_cap_s if latency_cap_s is not None else float("inf")
     kept: list[tuple[int, Plan]] = []
-    for one in sorted(plans, key=lambda p: (p.bottleneck_s, p.latency_s, devices_of(p))):
-        devices = devices_of(one)
+    for one in sorted(plans, key=lambda p: (p.bottleneck_s, p.latency_s, len(p.hosts))):
+        devices = len(one.hosts)
         beaten = any(d <= devices and other.latency_s <= one.latency_s * (1 + _ROUNDING) for d, other in kept)
         if not beaten and one.latency_s <= cap_s * (1 + 1e-12):
             kept.append((devices, one))

@@ -63,6 +63,11 @@ class Stage(Struct, kw_only=True, forbid_unknown_fields=True):
     send_slack_s: float = 0.0  # how far sending does
     mem_slack_mib: float = 0.0
 
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts that take turns at the stage."""
+        return [self.host, *self.replicas]
+
 
 class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
     """A plan and what it gives. `bound_s` is proven: no plan has a smaller value of the objective."""
@@ -89,17 +94,22 @@ class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
     microbatches: int = 8
     slack: float = 0.0
 
+    @property
+    def chain(self) -> str:
+        """The types of its stages in a row: what the plan is called as a device of another level."""
+        return " + ".join(f"{len(s.hosts)} {s.type}" if s.replicas else s.type for s in self.stages)
+
+    @property
+    def hosts(self) -> list[str]:
+        """All hosts that the plan uses."""
+        return [host for stage in self.stages for host in stage.hosts]
+
 
 class Infeasible(Struct, kw_only=True):
     """There is no plan, and why."""
 
     model: str
     reasons: list[str]
-
-
-def devices_of(made: Plan) -> int:
-    """How many devices a plan uses."""
-    return sum(1 + len(stage.replicas) for stage in made.stages)
 
 
 def dead_link(made: Plan) -> Infeasible:
@@ -138,7 +148,7 @@ def _check_stages(doc: Document, plan: Plan) -> None:
         if first != before + 1 or last < first:
             raise doc.error(("stages", i, "layers"), f"expected layers from {before + 1} on, found {first} to {last}")
         before = last
-        for host in (stage.host, *stage.replicas):
+        for host in stage.hosts:
             if not host or host in used:
                 raise doc.error(("stages", i), f"expected hosts that no other stage has, found {host!r}")
             used.add(host)

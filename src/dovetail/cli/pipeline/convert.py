@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
-from msgspec import Struct
 
 from dovetail.cli.common import Force, print_table
 from dovetail.core.errors import InputError
-
-if TYPE_CHECKING:
-    from dovetail.pipeline.profile.files import ModelProfile
 
 MemoryMB = Annotated[float | None, Parameter(name=["--memory-mb", "-dtm"])]
 BandwidthMbps = Annotated[float | None, Parameter(name=["--bandwidth-mbps", "-dtb"])]
@@ -58,6 +53,7 @@ def convert(
         Replace what is there already.
     """
     from dovetail.core.output import refuse_overwrite
+    from dovetail.pipeline.profile.convert import PlannerFile, check_reference, to_rates
     from dovetail.pipeline.profile.files import read_profiles
 
     path = output or Path("models.yml" if device_type is None else "device_types.yml")
@@ -67,46 +63,13 @@ def convert(
     if (rates is None) != (reference is None):
         raise InputError("--rates and --reference belong together")
     profiles = read_profiles(input)
-    target = Target(path, device_type, memory_mb, bandwidth_mbps, force)
     if rates is not None and reference is not None and reference != device_type:
-        from dovetail.pipeline.profile.convert import check_reference
-
         check_reference(path, profiles[0].model_name, reference)
-    target.extend(profiles)
+    for warning in PlannerFile(path, device_type, memory_mb, bandwidth_mbps, force).extend(profiles):
+        print(f"warning: {warning}", file=sys.stderr)
     print(f"Written: {path}")
     if rates is not None and reference is not None:
-        from dovetail.pipeline.profile.convert import to_rates
-
         made = to_rates(path, profiles[0].model_name, reference, rates)
         print_table(["model", "device type", "rate"], [[rate.kind, rate.device, rate.rate] for rate in made])
         print(f"Written: {rates}")
     return 0
-
-
-class Target(Struct, frozen=True):
-    """A file of the planner to extend: device_types.yml if there is a device type, else models.yml."""
-
-    path: Path
-    device_type: str | None
-    memory_mb: float | None
-    bandwidth_mbps: float | None
-    force: bool
-
-    def extend(self, profiles: Sequence[ModelProfile], write: bool = True) -> None:
-        """Write, or only find out whether that can be done."""
-        from dovetail.pipeline.profile.convert import to_device_types, to_models
-
-        if self.device_type is None:
-            warnings = to_models(profiles, self.path, force=self.force, write=write)
-        else:
-            warnings = to_device_types(
-                profiles,
-                self.path,
-                self.device_type,
-                mem_mb=self.memory_mb,
-                bw_mbps=self.bandwidth_mbps,
-                force=self.force,
-                write=write,
-            )
-        for warning in warnings if write else []:
-            print(f"warning: {warning}", file=sys.stderr)

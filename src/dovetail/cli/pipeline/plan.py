@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Numbers, Pairs, pairs, print_json, print_table, progress
-from dovetail.core.charts import Chart
 from dovetail.core.errors import InputError
-from dovetail.pipeline.explain import WhatIf, what_if
-from dovetail.pipeline.explain import curves as make_curves
-from dovetail.pipeline.export import COLUMNS, front_rows, schedule_yaml, stage_rows
-from dovetail.pipeline.inputs.files import read_pipeline
-from dovetail.pipeline.inputs.problem import Pipeline
-from dovetail.pipeline.pareto import front
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan
-from dovetail.pipeline.planner import plan as make_plan
-from dovetail.pipeline.policies.base import check_method, plan_by
+
+if TYPE_CHECKING:
+    from dovetail.core.charts import Chart
+    from dovetail.pipeline.explain import WhatIf
+    from dovetail.pipeline.inputs.problem import Pipeline
+    from dovetail.pipeline.plan import Constraints, Infeasible, Plan
 
 _Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money", "pareto"]
 
@@ -51,6 +47,7 @@ def plan(
     points: int = 20,
     what_ifs: Annotated[bool, Parameter(name="--what-if", negative=())] = False,
     curves: Flag = False,
+    rates_out: Path | None = None,
     format: Literal["table", "json", "yaml"] = "table",
 ) -> int:
     """Plan where to cut a model and which device gets which layers.
@@ -113,9 +110,18 @@ def plan(
         Also what one device more or fewer of each type would change.
     curves
         Also the throughput of the best plan by number of devices, and by speed of the links.
+    rates_out
+        Add the plan's rate to this table of rates, where other levels read it.
     format
         table, json, or yaml: the schedule that a pipeline runtime reads.
     """
+    from dovetail.pipeline.explain import curves as make_curves
+    from dovetail.pipeline.explain import what_if
+    from dovetail.pipeline.export import add_rates, plan_rates
+    from dovetail.pipeline.inputs.files import read_pipeline
+    from dovetail.pipeline.plan import Constraints, Infeasible
+    from dovetail.pipeline.policies.base import best_plan, check_method
+
     if not batch_size:
         raise InputError("--batch-size: expected at least one value")
     options = pairs("--option", option)
@@ -158,17 +164,21 @@ def plan(
         if len(problems) > 1:
             raise InputError("--objective pareto: expected one batch size")
         return _pareto(problems[0], constraints, points, format)
-    tried = [
-        make_plan(pipeline, objective, constraints, microbatches=microbatches, slack=slack)
-        if method == "exact"
-        else plan_by(method, pipeline, options)
-        for pipeline in problems
-    ]
-    made = [(p, found) for p, found in zip(problems, tried, strict=True) if isinstance(found, Plan)]
-    if not made:
-        return _infeasible([found for found in tried if isinstance(found, Infeasible)], format)
-    pipeline, best = max(made, key=lambda pair: pair[1].throughput_items_s)
+    found = best_plan(
+        problems,
+        method,
+        options,
+        objective=objective,
+        constraints=constraints,
+        microbatches=microbatches,
+        slack=slack,
+    )
+    if isinstance(found, Infeasible):
+        return _infeasible(found, format)
+    pipeline, best = found
     changes = what_if(pipeline, best, constraints) if what_ifs else []
+    if rates_out is not None and best.stages:
+        add_rates(rates_out, plan_rates(best))
     _show(best, changes, make_curves(pipeline, constraints) if curves else [], format)
     return 0
 
@@ -181,6 +191,8 @@ def _check_cuts(pipeline: Pipeline, cuts: tuple[int, ...]) -> None:
 
 def _check_unconstrained(method: str, objective: str, constraints: Constraints) -> None:
     """Methods for comparison know neither objectives nor constraints: to ask them for some is an error."""
+    from dovetail.pipeline.plan import Constraints
+
     if objective != "throughput":
         raise InputError(f"--objective {objective}: expected method exact, found {method}")
     free = Constraints()
@@ -191,12 +203,16 @@ def _check_unconstrained(method: str, objective: str, constraints: Constraints) 
 
 
 def _pareto(pipeline: Pipeline, constraints: Constraints, points: int, format: str) -> int:
+    from dovetail.pipeline.export import front_rows
+    from dovetail.pipeline.pareto import front
+    from dovetail.pipeline.plan import Infeasible
+
     if format == "yaml":
         raise InputError("--format yaml is for one plan; expected table or json")
     with progress("sweeping caps on the bottleneck", total=1.0) as done:
         found = front(pipeline, constraints, points, done)
     if isinstance(found, Infeasible):
-        return _infeasible([found], format)
+        return _infeasible(found, format)
     if format == "json":
         print_json(found)
         return 0
@@ -209,18 +225,21 @@ def _pareto(pipeline: Pipeline, constraints: Constraints, points: int, format: s
     return 0
 
 
-def _infeasible(tried: list[Infeasible], format: str) -> int:
-    reasons = list(dict.fromkeys(reason for found in tried for reason in found.reasons))
+def _infeasible(found: Infeasible, format: str) -> int:
+    from dovetail.pipeline.export import schedule_yaml
+
     if format == "json":
-        print_json({"feasible": False, "reasons": reasons})
+        print_json({"feasible": False, "reasons": found.reasons})
     elif format == "yaml":
         print(schedule_yaml(None), end="")
-    for reason in reasons:
+    for reason in found.reasons:
         print(f"no plan: {reason}", file=sys.stderr)
     return 3
 
 
 def _show(best: Plan, changes: list[WhatIf], charts: list[Chart], format: str) -> None:
+    from dovetail.pipeline.export import COLUMNS, schedule_yaml, stage_rows
+
     if format == "yaml":
         print(schedule_yaml(best), end="")
         return

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from msgspec.structs import replace
 
 from dovetail.cli.common import (
     Flag,
@@ -25,17 +24,14 @@ from dovetail.cli.common import (
     value,
     whole_numbers,
 )
-from dovetail.cli.pipeline.convert import BandwidthMbps, MemoryMB, Target
+from dovetail.cli.pipeline.convert import BandwidthMbps, MemoryMB
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.pipeline.inputs.problem import LARGEST
 from dovetail.pipeline.models.spec import FLOAT_DTYPES
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Chain
-    from dovetail.pipeline.profile.files import ModelProfile
     from dovetail.pipeline.profile.measure import ProfileResult
 
-T = TypeVar("T")
 Many = Parameter(consume_multiple=True, negative=())
 
 
@@ -148,13 +144,14 @@ def profile(
     from dovetail.core.output import refuse_overwrite
     from dovetail.pipeline.models.load import load
     from dovetail.pipeline.models.spec import ModelSpec
-    from dovetail.pipeline.profile.files import profile_of, write_profiles
+    from dovetail.pipeline.profile.convert import PlannerFile
+    from dovetail.pipeline.profile.files import expected_in, merge_into, profile_of, write_profiles
 
     files = to or []
     source = Path(model.rpartition(":")[0] or model)
     refuse_overwrite([out, *files], [source if source.is_file() else None, weights])
     check_writable(out, *files)
-    targets = [Target(path, _device_type(path, device_type), memory_mb, bandwidth_mbps, force) for path in files]
+    targets = [PlannerFile(path, _device_type(path, device_type), memory_mb, bandwidth_mbps, force) for path in files]
     spec = ModelSpec(
         source=model,
         arguments={key: value(text) for key, text in pairs("--argument", argument).items()},
@@ -169,12 +166,18 @@ def profile(
     chain = load(spec)
     chain.name = model_name or chain.name
     part = layers or (1, len(chain.layers))
-    _check_room(out, chain, runs, part, force, targets)
+    if not 1 <= part[0] <= part[1] <= len(chain.layers):
+        raise InputError(f"--layers {part[0]} {part[1]}: {chain.name} has layers 1 to {len(chain.layers)}")
+    expected = expected_in(out, chain.name, len(chain.layers), part, runs, force=force)
+    for target in targets:  # an error now, not after the measurement
+        target.extend(expected, write=False)
     if estimate_for is not None:
         if layers is not None or share is not None or scale_to_whole:
             raise InputError("--layers, --share and --scale-to-whole: an estimate is of all layers on a whole device")
-        peak = _peak(estimate_for, [kind for _, kind in runs], peak_tflops, memory_gbps)
-        results = _estimated(chain, runs, peak, efficiency)
+        from dovetail.pipeline.profile.roofline import estimate_chain, given_peak
+
+        peak = given_peak(estimate_for, [kind for _, kind in runs], peak_tflops, memory_gbps)
+        results = [estimate_chain(chain, peak, size, dtype, efficiency=efficiency) for size, dtype in runs]
     elif peak_tflops is not None or memory_gbps is not None:
         raise InputError("--peak-tflops and --memory-gbps: name the device with --estimate-for")
     else:
@@ -190,11 +193,11 @@ def profile(
             "scale_to_whole": scale_to_whole,
         }
         results = _measured(chain, runs, part, placed, how)
-    together = _merged(out, [profile_of(result) for result in results], force)
+    together = merge_into(out, [profile_of(result) for result in results], force=force)
     write_profiles(out, together)
     fresh = [each for each in together if (each.batch_size, each.dtype) in runs]
-    for target in targets:
-        target.extend(fresh)
+    for warning in [warning for target in targets for warning in target.extend(fresh)]:
+        print(f"warning: {warning}", file=sys.stderr)
     _show(results, format)
     print(f"Written: {', '.join(map(str, [out, *files]))}", file=sys.stderr)
     return 0
@@ -223,22 +226,6 @@ def _dtype(name: str, known: Sequence[str] = (*FLOAT_DTYPES, "torch.int64", "tor
     return full
 
 
-def _peak(name: str, dtypes: Sequence[str], tflops: float | None, gbps: float | None) -> Any:
-    from dovetail.pipeline.profile.roofline import Peak, peak
-
-    if tflops is None and gbps is None:
-        return peak(name)
-    if tflops is None or gbps is None or not (0 < tflops <= LARGEST and 0 < gbps <= LARGEST):
-        raise InputError("--peak-tflops and --memory-gbps belong together, both more than 0")
-    return Peak(name=name, tflops=dict.fromkeys(dtypes, tflops), memory_gbps=gbps)
-
-
-def _estimated(chain: Chain, runs: Sequence[tuple[int, str]], peak: Any, efficiency: float) -> list[ProfileResult]:
-    from dovetail.pipeline.profile.roofline import estimate_chain
-
-    return [estimate_chain(chain, peak, size, dtype, efficiency=efficiency) for size, dtype in runs]
-
-
 def _measured(
     chain: Chain,
     runs: Sequence[tuple[int, str]],
@@ -260,49 +247,6 @@ def _measured(
             first, last = part
             results.append(profile_chain(chain, size, dtype, first=first, last=last, done=tell, **how))
     return results
-
-
-def _check_room(
-    out: Path,
-    chain: Chain,
-    runs: Sequence[tuple[int, str]],
-    part: tuple[int, int],
-    force: bool,
-    targets: Sequence[Target],
-) -> None:
-    """Find out before anything is measured whether the files can take the results."""
-    from dovetail.pipeline.profile.files import LayerRow, ModelProfile, check_room, read_profiles
-
-    first, last = part
-    if not 1 <= first <= last <= len(chain.layers):
-        raise InputError(f"--layers {first} {last}: {chain.name} has layers 1 to {len(chain.layers)}")
-    old = read_profiles(out) if out.exists() else []
-    expected = []
-    for size, dtype in runs:
-        rows = [LayerRow(layer=layer, memory=0, shape_in=[], shape_out=[], time=0) for layer in range(first, last + 1)]
-        new = ModelProfile(
-            batch_size=size, dtype=dtype, layers=len(chain.layers), model_name=chain.name, profile_data=rows
-        )
-        there = [row for each in old if (each.batch_size, each.dtype) == (size, dtype) for row in each.profile_data]
-        expected.append(replace(new, profile_data=[*rows, *(row for row in there if not first <= row.layer <= last)]))
-        _about(out, lambda new=new: check_room(old, new, force=force))  # type: ignore[misc]
-    for target in targets:
-        target.extend(expected, write=False)
-
-
-def _merged(out: Path, new: list[ModelProfile], force: bool) -> list[ModelProfile]:
-    from dovetail.pipeline.profile.files import merged, read_profiles
-
-    old = read_profiles(out) if out.exists() else []
-    return _about(out, lambda: merged(old, new, force=force))
-
-
-def _about(out: Path, do: Callable[[], T]) -> T:
-    """Do something; an error also says which file it is about."""
-    try:
-        return do()
-    except InputError as error:
-        raise InputError(f"{out}: {error}") from None
 
 
 def _show(results: Sequence[ProfileResult], format: str) -> None:

@@ -27,7 +27,7 @@ from dovetail.cli.common import (
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.live import RunResult
+    from dovetail.pipeline.live import LiveResult
 
 _Texts = Annotated[tuple[str, ...], Parameter(negative=())]
 
@@ -44,6 +44,8 @@ def run(
     seed: int = 0,
     cut: Literal["auto", "sequential", "graph"] = "auto",
     hosts: Path | None = None,
+    on: Pairs | None = None,
+    emulate: Flag = False,
     microbatches: int | None = None,
     input: Path | None = None,
     output: Path | None = None,
@@ -58,6 +60,7 @@ def run(
     heartbeat_s: float = 0.25,
     heartbeat_limit_s: float = 5.0,
     journal: Path | None = None,
+    rates_out: Path | None = None,
     format: Format = "table",
 ) -> int:
     """Run a plan: one process per stage, on this machine or over a Ray cluster.
@@ -65,7 +68,10 @@ def run(
     Stages receive, compute and send side by side. When one dies, or slows down, the rest gets a new plan and goes on
     from the last microbatch that came out. Exit code 1 if no plan is left; what came out until then is kept.
 
-    Example: dovetail pipeline run plan.json --model examples/pipeline/transformer.py:encoder --journal run.jsonl
+    Every host of the plan is matched to a device that this machine has; for others say --on or --emulate.
+
+    Example: dovetail pipeline run plan.json --model examples/pipeline/transformer.py:encoder --on all=cpu
+    --journal run.jsonl
 
     Parameters
     ----------
@@ -87,6 +93,10 @@ def run(
         How the model is cut into layers; as it was when it was profiled.
     hosts
         What each host of the plan is: cores, threads, share, device, node.
+    on
+        What carries hosts of the plan that this machine does not have, by host, by type or for all: --on gpu-0=cpu.
+    emulate
+        Carry what this machine does not have with its processor, and call it an emulation everywhere.
     microbatches
         How many; 64 random ones, or those of the input file.
     input
@@ -114,7 +124,9 @@ def run(
     heartbeat_limit_s
         Silence after which a stage is taken to be dead.
     journal
-        Write the journal here; `dovetail check` and `dovetail report` read it.
+        Write the journal here, while the run goes on; `dovetail check` and `dovetail report` read it.
+    rates_out
+        Add the measured rate, links and start-up time to this table of rates.
     format
         table or json.
     """
@@ -125,8 +137,8 @@ def run(
 
     given = read_plan(plan)
     need_torch("running a pipeline")
-    refuse_overwrite([path for path in (journal, output) if path], [plan, hosts, input, weights])
-    check_writable(journal, output)
+    refuse_overwrite([path for path in (journal, output, rates_out) if path], [plan, hosts, input, weights])
+    check_writable(journal, output, rates_out)
     _positive("--heartbeat-s", heartbeat_s)
     _positive("--heartbeat-limit-s", heartbeat_limit_s)
     if slow_factor and not slow_factor > 1:
@@ -169,6 +181,8 @@ def run(
                 microbatches=microbatches,
                 inputs=inputs,
                 hosts=settings,
+                on=pairs("--on", on),
+                emulate=emulate,
                 engine=engine,
                 address=address,
                 options=options,
@@ -183,6 +197,10 @@ def run(
 
             write_outputs(output, outputs)
             print(f"{len(outputs)} microbatches written to {output}", file=sys.stderr)
+    if rates_out is not None:
+        from dovetail.pipeline.export import add_rates
+
+        add_rates(rates_out, outcome.rates)
     _show(outcome, journal, format)
     return 0
 
@@ -209,9 +227,11 @@ def _positive(flag: str, value: float) -> None:
         raise InputError(f"{flag} {value:g}: expected a positive number")
 
 
-def _show(outcome: RunResult, journal: Path | None, format: str) -> None:
+def _show(outcome: LiveResult, journal: Path | None, format: str) -> None:
     if format == "json":
-        print_json({name: getattr(outcome, name) for name in outcome.__struct_fields__ if name != "outputs"})
+        print_json(
+            {name: getattr(outcome, name) for name in outcome.__struct_fields__ if name not in ("outputs", "rates")}
+        )
         return
     columns = ["host", "layers", "predicted compute s", "compute s", "predicted send s", "send s", "bits", "use %"]
     rows = [
@@ -230,12 +250,26 @@ def _show(outcome: RunResult, journal: Path | None, format: str) -> None:
     print_table(columns, rows)
     print(f"\n{outcome.completed} microbatches ({outcome.items} items) in {outcome.elapsed_s:.3f} s")
     print(f"throughput {outcome.throughput_items_s:.3f} items/s overall", end="")
-    if outcome.steady_items_s is not None and outcome.difference_percent is not None:
+    if outcome.steady_items_s is not None:
         print(f", {outcome.steady_items_s:.3f} when filled", end="")
-        print(f"; predicted {outcome.predicted_items_s:.3f} ({outcome.difference_percent:+.1f} %)")
-    else:
-        print(f"; predicted {outcome.predicted_items_s:.3f}")
+    if outcome.difference_percent is not None:
+        print(f"; predicted {outcome.predicted_items_s:.3f} ({outcome.difference_percent:+.1f} %)", end="")
+    elif outcome.as_planned:
+        print(f"; predicted {outcome.predicted_items_s:.3f}", end="")
+    print()
     for change in outcome.changes:
         print(f"new plan after {change.at_s:.3f} s: {change.why}")
     if journal is not None:
         print(f"Journal written to {journal}")
+    print(f"Ran on {_hardware(outcome)}")
+
+
+def _hardware(outcome: LiveResult) -> str:
+    """Who carried which hosts, and whether that is what the plan was made for."""
+    carried: dict[str, list[str]] = {}
+    for host, hardware in outcome.hardware.items():
+        carried.setdefault(hardware, []).append(host)
+    told = "; ".join(f"{hardware} ({', '.join(hosts)})" for hardware, hosts in carried.items())
+    if outcome.as_planned:
+        return told
+    return f"{told}, not on what the plan was made for: it predicts {outcome.predicted_items_s:.3f} items/s there"

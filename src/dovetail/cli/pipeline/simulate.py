@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.cli.common import Format, print_json, print_table
-from dovetail.core.output import refuse_overwrite
-from dovetail.pipeline.plan import read_plan
-from dovetail.pipeline.simulate import Route, record
 
 
 def simulate(
@@ -38,23 +35,25 @@ def simulate(
     format
         table or json.
     """
+    from dovetail.core.output import refuse_overwrite
+    from dovetail.pipeline.plan import read_plan
+    from dovetail.pipeline.simulate import record
+
     given = read_plan(plan)
     if journal is not None:
         refuse_overwrite([journal], [plan])
     outcome = record(given, microbatches, buffers, journal)
-    route = Route.of(given)
-    uses = dict(zip(route.devices, [device.utilisation for device in outcome.figures.devices], strict=True))
     figures = {
         "microbatches": outcome.microbatches,
         "makespan_s": outcome.makespan_s,
         "predicted_s": outcome.predicted_s,
         "throughput_items_s": outcome.throughput_items_s,
-        "utilisation": uses,
+        "utilisation": outcome.uses,
     }
     if format == "json":
         print_json(figures)
         return 0
-    print_table(["device or link", "use %"], [[name, round(100 * use, 1)] for name, use in uses.items()])
+    print_table(["device or link", "use %"], [[name, round(100 * use, 1)] for name, use in outcome.uses.items()])
     off = round(100 * (outcome.makespan_s / outcome.predicted_s - 1), 6) if outcome.predicted_s else 0.0
     print(f"\n{microbatches} microbatches in {outcome.makespan_s:.6f} s, {outcome.throughput_items_s:.3f} items/s")
     print(f"the formula predicts {outcome.predicted_s:.6f} s ({off + 0.0:+.6f} %)")

@@ -27,6 +27,7 @@ class ProfileEntry(Struct, forbid_unknown_fields=True):
     dtype: str
     time_s: list[float]
     source: Literal["measured", "estimated"] = "measured"
+    device: str = ""  # what was measured, as it calls itself
 
 
 class DeviceTypeEntry(Struct, forbid_unknown_fields=True):
@@ -164,6 +165,7 @@ def _read_classes(
                     given.watts_busy,
                     given.watts_idle,
                     given.price_per_hour,
+                    profile.device,
                 )
             )
     if not any(hosts.values()):

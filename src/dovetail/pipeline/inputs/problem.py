@@ -27,6 +27,7 @@ class DeviceClass(Struct):
     watts_busy: float = 0.0
     watts_idle: float = 0.0
     price_per_hour: float = 0.0
+    measured_on: str = ""  # the device whose times these are
 
 
 class Pipeline(Struct, kw_only=True):

@@ -2,7 +2,8 @@
 
 from dovetail.pipeline.live.hosts import HostSettings, read_hosts
 from dovetail.pipeline.live.jobs import RunOptions
-from dovetail.pipeline.live.run import RunResult, run_plan
+from dovetail.pipeline.live.results import LiveResult
+from dovetail.pipeline.live.run import run_plan
 from dovetail.pipeline.live.supervisor import Patience
 
-__all__ = ["HostSettings", "Patience", "RunOptions", "RunResult", "read_hosts", "run_plan"]
+__all__ = ["HostSettings", "LiveResult", "Patience", "RunOptions", "read_hosts", "run_plan"]

@@ -13,19 +13,21 @@ from queue import Empty, SimpleQueue
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError
+from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.live.flow import Flow
 from dovetail.pipeline.live.hosts import HostSettings
 from dovetail.pipeline.live.jobs import RunOptions, Workload, first_hops, make_jobs
+from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.local import StageEngine, default_threads
 from dovetail.pipeline.live.quantise import RAW
-from dovetail.pipeline.live.recorder import DATA_HOST, Recorder
 from dovetail.pipeline.live.replan import replanner
 from dovetail.pipeline.live.stage import StageSettings
 from dovetail.pipeline.live.supervisor import (
     Action,
     Assign,
     Broke,
+    Delivered,
     Erred,
     Event,
     Feed,
@@ -38,7 +40,6 @@ from dovetail.pipeline.live.supervisor import (
     Lost,
     Prepared,
     Supervisor,
-    hosts_of,
 )
 from dovetail.pipeline.live.wire import (
     Address,
@@ -49,9 +50,10 @@ from dovetail.pipeline.live.wire import (
     Listener,
     Ready,
     Trouble,
-    clock_offset_s,
+    measure_offset,
 )
 from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.route import DATA_HOST
 
 _CONNECT_S = 10.0
 _LAST_WORDS_S = 2.0
@@ -71,10 +73,18 @@ class _StageProcess(Struct):
 
 class Coordinator:
     def __init__(
-        self, plan: Plan, work: Workload, engine: StageEngine, hosts: Mapping[str, HostSettings], options: RunOptions
+        self,
+        plan: Plan,
+        work: Workload,
+        engine: StageEngine,
+        hosts: Mapping[str, HostSettings],
+        carried: Mapping[str, Carrier],
+        options: RunOptions,
+        journal: RunJournal,
     ) -> None:
-        self.recorder = Recorder()
+        self.plans: dict[int, Plan] = {1: plan}
         self.delivered = 0
+        self._journal, self._carriers = journal, carried
         self._work, self._engine, self._hosts, self._options = work, engine, hosts, options
         self._token = secrets.token_hex(16)
         self._events: SimpleQueue[Event] = SimpleQueue()
@@ -84,30 +94,39 @@ class Coordinator:
         self._outlets: list[Outlet] = []
         self._flow: Flow | None = None
         self._plan = plan
-        self._supervisor = Supervisor(plan, work.total, replanner(plan), options.patience)
+        self._why = ""  # the last layout was halted
+        self._generation = 0  # of the layout that is or was fed last
+        self._lost: list[str] = []  # hosts that took their last notes with them
+        absent = {host for c in plan.problem.classes for host in c.hosts} - carried.keys() if plan.problem else set()
+        self._supervisor = Supervisor(plan, work.total, replanner(plan, frozenset(absent)), options.patience)
 
     def run(self, watch: Callable[[int], None], notice: Callable[[str], None]) -> None:
         """Run to the end; an error if it cannot be reached. What came out until then has been delivered."""
-        why = "interrupted"
         self._notice = notice
         self._listener = Listener(self._engine.bind, self._token, self._take)
         try:
             why = self._loop(watch)
-        finally:
-            self._shut_down(why)
+        except BaseException:
+            self._shut_down()
+            raise
+        self._shut_down()
+        self._journal.over(self._generation, why, self._lost)
+        self._journal.end()
         if why:
             raise PipelineStoppedError(f"{why}; {self.delivered} of {self._work.total} microbatches were completed")
 
     def _loop(self, watch: Callable[[int], None]) -> str:
-        actions = self._supervisor.start(time.monotonic())
+        events: list[Event] = []
         while True:
+            now = time.monotonic()
+            actions = self._supervisor.handle(events, now)
+            self._journal.turn(now, events, actions)
             for action in actions:
                 if isinstance(action, FinishRun):
                     return action.why
                 self._do(action)
             events = self._gather()
             watch(self._flow.delivered if self._flow else self.delivered)
-            actions = self._supervisor.handle(events, time.monotonic())
 
     def _gather(self) -> list[Event]:
         events: list[Event] = []
@@ -117,7 +136,8 @@ class Coordinator:
                 events.append(self._events.get_nowait())
         ended = self._engine.ended()
         events += [Lost(host, why) for host, why in ended.items() if host not in self._processes]
-        return events
+        last = max((i for i, event in enumerate(events) if isinstance(event, Delivered)), default=None)
+        return [event for i, event in enumerate(events) if i == last or not isinstance(event, Delivered)]
 
     def _do(self, action: Action) -> None:
         if isinstance(action, LaunchHosts):
@@ -127,12 +147,14 @@ class Coordinator:
                 self._launch(host, settings)
         elif isinstance(action, Halt):
             self._notice(action.why)
-            self._halt(action.why)
+            self._why = action.why
+            self._halt()
         elif isinstance(action, Assign):
             self._assign(action)
         elif isinstance(action, Feed):
             self._feed(action.generation)
         elif isinstance(action, Kill):
+            self._lost.append(action.host)
             self._engine.kill(action.host)
             if process := self._processes.get(action.host):
                 process.control.close()
@@ -145,9 +167,9 @@ class Coordinator:
             token=self._token,
             control=self._listener.address,
             bind=self._engine.bind,
-            device=given.device,
+            device=self._carriers[host].device,
             cores=given.cores,
-            threads=given.threads or default_threads(given.cores, len(hosts_of(self._plan))),
+            threads=given.threads or default_threads(given.cores, len(self._plan.hosts)),
             heartbeat_s=self._options.heartbeat_s,
             path=tuple(entry or "." for entry in sys.path),
         )
@@ -165,16 +187,16 @@ class Coordinator:
     def _listen(self, connection: Connection, hello: Greeting) -> None:
         host, post = hello.who, self._events.put
         try:
-            offset_s = clock_offset_s(connection)
+            self._journal.joined(host, measure_offset(connection, hello.clock), hello.device)
             self._processes[host] = _StageProcess(connection, hello.data, threading.current_thread())
             post(Joined(host))
             while True:
                 message, _ = connection.receive()
                 if isinstance(message, Beat):
-                    self.recorder.note(host, message.spans, offset_s)
-                    computed = [span for span in message.spans if span.what == "c"]
-                    now = tuple(s.end_s - s.start_s for s in computed if s.generation == message.generation)
-                    post(Lived(host, message.generation, now))
+                    for trace in message.traces:
+                        self._journal.passed(trace.generation, trace.number, trace.visits)
+                    now = [t.visits[-1] for t in message.traces if t.generation == message.generation]
+                    post(Lived(host, message.generation, tuple(visit.end_s - visit.start_s for visit in now)))
                 elif isinstance(message, Ready):
                     post(Prepared(host, message.generation))
                 elif isinstance(message, Trouble):
@@ -186,8 +208,7 @@ class Coordinator:
     # --- layouts ----------------------------------------------------------------------------------
 
     def _assign(self, action: Assign) -> None:
-        self._plan = action.plan
-        self.recorder.begin(action.generation, action.plan)
+        self._plan = self.plans[action.generation] = action.plan
         addresses = {host: process.data for host, process in self._processes.items()}
         addresses[DATA_HOST] = self._listener.address
         jobs = make_jobs(action.plan, action.generation, self.delivered, self._work, addresses, self._options)
@@ -210,15 +231,18 @@ class Coordinator:
                 self._events.put(Broke(DATA_HOST, generation, "the last stage did not connect"))
                 return
             inlets = [Inlet(self._incoming.pop(key)) for key in wanted]
-        self._notice(f"plan {generation} runs on {', '.join(hosts_of(self._plan))}")
-        self.recorder.start(time.monotonic())
+        self._journal.open()
+        self._notice(f"plan {generation} runs on {', '.join(self._plan.hosts)}")
+        if self._generation:  # all hosts of this plan have left the last one, so nothing more comes of it
+            self._journal.over(self._generation, self._why, self._lost)
+        self._generation, self._lost = generation, []
         work = self._work
         numbers = range(self.delivered, work.total)
         self._flow = Flow(
-            generation, numbers, work.inputs, work.deliver, self._outlets, inlets, self.recorder, self._events.put
+            generation, numbers, work.inputs, work.deliver, self._outlets, inlets, self._journal, self._events.put
         )
 
-    def _halt(self, why: str) -> None:
+    def _halt(self) -> None:
         for outlet in self._outlets:
             outlet.close()
         self._outlets = []
@@ -229,10 +253,9 @@ class Coordinator:
         with self._changed:
             while self._incoming:
                 self._incoming.popitem()[1].close()
-        self.recorder.end(time.monotonic(), why)
 
-    def _shut_down(self, why: str) -> None:
-        self._halt(why)
+    def _shut_down(self) -> None:
+        self._halt()
         for process in self._processes.values():
             with suppress(OSError):
                 process.control.send(Leave())

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.quantise import decode, encode
-from dovetail.pipeline.live.recorder import DATA_HOST, Recorder
 from dovetail.pipeline.live.supervisor import Broke, Delivered, Erred, Event
-from dovetail.pipeline.live.wire import Items, StageSpan
+from dovetail.pipeline.live.wire import Items
+from dovetail.pipeline.route import DATA_HOST
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
@@ -28,14 +29,14 @@ class Flow:
         deliver: Callable[[int, Value], None],
         outlets: Sequence[Outlet],
         inlets: Sequence[Inlet],
-        recorder: Recorder,
+        journal: RunJournal,
         post: Callable[[Event], None],
     ) -> None:
         self.delivered = numbers.start
         self._generation, self._numbers = generation, numbers
         self._inputs, self._deliver = inputs, deliver
         self._outlets, self._inlets = outlets, inlets
-        self._recorder, self._post = recorder, post
+        self._journal, self._post = journal, post
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in (self._feed, self._collect)
@@ -64,18 +65,18 @@ class Flow:
     def _feed(self) -> None:
         for number in self._numbers:
             value = self._inputs(number)
+            self._journal.fed(self._generation, number, time.monotonic())
             heads, buffers = encode(value)
             items = Items(self._generation, number, not isinstance(value, tuple), heads)
-            span = self._outlets[number % len(self._outlets)].send(items, buffers)
-            self._recorder.note(DATA_HOST, [StageSpan(self._generation, number, "s", *span)])
+            self._outlets[number % len(self._outlets)].send(items, buffers)
 
     def _collect(self) -> None:
         for number in self._numbers:
             inlet = self._inlets[number % len(self._inlets)]
             items, buffers = inlet.take(self._generation, number)
-            now_s = time.monotonic()
+            visits = [*items.visits, inlet.visit(items, buffers)]
             inlet.free()
             self._deliver(number, decode(items.heads, buffers, items.single))
-            self._recorder.note(DATA_HOST, [StageSpan(self._generation, number, "r", now_s, now_s)])
+            self._journal.delivered(self._generation, number, visits)
             self.delivered = number + 1
             self._post(Delivered(number + 1))

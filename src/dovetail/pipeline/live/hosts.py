@@ -13,16 +13,17 @@ from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
 from dovetail.pipeline.hardware import check_device
 
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class HostSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`share` is in cores: 0.5 is half of one. `node` is a Ray node's address, name or id, or a resource it has."""
+    """`share` is in cores: 0.5 is half of one. `node` is a Ray node's address, name or id, or a resource it has. A host
+    without a `device` is matched to one that this machine has."""
 
     cores: tuple[int, ...] = ()
     threads: int | None = None
     share: float | None = None
-    device: str = "cpu"
+    device: str | None = None
     node: str | None = None
 
 
@@ -34,13 +35,13 @@ def read_hosts(path: Path, known: Collection[str], local: bool = True) -> dict[s
     for host, settings in found.items():
         if host not in known:
             raise doc.error((host,), f"is not a host of the plan{did_you_mean(host, known)}")
-        if not _DEVICE.fullmatch(settings.device):
+        if settings.device is not None and not DEVICE.fullmatch(settings.device):
             raise doc.error((host, "device"), f"expected cpu, cuda or cuda:N, found {settings.device!r}")
         if settings.threads is not None and settings.threads < 1:
             raise doc.error((host, "threads"), f"expected at least 1, found {settings.threads}")
         if settings.share is not None and not 0.05 <= settings.share <= 4096:
             raise doc.error((host, "share"), f"expected cores from 0.05, found {settings.share:g}")
-        if local and settings.device != "cpu":
+        if local and settings.device is not None:
             try:
                 check_device(settings.device)
             except InputError as error:

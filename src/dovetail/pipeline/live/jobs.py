@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from dovetail.pipeline.inputs.problem import BYTES_PER_S
 from dovetail.pipeline.live.quantise import RAW
-from dovetail.pipeline.live.recorder import DATA_HOST
 from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.live.wire import Address, Hop, StageJob
-from dovetail.pipeline.plan import Plan, Stage
+from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.route import DATA_HOST
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import ModelSpec, Value
@@ -42,11 +42,6 @@ class Workload(Struct, frozen=True):
     deliver: Callable[[int, Value], None]
 
 
-def hosts_at(stage: Stage) -> list[str]:
-    """The hosts that take turns at a stage."""
-    return [stage.host, *stage.replicas]
-
-
 def make_jobs(
     plan: Plan,
     generation: int,
@@ -58,9 +53,9 @@ def make_jobs(
     """The job of each host; `first` is the number of the first microbatch that is fed."""
     jobs = {}
     for x, stage in enumerate(plan.stages):
-        here = hosts_at(stage)
+        here = stage.hosts
         last = x + 1 == len(plan.stages)
-        after = [DATA_HOST] if last else hosts_at(plan.stages[x + 1])
+        after = [DATA_HOST] if last else plan.stages[x + 1].hosts
         target, adapts = options.target_items_s, options.target_items_s is not None and not last
         for place, host in enumerate(here):
             jobs[host] = StageJob(
@@ -70,7 +65,7 @@ def make_jobs(
                 layers=stage.layers,
                 place=place,
                 replicas=len(here),
-                senders=len(hosts_at(plan.stages[x - 1])) if x else 1,
+                senders=len(plan.stages[x - 1].hosts) if x else 1,
                 hops=tuple(_hop(plan, host, other, addresses, options) for other in after),
                 first=first,
                 buffers=options.buffers,
@@ -84,7 +79,7 @@ def make_jobs(
 
 def first_hops(plan: Plan, addresses: Mapping[str, Address], options: RunOptions) -> list[Hop]:
     """Where the data host sends its microbatches."""
-    return [_hop(plan, DATA_HOST, host, addresses, options) for host in hosts_at(plan.stages[0])]
+    return [_hop(plan, DATA_HOST, host, addresses, options) for host in plan.stages[0].hosts]
 
 
 def _hop(plan: Plan, source: str, target: str, addresses: Mapping[str, Address], options: RunOptions) -> Hop:

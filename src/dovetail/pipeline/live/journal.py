@@ -1,233 +1,288 @@
-"""A live run as a journal: stages and links are devices, a microbatch is a work that visits them in turn.
+"""The witness of a live run: what is seen is written while it goes on, at the times at which it was seen.
 
-A microbatch that a change of plan interrupts is rejected with the reason, and arrives again under the new plan. Clocks
-of several machines agree only so far, and a killed process takes its last notes with it: what was seen is therefore
-fitted to what must hold (one microbatch at a time on a device, nothing before it was ready), by as little as possible.
+Stages and links are devices, a microbatch is a job that visits them in turn. A microbatch that a change of plan
+interrupts is rejected with the reason, and arrives again under the new plan. What a killed process had not told is
+lost, and is not made up: its microbatches are those that were rejected, and the reason says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby, pairwise
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from dovetail.core.engine import Guard
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
-from dovetail.core.metrics import Figures, Metrics, recount
-from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.tasks import Task, TaskGraph
-from dovetail.pipeline.live.jobs import RunOptions, hosts_at
-from dovetail.pipeline.live.recorder import DATA_HOST, LayoutRecord, Recorder
+from dovetail.core.charts import as_fact
+from dovetail.core.events import Added, Arrived, Complete, Finished, Observed, Reject, Start
+from dovetail.core.journal import Clock, Header, Observer, TaskGraphRecord
+from dovetail.core.metrics import Metrics, recount
+from dovetail.core.recorder import Recorder, host_clock
+from dovetail.pipeline.explain import curves_of
+from dovetail.pipeline.hardware import Carrier
+from dovetail.pipeline.live.jobs import RunOptions
+from dovetail.pipeline.live.supervisor import Action, Assign, Event
+from dovetail.pipeline.live.turns import decided, observed
+from dovetail.pipeline.live.wire import Offset, Visit
 from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.route import DATA_HOST, LINK, Route, make_pool
 from dovetail.pipeline.words import WORDS
 
-_INSTANT_S = 1e-9  # the least that anything takes
-_STIMULI = (Finished, Failed, Arrived)
-Stamped = tuple[float, Any]
-Seen = tuple[dict[int, float], dict[int, float]]  # by microbatch: begun, done
+_WHY = "first in, first out"
 
 
-class Spot(Struct, frozen=True):
-    """A place on a microbatch's way. `senders` and `receivers` take turns; a stage has no receivers."""
-
-    name: str
-    type: str
-    seconds: float  # as planned
-    senders: list[str]
-    receivers: list[str]
-
-    def device(self, number: int) -> str:
-        sender = self.senders[number % len(self.senders)]
-        return f"{sender} to {self.receivers[number % len(self.receivers)]}" if self.receivers else sender
-
-    @property
-    def devices(self) -> list[str]:
-        return list(dict.fromkeys(self.device(n) for n in range(len(self.senders) * max(len(self.receivers), 1))))
-
-
-def way(plan: Plan) -> list[Spot]:
-    """Stages and links in turn, from the data host and back to it."""
-    groups = [hosts_at(stage) for stage in plan.stages]
-    spots = [_link([DATA_HOST], groups[0], plan.enter_s)]
-    for stage, here, after in zip(plan.stages, groups, [*groups[1:], [DATA_HOST]], strict=True):
-        spots.append(Spot(" + ".join(here), stage.type, stage.compute_s * len(here), here, []))
-        spots.append(_link(here, after, stage.send_s * min(len(here), len(after))))
-    return spots
-
-
-def _link(senders: list[str], receivers: list[str], seconds: float) -> Spot:
-    return Spot(f"{senders[0]} to {receivers[0]}", "link", seconds, senders, receivers)
-
-
-def shape_name(generation: int) -> str:
+def graph_name(generation: int) -> str:
     return "microbatch" if generation == 1 else f"microbatch (plan {generation})"
 
 
-def work_name(generation: int, number: int) -> str:
+def job_name(generation: int, number: int) -> str:
     """
-    >>> work_name(1, 6), work_name(2, 6)
+    >>> job_name(1, 6), job_name(2, 6)
     ('microbatch 7', 'microbatch 7 (plan 2)')
     """
     return f"microbatch {number + 1}" + (f" (plan {generation})" if generation > 1 else "")
 
 
-class History:
-    """Turns what a recorder noted into the events of a run, layout by layout."""
+_Key = tuple[int, int]  # generation and number of a microbatch
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self.ways = {layout.generation: way(layout.plan) for layout in recorder.layouts}
-        kinds: dict[str, str] = {}
-        for spots in self.ways.values():
-            kinds.update({device: spot.type for spot in spots for device in spot.devices})
-        self.devices = list(kinds)
-        self._ids = {device: i for i, device in enumerate(kinds)}
-        self.pool = Pool(
-            tuple(Device(i, kind) for i, kind in enumerate(kinds.values())),
-            {kind: DeviceType(kind) for kind in kinds.values()},
-        )
-        self.shapes = {shape_name(g): _shape(g, spots) for g, spots in self.ways.items()}
-        self._free_s: dict[str, float] = {}
-        self._out_s = 0.0  # when the last microbatch came out
 
-    def steps(self) -> Iterator[tuple[int, float, list[Any]]]:
-        """Steps as the engine would have made them: what was seen at an instant, then what was decided."""
-        events = [event for layout in self._recorder.layouts for event in self._layout(layout)]
-        events.sort(key=lambda stamped: stamped[0])
-        for n, (t, group) in enumerate(groupby(events, key=lambda stamped: stamped[0]), start=1):
-            here = sorted((event for _, event in group), key=_rank)
-            yield n, t, here
+class _Life(Struct):
+    """A microbatch on its way: when it was fed, how many visits are noted, and when it was given up."""
 
-    def _layout(self, layout: LayoutRecord) -> list[Stamped]:
-        spots = self.ways[layout.generation]
-        seen = [self.seen(layout.generation, spot) for spot in spots]
-        fed = sorted(seen[0][0])
-        done = [number for number in fed if number in seen[-1][1]]
-        events: list[Stamped] = []
-        latest_s = layout.end_s or 0.0
-        for number in done:
-            end_s = self._completed(layout, number, seen, events)
-            latest_s = max(latest_s, end_s)
-        for number in sorted(set(fed) - set(done)):
-            self._interrupted(layout, number, seen, latest_s, events)
-        return events
+    fed_s: float
+    noted: int = 0
+    until_s: float = inf
 
-    def seen(self, generation: int, spot: Spot) -> Seen:
-        """By microbatch, when it was begun at a place and when it was done there, as far as anyone noted it."""
-        starts: dict[int, float] = {}
-        ends: dict[int, float] = {}
-        for host in spot.senders:
-            for number, span in self._recorder.column(generation, host, "s" if spot.receivers else "c").index().items():
-                starts[number] = span[0]
-                if not spot.receivers:
-                    ends[number] = span[1]
-        for host in spot.receivers:
-            for number, span in self._recorder.column(generation, host, "r").index().items():
-                ends[number] = span[0]
-        return starts, ends
 
-    def _arrive(self, layout: LayoutRecord, number: int, t: float, events: list[Stamped]) -> str:
-        spots, name = self.ways[layout.generation], work_name(layout.generation, number)
-        sizes = tuple(spot.seconds for spot in spots)
-        events.append((t, Arrived(name, shape_name(layout.generation), sizes)))
-        return name
+class RunJournal:
+    """Any thread may tell it something. Times that it is given are on this host's monotonic clock, or, in visits, on
+    that of whoever was visited; what it writes counts from the moment at which the first microbatch can be fed.
 
-    def _start(self, spot: Spot, name: str, number: int, ready_s: float, t: float, events: list[Stamped]) -> None:
-        devices = (self._ids[spot.device(number)],)
-        events.append((t, Start(name, spot.name, spot.name, devices, ready_s, spot.seconds, "first in, first out")))
+    The file begins at that moment, when all clocks and devices are known. What led to it comes first, at its own times,
+    which are before 0.
+    """
 
-    def _completed(self, layout: LayoutRecord, number: int, seen: list[Seen], events: list[Stamped]) -> float:
-        ready_s = seen[0][0][number]
-        name = self._arrive(layout, number, ready_s, events)
-        for i, (spot, (starts, ends)) in enumerate(zip(self.ways[layout.generation], seen, strict=True)):
-            device = spot.device(number)
-            start_s = max(starts.get(number, ready_s), ready_s, self._free_s.get(device, 0.0))
-            end_s = ends.get(number)
-            if end_s is None:  # its note was lost: it ended no later than what followed began
-                later = (begun[number] for begun, _ in seen[i + 1 :] if number in begun)
-                end_s = next(later, start_s)
-            end_s = max(end_s, start_s + _INSTANT_S)
-            if i + 1 == len(seen):
-                end_s = self._out_s = max(end_s, self._out_s + _INSTANT_S)
-            self._start(spot, name, number, ready_s, start_s, events)
-            events.append((end_s, Finished(name, spot.name)))
-            self._free_s[device] = ready_s = end_s
-        events.append((ready_s, Complete(name)))
-        return ready_s
-
-    def _interrupted(
-        self, layout: LayoutRecord, number: int, seen: list[Seen], halt_s: float, events: list[Stamped]
+    def __init__(
+        self,
+        path: Path | None,
+        plan: Plan,
+        total: int,
+        options: RunOptions,
+        carried: Mapping[str, Carrier],
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        ready_s = min(seen[0][0][number], halt_s)
-        name = self._arrive(layout, number, ready_s, events)
-        why = layout.why or "the run ended"
-        for spot, (starts, ends) in zip(self.ways[layout.generation], seen, strict=True):
-            device = spot.device(number)
-            start_s = max(starts.get(number, halt_s), ready_s, self._free_s.get(device, 0.0))
-            if start_s >= halt_s:
-                break
-            self._start(spot, name, number, ready_s, start_s, events)
-            end_s = max(ends.get(number, halt_s), start_s + _INSTANT_S)
-            self._free_s[device] = ready_s = min(end_s, halt_s)
-            if end_s >= halt_s:
-                events.append((halt_s, Failed(name, spot.name, why)))
-                break
-            events.append((end_s, Finished(name, spot.name)))
-        events.append((halt_s, Reject(name, why)))
+        self._path, self._plan, self._total, self._options = path, plan, total, options
+        self._carriers = dict(carried)
+        self._origin_s = 0.0
+        self._observers, self._clock_s = observers, clock
+        self._lock = threading.Lock()
+        self._offsets: dict[str, Offset] = {DATA_HOST: Offset()}
+        self._recorder: Recorder | None = None
+        self._metrics: Metrics | None = None
+        self._early: list[tuple[float, list[Any]]] = []
+        self._routes: dict[int, Route] = {}
+        self._plans: dict[int, Plan] = {}
+        self.ids: dict[str, int] = {}  # of the devices, by name
+        self._open: dict[_Key, _Life] = {}
+        self._rejected: dict[_Key, _Life] = {}
 
+    # --- the start --------------------------------------------------------------------------------
 
-def _rank(event: Any) -> int:
-    """What was seen comes before what was decided, and a device is freed before it is taken."""
-    kinds = (Finished, Failed, Arrived, Complete, Reject, Start)
-    return kinds.index(type(event))
+    def joined(self, host: str, offset: Offset, device: str) -> None:
+        """A process says which clock and which device it has."""
+        with self._lock:
+            self._offsets[host] = offset
+            carrier = self._carriers.get(host)
+            if carrier is not None and self._recorder is None:
+                self._carriers[host] = msgspec.structs.replace(carrier, name=device)
+            facts = {"host": host, "device": device, "offset_s": offset.offset_s, "error_s": offset.error_s}
+            self._note(self._clock_s(), [Observed("device", facts)])
 
+    def open(self) -> None:
+        """Begin to write, if that has not begun."""
+        with self._lock:
+            if self._recorder is None:
+                self._begin(self._clock_s())
 
-def _shape(generation: int, spots: list[Spot]) -> TaskGraph:
-    names = [spot.name for spot in spots]
-    return TaskGraph(shape_name(generation), [Task(name, name) for name in names], pairwise(names))
+    def _begin(self, origin_s: float) -> Recorder:
+        self._origin_s = origin_s
+        route = self._route(1, self._plan)
+        devices = route.devices
+        self.ids = {name: i for i, name in enumerate(devices)}
+        pool = make_pool(list(devices.values()))
+        hardware: dict[str, list[str]] = {}
+        for carrier in self._carriers.values():
+            hardware.setdefault(carrier.type, []).append(carrier.hardware)
+        one_host = all(offset.shared for offset in self._offsets.values())
+        header = Header(
+            level="pipeline",
+            words=WORDS,
+            policy=self._plan.method,
+            options={"microbatches": self._total, "buffers": self._options.buffers},
+            mode="live",
+            pool=pool,
+            graphs=(TaskGraphRecord.of(route.graph(graph_name(1))),),
+            clock=self._clock(),
+            order="written",
+            hardware={kind: "; ".join(dict.fromkeys(names)) for kind, names in hardware.items() if kind in pool.types}
+            | {LINK: "TCP on this host" if one_host else "TCP between hosts"},
+            facts={
+                "model": self._plan.model,
+                "devices": list(devices),
+                "lanes": self._lanes(route),
+                "hosts": self._carriers,
+                "without": self._absent(),
+                "plan": msgspec.to_builtins(self._plan),
+                "patience": self._options.patience,
+            }
+            | as_fact(curves_of(self._plan)),
+        )
+        self._metrics = Metrics(pool)
+        self._recorder = Recorder(self._path, header, [self._metrics, *self._observers])
+        for at_s, events in self._early:
+            self._note(at_s, events)
+        self._early.clear()
+        return self._recorder
 
+    def _clock(self) -> Clock:
+        """Two stamps are wrong against each other by the errors of both hosts at most."""
+        errors = sorted((o.error_s for o in self._offsets.values() if not o.shared), reverse=True)
+        return Clock("measured offset", sum(errors[:2])) if errors else host_clock()
 
-def record(
-    recorder: Recorder, options: RunOptions, path: Path | None, facts: dict[str, Any]
-) -> tuple[History, Figures]:
-    """The figures of a run from its journal, which is written if a path is given."""
-    history = History(recorder)
-    metrics = Metrics(history.pool)
-    if path is None:
-        _follow(history, [metrics])
-        return history, metrics.figures()
-    plans = [layout.plan for layout in recorder.layouts]
-    header = Header(
-        level="pipeline",
-        words=WORDS,
-        policy=plans[0].method if plans else "",
-        options={"buffers": options.buffers},
-        mode="live",
-        pool=history.pool,
-        graphs=tuple(map(TaskGraphRecord.of, history.shapes.values())),
-        facts={"devices": history.devices, **facts},
-    )
-    with Writer(path, header) as writer:
-        n, t = _follow(history, [metrics, writer])
-        figures = metrics.figures()
-        writer.end(n + 1, t, recount(figures))
-    return history, figures
+    def _absent(self) -> list[str]:
+        problem = self._plan.problem
+        known = [host for c in problem.classes for host in c.hosts] if problem else []
+        return [host for host in known if host not in self._carriers]
 
+    def _route(self, generation: int, plan: Plan) -> Route:
+        types = {host: carrier.type for host, carrier in self._carriers.items()}
+        self._plans[generation] = plan
+        return self._routes.setdefault(generation, Route.connected(plan, types))
 
-def _follow(history: History, observers: list[Observer]) -> tuple[int, float]:
-    """Let observers see the run; a step that the engine would not allow is an error, and is not written."""
-    guard = Guard(history.pool, history.shapes)
-    n, t = 0, 0.0
-    for n, t, events in history.steps():
-        for event in events:
-            if isinstance(event, _STIMULI):
-                guard.see(event, t)
-            else:
-                guard.allow(event, t)
-        for observer in observers:
-            observer.step(n, t, events)
-    return n, t
+    def _lanes(self, route: Route) -> dict[str, list[int]]:
+        return {station.name: [self.ids[device] for device in station.devices] for station in route.stations}
+
+    # --- what the supervisor does -----------------------------------------------------------------
+
+    def turn(self, now_s: float, events: Sequence[Event], actions: Sequence[Action]) -> None:
+        """What the supervisor was told and decided, at its own time."""
+        with self._lock:
+            noted = [*observed(events, bool(actions)), *map(decided, actions)]
+            if noted:
+                self._note(now_s, noted)
+            for action in actions:
+                if isinstance(action, Assign) and action.generation > 1:
+                    self._add(now_s, action)
+
+    def _add(self, now_s: float, action: Assign) -> None:
+        """Devices and the graph of another plan join the run."""
+        route = self._route(action.generation, action.plan)
+        new = {name: kind for name, kind in route.devices.items() if name not in self.ids}
+        first = len(self.ids)
+        self.ids |= {name: first + i for i, name in enumerate(new)}
+        pool = make_pool(list(new.values()))
+        added = Added(
+            f"plan {action.generation}",
+            tuple(msgspec.structs.replace(device, id=first + device.id) for device in pool.devices),
+            pool.types,
+            (TaskGraphRecord.of(route.graph(graph_name(action.generation))),),
+        )
+        lanes = {"graph": graph_name(action.generation), "lanes": self._lanes(route), "devices": list(new)}
+        self._note(now_s, [added, Observed("devices", lanes)])
+
+    # --- what microbatches do ---------------------------------------------------------------------
+
+    def fed(self, generation: int, number: int, at_s: float) -> None:
+        """The data host has a microbatch ready to send."""
+        with self._lock:
+            key = (generation, number)
+            self._open[key] = _Life(at_s)
+            facts = {"number": number + 1, "plan": generation}
+            sizes = self._routes[generation].seconds
+            self._note(at_s, [Arrived(job_name(*key), graph_name(generation), sizes, facts=facts)])
+
+    def passed(self, generation: int, number: int, visits: Sequence[Visit]) -> None:
+        """What has become of a microbatch so far; of this, what was not known is noted."""
+        with self._lock:
+            key = (generation, number)
+            life = self._open.get(key) or self._rejected.get(key)
+            if life is not None:  # else it has come out, and all is known
+                self._pass(key, life, visits)
+
+    def delivered(self, generation: int, number: int, visits: Sequence[Visit]) -> None:
+        """A microbatch has come out."""
+        with self._lock:
+            key = (generation, number)
+            self._pass(key, self._open[key], visits)
+            self._note(self._at(key, len(visits) - 1, visits[-1].end_s), [Complete(job_name(*key))])
+            del self._open[key]
+
+    def _pass(self, key: _Key, life: _Life, visits: Sequence[Visit]) -> None:
+        route, job = self._routes[key[0]], job_name(*key)
+        for i in range(life.noted, len(visits)):
+            visit, station = visits[i], route.stations[i]
+            start_s, end_s = self._at(key, i, visit.start_s), self._at(key, i, visit.end_s)
+            if start_s >= life.until_s:  # a stage went on with what had been given up: seen, but no pass of the run
+                self._note(
+                    end_s, [Observed("in vain", {"job": job, "task": station.name, "from_s": start_s - self._origin_s})]
+                )
+                continue
+            ready_s = (self._at(key, i - 1, visits[i - 1].end_s) if i else life.fed_s) - self._origin_s
+            device = self.ids[station.device(key[1])]
+            start = Start(job, station.name, station.name, (device,), ready_s, station.seconds, _WHY)
+            sent = [Observed("transfer", {"task": station.name, "bits": visit.bits, "bytes": visit.size})]
+            self._note(start_s, [start])
+            self._note(end_s, [*(sent if visit.bits else []), Finished(job, station.name)])
+        life.noted = max(life.noted, len(visits))
+
+    def _at(self, key: _Key, i: int, stamp_s: float) -> float:
+        """When that was, on our clock. Who receives or computes stamps; the last one is the data host."""
+        generation, number = key
+        stages = self._plans[generation].stages
+        x = i // 2
+        host = stages[x].hosts[number % len(stages[x].hosts)] if x < len(stages) else DATA_HOST
+        return stamp_s + self._offsets[host].offset_s
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def over(self, generation: int, why: str, lost: Sequence[str] = ()) -> None:
+        """A layout is over: what is still on its way in it will not come out."""
+        if lost:
+            why += f"; what {', '.join(lost)} did at the last is not known"
+        with self._lock:
+            now_s = self._clock_s()
+            for key in [key for key in self._open if key[0] == generation]:
+                self._note(now_s, [Reject(job_name(*key), why)])
+                self._rejected[key] = life = self._open.pop(key)
+                life.until_s = now_s
+
+    def end(self) -> None:
+        """The run came to its end, whatever that was."""
+        with self._lock:
+            recorder = self._recorder or self._begin_late()
+            assert self._metrics is not None
+            recorder.end(self._clock_s() - self._origin_s, recount(self._metrics.figures()))
+
+    def flush(self) -> None:
+        """Send what was noted on its way to the disk now; it is, at the latest with the first note after a moment."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    def close(self) -> None:
+        with self._lock:
+            (self._recorder or self._begin_late()).close()
+
+    def _begin_late(self) -> Recorder:
+        """Of a run that never fed anything, what led to that."""
+        return self._begin(self._early[0][0] if self._early else self._clock_s())
+
+    def _note(self, at_s: float, events: list[Any]) -> None:
+        if self._recorder is None:
+            self._early.append((at_s, events))
+        else:
+            self._recorder.note(at_s - self._origin_s, *events)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
 from dovetail.pipeline.live.quantise import decode, encode
 from dovetail.pipeline.live.width import choose_bits
-from dovetail.pipeline.live.wire import Items, StageJob, StageSpan, Trouble, WireMessage
+from dovetail.pipeline.live.wire import Items, StageJob, Trace, Trouble, Visit, WireMessage
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
@@ -33,7 +33,7 @@ class Layout:
         inlets: Sequence[Inlet],
         outlets: Sequence[Outlet],
         device: str,
-        note: Callable[[StageSpan], None],
+        note: Callable[[Trace], None],
         tell: Callable[[WireMessage], None],
     ) -> None:
         self._job, self._run, self._device = job, run, device
@@ -41,8 +41,8 @@ class Layout:
         self._note, self._tell = note, tell
         self._stopped = False
         # What is received is bounded by what senders may send before a buffer is free.
-        self._inbox: Channel[tuple[int, Value, Inlet]] = Channel(job.buffers * len(inlets))
-        self._outbox: Channel[tuple[int, Value]] = Channel(job.buffers)
+        self._inbox: Channel[tuple[int, Value, list[Visit], Inlet]] = Channel(job.buffers * len(inlets))
+        self._outbox: Channel[tuple[int, Value, list[Visit]]] = Channel(job.buffers)
         self._threads = [
             threading.Thread(target=self._guarded, args=(loop,), daemon=True, name=loop.__name__)
             for loop in (self._receive, self._compute, self._send)
@@ -90,37 +90,35 @@ class Layout:
             while True:
                 inlet = self._inlets[number % job.senders]
                 items, buffers = inlet.take(job.generation, number)
-                now_s = time.monotonic()
-                self._note(StageSpan(job.generation, number, "r", now_s, now_s))
+                visits = [*items.visits, inlet.visit(items, buffers)]
                 value = decode(items.heads, buffers, items.single, self._device)
                 wait_for_device()
-                self._inbox.put((number, value, inlet))
+                self._inbox.put((number, value, visits, inlet))
                 number += job.replicas
 
     def _compute(self) -> None:
         job = self._job
         with _own_stream(self._device) as wait_for_device:
             while True:
-                number, value, inlet = self._inbox.get()
+                number, value, visits, inlet = self._inbox.get()
                 start_s = time.monotonic()
                 inlet.free()
                 result = self._run(value)
                 wait_for_device()  # before the input is let go: its memory belongs to another stream
-                self._note(StageSpan(job.generation, number, "c", start_s, time.monotonic()))
-                self._outbox.put((number, result))
+                visits = [*visits, Visit(start_s, time.monotonic())]
+                self._note(Trace(job.generation, number, visits))
+                self._outbox.put((number, result, visits))
                 del value, result
 
     def _send(self) -> None:
         job, sent = self._job, 0
         with _own_stream(self._device) as wait_for_device:
             while True:
-                number, value = self._outbox.get()
+                number, value, visits = self._outbox.get()
                 outlet = self._outlets[number % len(self._outlets)]
                 heads, buffers = encode(value, outlet.bits, job.clip)
                 wait_for_device()
-                items = Items(job.generation, number, not isinstance(value, tuple), heads)
-                start_s, end_s = outlet.send(items, buffers)
-                self._note(StageSpan(job.generation, number, "s", start_s, end_s, outlet.bits))
+                outlet.send(Items(job.generation, number, not isinstance(value, tuple), heads, visits), buffers)
                 sent += 1
                 if job.budget_s is not None and sent % (_WINDOW * len(self._outlets)) == 0:
                     self._adapt(value, job.budget_s)

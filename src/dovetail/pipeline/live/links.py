@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from dovetail.pipeline.live.quantise import RAW
 from dovetail.pipeline.live.width import LinkSpeed
-from dovetail.pipeline.live.wire import Connection, Hop, Items
+from dovetail.pipeline.live.wire import Connection, Hop, Items, Visit
 
 T = TypeVar("T")
 _ARRIVED, _FREE = b"a", b"f"  # what goes back: the microbatch is here; its buffer is free again
@@ -77,8 +78,8 @@ class Outlet:
         self._moved_bytes, self._busy_s = 0, 0.0
         threading.Thread(target=self._listen, daemon=True, name="credits").start()
 
-    def send(self, items: Items, buffers: Sequence[memoryview]) -> tuple[float, float]:
-        """Wait for a free buffer, then send; gives when sending began and ended."""
+    def send(self, items: Items, buffers: Sequence[memoryview]) -> None:
+        """Wait for a free buffer, then send."""
         size = sum(map(len, buffers))
         with self._changed:
             self._changed.wait_for(lambda: self._broken or self._free > 0)
@@ -94,7 +95,6 @@ class Outlet:
             time.sleep(max(start_s + latency_s + (sent / speed if speed else 0.0) - time.monotonic(), 0.0))
 
         self._connection.send(items, buffers, pace if speed or latency_s else None)
-        return start_s, time.monotonic()
 
     def measured(self) -> LinkSpeed:
         """What arrived since the last call."""
@@ -141,6 +141,11 @@ class Inlet:
             raise ConnectionError(f"found {type(items).__name__} out of turn, expected microbatch {number + 1}")
         self._signal(_ARRIVED)
         return items, buffers
+
+    def visit(self, items: Items, buffers: Sequence[memoryview]) -> Visit:
+        """When the last microbatch came over the link: from its first byte to its last, which is now."""
+        bits = max((head.bits for head in items.heads), default=RAW)
+        return Visit(self._connection.begun_s, time.monotonic(), bits, sum(map(len, buffers)))
 
     def free(self) -> None:
         """The microbatch has left its buffer."""

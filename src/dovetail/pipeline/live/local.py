@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail.core.cgroups import CpuShare
+from dovetail.pipeline.hardware import own_devices
 from dovetail.pipeline.live.stage import StageSettings
 
 # Not `-m`: nothing of the caller's own script may run again, and the module must not be imported twice.
@@ -24,6 +25,14 @@ class StageEngine(Protocol):
     """Starts and ends the processes of stages, wherever they are."""
 
     bind: str  # the address on which the coordinator can be reached
+
+    def devices(self) -> dict[str, str]:
+        """The devices that can carry a host, and what they are called, as far as that is known here."""
+        ...
+
+    def nodes(self, hosts: Mapping[str, str | None]) -> dict[str, str]:
+        """Of these hosts, those that have a machine of their own: the one that is named, or is called like the host."""
+        ...
 
     def place(self, hosts: Mapping[str, str | None]) -> None:
         """These hosts will be started next, on the nodes that are named."""
@@ -48,6 +57,12 @@ class LocalEngine:
     """One process per host of the plan, on the loopback interface."""
 
     bind = "127.0.0.1"
+
+    def devices(self) -> dict[str, str]:
+        return own_devices()
+
+    def nodes(self, hosts: Mapping[str, str | None]) -> dict[str, str]:
+        return {}
 
     def __init__(self) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

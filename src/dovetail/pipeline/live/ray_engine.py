@@ -53,6 +53,14 @@ def _check_reachable(address: str | None) -> None:
 class RayEngine:
     """One actor per host of the plan, on the node that its settings name, else spread over all nodes."""
 
+    def devices(self) -> dict[str, str]:
+        return {}  # what a node has is known when a process has joined from there
+
+    def nodes(self, hosts: Mapping[str, str | None]) -> dict[str, str]:
+        found = {host: self._node(host, wanted) for host, wanted in hosts.items()}
+        addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in self._nodes}
+        return {host: f"of node {addresses[node_id]}" for host, node_id in found.items() if node_id is not None}
+
     def __init__(self, address: str | None = None) -> None:
         try:
             ray: Any = import_module("ray")

@@ -8,13 +8,15 @@ from dovetail.pipeline.plan import Infeasible, Plan
 from dovetail.pipeline.planner import again
 
 
-def replanner(plan: Plan) -> Replan:
-    """A function that plans the same problem again, without dead hosts and with slowed ones."""
+def replanner(plan: Plan, absent: frozenset[str] = frozenset()) -> Replan:
+    """A function that plans the same problem again, without dead hosts and those that are not there, and with slowed
+    ones."""
 
     def replan(dead: frozenset[str], factors: dict[str, float]) -> Plan | Infeasible:
         problem = plan.problem
         if problem is None:
             return Infeasible(model=plan.model, reasons=["the plan does not hold its problem; make it again"])
+        dead = dead | absent
         known = {host for device in problem.classes for host in device.hosts}
         if not known - dead:
             return Infeasible(model=plan.model, reasons=["all hosts are dead"])

@@ -1,27 +1,22 @@
-"""Run a plan for real, and say what came of it beside what was predicted."""
+"""Run a plan for real: every stage a process of its own, on hardware that is the planned one or is said to differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
-from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec import Struct, field
-
-from dovetail.core.charts import as_fact
 from dovetail.core.errors import InputError
-from dovetail.core.metrics import Figures
-from dovetail.pipeline.explain import curves_of
+from dovetail.pipeline.live.carriers import carriers
 from dovetail.pipeline.live.coordinator import Coordinator
 from dovetail.pipeline.live.hosts import HostSettings
-from dovetail.pipeline.live.jobs import RunOptions, Workload, hosts_at
-from dovetail.pipeline.live.journal import History, record, way
+from dovetail.pipeline.live.jobs import RunOptions, Workload
+from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.local import LocalEngine, StageEngine
 from dovetail.pipeline.live.quantise import WIDTHS
-from dovetail.pipeline.live.recorder import DATA_HOST, LayoutRecord, Recorder
+from dovetail.pipeline.live.results import LiveResult, ResultCounter, evaluate
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec, need_torch
 from dovetail.pipeline.plan import Plan
@@ -30,45 +25,6 @@ if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
 
 _KEPT_BYTES = 256 << 20  # of random inputs
-_WARM_UP = 2  # microbatches of a stage that medians leave out
-
-
-class StageResult(Struct, frozen=True, kw_only=True):
-    """A stage as planned and as measured: medians for one microbatch, and how long it was busy of all the time."""
-
-    host: str
-    replicas: list[str]
-    layers: tuple[int, int]
-    predicted_compute_s: float
-    compute_s: float | None
-    predicted_send_s: float
-    send_s: float | None
-    send_bits: int
-    utilisation: float
-
-
-class Change(Struct, frozen=True):
-    """A new plan during the run."""
-
-    at_s: float
-    why: str
-
-
-class RunResult(Struct, kw_only=True):
-    """What a run came to. The steady rate leaves out filling and draining, and is that of the longest-lived plan."""
-
-    microbatches: int
-    completed: int
-    items: int
-    elapsed_s: float
-    throughput_items_s: float
-    steady_items_s: float | None
-    predicted_items_s: float
-    difference_percent: float | None
-    plans: int
-    changes: list[Change]
-    stages: list[StageResult]
-    outputs: list[Any] = field(default_factory=list)  # only if they were asked for
 
 
 def run_plan(
@@ -78,6 +34,8 @@ def run_plan(
     microbatches: int | None = None,
     inputs: Sequence[Value] | None = None,
     hosts: Mapping[str, HostSettings] | None = None,
+    on: Mapping[str, str] | None = None,
+    emulate: bool = False,
     engine: Literal["local", "ray"] | StageEngine = "local",
     address: str | None = None,
     options: RunOptions | None = None,
@@ -86,14 +44,16 @@ def run_plan(
     keep_outputs: bool = False,
     watch: Callable[[int], None] = lambda _: None,
     notice: Callable[[str], None] = lambda _: None,
-) -> RunResult:
+) -> LiveResult:
     """Send microbatches through the stages of a plan, each a process of its own, and measure.
 
-    `inputs` are values by microbatch; without them random ones are made, 64 unless `microbatches` says otherwise.
-    `deliver` gets each result once and in order, on another thread; `watch` is told how many have come out, `notice`
-    when a plan begins or ends. The journal is written also if the run fails.
+    Every host of the plan needs a carrier: a device that is what the plan says, one that `hosts` or `on` (by host, type
+    or `all`) names, or, with `emulate`, this machine's processor. `inputs` are values by microbatch; without them
+    random ones are made, 64 unless `microbatches` says otherwise. `deliver` gets each result once and in order, on
+    another thread; `watch` is told how many have come out, `notice` when a plan begins or ends. The journal is written
+    while the run goes on.
     """
-    options = options or RunOptions()
+    options, settings = options or RunOptions(), hosts or {}
     _check(plan, options, microbatches)
     need_torch("running a pipeline")
     total = min(microbatches or len(inputs), len(inputs)) if inputs is not None else microbatches or 64
@@ -109,15 +69,23 @@ def run_plan(
         if keep_outputs:
             kept.append(value)
 
-    source = _inputs(plan, model, dtype, inputs, total)
-    work = Workload(model, dtype, total, source, take)
-    coordinator = Coordinator(plan, work, _engine(engine, address), hosts or {}, options)
-    try:
-        coordinator.run(watch, notice)
-    finally:
-        outcome = _evaluate(coordinator.recorder, plan, coordinator.delivered, items, total, options, journal)
-    outcome.outputs = kept
-    return outcome
+    with closing(_engine(engine, address)) as started:
+        nodes = started.nodes({host: settings.get(host, HostSettings()).node for host in _known(plan)})
+        carried = carriers(plan, settings, on or {}, emulate, started.devices(), nodes)
+        work = Workload(model, dtype, total, _inputs(plan, model, dtype, inputs, total), take)
+        counter = ResultCounter()
+        with closing(RunJournal(journal, plan, total, options, carried, [counter])) as witness:
+            coordinator = Coordinator(plan, work, started, settings, carried, options, witness)
+            coordinator.run(watch, notice)
+    result = evaluate(counter, coordinator.plans, witness.ids, carried, total, items)
+    result.outputs = kept
+    return result
+
+
+def _known(plan: Plan) -> list[str]:
+    """All hosts that this plan, or another for the same problem, may use."""
+    others = [host for c in plan.problem.classes for host in c.hosts] if plan.problem else []
+    return list(dict.fromkeys([*plan.hosts, *others]))
 
 
 def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
@@ -174,84 +142,3 @@ def _engine(engine: Literal["local", "ray"] | StageEngine, address: str | None) 
     if address is not None:
         raise InputError("address: only the ray engine has one")
     return LocalEngine()
-
-
-def _evaluate(
-    recorder: Recorder, plan: Plan, completed: int, items: int, total: int, options: RunOptions, journal: Path | None
-) -> RunResult:
-    layouts = recorder.layouts
-    arrivals = {
-        layout.generation: list(recorder.column(layout.generation, DATA_HOST, "r").ends_s) for layout in layouts
-    }
-    main = max(layouts, key=lambda layout: len(arrivals[layout.generation]), default=None)
-    used = main.plan if main else plan
-    changes = [Change(layout.end_s or 0.0, layout.why) for layout in layouts[:-1]]
-    facts: dict[str, Any] = {
-        "model": plan.model,
-        "plans": [
-            {"stages": [{"hosts": hosts_at(s), "layers": s.layers} for s in layout.plan.stages]} for layout in layouts
-        ],
-        "changes": changes,
-    }
-    if layouts and completed < total:
-        facts["ended"] = f"{layouts[-1].why or 'interrupted'}: {completed} of {total} microbatches came out"
-    if journal is not None:
-        facts |= as_fact(curves_of(plan))
-    history, figures = record(recorder, options, journal, facts)
-    begun = [s for layout in layouts for s in recorder.column(layout.generation, DATA_HOST, "s").starts_s[:1]]
-    ended = [s for times in arrivals.values() for s in times[-1:]]
-    elapsed_s = max(ended) - min(begun) if ended else 0.0
-    steady = _steady(arrivals[main.generation], len(used.stages) + 1, plan.batch_size) if main else None
-    predicted = used.throughput_items_s
-    return RunResult(
-        microbatches=total,
-        completed=completed,
-        items=items,
-        elapsed_s=elapsed_s,
-        throughput_items_s=items / elapsed_s if elapsed_s else 0.0,
-        steady_items_s=steady,
-        predicted_items_s=predicted,
-        difference_percent=100 * (steady / predicted - 1) if steady and predicted else None,
-        plans=len(layouts),
-        changes=changes,
-        stages=_stages(recorder, main, history, figures) if main else [],
-    )
-
-
-def _steady(arrivals_s: list[float], fill: int, batch_size: int) -> float | None:
-    """Items per second after the first few microbatches.
-
-    >>> _steady([9.0, 9.5, 10.0, 11.0, 12.0], 2, 8)
-    8.0
-    """
-    fill = min(fill, ceil(len(arrivals_s) / 2))
-    if len(arrivals_s) - fill < 2:
-        return None
-    span_s = arrivals_s[-1] - arrivals_s[fill]
-    return (len(arrivals_s) - 1 - fill) * batch_size / span_s if span_s > 0 else None
-
-
-def _stages(recorder: Recorder, layout: LayoutRecord, history: History, figures: Figures) -> list[StageResult]:
-    found = []
-    spots = way(layout.plan)
-    uses = dict(zip(history.devices, [device.utilisation for device in figures.devices], strict=True))
-    for x, stage in enumerate(layout.plan.stages):
-        here = hosts_at(stage)
-        columns = [recorder.column(layout.generation, host, "c") for host in here]
-        computed = [b - a for c in columns for a, b in list(zip(c.starts_s, c.ends_s, strict=True))[_WARM_UP:]]
-        starts, ends = history.seen(layout.generation, spots[2 * x + 2])
-        sent = [ends[n] - starts[n] for n in sorted(starts.keys() & ends.keys())][_WARM_UP:]
-        found.append(
-            StageResult(
-                host=stage.host,
-                replicas=stage.replicas,
-                layers=stage.layers,
-                predicted_compute_s=stage.compute_s * len(here),
-                compute_s=median(computed) if computed else None,
-                predicted_send_s=spots[2 * x + 2].seconds,
-                send_s=median(sent) if sent else None,
-                send_bits=max(recorder.column(layout.generation, host, "s").bits for host in here),
-                utilisation=fmean(uses[host] for host in here),
-            )
-        )
-    return found

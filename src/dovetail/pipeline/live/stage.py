@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from dovetail.pipeline.hardware import device_name
 from dovetail.pipeline.live.layout import Layout
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.wire import (
@@ -27,9 +28,10 @@ from dovetail.pipeline.live.wire import (
     Listener,
     Ready,
     StageJob,
-    StageSpan,
+    Trace,
     Trouble,
     WireMessage,
+    own_clock,
 )
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain
@@ -62,7 +64,7 @@ class StageWorker:
         self._stopping = False
         self._changed = threading.Condition()
         self._layout: Layout | None = None
-        self._spans: deque[StageSpan] = deque()
+        self._traces: deque[Trace] = deque()
         self._loaded: tuple[ModelSpec, Chain] | None = None
 
     def serve(self) -> None:
@@ -71,7 +73,14 @@ class StageWorker:
         if settings.cores:
             os.sched_setaffinity(0, settings.cores)
         listener = Listener(settings.bind, settings.token, self._take)
-        hello = Greeting(settings.token, settings.host, pid=os.getpid(), data=listener.address)
+        hello = Greeting(
+            settings.token,
+            settings.host,
+            pid=os.getpid(),
+            data=listener.address,
+            clock=own_clock(),
+            device=device_name(settings.device),
+        )
         self._control = Connection.open(settings.control, hello)
         threading.Thread(target=self._beat, daemon=True, name="beat").start()
         threading.Thread(target=self._do_jobs, daemon=True, name="jobs").start()
@@ -116,9 +125,9 @@ class StageWorker:
 
     def _report(self) -> None:
         layout = self._layout
-        spans = [self._spans.popleft() for _ in range(len(self._spans))]
+        traces = [self._traces.popleft() for _ in range(len(self._traces))]
         generation, waiting, leaving = layout.state if layout else (0, 0, 0)
-        self._tell(Beat(generation, spans, waiting, leaving))
+        self._tell(Beat(generation, traces, waiting, leaving))
 
     def _do_jobs(self) -> None:
         job: StageJob | None = None
@@ -154,11 +163,8 @@ class StageWorker:
             for outlet in outlets:
                 outlet.close()
             return
-        self._layout = Layout(job, run, inlets, outlets, self._settings.device, self._note, self._tell)
+        self._layout = Layout(job, run, inlets, outlets, self._settings.device, self._traces.append, self._tell)
         self._tell(Ready(job.generation))
-
-    def _note(self, span: StageSpan) -> None:
-        self._spans.append(span)
 
     def _layers(self, job: StageJob) -> Callable[[Value], Value]:
         """The function of this job's layers. The model stays loaded, so that another job of it starts at once."""

@@ -73,6 +73,8 @@ Event = Joined | Prepared | Lived | Lost | Broke | Erred | Delivered
 
 
 class LaunchHosts(Struct, frozen=True):
+    """Start a process for each of these hosts."""
+
     hosts: tuple[str, ...]
 
 
@@ -96,7 +98,10 @@ class Feed(Struct, frozen=True):
 
 
 class Kill(Struct, frozen=True):
+    """Give a host up, and why."""
+
     host: str
+    why: str
 
 
 class FinishRun(Struct, frozen=True):
@@ -134,11 +139,6 @@ class Pace(Struct):
 Replan = Callable[[frozenset[str], dict[str, float]], Plan | Infeasible]
 
 
-def hosts_of(plan: Plan) -> list[str]:
-    """All hosts that a plan uses."""
-    return [host for stage in plan.stages for host in (stage.host, *stage.replicas)]
-
-
 class Supervisor:
     """Keeps `total` microbatches moving through a plan, and through others when hosts die or slow down."""
 
@@ -159,12 +159,10 @@ class Supervisor:
         self._fruitless = 0  # layouts since something was delivered
         self._paces: dict[str, Pace] = {}
 
-    def start(self, now: float) -> list[Action]:
-        return self._advance(now)
-
     def handle(self, events: Sequence[Event], now: float) -> list[Action]:
-        """What happened since the last call, in order; also call it without events, now and then."""
-        actions: list[Action] = []
+        """What happened since the last call, in order; also call it without events, now and then, the first time to
+        start."""
+        actions: list[Action] = [] if self._launched else self._advance(now)
         for event in events:
             if self._done:
                 return actions
@@ -202,7 +200,7 @@ class Supervisor:
 
     def _advance(self, now: float) -> list[Action]:
         """The next step on the way from a plan to a layout that is fed."""
-        hosts = hosts_of(self.plan)
+        hosts = self.plan.hosts
         if new := tuple(host for host in hosts if host not in self._launched):
             self._launched.update(dict.fromkeys(new, now))
             return [LaunchHosts(new)]
@@ -233,7 +231,7 @@ class Supervisor:
         return [FinishRun(why)]
 
     def _stages(self) -> dict[str, Stage]:
-        return {host: stage for stage in self.plan.stages for host in (stage.host, *stage.replicas)}
+        return {host: stage for stage in self.plan.stages for host in stage.hosts}
 
     # --- death ------------------------------------------------------------------------------------
 
@@ -242,7 +240,7 @@ class Supervisor:
         patience, gone = self._patience, {}
         limit_s = patience.heartbeat_limit_s * (1 if self._fed else patience.loading)
         reached = self._prepared if self._assigned else self._beats
-        for host in hosts_of(self.plan):
+        for host in self.plan.hosts:
             if now - self._beats.get(host, now) > limit_s:
                 gone[host] = f"no heartbeat for {limit_s:g} s"
             elif host not in reached and now - self._launched[host] > patience.start_limit_s:
@@ -261,8 +259,8 @@ class Supervisor:
     def _bury(self, gone: dict[str, str], now: float) -> list[Action]:
         self._dead |= gone
         why = "; ".join(f"{host}: {reason}" for host, reason in gone.items())
-        kills: list[Action] = [Kill(host) for host in gone]
-        if not set(gone) & set(hosts_of(self.plan)):
+        kills: list[Action] = [Kill(host, reason) for host, reason in gone.items()]
+        if not set(gone) & set(self.plan.hosts):
             return kills
         found = self._replan(frozenset(self._dead), self._factors())
         if isinstance(found, Infeasible):
@@ -280,7 +278,7 @@ class Supervisor:
             pace.seen += 1
             if pace.seen > patience.warm_up:
                 pace.recent.append(seconds)
-        planned_s = stage.compute_s * (1 + len(stage.replicas))
+        planned_s = stage.compute_s * len(stage.hosts)
         if len(pace.recent) < patience.window or planned_s <= 0:
             return []
         ratio = median(pace.recent) / planned_s

@@ -39,6 +39,8 @@ class Greeting(WireMessage, frozen=True):
     generation: int = 0
     pid: int = 0
     data: Address = ("", 0)  # where it takes values
+    clock: str = ""  # processes that name the same clock read the same one
+    device: str = ""  # what carries its layers
 
 
 class ClockReading(WireMessage, frozen=True):
@@ -79,22 +81,29 @@ class Ready(WireMessage, frozen=True):
     generation: int
 
 
-class StageSpan(Struct, frozen=True, array_like=True):
-    """When something was done with a microbatch: `c`omputed, `s`ent (`r`eceived has no length)."""
+class Visit(Struct, frozen=True, array_like=True):
+    """When a microbatch was received or computed, on the clock of the host that did it; of what came over a link also
+    its width and size."""
+
+    start_s: float
+    end_s: float
+    bits: int = 0
+    size: int = 0
+
+
+class Trace(Struct, frozen=True, array_like=True):
+    """What has become of a microbatch so far: its visits, in the order of the links and stages on its way."""
 
     generation: int
     number: int
-    what: str
-    start_s: float
-    end_s: float
-    bits: int = 32
+    visits: list[Visit]
 
 
 class Beat(WireMessage, frozen=True):
-    """A sign of life, with what was done since the last."""
+    """A sign of life, with the traces of what was computed since the last."""
 
     generation: int
-    spans: list[StageSpan] = []
+    traces: list[Trace] = []
     waiting: int = 0  # received, not yet computed
     leaving: int = 0  # computed, not yet sent
 
@@ -112,12 +121,16 @@ class Leave(WireMessage, frozen=True):
 
 
 class Items(WireMessage, frozen=True):
-    """A microbatch between stages; the tensors' bytes follow."""
+    """A microbatch between stages, with what has become of it so far; the tensors' bytes follow.
+
+    It carries its trace along, so that of a microbatch that comes out everything is known, whoever is gone by then.
+    """
 
     generation: int
     number: int
     single: bool
     heads: list[TensorHead]
+    visits: list[Visit] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -134,6 +147,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
+        self.begun_s = 0.0  # when the last message began to arrive
         self._lock = threading.Lock()
 
     @classmethod
@@ -165,6 +179,7 @@ class Connection:
     def receive(self, limit: int = _HEAD_LIMIT, buffers: bool = True) -> tuple[Any, list[memoryview]]:
         """The next message and its buffers, if it may have any; ConnectionError if there is none any more."""
         length, count = _PREFIX.unpack(self._exactly(_PREFIX.size))
+        self.begun_s = time.monotonic()
         if length + count * _SIZE.size > limit or (count and not buffers):
             raise ConnectionError(f"a message of {length} bytes and {count} buffers is too long")
         sizes = [_SIZE.unpack(self._exactly(_SIZE.size))[0] for _ in range(count)]
@@ -237,8 +252,25 @@ class Listener:
         self._socket.close()
 
 
-def clock_offset_s(connection: Connection, rounds: int = 5) -> float:
-    """What to add to a peer's clock to get ours: from the quickest of some questions, assuming equal ways."""
+class Offset(Struct, frozen=True):
+    """What to add to a peer's clock to get ours, and by how much that may be wrong."""
+
+    offset_s: float = 0.0
+    error_s: float = 0.0
+    shared: bool = True  # both read one clock
+
+
+def own_clock() -> str:
+    """What tells this machine's monotonic clock from those of others: it counts from the machine's start."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def measure_offset(connection: Connection, clock: str, rounds: int = 9) -> Offset:
+    """How a peer's clock differs from ours: from the quickest of some questions, wrong by half of its way at most."""
     best_s, offset_s = float("inf"), 0.0
     for _ in range(rounds):
         asked_s = time.monotonic()
@@ -249,5 +281,7 @@ def clock_offset_s(connection: Connection, rounds: int = 5) -> float:
         now_s = time.monotonic()
         if now_s - asked_s < best_s:
             best_s, offset_s = now_s - asked_s, (asked_s + now_s) / 2 - answer.theirs_s
-    # On one machine the clock is the same, and the error of this estimate is larger than the difference.
-    return 0.0 if abs(offset_s) <= best_s else offset_s
+    # A container may have a clock of its own beside the machine's.
+    if clock and clock == own_clock() and abs(offset_s) <= best_s:
+        return Offset()
+    return Offset(offset_s, best_s / 2, shared=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
@@ -14,6 +15,30 @@ from dovetail.core.rates import Rate, RateTable
 from dovetail.pipeline.inputs.files import DeviceTypeEntry, ModelEntry
 from dovetail.pipeline.inputs.problem import DTYPE_BYTES, LARGEST
 from dovetail.pipeline.profile.files import ModelProfile, dump_yaml, parameters
+
+
+class PlannerFile(Struct, frozen=True):
+    """A file of the planner to extend: device_types.yml if there is a device type, else models.yml."""
+
+    path: Path
+    device_type: str | None = None
+    memory_mb: float | None = None
+    bandwidth_mbps: float | None = None
+    force: bool = False
+
+    def extend(self, profiles: Sequence[ModelProfile], write: bool = True) -> list[str]:
+        """Write, or only find out whether that can be done. Gives warnings."""
+        if self.device_type is None:
+            return to_models(profiles, self.path, force=self.force, write=write)
+        return to_device_types(
+            profiles,
+            self.path,
+            self.device_type,
+            mem_mb=self.memory_mb,
+            bw_mbps=self.bandwidth_mbps,
+            force=self.force,
+            write=write,
+        )
 
 
 def to_models(profiles: Sequence[ModelProfile], path: Path, *, force: bool = False, write: bool = True) -> list[str]:
@@ -81,6 +106,8 @@ def to_device_types(
         made = {"dtype": dtype, "batch_size": profile.batch_size, "time_s": _times(profile)}
         if profile.source != "measured":
             made["source"] = profile.source
+        elif profile.device:
+            made["device"] = profile.device
         listed = list(held.get(profile.model_name) or [])
         same = [i for i, x in enumerate(listed) if (x["dtype"], x["batch_size"]) == (dtype, profile.batch_size)]
         if same and not force:
@@ -128,7 +155,7 @@ def to_rates(device_types: Path, model: str, reference: str, rates: Path) -> lis
         Rate(model, name, speed / base, source="estimated" if source == "estimated" else "measured")
         for name, (speed, source) in speeds.items()
     ]
-    RateTable([*table.rates.values(), *made], list(table.switches.values())).write(rates)
+    (table | RateTable(made)).write(rates)
     return made
 
 

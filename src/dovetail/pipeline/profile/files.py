@@ -167,6 +167,35 @@ def merged(old: Iterable[ModelProfile], new: Iterable[ModelProfile], *, force: b
     return together
 
 
+def merge_into(path: Path, new: Iterable[ModelProfile], *, force: bool = False) -> list[ModelProfile]:
+    """What a file would hold with new profiles in it; an error names the file."""
+    old = read_profiles(path) if path.exists() else []
+    try:
+        return merged(old, new, force=force)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def expected_in(
+    path: Path, model: str, layers: int, part: tuple[int, int], runs: Iterable[tuple[int, str]], *, force: bool = False
+) -> list[ModelProfile]:
+    """Which layers a file would have of each batch size and dtype once some more are measured; an error if there is no
+    room for them. To be asked before anything is measured: the times are empty."""
+    old = read_profiles(path) if path.exists() else []
+    found = []
+    for size, dtype in runs:
+        rows = [LayerRow(layer, 0, [], [], 0) for layer in range(part[0], part[1] + 1)]
+        new = ModelProfile(batch_size=size, dtype=dtype, layers=layers, model_name=model, profile_data=rows)
+        try:
+            check_room(old, new, force=force)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        there = [row for each in old if _key(each) == _key(new) for row in each.profile_data]
+        new.profile_data += [row for row in there if not part[0] <= row.layer <= part[1]]
+        found.append(new)
+    return found
+
+
 def _joined(old: ModelProfile, new: ModelProfile) -> ModelProfile:
     rows = {row.layer: row for row in (*old.profile_data, *new.profile_data)}
     kept = len(rows) > len(new.profile_data)

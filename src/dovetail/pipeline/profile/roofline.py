@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.pipeline.inputs.problem import MIB
+from dovetail.pipeline.inputs.problem import LARGEST, MIB
 from dovetail.pipeline.models.spec import Chain, need_torch
 from dovetail.pipeline.profile.measure import LayerProfile, ProfileResult, shapes, weight_bytes
 
@@ -67,6 +67,15 @@ def peak(name: str) -> Peak:
     if found is None:
         raise InputError(f"no published figures of {name!r} here{did_you_mean(name.lower(), PEAKS)}")
     return found
+
+
+def given_peak(name: str, dtypes: Sequence[str], tflops: float | None, memory_gbps: float | None) -> Peak:
+    """The peak of a device by the figures that are given, or else by what is published."""
+    if tflops is None and memory_gbps is None:
+        return peak(name)
+    if tflops is None or memory_gbps is None or not (0 < tflops <= LARGEST and 0 < memory_gbps <= LARGEST):
+        raise InputError("--peak-tflops and --memory-gbps belong together, both more than 0")
+    return Peak(name=name, tflops=dict.fromkeys(dtypes, tflops), memory_gbps=memory_gbps)
 
 
 class Cost(Struct, frozen=True):
