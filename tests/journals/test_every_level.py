@@ -43,6 +43,18 @@ def test_the_common_readers_understand_it(journals: Journals, level: str) -> Non
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_the_example_of_the_documentation_works(
+    journals: Journals, level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
+    example = text.split("```python\n", 1)[1].split("```", 1)[0]
+    assert "dovetail_journal.jsonl" in example
+    capsys.readouterr()
+    exec(example.replace("dovetail_journal.jsonl", str(journals[level])), {})
+    assert float(capsys.readouterr().out) > 0
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_the_levels_checker_agrees_with_that_of_all_levels(journals: Journals, level: str) -> None:
     report = examine(journals[level])
     assert report.valid, report.faults
