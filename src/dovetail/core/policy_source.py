@@ -47,7 +47,7 @@ class PolicySource(NamedTuple):
         raise LookupError(name)
 
     def _ancestry(self) -> Iterator[ast.ClassDef]:
-        """The class and those it inherits from, as long as they are in the same file."""
+        """The class and those it inherits from, as long as they are in its file or in `base.py` beside it."""
         definition = self.definition
         while definition is not None:
             yield definition
@@ -78,10 +78,13 @@ def _literal(value: ast.expr | None) -> Any:
 def read_policies(package: str, path: Iterable[str], level: str) -> dict[str, PolicySource]:
     """The policies of a level that the modules of a package register with `policy(name, level=...)`, by name."""
     found = {}
+    trees = {}
     for finder, module, _ in pkgutil.iter_modules(path, f"{package}."):
         loader = getattr(finder.find_spec(module, None), "loader", None)
-        tree = ast.parse(loader.get_source(module) if loader else "")
-        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        trees[module] = ast.parse(loader.get_source(module) if loader else "")
+    base = trees.get(f"{package}.base", ast.Module([], []))
+    for module, tree in trees.items():
+        classes = {node.name: node for node in (*base.body, *tree.body) if isinstance(node, ast.ClassDef)}
         for node in tree.body:
             for call in ast.walk(node):
                 name = _registered(call, level)
