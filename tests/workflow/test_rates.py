@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,14 @@ def test_a_table_that_pipeline_convert_wrote(tmp_path: Path) -> None:
         tmp_path, [{"request_id": f"v{i}", "workflow_id": "look", "node_execution_times": {"see": 3}} for i in (0, 1)]
     )
     assert {start.devices: start.run_s for start in starts.values()} == {(0, 1): 3.0, (2, 3): pytest.approx(15.0)}
+
+
+def test_a_table_that_host_measure_wrote(tmp_path: Path) -> None:
+    """A program as a model, cores as devices: it takes as long as it took, and twice as long for two runs."""
+    words = ["host", "measure", "--cores", "1", "--name", "chat", "--rates-out", str(tmp_path / "rates.json")]
+    assert main([*words, "--", sys.executable, "-c", "sum(range(1000))"]) in (None, 0)
+    took_s = 1 / (RateTable.read(tmp_path / "rates.json").per_s("chat", "core", "runs/s") or 0)
+    asked = [{"request_id": f"r{i}", "workflow_id": "talk", "node_items": {"say": i}} for i in (1, 2)]
+    starts = run(tmp_path, asked, gpu_types={"core": {}}, gpus="core:2")
+    assert starts["r1"].run_s == pytest.approx(took_s)
+    assert starts["r2"].run_s == pytest.approx(2 * took_s)
