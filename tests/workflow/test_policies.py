@@ -16,7 +16,7 @@ from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import RandomWorkload, random_case, read_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import ListPolicy, Place, Policy, ReadyNode, View, Wait, Window
+from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 from dovetail.workflow.policies.dovetail import Dovetail
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
@@ -26,10 +26,10 @@ OURS = ("baseline", "deadline", "dovetail", "heft", "hybrid", "offline", "online
 Rule = Callable[[View, Place | None], None]
 
 
-class Watched(Policy):
+class Watched(WorkflowPolicy):
     """A policy whose every decision is looked at before it is carried out."""
 
-    def __init__(self, policy: Policy, rule: Rule) -> None:
+    def __init__(self, policy: WorkflowPolicy, rule: Rule) -> None:
         self.policy = policy
         self.rule = rule
         self.decisions = 0
@@ -465,7 +465,9 @@ def test_static_shared_gpus_change_their_model_only_for_who_waited_longer_than_t
 # --- dovetail -------------------------------------------------------------------------------------
 
 
-def start_of(policy: str | Policy, gpus: int = 2, types: dict[str, DeviceType] | None = None) -> tuple[View, Any]:
+def start_of(
+    policy: str | WorkflowPolicy, gpus: int = 2, types: dict[str, DeviceType] | None = None
+) -> tuple[View, Any]:
     view = View(Pool.parse(str(gpus), types or {}), MODELS, CostRules())
     chosen = registry.create("workflow", policy) if isinstance(policy, str) else policy
     return view, WorkflowScheduler(view, GRAPHS, chosen).handle
@@ -518,7 +520,7 @@ def test_dovetail_evicts_what_nobody_will_need() -> None:
     assert names(handle([Arrived("n", "new", (5.0,))], 100.0)) == [("n", (held.index("sd"),))]
 
 
-def saturate(policy: str | Policy, until_s: float) -> float | None:
+def saturate(policy: str | WorkflowPolicy, until_s: float) -> float | None:
     """When a node of two GPUs starts on two GPUs that a stream of short nodes keeps busy, one or the other."""
     _, handle = start_of(policy, 2)
     ends: list[tuple[float, str]] = []

@@ -21,7 +21,7 @@ from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import Place, Policy, ReadyNode, View, Wait
+from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, WorkflowPolicy
 from dovetail.workflow.scheduler import WorkflowScheduler, scheduler_for
 
 MODELS = {
@@ -51,7 +51,7 @@ class Bench:
     """A scheduler on the table: put something in, see what comes out."""
 
     def __init__(
-        self, gpus: int = 1, policy: str | Policy = "baseline", retries: int = 0, costs: CostRules | None = None
+        self, gpus: int = 1, policy: str | WorkflowPolicy = "baseline", retries: int = 0, costs: CostRules | None = None
     ) -> None:
         self.view = View(Pool.parse(str(gpus), {}), MODELS, costs or CostRules())
         chosen = registry.create("workflow", policy) if isinstance(policy, str) else policy
@@ -225,7 +225,7 @@ def test_what_waits_for_ever_is_rejected_at_the_close_with_its_reason() -> None:
 # --- admission ------------------------------------------------------------------------------------
 
 
-class Picky(Policy):
+class Picky(WorkflowPolicy):
     """Refuses nodes of one model."""
 
     def __init__(self, model: str) -> None:
@@ -274,7 +274,7 @@ def test_a_node_that_is_refused_when_tried_again_leaves_no_demand() -> None:
 # --- what a policy may not do, and may ------------------------------------------------------------
 
 
-class Scripted(Policy):
+class Scripted(WorkflowPolicy):
     """Decides what it was told to."""
 
     def __init__(self, *decisions: Wait | str | None) -> None:
@@ -346,7 +346,7 @@ def test_one_of_a_batch_may_fail() -> None:
     assert bench.idle
 
 
-class Youngest(Policy):
+class Youngest(WorkflowPolicy):
     """Starts the node that became ready last."""
 
     def choose(self, view: View) -> Place | Wait | None:

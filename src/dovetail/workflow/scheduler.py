@@ -22,13 +22,13 @@ from dovetail.core.events import (
 from dovetail.core.journal import Reader
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.facts import WorkflowFacts
-from dovetail.workflow.policies.base import OpenRequest, Place, Policy, ReadyNode, View, Wait, Window
+from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 
 
 class WorkflowScheduler:
     """`retries` is how often a failed node is tried again before its request is rejected."""
 
-    def __init__(self, view: View, graphs: Mapping[str, TaskGraph], policy: Policy, retries: int = 0) -> None:
+    def __init__(self, view: View, graphs: Mapping[str, TaskGraph], policy: WorkflowPolicy, retries: int = 0) -> None:
         self.view = view
         self._graphs = graphs
         self._policy = policy
@@ -41,7 +41,7 @@ class WorkflowScheduler:
         self._next_batch = count(1)
         self._begun = False
         self._wake_s = -inf  # when it last asked to be woken
-        self._refuses = type(policy).refuse is not Policy.refuse
+        self._refuses = type(policy).refuse is not WorkflowPolicy.refuse
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
         self.view.now = now
@@ -229,5 +229,5 @@ def scheduler_for(reader: Reader) -> WorkflowScheduler:
     """The scheduler that decided a recorded run, as its header describes it: fed the same stimuli, it decides again."""
     header, facts = reader.header, WorkflowFacts.of(reader.header, reader.path)
     view = View(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
-    policy: Policy = registry.create("workflow", header.policy, header.options)
+    policy: WorkflowPolicy = registry.create("workflow", header.policy, header.options)
     return WorkflowScheduler(view, header.build_graphs(), policy, facts.retries)

@@ -20,14 +20,14 @@ from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.choices import DEFAULT_POLICY, Mode
 from dovetail.workflow.compat.heap_order import HeapOrder
 from dovetail.workflow.metrics import summary
-from dovetail.workflow.policies.base import Policy
+from dovetail.workflow.policies.base import WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
 
 
-def make_policy(name: str, options: Mapping[str, Any] | None, mode: Mode) -> Policy:
+def make_policy(name: str, options: Mapping[str, Any] | None, mode: Mode) -> WorkflowPolicy:
     """A policy by name, for a mode that it can work in."""
-    chosen: Policy = registry.create("workflow", name, options)
+    chosen: WorkflowPolicy = registry.create("workflow", name, options)
     if chosen.plans_ahead and mode == "online":
         raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline)")
     return chosen
@@ -45,7 +45,7 @@ class WorkflowResult(Struct, frozen=True):
 
 def run(
     problem: WorkflowProblem,
-    policy: str | Policy = DEFAULT_POLICY,
+    policy: str | WorkflowPolicy = DEFAULT_POLICY,
     options: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,

@@ -18,7 +18,7 @@ from dovetail.core.events import Arrived, Start
 from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.registry import create
-from dovetail.workflow.policies.base import ListPolicy, OpenRequest, Policy, ReadyNode, View, Window
+from dovetail.workflow.policies.base import ListPolicy, OpenRequest, ReadyNode, View, Window, WorkflowPolicy
 from dovetail.workflow.scheduler import WorkflowScheduler
 
 Objective = Literal["makespan", "mean"]
@@ -86,7 +86,7 @@ class _Search:
     def spent(self) -> bool:
         return self._left <= 0 or (self._until is not None and time.monotonic() >= self._until)
 
-    def attempt(self, policy: Policy, origin: str) -> bool:
+    def attempt(self, policy: WorkflowPolicy, origin: str) -> bool:
         """Simulate; True if this is the best so far."""
         self._left -= 1
         old = self._view
@@ -114,7 +114,7 @@ def optimise(
     """The best plan found for requests that are all there at the start; never worse than the default policy's."""
     search = _Search(view, requests, objective, schedules, budget_s)
     search.attempt(create("workflow", "dovetail"), "dovetail")
-    candidates: list[tuple[str, Policy]] = [(name, create("workflow", name)) for name in _OTHERS]
+    candidates: list[tuple[str, WorkflowPolicy]] = [(name, create("workflow", name)) for name in _OTHERS]
     candidates += [(f"dovetail, patience {p}", create("workflow", "dovetail", {"patience": p})) for p in (100, 1000)]
     candidates += [(f"longest path, hysteresis {h}", _Tail(hysteresis=h)) for h in (0, 8, 40, 200, 1000)]
     for origin, policy in candidates:

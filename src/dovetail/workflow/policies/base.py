@@ -291,7 +291,7 @@ class Wait(NamedTuple):
     until_s: float
 
 
-class Policy:
+class WorkflowPolicy:
     """State in, decision with a reason out. Keyword parameters of `__init__` are the policy's options."""
 
     plans_ahead = False  # whether it must see all requests at its first decision, and so belongs to offline mode
@@ -312,7 +312,7 @@ class Policy:
         return None
 
 
-class ListPolicy(Policy):
+class ListPolicy(WorkflowPolicy):
     """Greedy over the queue heads: the smallest `rank` plus `hysteresis` x the price of the switch goes first, on its
     cheapest free window. Derive from it and give a `rank` in seconds."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Policy, ReadyNode, View, Wait
+from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, WorkflowPolicy
 
 
 @policy("baseline", level="workflow")
-class Baseline(Policy):
+class Baseline(WorkflowPolicy):
     """The node that became ready first goes first, on a warm GPU or the longest idle; what does not fit is overtaken.
 
     Multi-GPU nodes take the first free run of GPUs, whatever it holds.

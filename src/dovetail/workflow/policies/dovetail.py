@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Policy, Queue, ReadyNode, View, Wait, Window
+from dovetail.workflow.policies.base import Place, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
 
 _MEMORY_S = 100.0  # a GPU idle for much longer than this is a good place to load another model
 
 
 @policy("dovetail", level="workflow")
-class Dovetail(Policy):
+class Dovetail(WorkflowPolicy):
     """Oldest ready node first, but a switch must be worth the wait it costs; a starved wide node gets a reservation.
 
     A candidate's key is the time it became ready (so that everyone ages alike) plus the GPU-seconds that its switch

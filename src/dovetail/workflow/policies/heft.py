@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Policy, ReadyNode, View, Wait
+from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, WorkflowPolicy
 
 
 @policy("heft", level="workflow")
-class Heft(Policy):
+class Heft(WorkflowPolicy):
     """The node with the longest path behind it goes first, to the window where it would finish earliest.
 
     If that window is still busy, the node waits for it, and others may use only what it does not need.

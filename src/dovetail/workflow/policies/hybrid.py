@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Policy, View, Wait
+from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
 
 
 @policy("hybrid", level="workflow")
-class Hybrid(Policy):
+class Hybrid(WorkflowPolicy):
     """The batch with the highest priority (many nodes, much work, short load) goes first, on the earliest free GPUs."""
 
     def __init__(self, *, per_node: float = 1000.0, per_second: float = 1.0, per_load_second: float = 10.0) -> None:

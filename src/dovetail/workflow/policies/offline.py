@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Policy, View, Wait
+from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
 
 
 @policy("offline", level="workflow")
-class Offline(Policy):
+class Offline(WorkflowPolicy):
     """No switch while a ready node finds its model on free GPUs; then one to the largest waiting group of a model."""
 
     def choose(self, view: View) -> Place | Wait | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Policy, ReadyNode, View, Wait, Window
+from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 
 
 @policy("online", level="workflow")
-class Online(Policy):
+class Online(WorkflowPolicy):
     """Least cost first: -alpha x waited + beta x switch + gamma x future + delta x balance.
 
     `future` looks at the `lookahead` oldest ready nodes: those of the same model will find it loaded, the others will

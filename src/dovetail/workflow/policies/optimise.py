@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dovetail.core.registry import policy
 from dovetail.workflow.optimise.planner import NodeKey, Objective, PlannedStarts, optimise
-from dovetail.workflow.policies.base import OpenRequest, Place, Policy, ReadyNode, View, Wait, Window
+from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 
 
 @policy("optimise", level="workflow")
-class Optimise(Policy):
+class Optimise(WorkflowPolicy):
     """The best of several list schedules, improved by local search, then followed; never worse than the default policy.
 
     `schedules` candidates are simulated; `budget_s` also limits the time, at the price of reproducibility. It plans at

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Policy, View, Wait, Window
+from dovetail.workflow.policies.base import Place, View, Wait, Window, WorkflowPolicy
 
 
 @policy("static", level="workflow")
-class Static(Policy):
+class Static(WorkflowPolicy):
     """A model runs only where it is pinned, oldest node first; replicas follow the forecast of GPU-seconds.
 
     Every model gets a window, the widest first, on the GPUs with the least pinned work; GPUs left over become replicas
