@@ -89,10 +89,10 @@ def auction(
         reasons = ["no chain of bids in this order holds all layers", *one.warnings]
         return Infeasible(model=one.model, reasons=reasons)
     value, chain = found
-    parts = [(Option(k), i, j) for k, i, j in chain]
+    chosen = [(Option(k), i, j) for k, i, j in chain]
     objective: Literal["latency", "throughput"] = "latency" if mode == "latency" else "throughput"
     ends_s = (enter[ranks.index(chain[0][0])], leave[ranks.index(chain[-1][0])]) if chain else None
-    made = finish(tables, Constraints(), objective, parts, value, 0.0, False, f"auction ({mode})", 0, ends_s)
+    made = finish(tables, Constraints(), objective, chosen, value, 0.0, False, f"auction ({mode})", 0, ends_s)
     made.problem = pipeline
     if mode == "greedy":
         made.value = made.bottleneck_s
