@@ -12,7 +12,7 @@ import pytest
 from dovetail.cluster.check import CODES, check_journal
 from dovetail.cluster.inputs.choices import JournalMode
 from dovetail.cluster.inputs.workload import Job
-from dovetail.cluster.records import KEPT
+from dovetail.cluster.rounding.records import KEPT
 from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
 from tests.cluster.conftest import Make, Table

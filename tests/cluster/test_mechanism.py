@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.cluster.rounding.mechanism import Mechanism, fitting
 from dovetail.cluster.rules import RoundRules
@@ -41,7 +41,13 @@ def _mechanism(policy: Table, rules: RoundRules, counts: tuple[int, int] = (1, 1
         THROUGHPUTS.pairs,
         rules,
         random.Random(0),
+        kinds=THROUGHPUTS.kinds,
     )
+
+
+def _arrived(kinds: Sequence[int], steps: float = 9.0) -> dict[str, Any]:
+    count = len(kinds)
+    return {"id": list(range(count)), "kind": list(kinds), "steps": [steps] * count, "at_s": [0.0] * count}
 
 
 @pytest.mark.parametrize("priority", ["owed", "fraction"])
@@ -56,11 +62,11 @@ def test_long_run_time_follows_the_shares(priority: Literal["owed", "fraction"],
     shares = {i: [first[i], min(second[i], 1 - first[i])] for i in range(jobs)}
     rules = RoundRules(priority=priority, restart_s=0.0)
     mechanism = _mechanism(Table(shares), rules)
-    mechanism.arrive([Job(id=i, model="A", steps=1e12) for i in range(jobs)], [0] * jobs, [0] * jobs)
+    mechanism.arrive(_arrived([0] * jobs, 1e12))
     total = np.zeros((jobs, 2))
     rounds = 400
     for n in range(rounds):
-        mechanism.update(n * rules.round_s, np.zeros(2))
+        mechanism.update(n * rules.round_s)
         choice = mechanism.choose()
         rows = np.flatnonzero(choice.on >= 0)
         mechanism.receive(rows, choice.on[rows], np.full(len(rows), rules.round_s))
@@ -72,9 +78,8 @@ def test_long_run_time_follows_the_shares(priority: Literal["owed", "fraction"],
 def test_rounds_respect_capacity_and_widths() -> None:
     mechanism = _mechanism(Table({i: [0.5, 0.5] for i in range(6)}), RoundRules(), counts=(3, 2))
     kinds = [0, 2, 0, 3, 1, 2]
-    jobs = [Job(id=i, model="AB"[kind % 2], width=THROUGHPUTS.kinds[kind][1], steps=9) for i, kind in enumerate(kinds)]
-    mechanism.arrive(jobs, kinds, [0] * 6)
-    mechanism.update(0.0, np.zeros(2))
+    mechanism.arrive(_arrived(kinds))
+    mechanism.update(0.0)
     choice = mechanism.choose()
     for j, count in enumerate((3, 2)):
         assert mechanism.jobs.width[choice.on == j].sum() <= count
@@ -83,8 +88,8 @@ def test_rounds_respect_capacity_and_widths() -> None:
 
 def test_pairs_run_together_or_not_at_all() -> None:
     mechanism = _mechanism(Table({0: [0, 0], 1: [0, 0], 2: [0, 1]}, {(0, 1): [1.0, 0.0]}), RoundRules())
-    mechanism.arrive([Job(id=i, model="AB"[i % 2], steps=9) for i in range(3)], [0, 1, 0], [0] * 3)
-    mechanism.update(0.0, np.zeros(2))
+    mechanism.arrive(_arrived([0, 1, 0]))
+    mechanism.update(0.0)
     choice = mechanism.choose()
     assert choice.on.tolist() == [0, 0, 1]
     assert choice.beside.tolist() == [1, 0, -1]
@@ -92,8 +97,8 @@ def test_pairs_run_together_or_not_at_all() -> None:
 
 def test_one_queue_for_all_types_takes_the_best_rank_anywhere() -> None:
     mechanism = _mechanism(Table({0: [0.1, 0.9], 1: [0.2, 0.3]}), RoundRules(global_queue=True))
-    mechanism.arrive([Job(id=i, model="A", steps=9) for i in range(2)], [0, 0], [0, 0])
-    mechanism.update(0.0, np.zeros(2))
+    mechanism.arrive(_arrived([0, 0]))
+    mechanism.update(0.0)
     assert mechanism.choose().on.tolist() == [1, 0]
 
 
@@ -101,8 +106,8 @@ def test_a_strict_policy_leaves_jobs_without_share_idle() -> None:
     policy = Table({0: [1, 0]})
     policy.strict = True
     mechanism = _mechanism(policy, RoundRules())
-    mechanism.arrive([Job(id=i, model="A", steps=9) for i in range(2)], [0, 0], [0, 0])
-    mechanism.update(0.0, np.zeros(2))
+    mechanism.arrive(_arrived([0, 0]))
+    mechanism.update(0.0)
     assert mechanism.choose().on.tolist() == [0, -1]
 
 
@@ -123,9 +128,9 @@ def test_a_policy_that_answers_something_else_is_stopped(answer: Allocation, fau
             return answer
 
     mechanism = _mechanism(Wrong({}, {(0, 1): [0.5, 0.0]}), RoundRules())
-    mechanism.arrive([Job(id=i, model="A", steps=100) for i in range(2)], [0, 0], [0, 0])
+    mechanism.arrive(_arrived([0, 0], 100.0))
     with pytest.raises(DovetailError, match=fault):
-        mechanism.update(0.0, np.ones(2))
+        mechanism.update(0.0)
 
 
 def test_pairs_of_a_policy_that_does_not_pack_are_refused() -> None:
@@ -134,6 +139,6 @@ def test_pairs_of_a_policy_that_does_not_pack_are_refused() -> None:
             return _paired([[0, 1]], [[0.5, 0.0]])
 
     mechanism = _mechanism(Wrong({}), RoundRules())
-    mechanism.arrive([Job(id=i, model="A", steps=100) for i in range(2)], [0, 0], [0, 0])
+    mechanism.arrive(_arrived([0, 0], 100.0))
     with pytest.raises(DovetailError, match="does not pack"):
-        mechanism.update(0.0, np.ones(2))
+        mechanism.update(0.0)

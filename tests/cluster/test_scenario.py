@@ -186,7 +186,7 @@ def test_estimated_pairs_are_believed_until_they_are_tried() -> None:
     assert believed is not None
     assert believed.pairs is not None
     inner = Pairs()
-    policy = LearnedRates(inner, believed)
+    policy = LearnedRates(inner, believed.pairs)
     wrong = (believed.pairs != true).any(axis=2) & (true != true.swapaxes(0, 1)).any(axis=2)
     a, b = np.argwhere(wrong)[0]
     problem = Problem(

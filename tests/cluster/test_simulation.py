@@ -19,7 +19,7 @@ from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.metrics import ClusterResult
 from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.cluster.rounding.active import Active
-from dovetail.cluster.rounds import Simulation
+from dovetail.cluster.rounds import Rounds
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.core.errors import DovetailError, InputError
@@ -176,17 +176,17 @@ def test_rounds_that_change_nothing_are_skipped_without_a_trace(
     fast, _ = _run(make_setup(jobs), Table(shares), RoundRules(), tmp_path)
     skipped = (tmp_path / "run.jsonl").read_bytes()
     boundaries = 0
-    whole = Simulation._boundary
+    whole = Rounds._round
 
-    def counted(simulation: Simulation) -> None:
+    def counted(rounds: Rounds, happened: Sequence[Rows], now: float, found: list[Rows]) -> None:
         nonlocal boundaries
         boundaries += 1
-        whole(simulation)
+        whole(rounds, happened, now, found)
 
-    monkeypatch.setattr(Simulation, "_boundary", counted)
+    monkeypatch.setattr(Rounds, "_round", counted)
     _run(make_setup(jobs), Table(shares), RoundRules(), tmp_path)
     assert boundaries < 100 < fast.rounds
-    monkeypatch.setattr(Simulation, "_quiet_rounds", lambda simulation, end: 0)
+    monkeypatch.setattr(Rounds, "_quiet_rounds", lambda rounds, until_s: 0)
     slow, _ = _run(make_setup(jobs), Table(shares), RoundRules(), tmp_path)
     assert slow.rounds == fast.rounds
     assert slow.figures == fast.figures
@@ -284,11 +284,12 @@ def test_a_policy_that_answers_otherwise_when_it_is_warm_gives_the_same_bytes(ma
 
 
 def test_what_happens_after_a_checkpoint_was_loaded_is_not_forgotten_when_a_job_arrives() -> None:
-    jobs = Active(2)
-    jobs.append([Job(id=0, model="A")], [0], [0], 0.0)
+    jobs, widths = Active(2), np.array([1])
+    columns = {"kind": [0], "steps": [9.0], "at_s": [0.0]}
+    jobs.append(columns | {"id": [0]}, widths, 0.0)
     again: Active = pickle.loads(pickle.dumps(jobs))
     again.on[0] = 1
-    again.append([Job(id=1, model="A")], [0], [0], 0.0)
+    again.append(columns | {"id": [1]}, widths, 0.0)
     assert again.on.tolist() == [1, -1]
 
 

@@ -10,10 +10,9 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.metrics import ClusterMetrics
 from dovetail.cluster.policies.base import Policy
-from dovetail.cluster.rounds import Simulation
+from dovetail.cluster.virtual_time import RoundsInVirtualTime
 from dovetail.core.errors import InputError
 from dovetail.core.files import open_bytes, written_whole
 
@@ -31,7 +30,7 @@ _NAMES = {
 }
 
 
-def save(path: Path, simulation: Simulation, metrics: ClusterMetrics, identity: bytes, written: int) -> None:
+def save(path: Path, simulation: RoundsInVirtualTime, metrics: ClusterMetrics, identity: bytes, written: int) -> None:
     """Save a simulation. `identity` is the journal's header, `written` how many bytes its journal has so far."""
     with written_whole(path) as file:
         file.write(_MAGIC + pickle.dumps((identity, written, simulation, metrics), protocol=5))
@@ -62,7 +61,7 @@ class _OwnClasses(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}")
 
 
-def load(path: Path, identity: bytes, setup: ClusterSetup, policy: Policy) -> tuple[Simulation, ClusterMetrics, int]:
+def load(path: Path, identity: bytes, policy: Policy) -> tuple[RoundsInVirtualTime, ClusterMetrics, int]:
     """The simulation, its figures so far, and how long its journal was."""
     with open_bytes(path) as file:
         content = file.read()
@@ -74,5 +73,4 @@ def load(path: Path, identity: bytes, setup: ClusterSetup, policy: Policy) -> tu
         raise InputError(f"{path}: not a checkpoint that this version can read: {error}") from None
     if found != identity:
         raise InputError(f"{path}: is a checkpoint of another run (jobs, cluster, policy, rules or seed differ)")
-    simulation.take_up(setup)
     return simulation, metrics, written

@@ -11,15 +11,15 @@ from math import inf
 
 import numpy as np
 
-from dovetail.cluster import records
 from dovetail.cluster.bounds import fastest
-from dovetail.cluster.inputs.setup import ClusterSetup, JobKinds
-from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Policy
+from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.admission import admit
 from dovetail.cluster.rounding.envy import envy
 from dovetail.cluster.rounding.mechanism import Mechanism
 from dovetail.cluster.rules import RoundRules
+from dovetail.cluster.virtual_time import VirtualTime
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Observer
@@ -27,14 +27,12 @@ from dovetail.core.journal import Observer
 _INSTANT = 1e-12  # relative: who ends within it ends together
 
 
-class IdealSimulation:
-    """Runs a setup; the policy is asked whenever a job comes or goes or a price changes."""
+class IdealSimulation(VirtualTime):
+    """The policy is asked whenever a job comes or goes or a price changes."""
 
     def __init__(self, setup: ClusterSetup, policy: Policy, observers: Sequence[Observer] = ()) -> None:
-        self._setup = setup
+        super().__init__(setup, observers)
         self._policy = policy
-        self._observers = observers
-        weights = np.array(list(setup.entities.values())) if setup.entities else None
         self._mechanism = Mechanism(
             policy,
             setup.types,
@@ -43,51 +41,36 @@ class IdealSimulation:
             setup.throughputs.pairs,
             RoundRules(),
             random.Random(setup.seed),
-            weights,
-            setup.throughputs.kinds,
+            setup.entity_weights(),
+            kinds=setup.throughputs.kinds,
         )
         self._runs = fastest(setup, policy)[0] > 0
-        self._kinds = JobKinds(setup)
-        self._jobs = iter(setup.jobs)
-        self._next = next(self._jobs, None)
-        self._open = set(range(*setup.window)) if setup.window else None
-        self._price_until = -inf
         self.allocations = 0
-        self.steps = 0
-        self.now = 0.0
 
-    def run(self) -> None:
-        jobs = self._mechanism.jobs
-        while (self._next is not None or len(jobs)) and self._open != set():
-            events: list[Rows] = []
-            if not len(jobs) and self._next is not None:
-                self.now = max(self.now, self._next.arrival_s)
-            if self.now >= self._price_until:
-                self._price_until = self._setup.prices.next_change(self.now)
-                events.append(Rows("prices", {"price": self._setup.prices.price_at(self.now)}))
-            self._arrive(events)
-            if len(jobs):
-                self._flow(events)
-            self.steps += 1
-            for observer in self._observers:
-                observer.step(self.steps, self.now, events)
+    @property
+    def busy(self) -> bool:
+        return len(self._mechanism.jobs) > 0
 
-    def _arrive(self, events: list[Rows]) -> None:
-        arrived: list[Job] = []
-        while self._next is not None and self._next.arrival_s <= self.now:
-            arrived.append(self._next)
-            self._next = next(self._jobs, None)
-        if arrived:
-            found = admit(arrived, self._kinds, self._runs, self.now)
-            events += found.events
-            if self._open is not None:
-                self._open.difference_update(found.closed)
-            self._mechanism.arrive(found.jobs, found.kinds, [self._kinds.entity(job) for job in found.jobs])
+    def turn(self) -> None:
+        """Take in who arrives, and let time pass until a job ends, one comes, or a price changes."""
+        if not self.busy:
+            self.now = max(self.now, self.stimuli.arrival_s)
+        found = self.stimuli.prices(self.now)
+        for rows in found:
+            self._mechanism.see_prices(rows.columns["price"])
+        for rows in self.stimuli.arrivals(self.now):
+            admitted = admit(rows, self._runs, self.now)
+            found += admitted.records
+            if admitted.columns["id"]:
+                self._mechanism.arrive(admitted.columns)
+        if self.busy:
+            self._flow(found)
+        self.tell(found)
 
     def _flow(self, events: list[Rows]) -> None:
         """Let time pass until a job ends, one comes, or a price changes."""
         mechanism, jobs = self._mechanism, self._mechanism.jobs
-        problem = mechanism.problem(self.now, self._setup.prices.price_at(self.now))
+        problem = mechanism.problem(self.now)
         found = self._policy.allocate(problem)
         if fault := found.fault(problem):
             raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
@@ -103,7 +86,7 @@ class IdealSimulation:
             found.pair_share = np.where(fits, found.pair_share, 0.0)
         speed = found.throughput(problem)
         ends = self.now + np.divide(jobs.steps_left, speed, out=np.full(len(jobs), inf), where=speed > 0)
-        until = min(float(ends.min()), self._next.arrival_s if self._next is not None else inf, self._price_until)
+        until = min(float(ends.min()), self.stimuli.arrival_s, self.stimuli.price_until)
         if until == inf:
             raise InputError(f"job {jobs.id[0]} can never run on this cluster under this policy")
         passed = until - self.now
@@ -116,6 +99,4 @@ class IdealSimulation:
         self.now = until
         if done.any():
             events.append(records.completed(jobs.id[done], np.full(int(done.sum()), until)))
-            if self._open is not None:
-                self._open.difference_update(jobs.id[done].tolist())
             mechanism.leave(done)

@@ -21,8 +21,8 @@ from dovetail.cluster.inputs.choices import JournalMode
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.metrics import ClusterMetrics, ClusterResult, charts, summary
 from dovetail.cluster.policies.base import Allocation, Policy, Problem
-from dovetail.cluster.rounds import Simulation
 from dovetail.cluster.rules import RoundRules
+from dovetail.cluster.virtual_time import RoundsInVirtualTime
 from dovetail.core.charts import as_fact
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
@@ -112,13 +112,14 @@ def run(
     else:
         rules = rules if rules is not None else RoundRules()
         first = header(setup, policy, name, options or {}, rules, mode) if journal or saving else None
-        simulation, size = Simulation(setup, timed, rules), None
+        simulation, size = RoundsInVirtualTime(setup, timed, rules), None
         if saving is not None and saving.resume and saving.path.exists():
-            simulation, metrics, size = load(saving.path, msgspec.json.encode(first), setup, policy)
-        _simulate(simulation, metrics, first, journal, size, mode, observers, saving)
-        rounds, allocations = simulation.rounds, simulation.mechanism.allocations
-        assert isinstance(simulation.mechanism.policy, TimedPolicy)
-        timed = simulation.mechanism.policy
+            simulation, metrics, size = load(saving.path, msgspec.json.encode(first), policy)
+        _simulate(simulation, setup, metrics, first, journal, size, mode, observers, saving)
+        mechanism = simulation.rounds.mechanism
+        rounds, allocations = simulation.rounds.rounds, mechanism.allocations
+        assert isinstance(mechanism.policy, TimedPolicy)
+        timed = mechanism.policy
     return ClusterResult(
         figures=metrics.figures(),
         rounds=rounds,
@@ -131,7 +132,8 @@ def run(
 
 
 def _simulate(
-    simulation: Simulation,
+    simulation: RoundsInVirtualTime,
+    setup: ClusterSetup,
     metrics: ClusterMetrics,
     first: Header | None,
     journal: Path | None,
@@ -149,12 +151,13 @@ def _simulate(
             assert first is not None
             writer = stack.enter_context(Writer(journal, first) if size is None else Writer.reopen(journal, size))
             watching.append(writer if mode == "changes" else _SummaryOnly(writer))
-        simulation.watched_by(watching)
+        simulation.take_up(setup, watching)
 
         def pause() -> None:
-            if saving is not None and simulation.rounds and simulation.rounds % saving.every_rounds == 0:
+            rounds = simulation.rounds
+            if saving is not None and rounds.rounds and rounds.rounds % saving.every_rounds == 0:
                 save(saving.path, simulation, metrics, identity, writer.written() if writer else 0)
-                simulation.mechanism.policy = renewed(simulation.mechanism.policy)
+                rounds.mechanism.policy = renewed(rounds.mechanism.policy)
 
         try:
             simulation.run(pause)

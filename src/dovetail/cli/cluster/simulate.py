@@ -101,7 +101,7 @@ def simulate(
                 loaded.policy(policy, options),
                 how.rules,
                 name=policy,
-                options=options,
+                options=loaded.options(policy, options),
                 journal=journal,
                 mode=journal_mode,
                 observers=[watch],

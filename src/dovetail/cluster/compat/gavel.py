@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.cluster import records
 from dovetail.cluster.compat import GAVEL
-from dovetail.cluster.inputs.setup import ClusterSetup, JobKinds
-from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Floats, Ints, Policy
+from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.mechanism import Mechanism
 from dovetail.cluster.rules import RoundRules
+from dovetail.cluster.virtual_time import VirtualTime
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Observer
@@ -38,15 +38,14 @@ _NOTHING = _OldRound(*(np.zeros(0, dtype=np.int64),) * 3, np.zeros(0), np.zeros(
 _FAILURES = 5  # in a row, after which a job is dropped
 
 
-class GavelSimulation:
-    """Runs a setup by the old rules; every round is one step for the observers."""
+class GavelSimulation(VirtualTime):
+    """Runs a setup by the old rules; a turn is a round."""
 
     def __init__(
         self, setup: ClusterSetup, policy: Policy, rules: RoundRules = GAVEL, observers: Sequence[Observer] = ()
     ) -> None:
-        self._setup = setup
+        super().__init__(setup, observers)
         self._rules = rules
-        self._observers = observers
         self.mechanism = Mechanism(
             policy,
             setup.types,
@@ -55,58 +54,41 @@ class GavelSimulation:
             setup.throughputs.pairs,
             rules,
             random.Random(setup.seed + 5),
+            kinds=setup.throughputs.kinds,
+            resizes=False,
         )
-        self._kinds = JobKinds(setup)
-        self._jobs = iter(setup.jobs)
-        self._next = next(self._jobs, None)
-        self._open = set(range(*setup.window)) if setup.window else None
-        self._price: Floats = np.zeros(0)
-        self._price_until = -inf
-        self.now = 0.0
         self.rounds = 0
         self._round_end = 0.0
         self._running = _NOTHING
         self._failures: dict[int, int] = {}
 
-    def run(self) -> None:
-        mechanism = self.mechanism
-        while self._open or (self._open is None and (self._next is not None or len(mechanism.jobs))):
-            events: list[Rows] = []
-            if len(self._running.rows):
-                begun, self._round_end = self._round_end, float(self._running.finish_s.max())
-                self.now = self._round_end
-                events += self._complete(begun)
-            elif self._next is not None:
-                self.now = max(self.now, self._next.arrival_s)
-            elif not mechanism.needs_allocation:
-                raise InputError(f"job {mechanism.jobs.id[0]} can never run on this cluster")
-            else:
-                mechanism.hurry()  # nothing runs and nothing comes: only new shares can help
-            self._take_prices(events)
-            self._arrive(events)
-            mechanism.update(self.now, self._price)
-            self._start()
-            self.rounds += bool(len(self._running.rows))
-            for observer in self._observers:
-                observer.step(self.rounds, self.now, events)
+    @property
+    def busy(self) -> bool:
+        return len(self.mechanism.jobs) > 0
 
-    def _take_prices(self, events: list[Rows]) -> None:
-        """A round is billed at the prices of its end, so they come before what ended."""
-        prices = self._setup.prices
-        if self.now >= self._price_until:
-            self._price, self._price_until = prices.price_at(self.now), prices.next_change(self.now)
-            events.insert(0, Rows("prices", {"price": self._price}))
-            self.mechanism.needs_allocation = True
-
-    def _arrive(self, events: list[Rows]) -> None:
-        arrived: list[Job] = []
-        while self._next is not None and self._next.arrival_s <= self.now:
-            arrived.append(self._next)
-            self._next = next(self._jobs, None)
-        if arrived:
-            kinds = [self._kinds.kind(job) for job in arrived]
-            self.mechanism.arrive(arrived, kinds, [self._kinds.entity(job) for job in arrived])
-            events.append(records.arrived(arrived, kinds))
+    def turn(self) -> None:
+        """The end of a round and the beginning of the next one."""
+        mechanism, stimuli = self.mechanism, self.stimuli
+        ended: list[Rows] = []
+        if len(self._running.rows):
+            begun, self._round_end = self._round_end, float(self._running.finish_s.max())
+            self.now = self._round_end
+            ended = self._complete(begun)
+        elif stimuli.arrival_s < inf:
+            self.now = max(self.now, stimuli.arrival_s)
+        elif not mechanism.outdated:
+            raise InputError(f"job {mechanism.jobs.id[0]} can never run on this cluster")
+        else:
+            mechanism.hurry()  # nothing runs and nothing comes: only new shares can help
+        prices, arrived = stimuli.prices(self.now), stimuli.arrivals(self.now)
+        for rows in prices:
+            mechanism.see_prices(rows.columns["price"])
+        for rows in arrived:
+            mechanism.arrive(rows.columns)
+        mechanism.update(self.now)
+        self._start()
+        self.rounds += bool(len(self._running.rows))
+        self.tell([*prices, *ended, *arrived])  # a round is billed at the prices of its end
 
     def _start(self) -> None:
         """Give everybody who was chosen a whole number of steps; newcomers without a share only keep others out."""
@@ -164,8 +146,6 @@ class GavelSimulation:
         if dropped:
             gone |= np.isin(jobs.id, dropped)
             events.append(records.rejected(np.array(dropped), f"failed {_FAILURES} times in a row"))
-        if self._open is not None:
-            self._open.difference_update(jobs.id[gone].tolist())
         self.mechanism.leave(gone)
         return events
 
@@ -178,5 +158,5 @@ class GavelSimulation:
         for job in failed.tolist():
             self._failures[job] = self._failures.get(job, 0) + 1
         if len(failed):
-            self.mechanism.needs_allocation = True
+            self.mechanism.doubt()
         return [job for job, count in self._failures.items() if count == _FAILURES]

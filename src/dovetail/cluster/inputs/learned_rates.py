@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.cluster.inputs.workload import Throughputs
-from dovetail.cluster.policies.base import Allocation, Policy, Problem
-from dovetail.core.errors import InputError
+from dovetail.cluster.policies.base import Allocation, Floats, Policy, Problem
 
 
 class LearnedRates:
@@ -15,11 +13,9 @@ class LearnedRates:
     A pair that was given time is measured by it: from the next decision on, its true rates are known.
     """
 
-    def __init__(self, policy: Policy, believed: Throughputs) -> None:
-        if believed.pairs is None:
-            raise InputError("throughputs: expected pair rates to estimate from, found none")
+    def __init__(self, policy: Policy, pairs: Floats) -> None:
         self._policy = policy
-        self._pairs = believed.pairs.copy()
+        self.pairs = pairs
         self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
         self.every_round = getattr(policy, "every_round", False)
 
@@ -27,11 +23,11 @@ class LearnedRates:
         true = problem.pair_rates
         if true is None:
             return self._policy.allocate(problem)
-        found = self._policy.allocate(replace(problem, pair_rates=self._pairs))
+        found = self._policy.allocate(replace(problem, pair_rates=self.pairs))
         tried = found.pairs[(found.pair_share > 0).any(axis=1)] if len(found.pairs) else found.pairs
         if len(tried):
             # Policies may keep the array that they were given, so it is replaced and not changed.
-            self._pairs = self._pairs.copy()
+            self.pairs = self.pairs.copy()
             a, b = problem.kind[tried].T
-            self._pairs[a, b], self._pairs[b, a] = true[a, b], true[b, a]
+            self.pairs[a, b], self.pairs[b, a] = true[a, b], true[b, a]
         return found

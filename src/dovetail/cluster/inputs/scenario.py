@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import inf
 from pathlib import Path
@@ -74,15 +74,19 @@ class LoadedScenario(Struct, kw_only=True):
     believed: Throughputs | None = None
     notes: list[str] = field(default_factory=list)
 
-    def policy(self, name: str, options: dict[str, str] | None = None) -> Policy:
+    def policy(self, name: str, options: Mapping[str, str] | None = None) -> Policy:
         """A policy by name. One that packs sees the believed pair rates, not those that jobs really run at."""
-        given = dict(options or {})
-        if name in registry.names("cluster") and "seed" in registry.options_of("cluster", name):
-            given.setdefault("seed", str(self.setup.seed))  # a policy that draws does so by the run's seed
-        found = make(name, given)
+        found = make(name, self.options(name, options))
         if found.packs and self.believed is not None:
-            return LearnedRates(found, self.believed)
+            if self.believed.pairs is None:
+                raise InputError("throughputs: expected pair rates to estimate from, found none")
+            return LearnedRates(found, self.believed.pairs)
         return found
+
+    def options(self, name: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The options that a policy is made with: a policy that draws does so by the run's seed."""
+        draws = name in registry.names("cluster") and "seed" in registry.options_of("cluster", name)
+        return ({"seed": str(self.setup.seed)} if draws else {}) | dict(given or {})
 
 
 def load(scenario: Scenario) -> LoadedScenario:

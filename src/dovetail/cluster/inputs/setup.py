@@ -54,6 +54,9 @@ class ClusterSetup:
         """How many there are of each type."""
         return dict(zip(self.types, self.counts.tolist(), strict=True))
 
+    def entity_weights(self) -> Floats | None:
+        return np.array(list(self.entities.values())) if self.entities else None
+
     def rates(self) -> Floats:
         """Steps per second of kinds on types; a job wider than a server is always spread over several."""
         widths = np.array([width for _, width in self.throughputs.kinds])

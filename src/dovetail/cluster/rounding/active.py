@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.policies.base import Floats, Ints
 
 _GROWTH = 1.5
@@ -103,9 +102,9 @@ class Active:
             setattr(self, name, np.concatenate((block, empty), axis=1))
         self._allotted = np.concatenate((self._allotted, np.zeros(more, np.bool_)))
 
-    def append(self, jobs: Sequence[Job], kinds: Sequence[int], entities: Sequence[int], received_s: float) -> None:
-        """Add jobs; `received_s` is what they count as having had on every type."""
-        old, new = self._count, self._count + len(jobs)
+    def append(self, arrived: Mapping[str, Any], widths: Ints, received_s: float) -> None:
+        """Add jobs, given as columns; `received_s` is what they count as having had on every type."""
+        old, new = self._count, self._count + len(arrived["id"])
         if new > len(self._allotted):
             self._grow(int(new * _GROWTH))
         self._count = new
@@ -116,14 +115,15 @@ class Active:
         self.allotted[at] = False
         self.share[at] = self.owed[at] = 0.0
         self.received[at] = received_s
-        self.id[at] = [job.id for job in jobs]
-        self.kind[at] = kinds
-        self.width[at] = [job.width for job in jobs]
-        self.entity[at] = entities
-        self.weight[at] = [job.weight for job in jobs]
-        self.steps[at] = self.steps_left[at] = [job.steps for job in jobs]
-        self.arrival_s[at] = [job.arrival_s for job in jobs]
-        self.due_s[at] = [inf if job.due_s is None else job.arrival_s + job.due_s for job in jobs]
+        self.id[at] = arrived["id"]
+        self.kind[at] = arrived["kind"]
+        self.width[at] = widths[arrived["kind"]]
+        self.entity[at] = arrived.get("entity", 0)
+        self.weight[at] = arrived.get("weight", 1.0)
+        self.steps[at] = self.steps_left[at] = arrived["steps"]
+        self.arrival_s[at] = arrived["at_s"]
+        due_s = np.array(arrived.get("due_s", inf), dtype=np.float64)  # None, as a journal has it for inf, is nan
+        self.due_s[at] = self.arrival_s[at] + np.where(np.isnan(due_s), inf, due_s)
 
     def left(self, now: float, rows: Ints | slice = _ALL) -> Floats:
         """Steps that jobs still have to do."""

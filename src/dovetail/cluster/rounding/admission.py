@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster import records
-from dovetail.cluster.inputs.setup import JobKinds
-from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.rounding import records
 from dovetail.core.events import Rows
 
 
 class Admitted(NamedTuple):
-    """Jobs that take part and their kinds, ids of those that do not, and the records of it all."""
+    """The columns of jobs that take part, and the records of the others."""
 
-    jobs: list[Job]
-    kinds: list[int]
-    closed: list[int]
-    events: list[Rows]
+    columns: dict[str, Any]
+    records: list[Rows]
 
 
-def admit(arrived: Sequence[Job], kinds: JobKinds, runs: NDArray[np.bool_], now_s: float) -> Admitted:
+def admit(arrived: Rows, runs: NDArray[np.bool_], now_s: float) -> Admitted:
     """Take in jobs. Those of a kind that no type can run are rejected; those without a step to do are complete."""
-    of = [kinds.kind(job) for job in arrived]
-    events = [records.arrived(arrived, of)]
-    lost = [job.id for job, kind in zip(arrived, of, strict=True) if not runs[kind]]
+    columns, found = arrived.columns, [arrived]
+    lost = [job for job, kind in zip(columns["id"], columns["kind"], strict=True) if not runs[kind]]
     if lost:
-        events.append(records.rejected(lost, "no type has enough accelerators that it runs on"))
-    idle = [job.id for job in arrived if job.steps <= 0 and job.id not in set(lost)]
+        found.append(records.rejected(lost, "no type has enough accelerators that it runs on"))
+    closed = set(lost)
+    idle = [job for job, steps in zip(columns["id"], columns["steps"], strict=True) if steps <= 0 and job not in closed]
     if idle:
-        events.append(records.completed(idle, [now_s] * len(idle)))
-    closed = {*lost, *idle}
-    left = [(job, kind) for job, kind in zip(arrived, of, strict=True) if job.id not in closed]
-    return Admitted([job for job, _ in left], [kind for _, kind in left], sorted(closed), events)
+        found.append(records.completed(idle, [now_s] * len(idle), decided=True))
+    closed.update(idle)
+    if closed:
+        stay = [i for i, job in enumerate(columns["id"]) if job not in closed]
+        columns = {name: [column[i] for i in stay] for name, column in columns.items()}
+    return Admitted(columns, found)

@@ -12,9 +12,8 @@ from math import inf
 
 import numpy as np
 
-from dovetail.cluster import records
-from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.devices import Devices
 from dovetail.cluster.rounding.mechanism import Choice, Mechanism
 from dovetail.core.errors import DovetailError
@@ -25,14 +24,17 @@ NOBODY: Ids = frozenset()
 
 
 class Leases:
-    """Begins and ends leases in the mechanism's table of jobs, and credits jobs with the time that they had."""
+    """Begins and ends leases, and credits jobs with the time that they had.
 
-    def __init__(self, setup: ClusterSetup, mechanism: Mechanism) -> None:
+    Of the table of jobs it writes where they are, since when, at which rate, and what they have left to do.
+    """
+
+    def __init__(self, mechanism: Mechanism, per_server: Sequence[int], spread: Floats) -> None:
         self._mechanism = mechanism
         self._rules = mechanism.rules
-        self._per_server = setup.per_server.tolist()
-        self._spread = setup.throughputs.spread
-        self.devices = Devices(setup.counts.tolist(), setup.per_server.tolist())
+        self._per_server = per_server
+        self._spread = spread
+        self.devices = Devices(mechanism.counts.tolist(), per_server)
         self.held: dict[int, tuple[int, ...]] = {}  # devices by job id; two jobs that share hold the same
         self.scattered: set[int] = set()  # wide jobs in more servers than they need
         self._credited_s = -inf  # when all running jobs were credited last
@@ -142,6 +144,13 @@ class Leases:
         jobs.on[rows] = jobs.beside[rows] = -1
         jobs.rate[rows] = 0.0
         jobs.finish_s[rows] = inf
+
+    def complete(self, rows: Sequence[int]) -> None:
+        """These jobs, whose leases have ended, have nothing left to do, whatever rounding says."""
+        self._mechanism.jobs.steps_left[rows] = 0.0
+
+    def holders(self, device: int) -> list[int]:
+        return [job for job, devices in self.held.items() if device in devices]
 
     def begin(
         self,

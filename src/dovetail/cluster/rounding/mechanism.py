@@ -6,13 +6,12 @@ A state machine without clock or I/O: arrivals, ends and received time go in, th
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.policies.base import Floats, Ints, Policy, Problem
 from dovetail.cluster.rounding.active import Active
 from dovetail.cluster.rounding.envy import envy
@@ -34,7 +33,10 @@ class Choice(NamedTuple):
 
 
 class Mechanism:
-    """Keeps what jobs are owed and ranks them by it. `counts` may be changed as accelerators fail and come back."""
+    """Keeps what jobs are owed and ranks them by it.
+
+    Of the table of jobs it writes shares and what is owed and received; where jobs are is written by whoever runs them.
+    """
 
     def __init__(
         self,
@@ -46,9 +48,11 @@ class Mechanism:
         rules: RoundRules,
         rng: random.Random,
         entity_weight: Floats | None = None,
-        kinds: Sequence[tuple[str, int]] = (),
+        *,
+        kinds: Sequence[tuple[str, int]],
+        resizes: bool = True,
     ) -> None:
-        """`kinds` are models and widths; only a policy that changes widths needs to know them."""
+        """`kinds` are models and widths; jobs keep theirs unless an elastic policy `resizes` them."""
         self.policy = policy
         self.types = types
         self.counts = counts.copy()
@@ -60,14 +64,15 @@ class Mechanism:
         self.entity_weight = entity_weight
         self.jobs = Active(len(types))
         self.pairs = Pairs(len(types))
-        self.needs_allocation = False
+        self.prices: Floats = np.zeros(len(types))
+        self._outdated = False
         self.allocations = 0
         self.value: float | None = None
         self.why = ""
         self.envy: float | None = None  # under the last allocation, if it was looked at
         self.runs_as: Ints | None = None  # the kinds that jobs should have, under the last allocation
         self.every_round: bool = getattr(policy, "every_round", False)
-        self.elastic: bool = bool(kinds) and getattr(policy, "elastic", False)
+        self.elastic: bool = resizes and getattr(policy, "elastic", False)
         self.kind_width: Ints = np.array([width for _, width in kinds], dtype=np.int64)
         self._scaled = scaled_kinds(kinds) if self.elastic else None
         self.worked: Floats = np.zeros(len(types))  # seconds of every type since the last settling, for fractions
@@ -82,9 +87,25 @@ class Mechanism:
 
     # --- what happened ------------------------------------------------------------------------------
 
-    def arrive(self, jobs: Sequence[Job], kinds: Sequence[int], entities: Sequence[int]) -> None:
-        self.jobs.append(jobs, kinds, entities, self.rules.round_s / 2)
-        self.needs_allocation = True
+    @property
+    def outdated(self) -> bool:
+        """Whether something has changed since the last allocation."""
+        return self._outdated
+
+    def arrive(self, columns: Mapping[str, Any]) -> None:
+        """Jobs come, as the journal's columns have them."""
+        self.jobs.append(columns, self.kind_width, self.rules.round_s / 2)
+        self._outdated = True
+
+    def see_prices(self, prices: Floats) -> None:
+        """Accelerators cost as much from now on."""
+        self.prices = prices
+        self._outdated = True
+
+    def add_accelerators(self, j: int, count: int) -> None:
+        """So many more of a type can be used; fewer if `count` is negative."""
+        self.counts[j] += count
+        self._outdated = True
 
     def leave(self, gone: NDArray[np.bool_]) -> None:
         """Forget jobs that are done."""
@@ -93,7 +114,7 @@ class Mechanism:
             self.pairs.keep(np.where(keep, np.cumsum(keep) - 1, -1))
         self.jobs.keep(keep)
         self._compactions += 1
-        self.needs_allocation = True
+        self._outdated = True
 
     def receive(self, rows: Ints, on: Ints, seconds: Floats) -> None:
         """Jobs that ran alone had these seconds of these types."""
@@ -137,16 +158,20 @@ class Mechanism:
         """Ask the policy again at once, however short ago the last time was."""
         self._allotted_at = None
 
+    def doubt(self) -> None:
+        """Ask the policy again when it is time, for a reason that is not seen here."""
+        self._outdated = True
+
     # --- shares ---------------------------------------------------------------------------------------
 
-    def update(self, now: float, prices: Floats) -> bool:
+    def update(self, now: float) -> bool:
         """Settle what is owed, and ask the policy for new shares if it is time; whether it was asked."""
         due = not self._allotted_at or now - self._allotted_at >= self.rules.allocate_every_s
-        asked = (self.needs_allocation and due) or self.every_round
+        asked = (self._outdated and due) or self.every_round
         if asked or not self._by_fraction:
             self._settle(now)
         if asked and len(self.jobs):
-            self._allocate(now, prices)
+            self._allocate(now)
         return bool(asked)
 
     def _settle(self, now: float) -> None:
@@ -165,8 +190,8 @@ class Mechanism:
         if self._by_fraction:
             self.worked = self.jobs.received.sum(axis=0) + self.pairs.received.sum(axis=0)
 
-    def _allocate(self, now: float, prices: Floats) -> None:
-        problem = self.problem(now, prices)
+    def _allocate(self, now: float) -> None:
+        problem = self.problem(now)
         found = self.policy.allocate(problem)
         if fault := found.fault(problem):
             raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
@@ -178,7 +203,7 @@ class Mechanism:
         if len(found.pairs) or len(self.pairs):
             share = found.pair_share if len(found.pairs) else np.zeros((0, len(self.types)))
             self.pairs.allot(found.pairs, share)
-        self.needs_allocation = False
+        self._outdated = False
         self._allotted_at = now
         # Cheap next to solving, but not next to looking shares up: of many allocations, one in sixteen is looked at.
         looked_at = self.allocations < _FEW or self.allocations % 16 == 0
@@ -186,14 +211,14 @@ class Mechanism:
         self.allocations += 1
         self.value, self.why, self.runs_as = found.value, found.why, found.kind
 
-    def problem(self, now: float, prices: Floats) -> Problem:
+    def problem(self, now: float) -> Problem:
         """What the policy sees."""
         jobs = self.jobs
         return Problem(
             now_s=now,
             types=self.types,
             counts=self.counts,
-            prices=prices,
+            prices=self.prices,
             ids=jobs.id,
             kind=jobs.kind,
             rates=self.rates,

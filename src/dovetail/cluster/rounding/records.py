@@ -23,7 +23,8 @@ WHY = (
 )
 
 
-def arrived(jobs: Sequence[Job], kinds: Sequence[int]) -> Rows:
+def arrived(jobs: Sequence[Job], kinds: Sequence[int], entities: Sequence[int] | None = None) -> Rows:
+    """`entities` are places in the header's list of their weights."""
     columns: dict[str, Any] = {
         "id": [job.id for job in jobs],
         "kind": list(kinds),
@@ -38,6 +39,8 @@ def arrived(jobs: Sequence[Job], kinds: Sequence[int]) -> Rows:
         columns["due_s"] = [inf if job.due_s is None else job.due_s for job in jobs]
     if any(job.duration_s is not None for job in jobs):
         columns["duration_s"] = [job.duration_s for job in jobs]
+    if entities is not None:
+        columns["entity"] = list(entities)
     return Rows("arrived", columns)
 
 
@@ -54,7 +57,7 @@ def started(
     start may cost another price than a restart's, and where jobs may have another width than they came with."""
     columns: dict[str, Any] = {"id": ids, "on": on, "devices": devices, "why": why}
     more = {"kind": kinds, "beside": beside, "setup_s": setup_s}
-    return Rows("started", columns | {name: column for name, column in more.items() if column is not None})
+    return Rows("started", columns | {name: column for name, column in more.items() if column is not None}, True)
 
 
 def stopped(
@@ -66,12 +69,13 @@ def stopped(
     steps: Floats | Sequence[float],
 ) -> Rows:
     columns = {"id": ids, "on": on, "beside": beside, "from_s": from_s, "to_s": to_s, "steps": steps}
-    return Rows("stopped", columns)
+    return Rows("stopped", columns, True)
 
 
-def completed(ids: Ints | Sequence[int], at_s: Floats | Sequence[float]) -> Rows:
-    return Rows("completed", {"id": ids, "at_s": at_s})
+def completed(ids: Ints | Sequence[int], at_s: Floats | Sequence[float], decided: bool = False) -> Rows:
+    """Jobs ended by themselves, or had nothing to do, which is decided when they come."""
+    return Rows("completed", {"id": ids, "at_s": at_s}, decided)
 
 
 def rejected(ids: Ints | Sequence[int], why: str) -> Rows:
-    return Rows("rejected", {"id": ids, "why": [why] * len(ids)})
+    return Rows("rejected", {"id": ids, "why": [why] * len(ids)}, True)

@@ -1,0 +1,96 @@
+"""What comes from outside, in order of time: arrivals, prices that change, devices that fail and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from dovetail.cluster.inputs.setup import ClusterSetup, JobKinds
+from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.rounding import records
+from dovetail.core.events import Rows
+
+
+class Stimuli:
+    """The stimuli of a setup as rows, and which jobs are still to be measured."""
+
+    def __init__(self, setup: ClusterSetup) -> None:
+        self._setup = setup
+        self._kinds = JobKinds(setup)
+        self._jobs: Iterator[Job] = iter(setup.jobs)
+        self._drawn = 0
+        self._next = self._draw()
+        self._open = set(range(*setup.window)) if setup.window else None
+        # Popped from the end. What is back comes before what fails then; an outage of no time ends after it began.
+        self._outages = sorted(
+            [(o.at_s, 1, d) for o in setup.outages for d in o.devices]
+            + [(o.until_s, 2 if o.until_s == o.at_s else 0, d) for o in setup.outages for d in o.devices],
+            reverse=True,
+        )
+        self.price_until = -inf
+
+    def _draw(self) -> Job | None:
+        self._drawn += 1
+        return next(self._jobs, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a checkpoint: without the setup, which is given again."""
+        return self.__dict__ | {"_setup": None, "_kinds": None, "_jobs": None}
+
+    def take_up(self, setup: ClusterSetup) -> None:
+        """Go on with the same setup after a checkpoint was loaded: jobs that were drawn before are passed over."""
+        self._setup, self._kinds = setup, JobKinds(setup)
+        self._jobs = islice(setup.jobs, self._drawn, None)
+
+    @property
+    def arrival_s(self) -> float:
+        """When the next job arrives."""
+        return inf if self._next is None else self._next.arrival_s
+
+    @property
+    def outage_s(self) -> float:
+        """When the next device fails or comes back."""
+        return self._outages[-1][0] if self._outages else inf
+
+    @property
+    def complete(self) -> bool:
+        """Whether all jobs that are measured are done."""
+        return self._open is not None and not self._open
+
+    def close(self, rows: Sequence[Rows]) -> None:
+        """See which jobs are done, or will never be."""
+        if self._open is not None:
+            for one in rows:
+                if one.of in ("completed", "rejected"):
+                    self._open.difference_update(np.asarray(one.columns["id"]).tolist())
+
+    def arrivals(self, now: float) -> list[Rows]:
+        """The jobs that have arrived by now, as one row of columns."""
+        arrived: list[Job] = []
+        while self._next is not None and self._next.arrival_s <= now:
+            arrived.append(self._next)
+            self._next = self._draw()
+        if not arrived:
+            return []
+        entities = [self._kinds.entity(job) for job in arrived] if self._setup.entities else None
+        return [records.arrived(arrived, [self._kinds.kind(job) for job in arrived], entities)]
+
+    def prices(self, now: float) -> list[Rows]:
+        """The prices, if they have changed."""
+        if now < self.price_until:
+            return []
+        prices = self._setup.prices
+        self.price_until = prices.next_change(now)
+        columns: dict[str, Any] = {"price": prices.price_at(now)}
+        if self.price_until < inf:
+            columns["until_s"] = [self.price_until]
+        return [Rows("prices", columns)]
+
+    def outage(self) -> Rows:
+        """The next device that fails or comes back."""
+        _, what, device = self._outages.pop()
+        return Rows("failed" if what == 1 else "mended", {"device": [device]})

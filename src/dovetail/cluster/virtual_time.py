@@ -1,0 +1,122 @@
+"""Virtual time: what comes from outside and what is expected to end, in order; one loop for all ways to run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.policies.base import Policy
+from dovetail.cluster.rounding import records
+from dovetail.cluster.rounding.stimuli import Stimuli
+from dovetail.cluster.rounds import Rounds
+from dovetail.cluster.rules import RoundRules
+from dovetail.core.errors import InputError
+from dovetail.core.events import Rows
+from dovetail.core.journal import Observer
+
+
+class VirtualTime(ABC):
+    """Takes turns until all jobs, or those that are measured, are done. What happens at one instant is one step."""
+
+    def __init__(self, setup: ClusterSetup, observers: Sequence[Observer] = ()) -> None:
+        self.stimuli = Stimuli(setup)
+        self._observers = observers
+        self.now = 0.0
+        self.steps = 0
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a job is there that is not done."""
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Let something happen; `now` does not go back."""
+
+    def close(self) -> None:  # noqa: B027
+        """All is done. Most ways to run leave nothing behind."""
+
+    def run(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Run to the end; `pause` is called before every turn."""
+        while (self.stimuli.arrival_s < inf or self.busy) and not self.stimuli.complete:
+            pause()
+            self.turn()
+        self.close()
+
+    def tell(self, rows: Sequence[Rows]) -> None:
+        """Show a step to those who watch."""
+        if not rows:
+            return
+        self.stimuli.close(rows)
+        self.steps += 1
+        for observer in self._observers:
+            observer.step(self.steps, self.now, rows)
+
+
+class RoundsInVirtualTime(VirtualTime):
+    """Rounds, with arrivals, ends and outages inside them: jobs end when they are expected to."""
+
+    def __init__(
+        self, setup: ClusterSetup, policy: Policy, rules: RoundRules | None = None, observers: Sequence[Observer] = ()
+    ) -> None:
+        super().__init__(setup, observers)
+        self.rounds = Rounds(setup, policy, rules if rules is not None else RoundRules())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a checkpoint: without those who watch."""
+        return self.__dict__ | {"_observers": ()}
+
+    def take_up(self, setup: ClusterSetup, observers: Sequence[Observer]) -> None:
+        """Go on after a checkpoint was loaded, with the same setup."""
+        self.stimuli.take_up(setup)
+        self._observers = observers
+
+    @property
+    def busy(self) -> bool:
+        return self.rounds.busy
+
+    def turn(self) -> None:
+        """A round, what happens inside it, and the way to the next one."""
+        rounds, stimuli = self.rounds, self.stimuli
+        if rounds.busy:
+            self.now = rounds.next_round_s
+        else:
+            self._wait_for_a_job()
+        self.tell(rounds.handle([*stimuli.prices(self.now), *stimuli.arrivals(self.now)], self.now))
+        if rounds.idle and stimuli.arrival_s == stimuli.outage_s == inf:
+            raise InputError(f"job {rounds.jobs.id[0]} can never run on this cluster under this policy")
+        while not stimuli.complete and self._inside():
+            pass
+        if rounds.busy and not stimuli.complete:
+            rounds.pass_over(min(stimuli.arrival_s, stimuli.outage_s, stimuli.price_until))
+
+    def _wait_for_a_job(self) -> None:
+        """Nobody is here until the next arrival; only devices fail and come back."""
+        while self.stimuli.outage_s < self.stimuli.arrival_s:
+            self.now = max(self.now, self.stimuli.outage_s)
+            self.tell(self.rounds.handle([self.stimuli.outage()], self.now))
+        self.now = max(self.now, self.stimuli.arrival_s)
+
+    def _inside(self) -> bool:
+        """What happens next before the next round; whether something did."""
+        rounds, stimuli = self.rounds, self.stimuli
+        end, outage = rounds.next_end_s(), stimuli.outage_s
+        arrival = stimuli.arrival_s if rounds.rules.inside else inf
+        at = min(end, outage, arrival)
+        if at > rounds.next_round_s or (at == rounds.next_round_s and at not in (end, outage)):
+            return False
+        self.now = at
+        if at == end:
+            ids = rounds.ending(at)
+            happened = [records.completed(ids, [at] * len(ids))]
+        else:
+            happened = [stimuli.outage()] if at == outage else stimuli.arrivals(at)
+        self.tell(rounds.handle(happened, at))
+        return True
+
+    def close(self) -> None:
+        """The window is complete: leases that still run end here."""
+        self.tell(self.rounds.close(self.now))
