@@ -142,3 +142,15 @@ def test_pairs_of_a_policy_that_does_not_pack_are_refused() -> None:
     mechanism.arrive(_arrived([0, 0], 100.0))
     with pytest.raises(DovetailError, match="does not pack"):
         mechanism.update(0.0)
+
+
+def test_an_allocation_at_the_very_beginning_counts_as_one() -> None:
+    """With a least time between allocations, a job that comes soon after the first one waits for the next."""
+    mechanism = _mechanism(Table({0: [1.0, 0.0], 1: [0.0, 1.0]}), RoundRules(allocate_every_s=1000.0))
+    mechanism.arrive(_arrived([0]))
+    assert mechanism.update(0.0)
+    mechanism.arrive(_arrived([0]) | {"id": [1], "at_s": [360.0]})
+    assert not mechanism.update(360.0)
+    assert not mechanism.update(999.0)
+    assert mechanism.update(1000.0)
+    assert mechanism.jobs.share.tolist() == [[1.0, 0.0], [0.0, 1.0]]

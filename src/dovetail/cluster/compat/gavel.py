@@ -86,6 +86,8 @@ class GavelSimulation(VirtualTime):
         for rows in arrived:
             mechanism.arrive(rows.columns)
         mechanism.update(self.now)
+        if self.now == 0.0:
+            mechanism.hurry()  # its clock takes an allocation at 0 s for none
         self._start()
         self.rounds += bool(len(self._running.rows))
         self.tell([*prices, *ended, *arrived])  # a round is billed at the prices of its end
