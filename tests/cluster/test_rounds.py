@@ -12,6 +12,7 @@ from dovetail.cluster.rounds import Rounds, scheduler_for
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import run
 from dovetail.core import registry
+from dovetail.core.engine import replay
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
@@ -61,12 +62,11 @@ def test_it_is_the_driver_that_says_what_time_it_is(make_setup: Make) -> None:
 
 def replayed(path: Path) -> list[str]:
     """Steps of a journal that are decided otherwise by the scheduler that its header names."""
-    scheduler, wrong = scheduler_for(Reader(path)), []
-    for n, t, events in Reader(path).steps():
-        rows = [event for event in events if isinstance(event, Rows)]
-        if rows and (found := scheduler.handle(rows, t)) != [one for one in rows if one.decided]:
-            wrong.append(f"step {n} at {t} s: found {found}, recorded {rows}")
-    return wrong
+    return [
+        f"step {n} at {t} s: found {found}, recorded {recorded}"
+        for n, t, found, recorded in replay(scheduler_for(Reader(path)), Reader(path))
+        if found != recorded
+    ]
 
 
 @pytest.mark.parametrize("policy", registry.names("cluster"))

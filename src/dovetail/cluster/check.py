@@ -17,6 +17,7 @@ from msgspec import Struct
 from dovetail.cluster.header import ClusterFacts, facts_of
 from dovetail.cluster.metrics import ClusterMetrics, metrics_for, summary
 from dovetail.cluster.rounding.devices import Devices
+from dovetail.cluster.rounding.records import KEPT
 from dovetail.core.check.follow import did_not_end
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows

@@ -288,11 +288,13 @@ class ReplayedRounds:
     Rounds in which nothing was decided are not in the journal: they are gone through on the way to what is.
     """
 
+    hears = decides = (Rows,)
+
     def __init__(self, rounds: Rounds, reader: Reader, window: tuple[int, int] | None) -> None:
         self._rounds = rounds
         self._arrivals: deque[float] = deque()
         self._outages: deque[float] = deque()
-        for _, t, events in reader.steps():
+        for _, t, events in reader.rows():
             for rows in events:
                 if isinstance(rows, Rows) and rows.of == "arrived":
                     self._arrivals.append(min(rows.columns["at_s"]))
