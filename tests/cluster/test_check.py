@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dovetail.cluster.check import CODES, check_journal
 from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.prices import Prices
 from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.rounding.records import KEPT
 from dovetail.cluster.simulate import run
@@ -135,9 +139,54 @@ def _revived(lines: Lines) -> None:
     lines.insert(completed + 1, lines[completed])
 
 
+def _cheaper(lines: Lines) -> None:
+    """Half the price, and a summary that agrees with it."""
+    _first(lines, "prices")["price"] = [1.8, 1.8]
+    lines[-1]["summary"]["total_cost"] /= 2
+
+
+def _unpriced(lines: Lines) -> None:
+    lines.remove(next(line for line in lines if line.get("of") == "prices"))
+    lines[-1]["summary"]["total_cost"] = 0.0
+
+
+def _swifter(lines: Lines) -> None:
+    """Half the restart, in the header alone."""
+    lines[0]["facts"]["restart_s"] /= 2
+
+
+def _skipped(lines: Lines) -> None:
+    lines[:] = [line for line in lines if line.get("n") != 2]
+
+
+def _renamed(lines: Lines) -> None:
+    stopped = _first(lines, "stopped")
+    stopped["on"][0] = 1 - stopped["on"][0]
+
+
+def _uncounted(lines: Lines) -> None:
+    _first(lines, "arrived")["id"][0] = 1 << 30
+
+
+def _no_such_type(lines: Lines) -> None:
+    _first(lines, "stopped")["on"][0] = 7
+
+
+def _no_such_device(lines: Lines) -> None:
+    lines.insert(2, {"n": 1, "t": 0.0, "k": "rows", "of": "failed", "columns": {"device": [99], "jobs": [[]]}})
+
+
 @pytest.mark.parametrize(
     ("plant", "code"),
     [
+        (_cheaper, "price"),
+        (_unpriced, "price"),
+        (_swifter, "restart"),
+        (_skipped, "step"),
+        (_renamed, "finish"),
+        (_uncounted, "arrival"),
+        (_no_such_type, "device"),
+        (_no_such_device, "device"),
         (_late, "time"),
         (_unknown, "arrival"),
         (_elsewhere, "device"),
@@ -167,8 +216,55 @@ def test_planted_faults_are_found(lines: Lines, tmp_path: Path, plant: Callable[
 
 def test_rows_without_a_column_are_bad_input(lines: Lines, tmp_path: Path) -> None:
     del _first(lines, "started")["devices"]
-    with pytest.raises(InputError, match=r"changed\.jsonl: step 1 at 0\.0 s: rows that cannot be checked"):
+    with pytest.raises(InputError, match=r"changed\.jsonl:4: started: Object missing required field `devices`"):
         _codes(lines, tmp_path)
+
+
+def test_what_the_header_says_must_fit_together(lines: Lines, tmp_path: Path) -> None:
+    facts = copy.deepcopy(lines[0]["facts"])
+    for change, expected in (
+        ({"counts": [2, 3]}, "counts: they add up to 5, but the pool has 4 accelerators"),
+        ({"counts": [1, 3]}, "counts: accelerator 1 is not of the type and server that the pool says"),
+        ({"alone": facts["alone"][:3]}, "alone: expected 4 values, found 3"),
+        ({"alone": "fast"}, "facts: Expected `array`, got `str` - at `$.alone`"),
+        ({"spread": [[1.0, -1.0]] * 4}, "spread: found -1.0, expected a number from 0 on"),
+        ({"kinds": [["A", 0]] * 4}, "kinds: expected widths of 1 or more"),
+        ({"per_server": [0, 1]}, "per_server: found 0, expected 1 or more"),
+        ({"window": [3, 3]}, "window: found (3, 3)"),
+        ({"restart_s": 1e300}, "restart_s, bound_makespan_s: expected seconds"),
+        ({"prices": [[5.0, [1, 1]], [0.0, [1, 1]]]}, "prices: expected one or more, in order of time"),
+        ({"types": [], "counts": [], "per_server": [], "alone": [[]] * 4, "spread": [[]] * 4, "pairs": None}, "types"),
+    ):
+        lines[0]["facts"] = facts | {"prices": None} | change
+        with pytest.raises(InputError, match=r"changed\.jsonl:1: " + ".*" + re.escape(expected)):
+            _codes(lines, tmp_path)
+    lines[0]["facts"], lines[0]["options"] = facts, {"rules": {"round_s": "long"}}
+    with pytest.raises(InputError, match=r"changed\.jsonl:1: options\.rules: Expected `float`"):
+        _codes(lines, tmp_path)
+
+
+def test_a_change_of_prices_is_noticed_when_the_next_round_begins(make_setup: Make, tmp_path: Path) -> None:
+    """Until then leases are billed at the old prices, and rightly so; later they are not."""
+    setup = make_setup([Job(id=0, model="A", steps=2400), Job(id=1, model="A", steps=8000)])
+    setup.prices = Prices(setup.types, (0.0, 500.0), np.array([[1.0, 1.0], [2.0, 2.0]]))
+    path = tmp_path / "run.jsonl"
+    run(setup, Table({0: [1, 0], 1: [1, 0]}), name="table", journal=path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    changes = [(line["t"], line["columns"]) for line in lines if line.get("of") == "prices"]
+    assert changes == [(0.0, {"price": [1.0, 1.0], "until_s": [500.0]}), (720.0, {"price": [2.0, 2.0]})]
+    assert any(500.0 < line["t"] < 720.0 for line in lines if line.get("of") == "stopped")
+    assert _codes(lines, tmp_path) == set()
+    del lines[next(i for i, line in enumerate(lines) if line.get("of") == "prices" and line["t"])]
+    assert "price" in _codes(lines, tmp_path)
+
+
+def test_an_interrupted_run_is_one_finding(lines: Lines, tmp_path: Path) -> None:
+    for cut in (3, len(lines) // 2, len(lines) - 1):
+        path = tmp_path / "cut.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines[:cut]))
+        report = check_journal(path)
+        assert report.faults_by_code == {"end": 1}
+        assert "did not end" in report.faults[0].message
 
 
 def test_a_summary_is_checked_as_far_as_it_goes(brief: Lines, tmp_path: Path) -> None:

@@ -6,25 +6,28 @@ be what its rate gives in its time; and a completed job must have done all of it
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from math import inf
+from math import inf, nan
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from dovetail.cluster.header import ClusterFacts, facts_of
+from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import ClusterMetrics, metrics_for, summary
 from dovetail.cluster.rounding.devices import Devices
 from dovetail.cluster.rounding.records import KEPT
+from dovetail.cluster.rounding.schema import LARGEST, sound_steps
 from dovetail.core.check.follow import did_not_end
-from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.findings import Findings, Report, check_bounds
 from dovetail.core.journal import Ended, Header, Reader, open_journal
 
 CODES = {
+    "step": "a step that is missing, doubled or out of order",
     "time": "an instant before the one written ahead of it, or not a time",
     "arrival": "a job that arrives twice, or of which something happens before it arrives",
     "device": "devices that do not exist, are down, or are not all of the lease's type",
@@ -34,6 +37,7 @@ CODES = {
     "finish": "an end of a lease that does not run, or with another beginning",
     "reason": "a lease without a reason",
     "kind": "a lease as another model than the job's",
+    "price": "prices that are not those that the header lists for that time",
     "restart": "a lease with another price of its start than a restart, or none for a job that was there",
     "steps": "steps that the lease's rate and time do not give",
     "missing": "a job called complete before it did all of its steps",
@@ -67,7 +71,7 @@ class _JobAccount(Struct):
 class LeaseChecker:
     """Follows a run."""
 
-    def __init__(self, facts: ClusterFacts, faults: Findings) -> None:
+    def __init__(self, facts: ClusterFacts, faults: Findings, round_s: float = inf) -> None:
         self._facts = facts
         self._faults = faults
         self._brief = facts.mode == "summary"
@@ -78,10 +82,16 @@ class LeaseChecker:
         self._down: set[int] = set()
         self._unlucky: set[int] = set()  # jobs that lost work because a device failed now
         self._left: dict[int, tuple[int, ...]] = {}  # where jobs were until now
-        self._now = -inf
+        self._n, self._now = 0, -inf
+        self._prices, self._price = facts.prices or [], [nan]
+        self._round_s = round_s
         self.ended = False
+        self.unsound = ""  # the first record that refers to what is not there: no figures can be computed from it
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        if n <= self._n or (n > self._n + 1 and not self._brief):
+            self._faults.add("step", f"step {n}", f"found it after step {self._n}")
+        self._n = n
         if not self._now <= t < inf:
             self._faults.add("time", f"step {n}", f"found {t} s after {self._now} s")
         self._now = t
@@ -100,10 +110,14 @@ class LeaseChecker:
     def _fault(self, code: str, job: object, message: str) -> None:
         self._faults.add(code, f"job {job} at {self._now} s", message)
 
+    def _unsound(self, code: str, job: object, message: str) -> None:
+        self._fault(code, job, message)
+        self.unsound = self.unsound or f"job {job} at {self._now} s: {message}"
+
     def _open(self, job: int, what: str) -> _JobAccount | None:
         books = self._jobs.get(job)
         if books is None:
-            self._fault("arrival", job, f"it {what} before it arrived")
+            self._unsound("arrival", job, f"it {what} before it arrived")
             return None
         if books.closed:
             self._fault("closed", job, f"it {what} after it was completed or rejected")
@@ -116,8 +130,10 @@ class LeaseChecker:
         ):
             if job in self._jobs:
                 self._fault("arrival", job, "it arrived before")
+            elif job != len(self._jobs):
+                self._unsound("arrival", job, f"expected number {len(self._jobs)}, for jobs are counted as they arrive")
             if not 0 <= kind < len(self._facts.kinds):
-                self._fault("arrival", job, f"there is no kind {kind}")
+                self._unsound("arrival", job, f"there is no kind {kind}")
                 continue
             if at_s > self._now:
                 self._fault("arrival", job, f"it is known before its arrival at {at_s} s")
@@ -136,6 +152,9 @@ class LeaseChecker:
                 continue
             if job in self._leases:
                 self._fault("twice", job, "it runs already")
+                continue
+            if on >= len(self._facts.types):
+                self._unsound("device", job, f"there is no type {on}")
                 continue
             kind = self._kind(job, books, other_kind)
             width = self._facts.kinds[kind][1]
@@ -163,25 +182,31 @@ class LeaseChecker:
         if claimed is None:
             return books.kind
         if not 0 <= claimed < len(kinds) or kinds[claimed][0] != kinds[books.kind][0]:
-            self._fault("kind", job, f"it runs as kind {claimed}, expected one of the model {kinds[books.kind][0]!r}")
+            self._unsound("kind", job, f"it runs as kind {claimed}, expected one of the model {kinds[books.kind][0]!r}")
             return books.kind
         return claimed
 
     def _check_price(self, job: int, devices: Sequence[int], why: int, price_s: float) -> None:
         """A start costs a restart, unless the job was there until now and only its company changes."""
         if not 0 <= why < len(self._facts.why):
-            self._fault("reason", job, f"there is no reason {why}")
+            self._unsound("reason", job, f"there is no reason {why}")
         expected = 0.0 if why == KEPT and self._left.get(job) == tuple(devices) else self._facts.restart_s
         if price_s != expected:
             self._fault("restart", job, f"found {price_s} s, expected {expected} s")
 
     def _see_stopped(self, columns: dict[str, Any]) -> None:
-        keys = ("id", "from_s", "to_s", "steps")
-        for job, from_s, to_s, steps in zip(*(columns[key] for key in keys), strict=True):
+        self._check_prices()
+        keys = ("id", "on", "beside", "from_s", "to_s", "steps")
+        for job, on, beside, from_s, to_s, steps in zip(*(columns[key] for key in keys), strict=True):
             books, lease = self._open(job, "stopped"), self._leases.pop(job, None)
+            if on >= len(self._facts.types):
+                self._unsound("device", job, f"there is no type {on}")
             if lease is None:
                 self._fault("finish", job, "it does not run")
                 continue
+            if (on, beside) != (lease.on, lease.beside):
+                found, expected = f"type {on} beside {beside}", f"type {lease.on} beside {lease.beside}"
+                self._fault("finish", job, f"found a lease on {found}, expected {expected}")
             for device in lease.devices:
                 self._holders[device].discard(job)
             self._left[job] = lease.devices
@@ -231,11 +256,31 @@ class LeaseChecker:
 
     def _see_failed(self, columns: dict[str, Any]) -> None:
         for device in columns["device"]:
+            if device >= len(self._holders):
+                self._faults.add("device", f"{self._now} s", f"there is no accelerator {device} that could fail")
+                continue
             self._down.add(device)
             self._unlucky |= self._holders[device]
 
     def _see_mended(self, columns: dict[str, Any]) -> None:
         self._down.difference_update(columns["device"])
+
+    def _see_prices(self, columns: dict[str, Any]) -> None:
+        self._price = columns["price"]
+        self._check_prices(0.0)
+
+    def _check_prices(self, since_s: float | None = None) -> None:
+        """Accelerators cost what the header says; a change is noticed when the next round begins."""
+        listed = self._prices
+        if not listed:
+            return
+        since_s = self._round_s if since_s is None else since_s
+        first = max(bisect_right(listed, self._now - since_s, key=itemgetter(0)) - 1, 0)
+        last = bisect_right(listed, self._now, key=itemgetter(0))
+        if all(self._price != price for _, price in listed[first:last]):
+            expected = listed[max(last - 1, 0)][1]
+            self._faults.add("price", f"{self._now} s", f"found {self._price}, expected {expected}")
+            self._prices = []  # once is enough
 
     def close(self, header: Header, torn: bool) -> None:
         """Nothing comes any more."""
@@ -255,16 +300,22 @@ class LeaseChecker:
 def check_journal(path: Path) -> Report:
     """Check a journal. One that is a summary has no leases: of it only arrivals, ends and figures are checked."""
     reader = open_journal(path)
-    facts = facts_of(reader.header)
-    faults = Findings()
-    checker, metrics = LeaseChecker(facts, faults), metrics_for(facts)
-    notes = []
+    facts = facts_of(reader.header, path)
+    rules = rules_of(reader.header, path)
+    faults, notes = Findings(), []
+    if rules.restart_s != facts.restart_s:
+        faults.add("restart", "the header", f"facts say {facts.restart_s} s, the rules {rules.restart_s} s")
+    checker, metrics = LeaseChecker(facts, faults, rules.round_s), metrics_for(facts)
     if facts.mode == "summary":
         notes.append("the journal is a summary: it holds no leases, only arrivals, ends and their figures were checked")
-    claimed = _feed(reader, checker, metrics)
+    claimed = _feed(reader, facts, checker, metrics)
     checker.close(reader.header, reader.torn)
+    if facts.prices is None:
+        notes.append("the header has no list of prices: they were not checked")
     found = summary(metrics)
-    if claimed is not None:
+    if checker.unsound:
+        notes.append("records refer to what is not there: figures were computed up to them, and not compared")
+    elif claimed is not None:
         left_out = _OF_LEASES if facts.mode == "summary" else ()
         for key, value in found.items():
             if key not in left_out and not _same(claimed.get(key), value):
@@ -277,15 +328,12 @@ def check_journal(path: Path) -> Report:
     return Report.of(str(path), "journal", faults, notes, counted)
 
 
-def _feed(reader: Reader, checker: LeaseChecker, metrics: ClusterMetrics) -> dict[str, Any] | None:
+def _feed(reader: Reader, facts: ClusterFacts, checker: LeaseChecker, metrics: ClusterMetrics) -> dict[str, Any] | None:
     claimed = None
-    for n, t, events in reader.rows():
-        try:
-            checker.step(n, t, events)
+    for n, t, events in sound_steps(reader, len(facts.types)):
+        checker.step(n, t, events)
+        if not checker.unsound:
             metrics.step(n, t, events)
-        except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise InputError(f"{reader.path}: step {n} at {t} s: rows that cannot be checked ({what})") from None
         for event in events:
             if isinstance(event, Ended):
                 claimed = event.summary
@@ -293,6 +341,6 @@ def _feed(reader: Reader, checker: LeaseChecker, metrics: ClusterMetrics) -> dic
 
 
 def _same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, float) and isinstance(found, int | float):
+    if isinstance(expected, float) and isinstance(found, int | float) and abs(found) < LARGEST:
         return bool(np.isclose(found, expected, rtol=1e-9, atol=1e-9))
     return bool(found == expected)

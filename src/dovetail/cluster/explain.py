@@ -7,10 +7,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from dovetail.cluster.check import LeaseChecker
 from dovetail.cluster.header import ClusterFacts, facts_of
 from dovetail.cluster.metrics import metrics_for
+from dovetail.cluster.rounding.schema import sound_steps
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Rows
+from dovetail.core.findings import Findings
 from dovetail.core.journal import Ended, Reader
 
 _SHOWN = 5  # holders and overtakers that are named
@@ -81,9 +84,12 @@ class JobStory(Struct, kw_only=True):
 
 def explain(reader: Reader, job: str) -> JobStory:
     """The story of a job, by its number or its name."""
-    facts = facts_of(reader.header)
-    teller, metrics = _Teller(facts, job), metrics_for(facts)
-    for n, t, events in reader.rows():
+    facts = facts_of(reader.header, reader.path)
+    teller, metrics, checker = _Teller(facts, job), metrics_for(facts), LeaseChecker(facts, Findings())
+    for n, t, events in sound_steps(reader, len(facts.types)):
+        checker.step(n, t, events)
+        if checker.unsound:
+            raise InputError(f"{reader.path}: step {n}: {checker.unsound} (`dovetail check` finds more)")
         teller.step(n, t, events)
         metrics.step(n, t, events)
     story = teller.story

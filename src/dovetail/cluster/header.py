@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ from dovetail.cluster.bounds import fastest, least_makespan_s
 from dovetail.cluster.inputs.choices import JournalMode
 from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.prices import constant
-from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.inputs.setup import ClusterSetup, PriceSource
 from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Policy
@@ -23,6 +25,9 @@ from dovetail.cluster.words import WORDS
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Header
 from dovetail.core.resources import Device, DeviceType, Pool
+
+_LARGEST = 1e15
+_MOST_PRICES = 10_000
 
 
 class ClusterFacts(Struct, kw_only=True):
@@ -43,12 +48,73 @@ class ClusterFacts(Struct, kw_only=True):
     fastest: list[float] | None = None  # by kind: the most steps per second that a job can have
     entities: dict[str, float] = {}  # weights
     believed: list[list[list[float]]] | None = None  # pair rates that the policy went by at first
+    prices: list[tuple[float, list[float]]] | None = None  # from which second on they hold; None if there are too many
 
 
-def facts_of(header: Header) -> ClusterFacts:
+def facts_of(header: Header, path: Path | None = None) -> ClusterFacts:
+    """The facts of a cluster run's header, checked: what they say fits together."""
+    where = f"{path}:1: " if path else ""
     if header.level != "cluster":
-        raise InputError(f"expected the journal of a cluster run, found one of level {header.level!r}")
-    return msgspec.convert(header.facts, ClusterFacts)
+        raise InputError(f"{where}expected the journal of a cluster run, found one of level {header.level!r}")
+    try:
+        facts = msgspec.convert(header.facts, ClusterFacts)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}facts: {error}") from None
+    if fault := _fault(facts, header):
+        raise InputError(f"{where}facts.{fault}")
+    return facts
+
+
+def _fault(facts: ClusterFacts, header: Header) -> str:
+    """What is wrong with facts, or with what the rest of the header says beside them."""
+    types, kinds = len(facts.types), len(facts.kinds)
+    shapes: list[tuple[str, Any, tuple[int, ...]]] = [
+        ("counts", facts.counts, (types,)),
+        ("per_server", facts.per_server, (types,)),
+        ("alone", facts.alone, (kinds, types)),
+        ("spread", facts.spread, (kinds, types)),
+        ("pairs", facts.pairs, (kinds, kinds, types)),
+        ("believed", facts.believed, (kinds, kinds, types)),
+        ("fastest", facts.fastest, (kinds,)),
+        ("prices", None if facts.prices is None else [price for _, price in facts.prices], (-1, types)),
+    ]
+    for name, values, shape in shapes:
+        if values is not None and (fault := _shape_fault(values, shape)):
+            return f"{name}: {fault}"
+    if not types or not kinds:
+        return "types, kinds: expected at least one of each"
+    for name, least, whole in (("counts", 0, facts.counts), ("per_server", 1, facts.per_server)):
+        if min(whole) < least:
+            return f"{name}: found {min(whole)}, expected {least} or more"
+    if min(width for _, width in facts.kinds) < 1:
+        return "kinds: expected widths of 1 or more"
+    if not 0 <= facts.restart_s <= _LARGEST or not 0 <= facts.bound_makespan_s <= _LARGEST:
+        return "restart_s, bound_makespan_s: expected seconds"
+    if facts.window is not None and not 0 <= facts.window[0] < facts.window[1] < _LARGEST:
+        return f"window: found {facts.window}, expected ids of a first job and of one after the last"
+    if sum(facts.counts) != len(header.pool.devices):
+        return f"counts: they add up to {sum(facts.counts)}, but the pool has {len(header.pool.devices)} accelerators"
+    if facts.prices is not None and (not facts.prices or sorted(facts.prices) != facts.prices):
+        return "prices: expected one or more, in order of time"
+    placed = Devices(facts.counts, facts.per_server)
+    for device, j, server in zip(header.pool.devices, placed.type_of, placed.server_of, strict=True):
+        if (device.type, device.host) != (facts.types[j], server):
+            return f"counts: accelerator {device.id} is not of the type and server that the pool says"
+    return ""
+
+
+def _shape_fault(values: Any, shape: tuple[int, ...]) -> str:
+    """Why these are not so many numbers that can be computed with.
+
+    >>> _shape_fault([[1.0, 2.0], [3.0]], (2, 2)), _shape_fault([1.0, -2.0], (2,)), _shape_fault([1.0], (1,))
+    ('expected 2 values, found 1', 'found -2.0, expected a number from 0 on', '')
+    """
+    if shape[0] not in (-1, len(values)):
+        return f"expected {shape[0]} values, found {len(values)}"
+    if len(shape) > 1:
+        return next((fault for inner in values if (fault := _shape_fault(inner, shape[1:]))), "")
+    wrong = [value for value in values if not 0 <= value <= _LARGEST]
+    return f"found {wrong[0]}, expected a number from 0 on" if wrong else ""
 
 
 def header(
@@ -71,6 +137,7 @@ def header(
         fastest=fastest(setup, policy)[0].tolist(),
         entities=setup.entities,
         believed=policy.pairs.tolist() if isinstance(policy, LearnedRates) else None,
+        prices=_price_list(setup.prices),
     )
     placed = Devices(setup.counts.tolist(), setup.per_server.tolist())
     places = zip(placed.type_of, placed.server_of, strict=True)
@@ -87,6 +154,18 @@ def header(
         pool=pool,
         facts=msgspec.to_builtins(facts),
     )
+
+
+def _price_list(prices: PriceSource) -> list[tuple[float, list[float]]] | None:
+    """From when on which prices hold."""
+    found: list[tuple[float, list[float]]] = []
+    at_s = 0.0
+    while at_s < inf:
+        if len(found) == _MOST_PRICES:
+            return None
+        found.append((at_s, prices.price_at(at_s).tolist()))
+        at_s = prices.next_change(at_s)
+    return found
 
 
 def setup_of(header: Header) -> ClusterSetup:
@@ -113,5 +192,8 @@ def policy_of(header: Header) -> Policy:
     return policy if facts.believed is None else LearnedRates(policy, np.array(facts.believed))
 
 
-def rules_of(header: Header) -> RoundRules:
-    return msgspec.convert(header.options.get("rules", {}), RoundRules)
+def rules_of(header: Header, path: Path | None = None) -> RoundRules:
+    try:
+        return msgspec.convert(header.options.get("rules", {}), RoundRules)
+    except (msgspec.ValidationError, InputError) as error:
+        raise InputError(f"{path}:1: options.rules: {error}" if path else f"options.rules: {error}") from None
