@@ -165,7 +165,7 @@ class LeaseChecker:
             if wrong:
                 self._fault("device", job, f"devices {wrong} do not exist, are down, or are not of type {on}")
             self._leases[job] = _OpenLease(on, tuple(known), beside, self._now, price_s, kind)
-            self._check_price(job, devices, why, price_s)
+            self._check_price(job, devices, why, price_s, self._restart_s(kind, on))
             begun.append(job)
             for device in known:
                 self._holders[device].add(job)
@@ -186,11 +186,14 @@ class LeaseChecker:
             return books.kind
         return claimed
 
-    def _check_price(self, job: int, devices: Sequence[int], why: int, price_s: float) -> None:
+    def _restart_s(self, kind: int, on: int) -> float:
+        return self._facts.restart_s if self._facts.restarts is None else self._facts.restarts[kind][on]
+
+    def _check_price(self, job: int, devices: Sequence[int], why: int, price_s: float, restart_s: float) -> None:
         """A start costs a restart, unless the job was there until now and only its company changes."""
         if not 0 <= why < len(self._facts.why):
             self._unsound("reason", job, f"there is no reason {why}")
-        expected = 0.0 if why == KEPT and self._left.get(job) == tuple(devices) else self._facts.restart_s
+        expected = 0.0 if why == KEPT and self._left.get(job) == tuple(devices) else restart_s
         if price_s != expected:
             self._fault("restart", job, f"found {price_s} s, expected {expected} s")
 

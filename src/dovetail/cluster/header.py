@@ -48,6 +48,7 @@ class ClusterFacts(Struct, kw_only=True):
     fastest: list[float] | None = None  # by kind: the most steps per second that a job can have
     entities: dict[str, float] = {}  # weights
     believed: list[list[list[float]]] | None = None  # pair rates that the policy went by at first
+    restarts: list[list[float]] | None = None  # seconds by kind and type, where they are not all `restart_s`
     prices: list[tuple[float, list[float]]] | None = None  # from which second on they hold; None if there are too many
 
 
@@ -76,6 +77,7 @@ def _fault(facts: ClusterFacts, header: Header) -> str:
         ("pairs", facts.pairs, (kinds, kinds, types)),
         ("believed", facts.believed, (kinds, kinds, types)),
         ("fastest", facts.fastest, (kinds,)),
+        ("restarts", facts.restarts, (kinds, types)),
         ("prices", None if facts.prices is None else [price for _, price in facts.prices], (-1, types)),
     ]
     for name, values, shape in shapes:
@@ -121,7 +123,7 @@ def header(
     setup: ClusterSetup, policy: Policy, name: str, options: dict[str, Any], rules: RoundRules, mode: JournalMode
 ) -> Header:
     """The first line of the journal."""
-    found = setup.throughputs
+    found, restarts_s = setup.throughputs, setup.restarts_s(rules.restart_s)
     facts = ClusterFacts(
         types=list(setup.types),
         counts=setup.counts.tolist(),
@@ -137,6 +139,7 @@ def header(
         fastest=fastest(setup, policy)[0].tolist(),
         entities=setup.entities,
         believed=policy.pairs.tolist() if isinstance(policy, LearnedRates) else None,
+        restarts=None if restarts_s is None else restarts_s.tolist(),
         prices=_price_list(setup.prices),
     )
     placed = Devices(setup.counts.tolist(), setup.per_server.tolist())
@@ -181,6 +184,7 @@ def setup_of(header: Header) -> ClusterSetup:
         jobs=(),
         window=facts.window,
         entities=facts.entities,
+        restarts=None if facts.restarts is None else np.array(facts.restarts),
         seed=header.seed,
     )
 

@@ -51,7 +51,13 @@ class Rounds:
             setup.entity_weights(),
             kinds=setup.throughputs.kinds,
         )
-        self._leases = Leases(self.mechanism, setup.per_server.tolist(), setup.throughputs.spread)
+        restarts_s = setup.restarts_s(rules.restart_s)
+        if restarts_s is not None and restarts_s.max() >= rules.round_s:
+            raise InputError(
+                f"a restart of {restarts_s.max():g} s in rounds of {rules.round_s:g} s: jobs that take turns would "
+                "never work; expected longer rounds"
+            )
+        self._leases = Leases(self.mechanism, setup.per_server.tolist(), setup.throughputs.spread, restarts_s)
         self._ends = ExpectedEnds(self.mechanism.jobs)
         self._runs = fastest(setup, policy)[0] > 0
         self._done: list[int] = []  # positions of jobs that ended in this round

@@ -72,6 +72,8 @@ class RuleFlags:
     "Accelerators in one server: 4, 8:4:4 or a100=8,l4=4; 1 if left out."
     throughputs_file: Path | None = None
     "Steps per second of every job: the old JSON, our table, or rates. Without it, the built-in model's estimates."
+    rates: Path | None = None
+    "A rate table: steps/s by kind, type and width over the throughputs, cold starts as restarts."
     interval: Annotated[float, Parameter(alias=["-i", "--time-per-iteration"])] = 360.0
     "Seconds of a round."
     restart_s: float | None = None
@@ -120,6 +122,7 @@ class RuleFlags:
             scenario,
             per_server=self.num_gpus_per_server,
             throughputs=self.throughputs_file,
+            rates=self.rates,
             prices=self.prices or self.per_instance_type_prices_dir,
             clouds=self.available_clouds,
             float32_pairs=self.compat is not None,

@@ -19,13 +19,20 @@ from dovetail.cluster.inputs.generate import GeneratedJobs
 from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.prices import Prices, constant, read_prices
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
-from dovetail.cluster.inputs.throughputs import read_throughputs
+from dovetail.cluster.inputs.throughputs import (
+    ThroughputsError,
+    from_rates,
+    overlaid,
+    read_throughputs,
+    restart_prices,
+)
 from dovetail.cluster.inputs.traces import read_trace
 from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Policy
 from dovetail.core import registry
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.rates import RateTable
 
 STATIC_JOBS = 40  # generated if nothing is said
 CONTINUOUS_JOBS = 500
@@ -42,6 +49,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     cluster: str = "8:8:8"
     per_server: str = ""
     throughputs: Path | None = None  # None: the built-in model
+    rates: Path | None = None  # a rate table: over the throughputs, or in the place of the built-in model
     trace: Path | None = None
     trace_format: str = ""
     widths: Widths | None = None
@@ -63,7 +71,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     def files(self) -> list[Path]:
         """The files it reads, for those who must not write over them or must know whether they have changed."""
-        named = [self.throughputs, self.trace, self.prices, Path(self.cluster)]
+        named = [self.throughputs, self.rates, self.trace, self.prices, Path(self.cluster)]
         return [path for path in named if path is not None and path.is_file()]
 
 
@@ -92,7 +100,8 @@ class LoadedScenario(Struct, kw_only=True):
 def load(scenario: Scenario) -> LoadedScenario:
     """Read everything that a scenario names."""
     spec = parse_cluster(scenario.cluster, gpus_per_server=scenario.per_server).present()
-    known, notes = _throughputs(scenario, spec)
+    table = RateTable() if scenario.rates is None else RateTable.read(scenario.rates)
+    known, notes = _throughputs(scenario, spec, table)
     jobs: Iterable[Job]
     if scenario.trace is not None:
         trace = read_trace(scenario.trace, known, format=scenario.trace_format, widths=scenario.widths)
@@ -120,6 +129,7 @@ def load(scenario: Scenario) -> LoadedScenario:
         window=scenario.window,
         entities=_entities(scenario, jobs),
         outages=outages(spec, scenario.seed),
+        restarts=restart_prices(table, rates.kinds, rates.types),
         seed=scenario.seed,
     )
     return LoadedScenario(setup=setup, believed=believed, notes=notes)
@@ -156,17 +166,43 @@ def _check_window(scenario: Scenario, jobs: int) -> None:
         raise InputError(f"window {first} to {end}: expected ids of the jobs, which are 0 to {jobs}")
 
 
-def _throughputs(scenario: Scenario, spec: ClusterSpec) -> tuple[Throughputs, list[str]]:
+def _throughputs(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> tuple[Throughputs, list[str]]:
+    if table.rates:
+        return _from_table(scenario, spec, table), []
     if scenario.throughputs is None:
         note = "throughputs: the built-in model's estimates (--throughputs-file takes measured ones)"
         return analytic(spec.types), [note]
-    path = scenario.throughputs
-    version = path.stat().st_mtime_ns if path.is_file() else 0
-    found = _read_throughputs(path, version, scenario.float32_pairs)
+    return _covering(_from_file(scenario.throughputs, scenario), spec, scenario.throughputs), []
+
+
+def _from_table(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> Throughputs:
+    """What the rate table says in absolute numbers, over what the file of throughputs says if there is one."""
+    assert scenario.rates is not None
+    absolute = RateTable(rate for rate in table.rates.values() if rate.unit)
+    if not absolute:
+        raise InputError(
+            f"{scenario.rates}: its rates are relative; expected some with a unit, as steps/s "
+            "(--throughputs-file takes relative ones)"
+        )
+    try:
+        found = from_rates(absolute)
+    except ThroughputsError as error:
+        raise InputError(f"{scenario.rates}: {error}") from None
+    if scenario.throughputs is not None:
+        found = overlaid(_from_file(scenario.throughputs, scenario), found)
+    return _covering(found, spec, scenario.rates)
+
+
+def _covering(found: Throughputs, spec: ClusterSpec, path: Path) -> Throughputs:
     for name in spec.types:
         if name not in found.types:
             raise InputError(f"{path}: no throughputs for the type {name!r}{did_you_mean(name, found.types)}")
-    return found, []
+    return found
+
+
+def _from_file(path: Path, scenario: Scenario) -> Throughputs:
+    version = path.stat().st_mtime_ns if path.is_file() else 0
+    return _read_throughputs(path, version, scenario.float32_pairs)
 
 
 @lru_cache(maxsize=2)

@@ -44,6 +44,7 @@ class ClusterSetup:
     window: tuple[int, int] | None = None
     entities: dict[str, float] = field(default_factory=dict)  # weight of each entity
     outages: list[Outage] = field(default_factory=list)
+    restarts: Floats | None = None  # seconds by kind and type; nan: what the rules say
     seed: int = 0
 
     @property
@@ -53,6 +54,10 @@ class ClusterSetup:
     def accelerators(self) -> dict[str, int]:
         """How many there are of each type."""
         return dict(zip(self.types, self.counts.tolist(), strict=True))
+
+    def restarts_s(self, usual_s: float) -> Floats | None:
+        """Seconds of a restart by kind and type; None if all are the usual ones."""
+        return None if self.restarts is None else np.where(np.isnan(self.restarts), usual_s, self.restarts)
 
     def entity_weights(self) -> Floats | None:
         return np.array(list(self.entities.values())) if self.entities else None

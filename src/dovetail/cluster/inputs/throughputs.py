@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, log
 from pathlib import Path
 from typing import Any
@@ -182,20 +182,65 @@ def table(entries: Iterable[RateEntry]) -> Throughputs:
 
 
 def from_rates(rates: RateTable, steps_per_s: Mapping[str, float] | None = None) -> Throughputs:
-    """Throughputs from the table in which levels meet, whose rates are relative to a reference device.
+    """Throughputs from the table in which levels meet.
 
-    `steps_per_s` are the kinds' rates on that device. Without it a step is what the device does in a second.
+    Rates with a unit are as they are: a step is one of it (steps/s before all others). Others are relative to a
+    reference device; `steps_per_s` are the kinds' rates on that. Without it a step is what that does in a second.
+
+    >>> from dovetail.core.rates import Rate
+    >>> from_rates(RateTable([Rate("LM", "l4", 8.0, unit="steps/s"), Rate("LM", "l4", 0.5)])).alone.tolist()
+    [[8.0]]
     """
-    unit = steps_per_s or {}
+    on_reference, units = steps_per_s or {}, _units(rates)
+    used = [rate for rate in rates.rates.values() if rate.unit == units[rate.kind]]
     entries = []
-    for rate in rates.rates.values():
-        entries.append(  # noqa: PERF401
-            RateEntry(rate.kind, rate.device, rate.rate * unit.get(rate.kind, 1.0), rate.width, None, rate.neighbour)
-        )
+    for rate in used:
+        per_s = rate.rate if rate.unit else rate.rate * on_reference.get(rate.kind, 1.0)
+        entries.append(RateEntry(rate.kind, rate.device, per_s, rate.width, None, rate.neighbour))
     found = table(entries)
-    sources = {rate.source for rate in rates.rates.values()}
+    sources = {rate.source for rate in used}
     found.source = "estimated" if "estimated" in sources else "given" if "given" in sources else "measured"
     return found
+
+
+def _units(rates: RateTable) -> dict[str, str]:
+    """The unit of every kind's rates that counts; nothing where they are relative."""
+    found: dict[str, set[str]] = {}
+    for rate in rates.rates.values():
+        found.setdefault(rate.kind, set()).add(rate.unit)
+    for kind, units in found.items():
+        units.discard("" if len(units) > 1 else " ")
+        if len(units) > 1 and "steps/s" not in units:
+            raise ThroughputsError(f"{kind}: rates in {' and in '.join(sorted(units))}; expected one unit, or steps/s")
+    return {kind: "steps/s" if "steps/s" in units else min(units) for kind, units in found.items()}
+
+
+def overlaid(base: Throughputs, other: Throughputs) -> Throughputs:
+    """Both; where both know a rate, the other's."""
+    types = tuple(dict.fromkeys(base.types + other.types))
+    kinds = list(dict.fromkeys(base.kinds + other.kinds))
+    index = {kind: i for i, kind in enumerate(kinds)}
+    alone, spread = np.zeros((2, len(kinds), len(types)))
+    pairs = np.zeros((len(kinds), len(kinds), len(types)))
+    for found in (base, other):
+        rows, columns = [index[kind] for kind in found.kinds], [types.index(name) for name in found.types]
+        at = np.ix_(rows, columns)
+        known = found.alone > 0
+        alone[at] = np.where(known, found.alone, alone[at])
+        spread[at] = np.where(known, found.spread, spread[at])
+        if found.pairs is not None:
+            both = np.ix_(rows, rows, columns)
+            pairs[both] = np.where(found.pairs > 0, found.pairs, pairs[both])
+    paired = base.pairs is not None or other.pairs is not None
+    return Throughputs(types, kinds, alone, spread, pairs if paired else None, base.source)
+
+
+def restart_prices(rates: RateTable, kinds: Sequence[Kind], types: Sequence[str]) -> Floats | None:
+    """Seconds until a kind works on a type where it was not before: the table's cold starts. nan where it has none, and
+    nothing if it has none at all."""
+    cold = [[rates.switch_s(None, model, name) for name in types] for model, _ in kinds]
+    found = np.array(cold, dtype=np.float64).reshape(len(kinds), len(types))
+    return None if np.isnan(found).all() else found
 
 
 def write_throughputs(found: Throughputs, path: Path) -> None:

@@ -29,11 +29,15 @@ class Leases:
     Of the table of jobs it writes where they are, since when, at which rate, and what they have left to do.
     """
 
-    def __init__(self, mechanism: Mechanism, per_server: Sequence[int], spread: Floats) -> None:
+    def __init__(
+        self, mechanism: Mechanism, per_server: Sequence[int], spread: Floats, restarts_s: Floats | None = None
+    ) -> None:
+        """`restarts_s` are seconds by kind and type, where they are not all the rules'."""
         self._mechanism = mechanism
         self._rules = mechanism.rules
         self._per_server = per_server
         self._spread = spread
+        self._restarts_s = restarts_s
         self.devices = Devices(mechanism.counts.tolist(), per_server)
         self.held: dict[int, tuple[int, ...]] = {}  # devices by job id; two jobs that share hold the same
         self.scattered: set[int] = set()  # wide jobs in more servers than they need
@@ -111,7 +115,8 @@ class Leases:
             row = self.rows([job])
             kind, on = int(jobs.kind[row[0]]), jobs.on[row]
             faster = float(self._mechanism.rates[kind, on[0]]) / max(float(jobs.rate[row[0]]), 1e-300)
-            pays = (faster - 1) * self._rules.round_s > self._rules.restart_s
+            restart_s = self._rules.restart_s if self._restarts_s is None else float(self._restarts_s[kind, on[0]])
+            pays = (faster - 1) * self._rules.round_s > restart_s
             if pays and self.devices.could_gather(self.held[job]):
                 self.stop(now, row, events)
                 self.begin(now, row, on, None, records.GATHERED, events)
@@ -174,6 +179,9 @@ class Leases:
         places = self._places(rows, ids, on.tolist(), beside, rate, kept)
         # A first start costs as much as a restart: a program and its data must be loaded.
         price_s = np.array([0.0 if job in kept else restart_s for job in ids]) if kept and restart_s else None
+        if self._restarts_s is not None:
+            moved = np.array([job not in kept for job in ids])
+            price_s = self._restarts_s[jobs.kind[rows], on] * moved
         ready_s = now + (restart_s if price_s is None else price_s)
         jobs.on[rows], jobs.rate[rows] = on, rate
         jobs.beside[rows] = -1 if beside is None else beside
