@@ -1,10 +1,10 @@
 """The cluster simulator measured: speed, the paper's claims, fleet scale, validity. Prints JSON.
 
-    python bench/cluster.py                     speed and validity
-    python bench/cluster.py --part paper        the published comparisons, three seeds each (some 10 minutes on 2 cores)
-    python bench/cluster.py --part fleet        a million jobs on 100,000 accelerators of 8 types
-    python bench/cluster_golden.py              run by run against the older simulator
-    python bench/cluster_policies.py            single allocations
+    python -m bench.cluster                     speed and validity
+    python -m bench.cluster --part paper        the published comparisons, three seeds each (some 10 minutes on 2 cores)
+    python -m bench.cluster --part fleet        a million jobs on 100,000 accelerators of 8 types
+    python -m bench.cluster_golden              run by run against the older simulator
+    python -m bench.cluster_policies            single allocations
 
 `recorded_cpu_s` are the older simulator's (Gavel) on another machine of the same kind; ratios to them are for
 orientation. Published figures are those stored in its authors' notebooks.
@@ -13,9 +13,7 @@ orientation. Published figures are those stored in its authors' notebooks.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import random
 import resource
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import show
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.scenario import Scenario, load
 from dovetail.cluster.inputs.setup import ClusterSetup
@@ -66,32 +65,31 @@ def main() -> None:
     parser.add_argument("--traces", type=int, default=200, help="random traces for validity")
     parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs of the fleet")
     parser.add_argument("--accelerators", type=int, default=100_000, help="accelerators of the fleet")
+    parser.add_argument("--share", type=float, default=1.0, help="of the jobs: less to see whether it works")
     arguments = parser.parse_args()
     parts = {"": ["speed", "validity"], "all": ["speed", "validity", "paper", "fleet"]}.get(
         arguments.part, [arguments.part]
     )
-    result: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    }
+    result: dict[str, Any] = {}
     for part in parts:
         if part == "speed":
-            result["speed"] = speed()
+            result["speed"] = speed(arguments.share)
         elif part == "paper":
-            result["paper"] = paper()
+            result["paper"] = paper(arguments.share)
         elif part == "validity":
             result["validity"] = validity(arguments.traces)
         else:
             result["fleet"] = fleet(arguments.jobs, arguments.accelerators)
-    print(json.dumps(result, indent=2))
+    show(result)
 
 
-def speed() -> dict[str, Any]:
+def speed(share: float) -> dict[str, Any]:
     """Whole simulations, by the older rules and by ours."""
     rows = {}
     for title, (scenario, lam_s, policy, recorded_s) in SPEED.items():
         row: dict[str, Any] = {"policy": policy, "recorded_cpu_s": recorded_s}
         for rules in ("older", "ours"):
-            loaded = load(_with(scenario, lam_s=lam_s))
+            loaded = load(_with(scenario, lam_s=lam_s, window=_window(scenario, share)))
             made = loaded.policy(policy)
             outcome = run(loaded.setup, made, GAVEL if rules == "older" else None, compat=rules == "older")
             row[f"cpu_s_{rules}_rules"] = round(outcome.cpu_s, 3)
@@ -100,15 +98,19 @@ def speed() -> dict[str, Any]:
     return rows
 
 
+def _window(scenario: Scenario, share: float) -> tuple[int, int] | None:
+    return scenario.window and (round(share * scenario.window[0]), round(share * scenario.window[1]))
+
+
 def _with(scenario: Scenario, **changes: Any) -> Scenario:
     return Scenario(**{name: getattr(scenario, name) for name in scenario.__struct_fields__} | changes)
 
 
-def paper() -> dict[str, Any]:
+def paper(share: float) -> dict[str, Any]:
     """Average completion time, makespan and finish-time fairness beside the published figures, means of three seeds."""
     rate_s = 3600 / 5.6
-    cells = [("jct", p, s, rate_s) for p in (*PUBLISHED_JCT_H, *PUBLISHED_FTF_H) for s in SEEDS]
-    cells += [("makespan", p, s, 0.0) for p in PUBLISHED_MAKESPAN_H for s in SEEDS]
+    cells = [("jct", p, s, rate_s, share) for p in (*PUBLISHED_JCT_H, *PUBLISHED_FTF_H) for s in SEEDS]
+    cells += [("makespan", p, s, 0.0, share) for p in PUBLISHED_MAKESPAN_H for s in SEEDS]
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     for cell, figures in zip(cells, sweep(paper_cell, cells), strict=True):
         found.setdefault(cell[:2], []).append(figures)
@@ -131,12 +133,13 @@ def paper() -> dict[str, Any]:
     }
 
 
-def paper_cell(cell: tuple[str, str, int, float]) -> dict[str, float]:
-    what, policy, seed, lam_s = cell
+def paper_cell(cell: tuple[str, str, int, float, float]) -> dict[str, float]:
+    what, policy, seed, lam_s, share = cell
     if what == "jct":
-        scenario = _with(PAPER, lam_s=lam_s, seed=seed)
+        scenario = _with(PAPER, lam_s=lam_s, seed=seed, window=_window(PAPER, share))
     else:  # as published: where the accelerators of a wide job are makes no difference
-        scenario = _with(PAPER, lam_s=0.0, seed=seed, window=None, jobs=500, multi_gpu=True, per_server="36:36:36")
+        jobs = round(500 * share)
+        scenario = _with(PAPER, lam_s=0.0, seed=seed, window=None, jobs=jobs, multi_gpu=True, per_server="36:36:36")
     loaded = load(scenario)
     figures = run(loaded.setup, loaded.policy(policy)).figures
     return {"avg_jct_h": figures.avg_jct_s / 3600, "makespan_h": figures.makespan_s / 3600, "rho": figures.rho_mean}

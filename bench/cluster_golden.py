@@ -1,8 +1,8 @@
 """The recorded runs of the older simulator, run again by its rules and compared figure by figure. Prints JSON.
 
-    python bench/cluster_golden.py                 all runs but those at the scale of the paper
-    python bench/cluster_golden.py --paper         those, too
-    python bench/cluster_golden.py --only medium
+    python -m bench.cluster_golden                 all runs but those at the scale of the paper
+    python -m bench.cluster_golden --paper         those, too
+    python -m bench.cluster_golden --only medium
 
 Policies without a linear program must give the same printed digits. Of the others the older results depend on which of
 many optimal allocations its interior-point solver happened to return, so makespan may differ by 2 % and the average
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench import show
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.scenario import Scenario, load
 from dovetail.cluster.metrics import ClusterResult
@@ -47,7 +47,7 @@ def main() -> None:
         rows[name] = compare(name, row)
         print(name, rows[name], file=sys.stderr)
     verdicts = [row["verdict"] for row in rows.values()]
-    print(json.dumps({"runs": rows, "verdicts": {v: verdicts.count(v) for v in sorted(set(verdicts))}}, indent=2))
+    show({"runs": rows, "verdicts": {v: verdicts.count(v) for v in sorted(set(verdicts))}})
 
 
 def recorded() -> dict[str, dict[str, str]]:

@@ -1,7 +1,7 @@
 """Single decisions of the cluster policies measured: CPU time per call, cold and warm. Prints JSON.
 
-    python bench/cluster_policies.py                     every case
-    python bench/cluster_policies.py --only paper packed
+    python -m bench.cluster_policies                     every case
+    python -m bench.cluster_policies --only paper packed
 
 Between calls one job leaves and another comes, and the steps left shrink. The ratio is to what Gavel's policy took for
 a call of that size (cvxpy and ECOS, another machine of the same kind): for orientation.
@@ -10,9 +10,6 @@ a call of that size (cvxpy and ECOS, another machine of the same kind): for orie
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Iterator
@@ -21,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import show
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Problem
 from dovetail.testing.cluster.problems import random_problem
@@ -61,11 +59,15 @@ CASES: dict[str, list[ClusterCase]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--calls", type=int, help="of each policy; by default as many as its case says")
     arguments = parser.parse_args()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     make("max_min_fairness_perf").allocate(next(changing(PAPER, 1)))  # the solver's import is not a policy's time
-    cases = {group: [measure(*case) for case in CASES[group]] for group in arguments.only}
-    print(json.dumps({"machine": machine, **cases}, indent=2))
+    show(
+        {
+            group: [measure(policy, shape, arguments.calls or calls, s) for policy, shape, calls, s in CASES[group]]
+            for group in arguments.only
+        }
+    )
 
 
 def changing(shape: dict[str, Any], calls: int) -> Iterator[Problem]:

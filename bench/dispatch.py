@@ -1,9 +1,9 @@
 """What dispatching costs and what it gains. Prints JSON.
 
-    python bench/dispatch.py --overhead     extra microseconds per sub-batch, per run, and of a direct call, on the CPU
-    python bench/dispatch.py --emulated     three devices that sleep, real threads: % of the sum of the devices alone
-    python bench/dispatch.py --simulated    policies on NEML2's published curves: % of the sum of the peak rates
-    python bench/dispatch.py --gpu          a batched 6x6 Newton solve in float64 on a CUDA device and the CPU
+    python -m bench.dispatch --overhead     extra microseconds per sub-batch, per run, and of a direct call, on the CPU
+    python -m bench.dispatch --emulated     three devices that sleep, real threads: % of the sum of the devices alone
+    python -m bench.dispatch --simulated    policies on NEML2's published curves: % of the sum of the peak rates
+    python -m bench.dispatch --gpu          a batched 6x6 Newton solve in float64 on a CUDA device and the CPU
 
 Without a flag, the first three. Times are the least of several runs, since whatever else a machine does only adds to
 them; medians stand beside them where they matter.
@@ -12,23 +12,17 @@ them; medians stand beside them where they matter.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-
 import torch
 from torch import Tensor
 
+from bench import show
 from dovetail.core import registry
 from dovetail.dispatch import Dispatcher
 from dovetail.dispatch.inputs.curves import PUBLISHED
@@ -55,7 +49,7 @@ def main() -> None:
         "gpu": lambda: gpu(arguments.items, arguments.repeats),
     }
     chosen = [name for name in sections if getattr(arguments, name)] or ["overhead", "simulated", "emulated"]
-    result: dict[str, Any] = {"machine": machine(), "command": " ".join(["bench/dispatch.py", *sys.argv[1:]])}
+    result: dict[str, Any] = {"torch": torch_version()}
     threads = torch.get_num_threads()
     for name in chosen:
         torch.set_num_threads(threads if name == "gpu" else 1)
@@ -66,7 +60,10 @@ def main() -> None:
             result[name] = {"error": f"{type(error).__name__}: {error}"}
     if "medians" in result.get("emulated", {}):
         result["emulated_medians"] = result["emulated"].pop("medians")
-    print(json.dumps(result, indent=2) if arguments.format == "json" else "\n".join(lines(result)))
+    if arguments.format == "json":
+        show(result)
+    else:
+        print("\n".join(lines(result)))
 
 
 def lines(result: Any, before: str = "") -> list[str]:
@@ -76,11 +73,8 @@ def lines(result: Any, before: str = "") -> list[str]:
     return [line for key, value in result.items() for line in lines(value, f"{before}.{key}".lstrip("."))]
 
 
-def machine() -> str:
-    about = (
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
-    )
-    return about + (f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "")
+def torch_version() -> str:
+    return torch.__version__ + (f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "")
 
 
 def timed(call: Callable[[], Any], repeats: int, wait: Callable[[], None] = lambda: None) -> list[float]:

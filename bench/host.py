@@ -1,19 +1,17 @@
 """The host level measured in simulation: rules kept over random workloads, policies compared. Prints JSON.
 
-python bench/host.py                           12,000 random workloads under all policies, and the comparison
-python bench/host.py --workloads 100000 --jobs 2
+python -m bench.host                           12,000 random workloads under all policies, and the comparison
+python -m bench.host --workloads 100000 --jobs 2
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import time
 from functools import partial
 from typing import Any
 
+from bench import show
 from dovetail.core.executor import SimExecutor
 from dovetail.core.sweep import sweep
 from dovetail.host.inputs.requests import Request
@@ -32,9 +30,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     rules = random_workloads(arguments.workloads, arguments.seed, arguments.jobs)
-    print(json.dumps({"machine": machine, "random": rules, "compared": compared()}, indent=2, default=str))
+    show({"random": rules, "compared": compared()})
 
 
 def random_workloads(count: int, seed: int, jobs: int) -> dict[str, Any]:
@@ -72,10 +69,14 @@ def _chunk(chunk: tuple[int, int]) -> dict[str, Any]:
     return {"ends": ends, "broken": broken}
 
 
+def sixty_four() -> Workload:
+    requests = [Request(i, "execution", str(i), "resnet", 8, 15.0 * i, i % 5) for i in range(64)]
+    return Workload.of(requests, 16, curves={"": CURVE})
+
+
 def compared() -> dict[str, Any]:
     """64 programs that ask for 8 cores each, by a measured curve, one every 15 s: throughput as a ratio to strict."""
-    requests = [Request(i, "execution", str(i), "resnet", 8, 15.0 * i, i % 5) for i in range(64)]
-    workload = Workload.of(requests, 16, curves={"": CURVE})
+    workload = sixty_four()
     rows: dict[str, Any] = {}
     for profile, plans, assigns in (("legacy", PLANS[:2], ASSIGNS[:3]), ("clean", PLANS, ASSIGNS)):
         for plan in plans:

@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import show
 from dovetail.core import cgroups
 from dovetail.core.engine import replay
 from dovetail.core.journal import Reader
@@ -59,7 +60,7 @@ def main() -> None:
             print(f"{name} ...", file=sys.stderr, flush=True)
             found[name] = parts[name](Path(folder) / name, arguments)
             print(json.dumps(found[name]), file=sys.stderr, flush=True)
-    print(json.dumps(found, indent=2))
+    show(found)
 
 
 def kills(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The pipeline planner measured: exactness and speed. Prints JSON.
 
-    python bench/pipeline.py                       golden cases, large pools, 1,000 random cases against every plan
-    python bench/pipeline.py --cases 5000
+    python -m bench.pipeline                       golden cases, large pools, 1,000 random cases against every plan
+    python -m bench.pipeline --cases 5000
 
 `recorded_cpu_s` is what the corrected C++ sched-pipeline of PipeEdge took on another machine of the same kind; a ratio
 to it is for orientation.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from bench import show
 from dovetail.core.sweep import sweep
 from dovetail.pipeline.inputs.files import read_pipeline
 from dovetail.pipeline.optimise.tables import Tables
@@ -43,10 +43,11 @@ LARGE: dict[str, tuple[str, int, float | None, float | None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=1000, help="random cases against every plan")
+    sections = ("golden", "large", "random")
+    parser.add_argument("--only", nargs="+", choices=sections, default=sections)
     arguments = parser.parse_args()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    result = {"machine": machine, "golden": golden(), "large": large(), "random": against_brute(arguments.cases)}
-    print(json.dumps(result, indent=2))
+    parts = {"golden": golden, "large": large, "random": lambda: against_brute(arguments.cases)}
+    show({name: parts[name]() for name in arguments.only})
 
 
 def golden() -> dict[str, Any]:

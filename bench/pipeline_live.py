@@ -1,7 +1,7 @@
 """Prediction against reality: a transformer profiled, planned and run over unlike devices. Prints JSON.
 
-    python bench/pipeline_live.py              three processes with different shares of two cores (as root)
-    python bench/pipeline_live.py --gpu        a GPU and a part of the CPU
+    python -m bench.pipeline_live              three processes with different shares of two cores (as root)
+    python -m bench.pipeline_live --gpu        a GPU and a part of the CPU
 
 Every process is a device of a type of its own. On the CPU it is pinned to cores, with a share of their time set by a
 control group, and profiled in the same conditions as it will run in. The exact plan then runs against an equal split of
@@ -11,9 +11,6 @@ the layers and a split by parameters, in one go, and the predicted throughput is
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import subprocess
 import sys
 import threading
@@ -23,8 +20,8 @@ from typing import Any
 
 import msgspec
 
+from bench import show
 from dovetail.core import registry
-from dovetail.pipeline import policies as _  # noqa: F401  (registers the methods)
 from dovetail.pipeline.hardware import placed_on
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.live import run_plan
@@ -70,7 +67,6 @@ def main() -> None:
         rows[method] = run(found, hosts, arguments.microbatches)
     exact = rows["exact"]["measured_items_s"]
     result = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "model": f"transformer encoder, 12 blocks, 384 wide, 24 layers, microbatches of {batch}",
         "hosts": {host: msgspec.to_builtins(settings) for host, settings in hosts.items()},
         "devices": {host: found.device for host, found in profiles.items()},
@@ -80,12 +76,12 @@ def main() -> None:
         "exact_over_equal": round(exact / rows["equal"]["measured_items_s"], 3),
         "exact_over_parameters": round(exact / rows["parameter-proportional"]["measured_items_s"], 3),
     }
-    print(json.dumps(result, indent=2))
+    show(result)
 
 
 def profile_as(host: str, gpu: bool) -> ProfileResult:
     """The profile of a host, measured by a process that is confined as the host will be."""
-    words = [sys.executable, __file__, "--profile", host, *(["--gpu"] if gpu else [])]
+    words = [sys.executable, "-m", "bench.pipeline_live", "--profile", host, *(["--gpu"] if gpu else [])]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     return msgspec.json.decode(done.stdout, type=ProfileResult)
 

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -233,7 +234,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--time-limit-s", type=float, default=120.0, help="of one mutant; past it, it counts as killed")
+    parser.add_argument(
+        "--patience", type=float, default=5.0, help="give up after so many times the usual time"
+    )
     parser.add_argument("--tests", nargs="+", help="these tests, in the place of the matching ones")
     given = parser.parse_args()
     every = [each for path in sources(given.of) for each in mutants(path, (ROOT / path).read_text())]
@@ -244,11 +247,20 @@ def main() -> int:
         for number in range(given.jobs):
             idle.put(Copy(Path(scratch) / str(number)))
 
+        limit_s = {}
+        for path in {mutant.path.parts[2]: mutant.path for mutant in drawn}.values():
+            began = time.monotonic()
+            tree = idle.get()
+            if tree.test(given.tests or matching_tests(path), 3600.0) != "survived":
+                sys.exit(f"the tests of {path.parts[2]} fail without any mutant")
+            idle.put(tree)
+            limit_s[path.parts[2]] = given.patience * (time.monotonic() - began) + 30.0
+
         def judge(mutant: Mutant) -> Verdict:
             tree = idle.get()
             tree.write(mutant.path, mutant.after)
             try:
-                return tree.test(given.tests or matching_tests(mutant.path), given.time_limit_s)
+                return tree.test(given.tests or matching_tests(mutant.path), limit_s[mutant.path.parts[2]])
             finally:
                 tree.write(mutant.path, mutant.before)
                 idle.put(tree)
