@@ -15,14 +15,14 @@ from bench.figures import Measured, Run, load, machine_lacks, measure, read_meas
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[""], help="scripts whose names contain one of these")
+    parser.add_argument("--only", nargs="+", default=[], help="only these scripts: work, cluster, host_live, ...")
     parser.add_argument("--minutes", type=float, default=5.0, help="leave out what takes longer on two cores")
     parser.add_argument("--idle", action="store_true", help="nothing else runs here: also what needs an idle machine")
     parser.add_argument("--write", action="store_true", help="measure nothing")
     given = parser.parse_args()
     known, outside = read_measured(), 0
     for run in load():
-        if given.write or not any(word in run.words for word in given.only):
+        if given.write or (given.only and run.script not in given.only):
             continue
         lacks = machine_lacks(run, idle=given.idle)
         if run.minutes > given.minutes or lacks:

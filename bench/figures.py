@@ -77,6 +77,10 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     needs: list[Need] = []
     steady: bool = False
 
+    @property
+    def script(self) -> str:
+        return self.words.split()[0].removeprefix("bench.")
+
 
 class RangeFile(Struct, frozen=True, forbid_unknown_fields=True):
     run: list[Run]

@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,11 @@ def main() -> None:
     sections = ("golden", "large", "random")
     parser.add_argument("--only", nargs="+", choices=sections, default=sections)
     arguments = parser.parse_args()
-    parts = {"golden": golden, "large": large, "random": lambda: against_brute(arguments.cases)}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "golden": golden,
+        "large": large,
+        "random": lambda: against_brute(arguments.cases),
+    }
     show({name: parts[name]() for name in arguments.only})
 
 

@@ -56,8 +56,9 @@ def calls(function: Callable[[], T]) -> tuple[int, T]:
 def workflow(folder: Path) -> dict[str, float]:
     """An overloaded pool of 8 GPUs: calls and bytes of journal per node, and what ten times the requests add."""
     from dovetail.workflow.inputs.configuration import read_system
-    from dovetail.workflow.inputs.generate import generate, write_requests
+    from dovetail.workflow.inputs.generate import generate
     from dovetail.workflow.inputs.synthetic import synthetic_system
+    from dovetail.workflow.inputs.write import write_requests
     from dovetail.workflow.problem import WorkflowProblem
     from dovetail.workflow.simulate import record, run
 
@@ -109,7 +110,7 @@ def solve() -> dict[str, float]:
         steps.append(found.steps)
         return found
 
-    LinearProgram.solve = counting  # type: ignore[method-assign]
+    LinearProgram.solve = counting  # type: ignore[method-assign, assignment]
     try:
         kept = make("max_min_fairness_perf")
         for problem in changing(PAPER, 40):

@@ -15,12 +15,12 @@ import copy
 import difflib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -58,6 +58,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }
 
 
+_NO_TESTS = 5  # pytest's exit code where nothing was collected
 _PASSED_OVER = (ast.JoinedStr, ast.Import, ast.ImportFrom)
 
 
@@ -161,14 +162,20 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def matching_tests(path: Path) -> list[str]:
-    """The tests of a module, the nearest first: its doctests, tests of its name, its package's, runs of its level."""
-    package = path.relative_to(PACKAGE).parts[0]
-    name = path.parent.name if path.stem == "__init__" else path.stem
-    folder = Path("tests") / package
-    named = sorted(str(test.relative_to(ROOT)) for test in (ROOT / folder).glob(f"test_*{name}*.py"))
-    wider = [f"tests/{kind}/test_{package}.py" for kind in ("properties", "golden")]
-    return [str(path), *named, str(folder), *(test for test in wider if (ROOT / test).exists())]
+def near_tests(path: Path) -> list[str]:
+    """A module's doctests, and the tests of its package that are named after it or import it."""
+    dotted = ".".join(path.relative_to("src").with_suffix("").parts).removesuffix(".__init__")
+    name = dotted.split(".")[-1]
+    tests = sorted((ROOT / "tests" / path.parts[2]).glob("test_*.py"))
+    near = [test for test in tests if name in test.stem or re.search(rf"\b{dotted}\b", test.read_text())]
+    return [str(path), *(str(test.relative_to(ROOT)) for test in near)]
+
+
+def all_tests(path: Path) -> list[str]:
+    """All tests of a module's package, and its whole runs."""
+    package = path.parts[2]
+    tests = [f"tests/{package}", f"tests/properties/test_{package}.py", f"tests/golden/test_{package}.py"]
+    return [test for test in tests if (ROOT / test).exists()]
 
 
 class Copy:
@@ -203,7 +210,7 @@ class Copy:
             command, cwd=self.folder, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
         )
         try:
-            return "survived" if started.wait(time_limit_s) == 0 else "killed"
+            return "survived" if started.wait(time_limit_s) in (0, _NO_TESTS) else "killed"
         except subprocess.TimeoutExpired:
             return "timeout"
         finally:
@@ -234,10 +241,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--patience", type=float, default=5.0, help="give up after so many times the usual time"
-    )
-    parser.add_argument("--tests", nargs="+", help="these tests, in the place of the matching ones")
+    parser.add_argument("--near", action="store_true", help="only the tests that are named after a module or import it")
+    parser.add_argument("--time-limit-s", type=float, default=900.0, help="past it, a mutant counts as killed")
     given = parser.parse_args()
     every = [each for path in sources(given.of) for each in mutants(path, (ROOT / path).read_text())]
     drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
@@ -247,20 +252,18 @@ def main() -> int:
         for number in range(given.jobs):
             idle.put(Copy(Path(scratch) / str(number)))
 
-        limit_s = {}
-        for path in {mutant.path.parts[2]: mutant.path for mutant in drawn}.values():
-            began = time.monotonic()
-            tree = idle.get()
-            if tree.test(given.tests or matching_tests(path), 3600.0) != "survived":
-                sys.exit(f"the tests of {path.parts[2]} fail without any mutant")
-            idle.put(tree)
-            limit_s[path.parts[2]] = given.patience * (time.monotonic() - began) + 30.0
+        near = sorted({test for mutant in drawn for test in near_tests(mutant.path)})
+        if Copy(Path(scratch) / "unchanged").test(near, 3600.0) != "survived":
+            sys.exit("the tests fail without any mutant")
 
         def judge(mutant: Mutant) -> Verdict:
             tree = idle.get()
             tree.write(mutant.path, mutant.after)
             try:
-                return tree.test(given.tests or matching_tests(mutant.path), limit_s[mutant.path.parts[2]])
+                verdict = tree.test(near_tests(mutant.path), given.time_limit_s)
+                if verdict == "survived" and not given.near:
+                    verdict = tree.test(all_tests(mutant.path), given.time_limit_s)
+                return verdict
             finally:
                 tree.write(mutant.path, mutant.before)
                 idle.put(tree)
