@@ -27,9 +27,8 @@ lint: .venv/.with-test ## check style, types and the layer rule
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-bench: .venv/.with-test ## run the measured comparisons
-	@for script in $(basename $(notdir $(wildcard bench/[!_]*.py))); do \
-	  echo "== bench/$$script.py"; $(BIN)/python -m "bench.$$script" || exit; done
+bench: .venv/.with-test ## measure, say which figures are outside their ranges, write docs/figures.md
+	$(BIN)/python -m bench
 
 mutate: .venv/.with-test ## draw random mutants of OF, and show those that no test notices
 	$(BIN)/python -m tools.mutate --of $(OF) --count $(COUNT) --seed $(SEED) --jobs $(JOBS)
