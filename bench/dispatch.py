@@ -15,6 +15,7 @@ import argparse
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
