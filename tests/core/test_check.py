@@ -446,6 +446,12 @@ def test_a_clock_that_cannot_be_so_wrong_is_bad_input(tmp_path: Path, source: An
         check_file(tmp_path / "journal.jsonl")
 
 
+def test_jobs_whose_graphs_are_gone_from_the_header_are_found() -> None:
+    check = Check(replace(HEADER, graphs=()))
+    check.step(1, 0.0, [Arrived("u", "x"), Arrived("p", "pair", (4.0, 6.0))])
+    assert check.faults.counts == {"graph": 1}
+
+
 def test_a_job_without_a_graph_needs_devices() -> None:
     check = Check(replace(HEADER, graphs=()))
     check.step(1, 0.0, [Arrived("u", "x"), Start("u", "c", "x", (), 0.0, 1.0, "")])

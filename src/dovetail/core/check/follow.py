@@ -241,7 +241,9 @@ class Check:
         self._seen.add(event.job)
         graph = self._graphs.get(event.of)
         loose = not self._graphs
-        if not event.fault and not loose:
+        if loose and event.sizes:
+            self.faults.add("graph", event.job, f"found {len(event.sizes)} sizes, but the header describes no graph")
+        elif not event.fault and not loose:
             if graph is None:
                 self.faults.add("graph", event.job, f"is of {event.of!r}, which the header does not describe")
             elif len(event.sizes) != len(graph.tasks):
