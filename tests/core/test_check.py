@@ -446,6 +446,19 @@ def test_a_clock_that_cannot_be_so_wrong_is_bad_input(tmp_path: Path, source: An
         check_file(tmp_path / "journal.jsonl")
 
 
+def test_only_a_real_executor_may_be_too_late_to_pause() -> None:
+    steps: Steps = [
+        (0.0, [Arrived("u", "one", (2.0,)), Start("u", "c", "x", (0,), 0.0, 2.0, "")]),
+        (1.0, [Pause("u", "c", "for others")]),
+        (1.5, [Finished("u", "c"), Complete("u")]),
+    ]
+    for clock, expected in ((Clock(), {"duration": 1}), (Clock("monotonic", 1e-9), {})):
+        check = Check(replace(HEADER, clock=clock), exact=False)
+        for n, (t, events) in enumerate(steps, start=1):
+            check.step(n, t, events)
+        assert check.faults.counts == expected
+
+
 def test_jobs_whose_graphs_are_gone_from_the_header_are_found() -> None:
     check = Check(replace(HEADER, graphs=()))
     check.step(1, 0.0, [Arrived("u", "x"), Arrived("p", "pair", (4.0, 6.0))])

@@ -417,11 +417,11 @@ class Check:
         ends, close = run.since + run.run_s, self._allowance.close
         if run.job is not None and run.job.loose and not run.start.run_s:
             return  # nobody said how long it takes
-        if not self._exact:
+        if run.state is Pause and (self._exact or self._header.clock.source == "virtual"):
+            self.faults.add("duration", who, f"ended at {t} s, but it is paused")
+        elif not self._exact:
             if good and t < run.since and not close(t, run.since):
                 self.faults.add("duration", who, f"ended at {t} s, before its setup was over at {run.since} s")
-        elif run.state is Pause:
-            self.faults.add("duration", who, f"ended at {t} s, but it is paused")
         elif (good and not close(t, ends)) or (t > ends and not close(t, ends)):
             sum_of = f"{run.t} + {run.start.setup_s} setup + {run.start.run_s} run"
             if run.since != run.t + run.start.setup_s:
