@@ -107,6 +107,30 @@ def difference(one: Group, two: Group, key: str) -> tuple[int, Mean | None]:
     return len(common), mean([others[seed] - mine[seed] for seed in common]) if common else None
 
 
+COMPARED = ("avg_jct_s", "p95_jct_s", "makespan_s", "utilization", "cost_per_job", "rho_mean")
+
+
+def compared_sweeps(a: Sequence[Row], b: Sequence[Row]) -> list[Row]:
+    """The second sweep's figures over the first one's, for every cluster, policy and load that both have."""
+    others = {(group.cluster, group.line, group.load): group for group in groups(b)}
+    found = []
+    for one in groups(a):
+        two = others.get((one.cluster, one.line, one.load))
+        if two is None:
+            continue
+        row: Row = {"cluster": one.cluster, "policy": one.line, "load": one.load, "a": one.status, "b": two.status}
+        for key in COMPARED:
+            x, y = one.means.get(key), two.means.get(key)
+            row[key] = None
+            if x is not None and y is not None:
+                seeds, apart = difference(one, two, key)
+                ratio = y.value / x.value if x.value else None
+                row[key] = {"a": x.value, "b": y.value, "ratio": ratio, "common_seeds": seeds}
+                row[key] |= {"difference": apart.value, "plus_minus": apart.half} if apart is not None else {}
+        found.append(row)
+    return found
+
+
 def _value(row: Row, key: str) -> float | None:
     if key == "cost_per_job":
         return row["total_cost"] / row["completed"] if row["completed"] else None

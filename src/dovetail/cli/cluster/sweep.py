@@ -228,25 +228,12 @@ def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "t
         table or json.
     """
     from dovetail.cluster.sweeps.table import read_sweep
-    from dovetail.report.sweep_page import difference, groups, sweep_page
+    from dovetail.report.sweep_page import COMPARED, compared_sweeps, sweep_page
 
     rows_a, rows_b = read_sweep(a), read_sweep(b)
-    found = {(g.cluster, g.line, g.load): g for g in groups(rows_b)}
-    pairs = [(g, found[g.cluster, g.line, g.load]) for g in groups(rows_a) if (g.cluster, g.line, g.load) in found]
-    if not pairs:
+    compared = compared_sweeps(rows_a, rows_b)
+    if not compared:
         raise InputError(f"{a} and {b} have no cluster, policy and load in common")
-    keys = ("avg_jct_s", "p95_jct_s", "makespan_s", "utilization", "cost_per_job", "rho_mean")
-    compared = []
-    for one, two in pairs:
-        row: SweepRow = {"cluster": one.cluster, "policy": one.line, "load": one.load, "a": one.status, "b": two.status}
-        for key in keys:
-            x, y = one.means.get(key), two.means.get(key)
-            row[key] = None
-            if x is not None and y is not None:
-                seeds, apart = difference(one, two, key)
-                row[key] = {"a": x.value, "b": y.value, "ratio": _ratio(y.value, x.value), "common_seeds": seeds}
-                row[key] |= {"difference": apart.value, "plus_minus": apart.half} if apart is not None else {}
-        compared.append(row)
     if out is not None:
         named = [
             row | {"policy": f"{folder.name}: {row['policy']}"}
@@ -259,11 +246,7 @@ def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "t
         return
     names = ["cluster", "policy", "load", "JCT h A", "JCT h B", "B - A", "B / A"]
     names += ["P95", "makespan", "use", "cost", "rho"]
-    print_table(names, [_compared(row, keys) for row in compared])
-
-
-def _ratio(of: float, to: float) -> float | None:
-    return of / to if to else None
+    print_table(names, [_compared(row, COMPARED) for row in compared])
 
 
 def _compared(row: SweepRow, keys: Sequence[str]) -> list[Any]:
