@@ -31,7 +31,7 @@ from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.cluster.policies.base import Floats
 from dovetail.cluster.simulate import run
-from dovetail.core.sweep import sweep
+from dovetail.core.parallel import run_all
 
 TRACES = Path(os.environ.get("DOVETAIL_TRACES", Path(__file__).parents[1] / "../shared/traces")).resolve() / "gavel"
 MEASURED = TRACES / "simulation_throughputs.json"
@@ -112,7 +112,7 @@ def paper(share: float) -> dict[str, Any]:
     cells = [("jct", p, s, rate_s, share) for p in (*PUBLISHED_JCT_H, *PUBLISHED_FTF_H) for s in seeds]
     cells += [("makespan", p, s, 0.0, share) for p in PUBLISHED_MAKESPAN_H for s in seeds]
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for cell, figures in zip(cells, sweep(paper_cell, cells), strict=True):
+    for cell, figures in zip(cells, run_all(paper_cell, cells), strict=True):
         found.setdefault(cell[:2], []).append(figures)
     continuous = {
         policy: _beside([run["avg_jct_h"] for run in found["jct", policy]], published)
@@ -155,7 +155,7 @@ def validity(traces: int) -> dict[str, Any]:
     """Random traces under every policy through the checker."""
     from dovetail.testing.cluster.fuzz import check_seed
 
-    faults = [fault for found in sweep(check_seed, range(traces)) for fault in found]
+    faults = [fault for found in run_all(check_seed, range(traces)) for fault in found]
     return {"traces": traces, "faults": len(faults), "first": faults[:5]}
 
 
@@ -177,15 +177,15 @@ class FleetJobs:
         self._jobs, self._accelerators, self._rates = jobs, accelerators, rates
 
     def __iter__(self) -> Iterator[Job]:
-        luck, now_s = random.Random(0), 0.0
+        tie_break, now_s = random.Random(0), 0.0
         widths = (1, 2, 4, 8)
         gap_s = 1.9 * 8 * 3600 / (self._accelerators * 0.85)  # 1.9 wide on average
         for i in range(self._jobs):
-            width = luck.choices(range(4), (0.7, 0.1, 0.15, 0.05))[0]
-            model, seconds = luck.randrange(26), luck.expovariate(1 / (8 * 3600))
+            width = tie_break.choices(range(4), (0.7, 0.1, 0.15, 0.05))[0]
+            model, seconds = tie_break.randrange(26), tie_break.expovariate(1 / (8 * 3600))
             best = float(self._rates[4 * model + width].max())
             yield Job(id=i, model=f"m{model}", width=widths[width], steps=max(1.0, seconds * best), arrival_s=now_s)
-            now_s += luck.expovariate(1 / gap_s)
+            now_s += tie_break.expovariate(1 / gap_s)
 
 
 def fleet(jobs: int, accelerators: int) -> dict[str, Any]:
@@ -199,9 +199,9 @@ def fleet(jobs: int, accelerators: int) -> dict[str, Any]:
 def _fleet(jobs: int, accelerators: int) -> dict[str, Any]:
     from dovetail.cluster.policies import make
 
-    luck = np.random.default_rng(0)
+    tie_break = np.random.default_rng(0)
     kinds = [(f"m{model}", width) for model in range(26) for width in (1, 2, 4, 8)]
-    one = luck.uniform(1, 20, (26, 1)) * luck.uniform(0.1, 1, (26, 8))
+    one = tie_break.uniform(1, 20, (26, 1)) * tie_break.uniform(0.1, 1, (26, 8))
     alone = np.array([one[model] * width * 0.95 ** np.log2(width) for model in range(26) for width in (1, 2, 4, 8)])
     setup = ClusterSetup(
         counts=np.full(8, accelerators // 8),

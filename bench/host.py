@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import show
 from dovetail.core.executor import SimExecutor
-from dovetail.core.sweep import sweep
+from dovetail.core.parallel import run_all
 from dovetail.host.inputs.requests import Request
 from dovetail.host.options import HostOptions
 from dovetail.host.simulate import Workload, run
@@ -38,7 +38,7 @@ def random_workloads(count: int, seed: int, jobs: int) -> dict[str, Any]:
     """Cores, minima, maxima, idle cores, memory, one end each, figures: how many workloads break a rule."""
     began = time.perf_counter()
     chunks = [(seed * 1_000_003 + i, min(CHUNK, count - i)) for i in range(0, count, CHUNK)]
-    found = sweep(partial(_chunk), chunks, jobs)
+    found = run_all(partial(_chunk), chunks, jobs)
     ends: dict[str, int] = {}
     for part in found:
         for status, number in part["ends"].items():

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from bench import show
-from dovetail.core.sweep import sweep
+from dovetail.core.parallel import run_all
 from dovetail.pipeline.inputs.files import read_pipeline
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Plan
@@ -114,7 +114,7 @@ def command(folder: Path) -> tuple[float, float]:
 
 def against_brute(cases: int) -> dict[str, Any]:
     """Random problems: is the planner's bottleneck the least of all plans, and is memory kept?"""
-    wrong = [seed for seed, fine in enumerate(sweep(check_case, range(cases))) if not fine]
+    wrong = [seed for seed, fine in enumerate(run_all(check_case, range(cases))) if not fine]
     return {"cases": cases, "wrong": len(wrong), "first_wrong": wrong[:10]}
 
 

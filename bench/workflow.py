@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from bench import show
-from dovetail.core.sweep import sweep
+from dovetail.core.parallel import run_all
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.generate import generate, statistics
 from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
@@ -189,7 +189,7 @@ def quality(folder: Path, share: float) -> dict[str, Any]:
     made = thrash_system()
     config.write_bytes(msgspec.json.encode(made))
     cells += _loads("thrash (12 models, 2 GPUs)", config, made["gpus"], ("offline", 0.5, 2.0), 107, folder, share)
-    results = sweep(run_cell, [cell for _, cell in cells])
+    results = run_all(run_cell, [cell for _, cell in cells])
     rows: list[dict[str, Any]] = []
     for (name, _), base, ours in zip(cells[::2], results[::2], results[1::2], strict=True):
         rows.append(
@@ -261,7 +261,7 @@ def _gpu_s_per_request(system: System, seed: int) -> float:
 
 def validity(folder: Path, cases: int) -> dict[str, Any]:
     """Random workloads under every policy, through the checker and against the bounds."""
-    found = sweep(_faults, [(seed, str(folder)) for seed in range(cases)])
+    found = run_all(_faults, [(seed, str(folder)) for seed in range(cases)])
     faulty = {str(seed): faults for seed, faults in enumerate(found) if faults}
     return {"workloads": cases, "with_faults": len(faulty), "faults": dict(list(faulty.items())[:10])}
 

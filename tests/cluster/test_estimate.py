@@ -90,10 +90,10 @@ def test_what_cannot_be_estimated_is_refused(measured: Throughputs) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 2))
 def test_a_matrix_of_low_rank_is_completed(seed: int, rank: int) -> None:
-    luck = np.random.default_rng(seed)
-    whole = luck.uniform(0.3, 1.0, (9, rank)) @ luck.uniform(0.3, 1.0, (rank, 12))
+    tie_break = np.random.default_rng(seed)
+    whole = tie_break.uniform(0.3, 1.0, (9, rank)) @ tie_break.uniform(0.3, 1.0, (rank, 12))
     seen = np.ones(whole.shape, dtype=bool)
-    seen[-1, luck.permutation(12)[: 12 - 6]] = False
+    seen[-1, tie_break.permutation(12)[: 12 - 6]] = False
     found = complete(np.where(seen, whole, 0.0), seen, rank=rank)
     assert np.abs(found - whole)[seen].max() < 0.1
     assert np.abs(found - whole)[~seen].mean() < 0.25 * whole.mean()

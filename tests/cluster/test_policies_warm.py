@@ -28,13 +28,13 @@ def only(problem: Problem, jobs: Ints) -> Problem:
 def test_levels_do_not_depend_on_what_was_asked_before(policy: str, packed: bool) -> None:
     name = f"{policy}_{'packed' if packed else 'perf'}"
     for seed in range(8):
-        luck = np.random.default_rng(seed)
+        tie_break = np.random.default_rng(seed)
         whole = random_problem(
-            luck, jobs=24, kinds=5, counts=(3, 2, 6), widths=(1, 2), weights=(1.0, 5.0), unfit=0.1, pairs=packed
+            tie_break, jobs=24, kinds=5, counts=(3, 2, 6), widths=(1, 2), weights=(1.0, 5.0), unfit=0.1, pairs=packed
         )
-        warm, here = make(name), luck.random(24) < 0.5
+        warm, here = make(name), tie_break.random(24) < 0.5
         for _ in range(COMINGS_AND_GOINGS):
-            here[luck.integers(24)] ^= True
+            here[tie_break.integers(24)] ^= True
             problem = only(whole, np.flatnonzero(here))
             found, expected = warm.allocate(problem), make(name).allocate(problem)
             assert found.value == pytest.approx(expected.value, rel=1e-8, abs=1e-9)
@@ -56,19 +56,19 @@ class Counted(ShareProgram):
 def test_a_warm_policy_seldom_looks_for_a_level(policy: MaxMinFairnessPerf | WaterFillingPerf, most: float) -> None:
     """Prices of the last level bound the next one; who reaches its top is found together with the others."""
     program = policy._program = Counted()
-    luck = np.random.default_rng(1)
-    whole = random_problem(luck, jobs=60, kinds=20, counts=(20, 20, 20))
-    here = luck.random(60) < 0.7
+    tie_break = np.random.default_rng(1)
+    whole = random_problem(tie_break, jobs=60, kinds=20, counts=(20, 20, 20))
+    here = tie_break.random(60) < 0.7
     for _ in range(40):
-        here[luck.integers(60)] ^= True
+        here[tie_break.integers(60)] ^= True
         policy.allocate(only(whole, np.flatnonzero(here)))
     assert program.searched <= most * 40
 
 
 def test_a_job_that_finds_company_of_its_own_class_is_not_held_to_the_old_prices() -> None:
     """With one job of a class there is nobody to share with; with the second, everybody can have more."""
-    luck = np.random.default_rng(0)
-    whole = random_problem(luck, jobs=6, kinds=2, counts=(2,), pairs=True)
+    tie_break = np.random.default_rng(0)
+    whole = random_problem(tie_break, jobs=6, kinds=2, counts=(2,), pairs=True)
     whole = replace(whole, kind=np.array([0, 0, 1, 1, 1, 1]), pair_rates=np.full((2, 2, 1), 0.0))
     assert whole.pair_rates is not None
     whole.pair_rates[0, 0] = 0.9 * whole.rates[0]

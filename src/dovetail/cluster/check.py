@@ -1,4 +1,4 @@
-"""What must hold in the journal of a cluster run; it keeps its own books and trusts nothing that the run says.
+"""What must hold in the journal of a cluster run; it keeps its own accounts and trusts nothing that the run says.
 
 A recorded lease must be on free devices of one type, as many as the job is wide, within the job's life; its steps must
 be what its rate gives in its time; and a completed job must have done all of its steps.
@@ -115,14 +115,14 @@ class LeaseChecker:
         self.unsound = self.unsound or f"job {job} at {self._now} s: {message}"
 
     def _open(self, job: int, what: str) -> _JobAccount | None:
-        books = self._jobs.get(job)
-        if books is None:
+        account = self._jobs.get(job)
+        if account is None:
             self._unsound("arrival", job, f"it {what} before it arrived")
             return None
-        if books.closed:
+        if account.closed:
             self._fault("closed", job, f"it {what} after it was completed or rejected")
             return None
-        return books
+        return account
 
     def _see_arrived(self, columns: dict[str, Any]) -> None:
         for job, kind, steps, at_s in zip(
@@ -147,8 +147,8 @@ class LeaseChecker:
         begun = []
         keys = (columns[key] for key in ("id", "on", "devices", "why"))
         for job, on, devices, why, beside, price_s, other_kind in zip(*keys, besides, prices, kinds, strict=True):
-            books = self._open(job, "started")
-            if books is None:
+            account = self._open(job, "started")
+            if account is None:
                 continue
             if job in self._leases:
                 self._fault("twice", job, "it runs already")
@@ -156,7 +156,7 @@ class LeaseChecker:
             if on >= len(self._facts.types):
                 self._unsound("device", job, f"there is no type {on}")
                 continue
-            kind = self._kind(job, books, other_kind)
+            kind = self._kind(job, account, other_kind)
             width = self._facts.kinds[kind][1]
             if len(devices) != width or len(set(devices)) != len(devices):
                 self._fault("width", job, f"it needs {width} devices, found {devices}")
@@ -176,14 +176,16 @@ class LeaseChecker:
             if others != allowed:
                 self._fault("overlap", job, f"found {sorted(others)} on its devices, expected {sorted(allowed)}")
 
-    def _kind(self, job: int, books: _JobAccount, claimed: int | None) -> int:
+    def _kind(self, job: int, account: _JobAccount, claimed: int | None) -> int:
         """What a job runs as: another width is fine, another model is not."""
         kinds = self._facts.kinds
         if claimed is None:
-            return books.kind
-        if not 0 <= claimed < len(kinds) or kinds[claimed][0] != kinds[books.kind][0]:
-            self._unsound("kind", job, f"it runs as kind {claimed}, expected one of the model {kinds[books.kind][0]!r}")
-            return books.kind
+            return account.kind
+        if not 0 <= claimed < len(kinds) or kinds[claimed][0] != kinds[account.kind][0]:
+            self._unsound(
+                "kind", job, f"it runs as kind {claimed}, expected one of the model {kinds[account.kind][0]!r}"
+            )
+            return account.kind
         return claimed
 
     def _restart_s(self, kind: int, on: int) -> float:
@@ -201,7 +203,7 @@ class LeaseChecker:
         self._check_prices()
         keys = ("id", "on", "beside", "from_s", "to_s", "steps")
         for job, on, beside, from_s, to_s, steps in zip(*(columns[key] for key in keys), strict=True):
-            books, lease = self._open(job, "stopped"), self._leases.pop(job, None)
+            account, lease = self._open(job, "stopped"), self._leases.pop(job, None)
             if on >= len(self._facts.types):
                 self._unsound("device", job, f"there is no type {on}")
             if lease is None:
@@ -215,8 +217,8 @@ class LeaseChecker:
             self._left[job] = lease.devices
             if from_s != lease.from_s or to_s != self._now:
                 self._fault("finish", job, f"found {from_s} to {to_s} s, expected {lease.from_s} to {self._now} s")
-            if books is not None:
-                books.done += steps
+            if account is not None:
+                account.done += steps
                 self._check_steps(job, lease, steps)
 
     def _check_steps(self, job: int, lease: _OpenLease, steps: float) -> None:
@@ -240,22 +242,22 @@ class LeaseChecker:
 
     def _see_completed(self, columns: dict[str, Any]) -> None:
         for job, at_s in zip(columns["id"], columns["at_s"], strict=True):
-            books = self._open(job, "was called complete")
-            if books is None:
+            account = self._open(job, "was called complete")
+            if account is None:
                 continue
-            books.closed = True
+            account.closed = True
             if job in self._leases:
                 self._fault("running", job, "it was called complete while it ran")
             if at_s != self._now:
                 self._fault("finish", job, f"called complete at {at_s} s, written at {self._now} s")
-            if not self._brief and abs(books.done - books.steps) > _CLOSE * max(1.0, books.steps):
-                self._fault("missing", job, f"it did {books.done} of {books.steps} steps")
+            if not self._brief and abs(account.done - account.steps) > _CLOSE * max(1.0, account.steps):
+                self._fault("missing", job, f"it did {account.done} of {account.steps} steps")
 
     def _see_rejected(self, columns: dict[str, Any]) -> None:
         for job in columns["id"]:
-            books = self._open(job, "was rejected")
-            if books is not None:
-                books.closed = True
+            account = self._open(job, "was rejected")
+            if account is not None:
+                account.closed = True
 
     def _see_failed(self, columns: dict[str, Any]) -> None:
         for device in columns["device"]:
@@ -289,15 +291,15 @@ class LeaseChecker:
         """Nothing comes any more."""
         if not self.ended:
             self._faults.interrupted = True
-            unfinished = sum(not books.closed for books in self._jobs.values())
+            unfinished = sum(not account.closed for account in self._jobs.values())
             self._faults.add("end", "", did_not_end(header, unfinished, torn))
             return
         for job in self._leases:
             self._fault("running", job, "it still runs at the end")
         first, end = self._facts.window or (0, inf)
-        for job, books in self._jobs.items():
-            if not books.closed and first <= job < end:
-                self._fault("unclosed", job, f"it did {books.done} of {books.steps} steps")
+        for job, account in self._jobs.items():
+            if not account.closed and first <= job < end:
+                self._fault("unclosed", job, f"it did {account.done} of {account.steps} steps")
 
 
 def check_journal(path: Path) -> Report:

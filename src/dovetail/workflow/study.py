@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from dovetail.core import registry
 from dovetail.core.errors import InputError
+from dovetail.core.parallel import run_all
 from dovetail.core.policy_source import REQUIRED
-from dovetail.core.sweep import sweep
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.choices import Compat, Mode, OnError, Target
 from dovetail.workflow.problem import WorkflowProblem
@@ -117,7 +117,7 @@ def compare(
     cells: Sequence[StudyCell], jobs: int | None = None, progress: Callable[[int], None] = lambda done: None
 ) -> list[dict[str, Any]]:
     """Run all cells in parallel; one row per (policy, pool), figures averaged over seeds, with their spread."""
-    rows = sweep(run_cell, cells, jobs, progress)
+    rows = run_all(run_cell, cells, jobs, progress)
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["gpus"], row["policy"]), []).append(row)

@@ -49,15 +49,15 @@ def estimate(
     known = len(kinds) if references is None else references
     if not 1 <= known <= len(kinds):
         raise InputError(f"references: expected 1 to {len(kinds)} models, found {known}")
-    luck = Random(seed + 4)
-    chosen = sorted(luck.sample(range(len(kinds)), known))
+    rng = Random(seed + 4)
+    chosen = sorted(rng.sample(range(len(kinds)), known))
     slowdown = _slowdown(true, kinds)
     among = slowdown[np.ix_(chosen, chosen)].reshape(known, -1)
     nearest = []
     for k in range(len(kinds)):
         row = slowdown[k, chosen].reshape(-1)
-        seen = np.array([luck.random() < profiled for _ in row], dtype=bool)
-        nearest.append(chosen[_nearest(among, row, seen, luck)])
+        seen = np.array([rng.random() < profiled for _ in row], dtype=bool)
+        nearest.append(chosen[_nearest(among, row, seen, rng)])
     believed = true.pairs.copy()
     alone = true.alone[kinds]
     guess = slowdown[np.ix_(nearest, nearest)] * alone[:, None, :] * (alone > 0)[None, :, :]
@@ -78,12 +78,12 @@ def _slowdown(true: Throughputs, kinds: list[int]) -> Floats:
     return np.divide(shared, alone, out=np.zeros_like(shared), where=alone > 0)
 
 
-def _nearest(among: Floats, row: Floats, seen: Mask, luck: Random) -> int:
+def _nearest(among: Floats, row: Floats, seen: Mask, rng: Random) -> int:
     """The reference whose slowdowns point in the direction nearest to the completed row's."""
     full = row if seen.all() else _completed(among, row, seen)
     lengths = np.linalg.norm(among, axis=1) * np.linalg.norm(full)
     if not seen.any() or not np.linalg.norm(full):
-        return luck.randrange(len(among))  # nothing is known of it
+        return rng.randrange(len(among))  # nothing is known of it
     cosine = np.divide(among @ full, lengths, out=np.zeros(len(among)), where=lengths > 0)
     # Of references in the same direction, the one at the smallest distance: a model then always matches itself.
     close = np.flatnonzero(cosine >= cosine.max() - 1e-9)
@@ -101,7 +101,7 @@ def _completed(among: Floats, row: Floats, seen: Mask) -> Floats:
 def complete(matrix: Floats, seen: Mask, rank: int = _RANK) -> Floats:
     """A matrix of low rank that agrees with what was seen of another one, as well as a small penalty lets it.
 
-    It starts from the best factors of the matrix with its columns' means in the gaps, so no luck is in it.
+    It starts from the best factors of the matrix with its columns' means in the gaps, so no rng is in it.
 
     >>> whole = np.outer([1.0, 2.0, 3.0], [1.0, 0.5, 2.0])
     >>> seen = np.array([[True, True, True], [True, True, True], [True, False, False]])

@@ -236,14 +236,14 @@ def outages(spec: ClusterSpec, seed: int) -> list[Outage]:
     >>> outages(parse_cluster("a100=16"), seed=0)
     []
     """
-    luck, found, first = Random(seed + 8), [], 0
+    rng, found, first = Random(seed + 8), [], 0
     for at, name in enumerate(spec.types):
         for size in spec.servers(name):
             devices, now_s = tuple(range(first, first + size)), 0.0
             first += size
             while spec.failure_s[at] < inf:
-                now_s += luck.expovariate(1 / spec.failure_s[at])
-                back_s = now_s + (luck.expovariate(1 / spec.repair_s[at]) if spec.repair_s[at] else 0.0)
+                now_s += rng.expovariate(1 / spec.failure_s[at])
+                back_s = now_s + (rng.expovariate(1 / spec.repair_s[at]) if spec.repair_s[at] else 0.0)
                 if now_s > _FAILURES_UNTIL_S:
                     break
                 found.append(Outage(now_s, back_s, devices))

@@ -31,7 +31,7 @@ class Columns:
     def joined(self, more: Columns) -> Columns:
         return Columns(*[np.concatenate([getattr(self, name), getattr(more, name)]) for name in self.__slots__])
 
-    def luck(self, number: Floats) -> Floats:
+    def tie_break(self, number: Floats) -> Floats:
         """A fixed value in [0, 1) per option, unrelated between options: the last tie-break. `number` is by class."""
         other = np.where(self.b < 0, 0.0, number[self.b])  # in a pair, nobody is first
         mixed = 1.0 + 9973.0 * (number[self.a] + other) + 7919.0 * number[self.a] * other

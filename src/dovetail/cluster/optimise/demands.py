@@ -250,7 +250,7 @@ class DemandProgram(ShareProgram):
         option = np.concatenate([used, used[other]])
         rate = np.concatenate([options.rate_a[used], options.rate_b[used[other]]]) / self.normal[slot]
         time = np.concatenate([total[used] * np.where(a == b, 2.0, 1.0), total[used[other]]])
-        order = np.lexsort((self._luck[option], -rate, slot))  # no tie is left to the order of columns
+        order = np.lexsort((self._tie_break[option], -rate, slot))  # no tie is left to the order of columns
         slot, option, rate, time = slot[order], option[order], rate[order], time[order]
         begin, end = np.searchsorted(slot, self.at), np.searchsorted(slot, self.at, side="right")
         return [Supply(option[i:j], rate[i:j], time[i:j]) for i, j in zip(begin, end, strict=True)]

@@ -28,7 +28,7 @@ from dovetail.core.errors import DovetailError
 from dovetail.solve import LinearProgram
 
 SLACKS = (1e-10, 1e-9, 1e-8, 1e-7)  # levels that were reached before may be out of reach by rounding
-STAY, LUCK = 1e-5, 1e-6  # weights of the tie-breaks; a normalised throughput is about 1
+STAY, TIE_BREAK = 1e-5, 1e-6  # weights of the tie-breaks; a normalised throughput is about 1
 LEVEL = 0  # the column of the level
 
 
@@ -65,9 +65,9 @@ class ShareProgram:
     _time_row: Ints
     _level_row: Ints
     _slope: Floats  # by slot: what stands in the column of the level
-    _gain: Floats  # by option: normalised throughput, and a little luck
+    _gain: Floats  # by option: normalised throughput, and a little that breaks ties
     _cost: Floats  # by option: what stands in the second program
-    _luck: Floats
+    _tie_break: Floats
     _last: Floats  # by option: share of time at the last decision
     _bounds: dict[int, tuple[Floats, Floats]]  # by program: the bounds of its time rows and of its level rows
     _prices: RowPrices | None
@@ -244,7 +244,7 @@ class ShareProgram:
         self._worth_scale = float((rates * self._worth).max(initial=0.0)) or 1.0
         self._slot = {}
         self._kind = self._width = self._level_row = self._time_row = np.zeros(0, dtype=np.int64)
-        self.size = self._number = self._slope = self._last = self._luck = self._gain = self.normal = np.zeros(0)
+        self.size = self._number = self._slope = self._last = self._tie_break = self._gain = self.normal = np.zeros(0)
         self._rates = np.zeros((0, self._types))
         self.options = Columns(self._kind, self._kind, self._kind, self.size, self.size)
         self.first, self.second = LinearProgram(maximise=True), LinearProgram(maximise=True)
@@ -294,9 +294,9 @@ class ShareProgram:
         self._enter(self.second, options, upper)
         first = self.first.columns - len(options)
         self.first.set_costs(first + np.arange(len(options)), worth)
-        luck = options.luck(self._number)
-        self._gain = np.concatenate([self._gain, gain + LUCK * luck])
-        self._luck = np.concatenate([self._luck, luck])
+        tie_break = options.tie_break(self._number)
+        self._gain = np.concatenate([self._gain, gain + TIE_BREAK * tie_break])
+        self._tie_break = np.concatenate([self._tie_break, tie_break])
         self._cost = np.full(len(self._gain), np.nan)
         self._last = np.concatenate([self._last, self._recall(options)])
         self._columns = np.arange(1, 1 + len(self.options), dtype=np.int32)

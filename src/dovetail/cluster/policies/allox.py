@@ -22,7 +22,7 @@ class AlloX:
     matched, or as many as there are free accelerators. Jobs have one accelerator each.
     """
 
-    agnostic, packs, strict = False, False, False
+    agnostic, packs, strict, narrow = False, False, False, True
 
     def __init__(self, alpha: float = 1.0) -> None:
         if not 0 < alpha <= 1:

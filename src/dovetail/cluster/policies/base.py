@@ -108,7 +108,8 @@ class Policy(Protocol):
 
     `agnostic` policies do not tell types apart, so the mechanism tries types in random order for them; `packs` policies
     let two jobs share accelerators; of `strict` ones, a job without a share stays idle even if accelerators are free.
-    Two more may be left out: `every_round` policies are asked before every round, `elastic` ones may change widths.
+    Three more may be left out: `every_round` policies are asked before every round, `elastic` ones may change widths,
+    `narrow` ones refuse jobs that need more than one accelerator.
     """
 
     agnostic: bool

@@ -9,7 +9,7 @@ from dovetail.cluster.inputs.scenario import Scenario
 from dovetail.cluster.rules import RunOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
 from dovetail.core.errors import DovetailError
-from dovetail.core.sweep import sweep
+from dovetail.core.parallel import run_all
 
 COMPARED = ("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "jain")
 
@@ -24,7 +24,7 @@ def compare_policies(
     """One row of figures per policy; `ratios` are those of its figures to the first policy's."""
     how = RunOptions() if how is None else how
     cells = [SweepCell(scenario=scenario, policy=name, how=how, long=inf) for name in policies]
-    rows = sweep(run_cell, cells, processes, progress)
+    rows = run_all(run_cell, cells, processes, progress)
     for row in rows:
         if row["status"] == "failed":
             raise DovetailError(f"{row['policy']}: {row['reason']}")

@@ -22,7 +22,7 @@ from dovetail.cluster.rules import RunOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, kept, run_cell
 from dovetail.core.errors import InputError
 from dovetail.core.files import atomic_write, read_bytes
-from dovetail.core.sweep import sweep as run_all
+from dovetail.core.parallel import run_all
 
 SweepKind = Literal["continuous", "static"]
 _VARIED = ("cluster", "seed", "lam_s", "jobs", "profiled", "references")  # what a sweep has several of

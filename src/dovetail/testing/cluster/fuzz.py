@@ -26,7 +26,6 @@ from dovetail.cluster.simulate import run
 from dovetail.core import registry
 from dovetail.core.errors import DovetailError
 
-_NARROW = {"allox"}  # refuse wide jobs
 _CLOSE = 1e-6
 
 
@@ -158,7 +157,7 @@ def _rules(dice: Random) -> RoundRules:
 def policies_for(case: ClusterCase) -> list[str]:
     """All that are registered, but those that refuse wide jobs only where there are none."""
     wide = any(job.width > 1 for job in case.jobs)
-    return [name for name in registry.names("cluster") if not (wide and name in _NARROW)]
+    return [name for name in registry.names("cluster") if not (wide and getattr(make(name), "narrow", False))]
 
 
 def check_seed(seed: int) -> list[str]:

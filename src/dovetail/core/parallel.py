@@ -16,7 +16,7 @@ Cell = TypeVar("Cell")
 Result = TypeVar("Result")
 
 
-def sweep(
+def run_all(
     function: Callable[[Cell], Result],
     cells: Sequence[Cell],
     jobs: int | None = None,
@@ -24,7 +24,7 @@ def sweep(
 ) -> list[Result]:
     """Apply a picklable function to every cell. An error or Ctrl-C stops the rest at once.
 
-    >>> sweep(abs, [-1, -2], jobs=1)
+    >>> run_all(abs, [-1, -2], jobs=1)
     [1, 2]
     """
     jobs = min(jobs or os.cpu_count() or 1, len(cells))

@@ -13,65 +13,65 @@ from functools import partial
 import pytest
 
 from dovetail.core.errors import DovetailError, MissingExtraError
-from dovetail.core.sweep import sweep
+from dovetail.core.parallel import run_all
 
 
 @pytest.mark.parametrize("jobs", [None, 1, 2, 16])
 def test_results_come_in_the_order_of_the_cells(jobs: int | None) -> None:
     done: list[int] = []
     cells = [3, -1, 2, 0, -7]
-    assert sweep(operator.neg, cells, jobs, done.append) == [-3, 1, -2, 0, 7]
+    assert run_all(operator.neg, cells, jobs, done.append) == [-3, 1, -2, 0, 7]
     assert done == [1, 2, 3, 4, 5]
 
 
 def test_nothing_to_do_gives_nothing() -> None:
-    assert sweep(operator.neg, [], 4) == []
+    assert run_all(operator.neg, [], 4) == []
 
 
 def test_several_jobs_run_in_processes_of_their_own() -> None:
-    assert os.getpid() not in sweep(eval, ["__import__('os').getpid()"] * 2, 2)
-    assert sweep(eval, ["__import__('os').getpid()"], 2) == [os.getpid()], "one cell needs no process"
+    assert os.getpid() not in run_all(eval, ["__import__('os').getpid()"] * 2, 2)
+    assert run_all(eval, ["__import__('os').getpid()"], 2) == [os.getpid()], "one cell needs no process"
 
 
 def test_an_error_in_one_cell_stops_the_others_at_once() -> None:
     """The other cell waits for ever: this test ends only if it is stopped."""
     wait_for = partial(select.select, [], [])
     with pytest.raises(TypeError):
-        sweep(wait_for, [[], 7], 2)
+        run_all(wait_for, [[], 7], 2)
 
 
 def test_an_error_stops_a_sweep_in_one_process_too() -> None:
     done: list[int] = []
     with pytest.raises(ZeroDivisionError):
-        sweep(partial(operator.floordiv, 1), [1, 0, 1], 1, done.append)
+        run_all(partial(operator.floordiv, 1), [1, 0, 1], 1, done.append)
     assert done == [1]
 
 
 def test_an_error_arrives_as_it_was_raised() -> None:
     code = "(_ for _ in ()).throw(__import__('dovetail.core.errors').core.errors.MissingExtraError('a', 'b', 'c'))"
     with pytest.raises(MissingExtraError, match=r"^c needs b, which is not installed: pip install 'dovetail\[a\]'$"):
-        sweep(eval, [code, code], 2)
+        run_all(eval, [code, code], 2)
 
 
 def test_a_process_that_is_killed_is_told_without_a_traceback() -> None:
     with pytest.raises(DovetailError, match="process was ended from outside"):
-        sweep(os._exit, [9, 9], 2)
+        run_all(os._exit, [9, 9], 2)
 
 
 def test_only_the_parent_is_interrupted() -> None:
-    handlers = sweep(eval, ["__import__('signal').getsignal(2)"] * 2, 2)
+    handlers = run_all(eval, ["__import__('signal').getsignal(2)"] * 2, 2)
     assert handlers == [signal.SIG_IGN, signal.SIG_IGN]
 
 
 INTERRUPTED = """
 import sys
-from dovetail.core.sweep import sweep
+from dovetail.core.parallel import run_all
 
 if __name__ == "__main__":
     # Each cell tells that it runs; all but the first then wait for ever.
     tell, wait = "__import__('os').write(1, b'.')", "__import__('signal').pause()"
     try:
-        sweep(eval, [tell, f"({tell}, {wait})", f"({tell}, {wait})"], 2)
+        run_all(eval, [tell, f"({tell}, {wait})", f"({tell}, {wait})"], 2)
     except KeyboardInterrupt:
         sys.exit(130)
 """
