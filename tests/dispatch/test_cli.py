@@ -36,7 +36,8 @@ def test_tune_writes_the_rates_that_other_levels_read(
     assert found["device"] == "cpu"
     assert found["rate"] > 0
     assert found["points"]
-    assert RateTable.read(out).rate("update", "cpu") == 1.0
+    table = RateTable.read(out)
+    assert (table.rate("update", "cpu"), table.per_s("update", "cpu", "items/s")) == (1.0, found["rate"])
     assert main(words) == 2
     assert "exists" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0

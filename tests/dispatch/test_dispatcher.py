@@ -19,7 +19,7 @@ from dovetail.core.errors import DovetailError, InputError
 from dovetail.dispatch import Device, Dispatcher, Pieces, Pool, Slices
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.live.progress import RunProgress
-from dovetail.dispatch.policies.base import BatchView
+from dovetail.dispatch.policies.base import View
 
 TWO = [Device("a", where="cpu"), Device("b", where="cpu")]
 THREE = [*TWO, Device("c", where="cpu")]
@@ -512,7 +512,7 @@ def test_bad_arguments_are_refused() -> None:
         ({"mode": "both"}, "mode 'both'"),
         ({"on_error": "hope"}, "on_error 'hope'"),
         ({"sizes": -1}, "size >= 0"),
-        ({"sizes": [1, 2]}, "expected 1 or 1 values for size"),
+        ({"sizes": [1, 2]}, "expected 1 value for size"),
         ({"sizes": 8, "capacities": 4}, "capacity 4 is below size 8"),
         ({"policy": "finish_togther"}, "did you mean 'finish_together'"),
         ({"policy": "guided", "options": {"kk": 1}}, "no option 'kk'"),
@@ -532,7 +532,7 @@ def test_bad_arguments_are_refused() -> None:
 class Broken:
     """A policy that always declines."""
 
-    def next(self, device: int, view: BatchView) -> int:
+    def next(self, device: int, view: View) -> int:
         return 0
 
 

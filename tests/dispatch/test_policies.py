@@ -15,7 +15,7 @@ from dovetail.core.errors import InputError
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curves import PUBLISHED, Curve
 from dovetail.dispatch.inputs.size_search import SizeSearch
-from dovetail.dispatch.policies.base import DECLINE, WAIT, BatchView, DeviceState
+from dovetail.dispatch.policies.base import DECLINE, WAIT, DeviceState, View
 from dovetail.dispatch.policies.finish_together import FinishTogether
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.scheduler import ChunkScheduler
@@ -39,8 +39,8 @@ def test_the_policies_are_registered_with_what_they_promise() -> None:
 # -- fixed: what the older schedulers did
 
 
-def picks(states: list[DeviceState], total: int) -> tuple[BatchView, Fixed]:
-    return BatchView(states, total), Fixed()
+def picks(states: list[DeviceState], total: int) -> tuple[View, Fixed]:
+    return View(states, total), Fixed()
 
 
 def test_fixed_fills_a_device_up_to_its_capacity() -> None:
@@ -85,7 +85,7 @@ def confirmed(name: str, latency_s: float, rate: float) -> DeviceState:
 
 def test_a_slow_device_declines_what_it_would_only_delay() -> None:
     fast, slow = confirmed("fast", 0.001, 1_000_000), confirmed("slow", 0.5, 1000)
-    view = BatchView([fast, slow], 10_000)
+    view = View([fast, slow], 10_000)
     policy = FinishTogether()
     assert policy.next(1, view) == DECLINE
     assert policy.next(0, view) == 10_000
@@ -93,7 +93,7 @@ def test_a_slow_device_declines_what_it_would_only_delay() -> None:
 
 def test_shares_end_together_and_count_what_the_others_are_busy_with() -> None:
     one, other = confirmed("one", 0.004, 200_000), confirmed("other", 0.004, 150_000)
-    view = BatchView([one, other], 20_000)
+    view = View([one, other], 20_000)
     policy = FinishTogether()
     first = policy.next(0, view)
     assert abs(one.seconds(first) - other.seconds(20_000 - first)) < 0.002
@@ -103,7 +103,7 @@ def test_shares_end_together_and_count_what_the_others_are_busy_with() -> None:
 
 def test_a_device_that_is_slower_than_its_curve_gets_less() -> None:
     states = [confirmed("one", 0.1, 1000), confirmed("other", 0.1, 1000)]
-    view = BatchView(states, 1000)
+    view = View(states, 1000)
     policy = FinishTogether()
     equal = policy.next(1, view)
     states[1].observed(100, 0.6)
@@ -113,7 +113,7 @@ def test_a_device_that_is_slower_than_its_curve_gets_less() -> None:
 
 def test_sizes_are_measured_on_the_first_chunks() -> None:
     state = DeviceState("gpu")
-    view = BatchView([state], 1_000_000)
+    view = View([state], 1_000_000)
     sizes = []
     while not state.settled:
         size = FinishTogether().next(0, view)

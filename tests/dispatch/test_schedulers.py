@@ -53,7 +53,7 @@ def test_what_the_simple_scheduler_refuses(options: dict[str, Any], match: str) 
         (["cuda", "cuda:0"], [4], {}, "'cuda:0' is given twice"),
         (["cpu"], [0], {}, "at least 1 item"),
         (["cpu"], [], {}, "at least 1 item"),
-        (["cpu"], [4, 5], {}, "expected 1 or 1 values for size"),
+        (["cpu"], [4, 5], {}, "expected 1 value for size"),
         (["cpu"], [4], {"capacities": [3]}, "capacity 3 is below size 4"),
         (["cpu"], [4], {"priorities": [1.0, 2.0]}, "values for priority"),
     ],

@@ -28,7 +28,7 @@ from dovetail.dispatch.live.pool import WorkerPool as Pool
 from dovetail.dispatch.live.threads import HostWorker
 from dovetail.dispatch.live.tuning_cache import TuningCache
 from dovetail.dispatch.live.worker import Ended
-from dovetail.dispatch.policies.base import BatchView, DeviceState
+from dovetail.dispatch.policies.base import DeviceState, View
 from dovetail.dispatch.policies.finish_together import finish_s
 
 POLICIES = ("fixed", "proportional", "guided", "factoring", "finish_together")
@@ -456,7 +456,7 @@ def test_the_end_is_found_however_late_the_clock_is() -> None:
     def plan() -> None:
         for late_s in (1e6, 1e7, 1e8, 1e9):
             for _ in range(200):
-                view = BatchView([DeviceState(str(i), curve) for i, curve in enumerate(curves)], 10_000)
+                view = View([DeviceState(str(i), curve) for i, curve in enumerate(curves)], 10_000)
                 view.remaining, view.now_s = random.randrange(1, 10_000), late_s + random.random()
                 assert finish_s(view) >= view.now_s
 

@@ -119,18 +119,23 @@ def together(
     return Together(name, report.rate, report.rate / sum(each.rate for each in alone), items, report)
 
 
+UNIT = "items/s"
+
+
 def rates_of(kind: str, measured: Sequence[Alone], types: Sequence[str] | None = None) -> RateTable:
-    """The table other levels read: each device's rate relative to the first one's, under the names of their types.
+    """The table other levels read, under the names of the devices' types: items per second, and relative to the first.
 
     >>> slow, fast = (Alone(name, "", 8, rate, 0.1, [], True) for name, rate in (("cpu", 10.0), ("cuda:0", 40.0)))
-    >>> rates_of("newton", [slow, fast]).rate("newton", "cuda:0")
-    4.0
+    >>> table = rates_of("newton", [slow, fast])
+    >>> table.rate("newton", "cuda:0"), table.per_s("newton", "cuda:0", "items/s")
+    (4.0, 40.0)
     """
     reference = measured[0].rate
     names = types or [each.device for each in measured]
-    rates = [
-        Rate(kind, name, each.rate / reference, source="measured") for name, each in zip(names, measured, strict=True)
-    ]
+    rates = []
+    for name, each in zip(names, measured, strict=True):
+        rates.append(Rate(kind, name, each.rate / reference, source="measured"))
+        rates.append(Rate(kind, name, each.rate, source="measured", unit=UNIT))
     return RateTable(rates)
 
 

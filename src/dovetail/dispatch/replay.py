@@ -16,7 +16,7 @@ from dovetail.core.journal import Reader
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
 from dovetail.dispatch.inputs.size_search import SizeSearch
-from dovetail.dispatch.policies.base import ChunkPolicy, DeviceState, StateRecord
+from dovetail.dispatch.policies.base import DeviceState, Policy, StateRecord
 from dovetail.dispatch.scheduler import ChunkScheduler
 
 Call = tuple[
@@ -37,7 +37,7 @@ class RecordedScheduler(ChunkScheduler):
     | `away`, `back`: the device is busy with another batch, or free again | until when about |
     """
 
-    def __init__(self, cursor: Cursor, policy: ChunkPolicy, devices: list[DeviceState], **options: Any) -> None:
+    def __init__(self, cursor: Cursor, policy: Policy, devices: list[DeviceState], **options: Any) -> None:
         self._left = _Seen(cursor)
         super().__init__(self._left, policy, devices, **options)
         self.before = [StateRecord.of(state) for state in devices]
@@ -157,7 +157,7 @@ class ReplayedScheduler:
 
     hears = decides = (Rows,)
 
-    def __init__(self, record: SchedulerRecord, policy: ChunkPolicy) -> None:
+    def __init__(self, record: SchedulerRecord, policy: Policy) -> None:
         self._again = _Again() if record.stop is None else None
         self._scheduler = ChunkScheduler(
             self._again or LocalCursor(0, int(record.stop or 0)),
@@ -218,7 +218,7 @@ class ReplayedScheduler:
 _REPLAYED = RuntimeError("it failed when it was recorded")
 
 
-def scheduler_for(reader: Reader, policy: ChunkPolicy | None = None) -> ReplayedScheduler:
+def scheduler_for(reader: Reader, policy: Policy | None = None) -> ReplayedScheduler:
     """The scheduler of a recorded run, to decide again; `policy` if the run had one that has no name."""
     header = reader.header
     try:

@@ -6,7 +6,7 @@ from math import inf
 
 from dovetail.dispatch.chunk import Chunk, ChunkRow
 from dovetail.dispatch.inputs.cursor import Cursor
-from dovetail.dispatch.policies.base import DECLINE, BatchView, ChunkPolicy, DeviceState
+from dovetail.dispatch.policies.base import DECLINE, DeviceState, Policy, View
 
 _PATIENCE = 0.1  # of a chunk's expected time, before it counts as overdue
 _WORTH = 0.25  # of the time of a copy: less is not saved by making one, for it keeps its device busy
@@ -23,7 +23,7 @@ class ChunkScheduler:
     def __init__(
         self,
         cursor: Cursor,
-        policy: ChunkPolicy,
+        policy: Policy,
         devices: list[DeviceState],
         *,
         total: float = inf,
@@ -33,7 +33,7 @@ class ChunkScheduler:
     ) -> None:
         self.cursor = cursor
         self.policy = policy
-        self.view = BatchView(devices, total)
+        self.view = View(devices, total)
         self.view.remaining = cursor.remaining
         self.backup = backup
         self.retries = retries

@@ -18,7 +18,7 @@ from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curve_files import SimDevice, with_size
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.policies import name_of, policy_of
-from dovetail.dispatch.policies.base import ChunkPolicy, DeviceState
+from dovetail.dispatch.policies.base import DeviceState, Policy
 from dovetail.dispatch.recording import SIMULATED, BatchJournal, header_of
 from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
@@ -43,7 +43,7 @@ class LostError(RuntimeError):
 def simulate(
     devices: Sequence[SimDevice],
     items: int,
-    policy: str | ChunkPolicy = "finish_together",
+    policy: str | Policy = "finish_together",
     options: Mapping[str, Any] | None = None,
     *,
     noise: float = 0.0,

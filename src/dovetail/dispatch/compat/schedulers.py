@@ -10,7 +10,7 @@ from dovetail.core.errors import InputError
 from dovetail.dispatch.inputs.devices import NodeDevice, devices_with
 from dovetail.dispatch.live.dispatcher import Dispatcher
 from dovetail.dispatch.live.pool import WorkerPool
-from dovetail.dispatch.policies.base import ChunkPolicy
+from dovetail.dispatch.policies.base import Policy
 from dovetail.dispatch.policies.fixed import Fixed
 
 
@@ -27,7 +27,7 @@ class SimpleScheduler(Struct, frozen=True, forbid_unknown_fields=True):
         return devices_with(self.device, self.sub_batch_size, self.capacity or self.sub_batch_size or None)
 
     @property
-    def policy(self) -> ChunkPolicy:
+    def policy(self) -> Policy:
         return Fixed()
 
     def dispatcher(self, function: Any, **options: Any) -> Dispatcher:
@@ -56,7 +56,7 @@ class StaticHybridScheduler(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     @property
-    def policy(self) -> ChunkPolicy:
+    def policy(self) -> Policy:
         return Fixed()
 
     def dispatcher(self, function: Any, **options: Any) -> Dispatcher:
@@ -67,7 +67,7 @@ class StaticHybridScheduler(Struct, frozen=True, forbid_unknown_fields=True):
 class SharedScheduler:
     """Several tasks, in any threads of this process, share devices: each gets the device time of its weight."""
 
-    def __init__(self, devices: str | list[str | NodeDevice] = "cpu", policy: str | ChunkPolicy | None = None) -> None:
+    def __init__(self, devices: str | list[str | NodeDevice] = "cpu", policy: str | Policy | None = None) -> None:
         self.pool = WorkerPool(devices)
         self.devices = self.pool.devices
         self.policy = policy

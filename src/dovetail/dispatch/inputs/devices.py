@@ -177,5 +177,6 @@ def _spread(name: str, given: Any, count: int) -> list[Any]:
     if len(values) == 1:
         values *= count
     if len(values) != count:
-        raise InputError(f"expected 1 or {count} values for {name}, one for each device; found {len(values)}")
+        expected = f"1 or {count} values" if count > 1 else "1 value"
+        raise InputError(f"expected {expected} for {name}, one for each device; found {len(values)}")
     return values

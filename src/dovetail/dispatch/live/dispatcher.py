@@ -42,7 +42,7 @@ from dovetail.dispatch.live.stream import Piece, Streamed, pieces_of
 from dovetail.dispatch.live.tuning_cache import TuningCache, cache_folder
 from dovetail.dispatch.metrics import BatchReport, report_of
 from dovetail.dispatch.policies import default_policy, name_of, policy_of
-from dovetail.dispatch.policies.base import ChunkPolicy
+from dovetail.dispatch.policies.base import Policy
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.recording import LIVE, gaps, header_of
 from dovetail.dispatch.replay import RecordedScheduler
@@ -66,7 +66,7 @@ class Dispatcher:
     devices
         Names such as `cuda:0` and `cpu`, or `Device`s.
     policy
-        Its name, or a ChunkPolicy; `options` are its options.
+        Its name, or a Policy; `options` are its options.
     sizes, capacities, priorities
         One for all devices, or one each. Size None is found by measuring, 0 is all at once.
     dim
@@ -99,7 +99,7 @@ class Dispatcher:
         self,
         function: Any,
         devices: str | NodeDevice | Sequence[str | NodeDevice] = "cpu",
-        policy: str | ChunkPolicy | None = None,
+        policy: str | Policy | None = None,
         *,
         options: Mapping[str, Any] | None = None,
         sizes: int | Sequence[int] | None = None,

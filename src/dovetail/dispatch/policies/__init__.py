@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.core import registry
 from dovetail.core.errors import InputError
-from dovetail.dispatch.policies.base import ChunkPolicy
+from dovetail.dispatch.policies.base import Policy
 
 
 def default_policy(sized: bool) -> str:
@@ -15,7 +15,7 @@ def default_policy(sized: bool) -> str:
     return "fixed" if sized else "finish_together"
 
 
-def name_of(policy: str | ChunkPolicy) -> str:
+def name_of(policy: str | Policy) -> str:
     """A policy's name in files; of an object, that of its class.
 
     >>> class Halves: ...
@@ -25,10 +25,10 @@ def name_of(policy: str | ChunkPolicy) -> str:
     return policy if isinstance(policy, str) else type(policy).__name__
 
 
-def policy_of(policy: str | ChunkPolicy, options: Mapping[str, Any] | None = None) -> ChunkPolicy:
+def policy_of(policy: str | Policy, options: Mapping[str, Any] | None = None) -> Policy:
     """The policy by its name, or as it is."""
     if isinstance(policy, str):
-        made: ChunkPolicy = registry.create("dispatch", policy, options)
+        made: Policy = registry.create("dispatch", policy, options)
         return made
     if options:
         raise InputError("options are for a policy by name; this one is made already")

@@ -200,7 +200,7 @@ class StateRecord(Struct, frozen=True, omit_defaults=True):
         return state
 
 
-class BatchView:
+class View:
     """What a policy decides on: the clock's reading, the items that nobody has yet, and the devices."""
 
     __slots__ = ("devices", "now_s", "remaining", "total")
@@ -212,13 +212,13 @@ class BatchView:
         self.now_s = 0.0
 
 
-class ChunkPolicy(Protocol):
+class Policy(Protocol):
     """Asked whenever a device is free: how many items it takes, DECLINE or WAIT. More than is left means all of it."""
 
-    def next(self, device: int, view: BatchView) -> int: ...
+    def next(self, device: int, view: View) -> int: ...
 
 
-def probe(device: int, view: BatchView) -> int:
+def probe(device: int, view: View) -> int:
     """The next size to measure on a device that is not known yet; DECLINE when too little is left for it.
 
     One chunk at a time, alone on its device: it decides about the next size.
@@ -228,7 +228,7 @@ def probe(device: int, view: BatchView) -> int:
     return WAIT if me.chunks and (me.probing or size != DECLINE) else size
 
 
-def _to_measure(me: DeviceState, search: SizeSearch, view: BatchView) -> int:
+def _to_measure(me: DeviceState, search: SizeSearch, view: View) -> int:
     size = int(min(search.size, me.limit))
     alive = sum(state.alive for state in view.devices)
     if size <= view.remaining and (alive == 1 or view.remaining == inf):
@@ -244,7 +244,7 @@ def _to_measure(me: DeviceState, search: SizeSearch, view: BatchView) -> int:
     return DECLINE
 
 
-def pull_rates(view: BatchView) -> list[float]:
+def pull_rates(view: View) -> list[float]:
     """Items per second of each live device at its best size; one that is not known counts as the mean of the others."""
     known = [state.curve.rate / state.factor if state.curve and state.factor > 0 else 0.0 for state in view.devices]
     found = [rate for rate in known if rate]

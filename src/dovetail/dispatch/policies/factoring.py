@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, inf
 
 from dovetail.core.registry import policy
-from dovetail.dispatch.policies.base import DECLINE, BatchView, probe, pull_rates
+from dovetail.dispatch.policies.base import DECLINE, View, probe, pull_rates
 
 
 @policy("factoring", level="dispatch")
@@ -17,7 +17,7 @@ class Factoring:
             raise ValueError(f"expected smallest >= 1, found {smallest}")
         self.smallest = smallest
 
-    def next(self, device: int, view: BatchView) -> int:
+    def next(self, device: int, view: View) -> int:
         state = view.devices[device]
         if not state.settled and (size := probe(device, view)) != DECLINE:
             return size

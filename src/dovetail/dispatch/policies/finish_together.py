@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, inf
 
 from dovetail.core.registry import policy
-from dovetail.dispatch.policies.base import DECLINE, WAIT, BatchView, DeviceState, probe
+from dovetail.dispatch.policies.base import DECLINE, WAIT, DeviceState, View, probe
 
 _PLENTY = 1.5  # longest chunks of work ahead, below which the end is planned
 _FAR_FROM_END = 0.5  # of the time left, for a chunk that is larger than need be
@@ -26,7 +26,7 @@ class FinishTogether:
     the first chunks.
     """
 
-    def next(self, device: int, view: BatchView) -> int:
+    def next(self, device: int, view: View) -> int:
         me = view.devices[device]
         if not me.settled:
             size = probe(device, view)
@@ -87,7 +87,7 @@ class FinishTogether:
         return int(size) if size > best and state.curve.seconds(size) * best <= size * state.curve.best_s else best
 
 
-def _together(view: BatchView) -> tuple[float, float]:
+def _together(view: View) -> tuple[float, float]:
     """Items per second of all devices at their best sizes, and how long the longest of such chunks takes."""
     rate = longest_s = 0.0
     for state in view.devices:
@@ -112,7 +112,7 @@ def items_until(state: DeviceState, end_s: float, now_s: float) -> float:
     return items
 
 
-def finish_s(view: BatchView) -> float:
+def finish_s(view: View) -> float:
     """The earliest time by which the devices together can finish what is left; a little late rather than early."""
     now, left = view.now_s, view.remaining
     able = [state for state in view.devices if state.alive and state.curve is not None]

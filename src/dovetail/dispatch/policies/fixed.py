@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.dispatch.policies.base import WAIT, BatchView
+from dovetail.dispatch.policies.base import WAIT, View
 
 
 @policy("fixed", level="dispatch")
@@ -21,7 +21,7 @@ class Fixed:
             raise ValueError(f"expected a size >= 0, found {size}")
         self.size = size
 
-    def next(self, device: int, view: BatchView) -> int:
+    def next(self, device: int, view: View) -> int:
         me = view.devices[device]
         size = self._size(device, view)
         if me.load and me.load + size > self._capacity(device, view):
@@ -30,16 +30,16 @@ class Fixed:
             return WAIT
         return size
 
-    def _size(self, device: int, view: BatchView) -> int:
+    def _size(self, device: int, view: View) -> int:
         size = view.devices[device].size
         return (self.size if size is None else size) or int(min(view.remaining, 1 << 62)) or 1
 
-    def _capacity(self, device: int, view: BatchView) -> int:
+    def _capacity(self, device: int, view: View) -> int:
         """What was asked for, else what the device can overlap."""
         state = view.devices[device]
         return state.capacity or self._size(device, view) * state.slots
 
-    def _claimed_before(self, device: int, view: BatchView) -> int:
+    def _claimed_before(self, device: int, view: View) -> int:
         """Items that free devices of a strictly higher priority would take first."""
         mine = view.devices[device].priority
         claimed = 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.dispatch.policies.base import DECLINE, BatchView, probe, pull_rates
+from dovetail.dispatch.policies.base import DECLINE, View, probe, pull_rates
 
 
 @policy("proportional", level="dispatch")
 class ProportionalShares:
     """Every device gets one share of the whole batch in proportion to its rate; what comes back is shared again."""
 
-    def next(self, device: int, view: BatchView) -> int:
+    def next(self, device: int, view: View) -> int:
         if not view.devices[device].settled and (size := probe(device, view)) != DECLINE:
             return size
         rates = pull_rates(view)
