@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +263,48 @@ def test_worker_stops_before_it_started() -> None:
     worker = ProcessWorker(TWO[0])
     worker.stop()
     assert worker.collect() == []
+
+
+STARTING = """
+import sys, time
+from dovetail.dispatch import Device, Dispatcher
+
+if __name__ == "__mp_main__":  # in the process of a device, before it is ready
+    print("starting", flush=True)
+    time.sleep(0.2)  # the interrupt, if it reaches this, comes here
+
+if __name__ == "__main__":
+    import torch
+
+    try:
+        with Dispatcher(torch.sin, [Device("a", where="cpu")], backend="process", sizes=4, cache=False) as dispatcher:
+            dispatcher.run(torch.rand(8))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_an_interrupt_while_processes_start_is_that_of_the_caller_alone(tmp_path: Path) -> None:
+    script = tmp_path / "starting.py"
+    script.write_text(STARTING)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "starting\n"
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, errors = process.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert out == "interrupted\n"
+    assert errors == ""
+    assert process.returncode == 0

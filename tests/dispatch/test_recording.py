@@ -25,6 +25,7 @@ from dovetail.core.events import Arrived, Failed, Reject, Rows, Start
 from dovetail.core.journal import Reader
 from dovetail.dispatch import Device, Dispatcher, Pool
 from dovetail.dispatch.check import check_journal
+from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.live import journal as live_journal
@@ -124,7 +125,8 @@ def test_chunks_that_a_device_holds_at_once_have_a_slot_each_and_their_own_times
         assert chunk is not None
         scheduler.claim(chunk)
         scheduler.done(chunk, at_s, 1.0)
-    journal.end(106.5)
+    with journal:
+        journal.end(106.5)
     begun = events(path, Start)
     assert [(start.devices, start.ready_s, start.run_s) for start in begun] == [((0,), 0.0, 4.0), ((1,), 1.0, 5.0)]
     assert [device.type for device in Reader(path).header.pool.devices] == ["a", "a", "b"]
@@ -139,7 +141,8 @@ def test_more_chunks_at_once_than_slots_are_found(tmp_path: Path) -> None:
         assert chunk is not None
         scheduler.claim(chunk)
         scheduler.done(chunk, 110.0 + i, 1.0)
-    journal.end(113.0)
+    with journal:
+        journal.end(113.0)
     report = check_journal(path)
     assert report.faults_by_code == {"overlap": 1}
 
@@ -162,7 +165,8 @@ def test_retries_and_copies_are_recorded_as_such(tmp_path: Path) -> None:
     assert again.attempt == 2
     scheduler.failed(again, 0.7, ValueError("no"), lost=True)
     assert scheduler.finished
-    journal.end(0.8)
+    with journal:
+        journal.end(0.8)
     assert [event.of for event in events(path, Arrived)] == ["chunk", "chunk", "retry"]
     assert [event.why for event in events(path, Failed)] == ["ValueError: no", "ValueError: no"]
     assert [event.job for event in events(path, Reject)] == ["chunk 0", "chunk 2"]
@@ -300,6 +304,27 @@ def test_a_device_that_runs_out_of_memory_replays(tmp_path: Path) -> None:
 
     with Dispatcher(small, TWO, sizes=100, cache=False, journal=path) as dispatcher:
         assert dispatcher.run(torch.arange(400)).tolist() == list(range(400))
+    assert check_journal(path).valid
+    check_replay(path)
+
+
+def test_a_result_of_another_form_is_not_tried_again_and_replays(tmp_path: Path) -> None:
+    path, calls = tmp_path / "run.jsonl", []
+
+    def odd(batch: Tensor) -> Tensor:
+        calls.append(batch)
+        if (batch == 55).any():
+            raise ResultFormError(
+                "of another form"
+            )  # as of a worker that stores before it claims
+        return batch
+
+    with (
+        Dispatcher(odd, TWO, sizes=10, cache=False, journal=path) as dispatcher,
+        pytest.raises(InputError, match="of another form"),
+    ):
+        dispatcher.run(torch.arange(100))
+    assert sum(bool((batch == 55).any()) for batch in calls) == 1
     assert check_journal(path).valid
     check_replay(path)
 
@@ -480,6 +505,8 @@ def test_check_and_report_read_it_from_the_command_line(tmp_path: Path, capsys: 
     assert main([*words, "--journal", str(path), "--force"]) == 0
     assert main(["check", str(path)]) == 0
     assert "no less than" in capsys.readouterr().out
+    assert main(["replay", str(path)]) == 0
+    assert "decided as they are recorded" in capsys.readouterr().out
     assert main(["report", str(path), "--png", "--perfetto", "--format", "json"]) == 0
     assert {found.name for found in tmp_path.iterdir()} >= {"run.html", "run.png", "run.trace.json"}
     assert "cuda" in (tmp_path / "run.html").read_text()

@@ -13,7 +13,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader, open_journal
 from dovetail.core.registry import room
 
-_ROOMS = ("scheduler", "rounds", "planner", "simulate")  # where a level may have its `scheduler_for`
+_ROOMS = ("replay", "scheduler", "rounds", "planner", "simulate")  # where a level may have its `scheduler_for`
 
 
 class Difference(Struct, frozen=True):

@@ -30,7 +30,7 @@ CODES = core.CODES | {
     "peak": "a peak rate that is neither known before the run nor kept in it",
     "bound": "a bound that is missing, or not items over the sum of the peak rates, or a run that is faster than it",
 }
-_ENDS = {"done", "late", "failed", "lost", "memory"}
+_ENDS = {"done", "late", "failed", "lost", "refused", "memory"}
 
 
 class _Range(Struct):

@@ -5,6 +5,12 @@ from __future__ import annotations
 from math import inf
 from typing import Any, NamedTuple
 
+from dovetail.core.errors import InputError
+
+
+class ResultFormError(InputError):
+    """Results that cannot be put together; they would be the same on any device."""
+
 
 class Chunk:
     """A range of a batch in the hands of one device."""

@@ -134,7 +134,6 @@ class BatchJournal:
         if left:  # nobody waits for them
             summary["left"] = [(c.device, c.start, c.stop, c.begun_s - self._zero_s) for c in left]
         self._recorder.end(now_s - self._zero_s, summary)
-        self.close()
 
     def _summary(self, rows: Sequence[ChunkRow]) -> dict[str, Any]:
         names = [state.name for state in self._scheduler.view.devices]
@@ -162,8 +161,11 @@ class BatchJournal:
             "missing": gaps([*ranges, *self._before], total),
         }
 
-    def close(self) -> None:
-        """Without an end before it, the journal is that of a run that was interrupted."""
+    def __enter__(self) -> BatchJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Without an end before this, the journal is that of a run that was interrupted."""
         self._recorder.close()
 
 

@@ -13,7 +13,7 @@ from dovetail.core import registry
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
-from dovetail.dispatch.chunk import Chunk
+from dovetail.dispatch.chunk import Chunk, ResultFormError
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
 from dovetail.dispatch.inputs.size_search import SizeSearch
 from dovetail.dispatch.policies.base import DeviceState, Policy, StateRecord
@@ -31,7 +31,7 @@ class RecordedScheduler(ChunkScheduler):
     |---|---|
     | `ask`: a device is free; the range is the answer, empty if it gets none | items that nobody has yet |
     | `done`, `late` (another was first) | seconds, as the device is charged for them |
-    | `failed`, `lost` (and the device with it), `memory` (it did not fit) | |
+    | `failed`, `lost` (and the device with it), `refused` (for good), `memory` (it did not fit) | |
     | `claim`: the result was stored, and then the chunk failed | |
     | `gone`: nothing more goes to this device; `stop`: nothing more goes to any | |
     | `away`, `back`: the device is busy with another batch, or free again | until when about |
@@ -97,7 +97,7 @@ class RecordedScheduler(ChunkScheduler):
         if not self._nested:
             if chunk.claimed:
                 self._log("claim", chunk, now_s)
-            self._log("lost" if lost else "failed", chunk, now_s)
+            self._log("lost" if lost else "refused" if isinstance(error, ResultFormError) else "failed", chunk, now_s)
         super().failed(chunk, now_s, error, lost=lost)
 
     def lose(self, device: int, error: BaseException) -> None:
@@ -211,8 +211,9 @@ class ReplayedScheduler:
             self._scheduler.done(chunk, now_s, seconds)
         elif call == "memory":
             self._scheduler.halved(chunk, now_s, _REPLAYED)
-        elif call in ("failed", "lost"):
-            self._scheduler.failed(chunk, now_s, _REPLAYED, lost=call == "lost")
+        elif call in ("failed", "lost", "refused"):
+            error = ResultFormError(str(_REPLAYED)) if call == "refused" else _REPLAYED
+            self._scheduler.failed(chunk, now_s, error, lost=call == "lost")
 
 
 _REPLAYED = RuntimeError("it failed when it was recorded")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from dovetail.dispatch.chunk import Chunk, ChunkRow
+from dovetail.dispatch.chunk import Chunk, ChunkRow, ResultFormError
 from dovetail.dispatch.inputs.cursor import Cursor
 from dovetail.dispatch.policies.base import DECLINE, DeviceState, Policy, View
 
@@ -246,7 +246,8 @@ class ChunkScheduler:
             attempt = chunk.attempt + (not lost)
             again = Chunk(chunk.start, chunk.stop, device, attempt, chunk.avoid | {device})
             again.error = error
-            if (chunk.claimed and not lost) or self.on_error == "fail" or attempt > self.retries + 1:
+            final = (chunk.claimed and not lost) or isinstance(error, ResultFormError)
+            if final or self.on_error == "fail" or attempt > self.retries + 1:
                 self._give_up(chunk, error)
             else:
                 self.returned.insert(0, again)

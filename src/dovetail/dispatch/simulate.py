@@ -65,9 +65,7 @@ def simulate(
     kind = ChunkScheduler if journal is None else RecordedScheduler
     scheduler = kind(LocalCursor(0, items), policy_of(policy, options), states, total=items, backup=backup)
     run = _VirtualRun(scheduler, devices, noise, Random(seed))
-    if journal is None or not isinstance(scheduler, RecordedScheduler):
-        makespan = run.to_the_end()
-    else:
+    if journal is not None and isinstance(scheduler, RecordedScheduler):
         header = header_of(
             scheduler,
             policy=name_of(policy),
@@ -76,14 +74,13 @@ def simulate(
             peaks=[peak_rate(device.curve, items) / device.slower for device in devices],
             options=options,
             seed=seed,
-            facts={"noise": noise, "slower": {device.name: device.slower for device in devices}},
+            facts={"noise": noise, "by_name": isinstance(policy, str)},
         )
-        record = BatchJournal(journal, header, scheduler)
-        try:
+        with BatchJournal(journal, header, scheduler) as record:
             makespan = run.to_the_end()
             record.end(makespan)
-        finally:
-            record.close()
+    else:
+        makespan = run.to_the_end()
     peak = sum(1 / (d.slower / d.curve.rate) for d in devices if d.fails_after_s == inf)
     done = {d.name: 0 for d in devices}
     for row in scheduler.log:

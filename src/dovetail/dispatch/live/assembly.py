@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import InputError
+from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.batch import joined, leaves, mapped
 
 
@@ -71,7 +71,7 @@ def _is_batched(leaf: Tensor, dim: int, size: int) -> bool:
 def _check_same(first: Tensor, other: Tensor) -> None:
     """A part of the result that does not depend on the batch is passed through; one that does must not be."""
     if first.shape != other.shape or not torch.allclose(first, other.to(first.device), equal_nan=True):
-        raise InputError(
+        raise ResultFormError(
             f"a result of shape {list(first.shape)} has no batch dimension, yet differs between chunks; "
             "give reduce= to say how such results are put together"
         )
@@ -92,7 +92,7 @@ def _copy(leaf: Tensor, there: Tensor, name: str) -> None:
     """Copy, but never with the silent change of shape or type that torch would make."""
     if leaf.shape != there.shape or leaf.dtype != there.dtype:
         found, expected = (f"{list(x.shape)} of {x.dtype}" for x in (leaf, there))
-        raise InputError(f"chunks differ in what they return: {name} is {found}, expected {expected}")
+        raise ResultFormError(f"chunks differ in what they return: {name} is {found}, expected {expected}")
     there.copy_(leaf, non_blocking=True)
 
 
@@ -162,7 +162,7 @@ class Preallocated:
         found = dict(leaves(result, "result"))
         if found.keys() != self._places.keys():
             odd = min(found.keys() ^ self._places.keys())
-            raise InputError(f"chunks differ in what they return: {odd} is not in all of them")
+            raise ResultFormError(f"chunks differ in what they return: {odd} is not in all of them")
         for place, mine in zip(self._places, self._leaves, strict=True):
             leaf = found[place]
             if mine.batched and _is_batched(leaf, self.dim, stop - start):

@@ -44,12 +44,12 @@ class LiveJournal:
 
     def _follow(self, journal: BatchJournal, ended: Event) -> None:
         try:
-            while not (self._over.wait(_EVERY_S) or ended.is_set()):
-                journal.flush(perf_counter())
-            journal.end(perf_counter())
+            with journal:
+                while not (self._over.wait(_EVERY_S) or ended.is_set()):
+                    journal.flush(perf_counter())
+                journal.end(perf_counter())
         except BaseException as error:
             self._wrong = error
-            journal.close()
 
     def finish(self) -> None:
         """The run is over: wait until all of it is written."""

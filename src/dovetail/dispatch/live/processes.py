@@ -13,6 +13,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -51,7 +52,12 @@ class ProcessWorker:
         process = context.Process(
             target=_serve, args=(far, self.device, self._threads), name=f"dovetail {self.device.name}", daemon=True
         )
-        process.start()
+        resource_tracker.ensure_running()  # it would undo what follows
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the process ignores it
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         far.close()  # else the end of the process would go unseen
         self._orders = Orders(dumps)
         self._senders = [Sender() for _ in range(self.slots)]
@@ -179,6 +185,7 @@ def _heard(connection: Connection) -> tuple[int, Any]:
 def _serve(near: Connection, device: NodeDevice, threads: int) -> None:
     """The process of a device."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that began the run says when to stop
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     remote = Remote(device, threads)
     ends: dict[int, tuple[Receiver, Sender]] = {}
     wrong: BaseException | None = None
