@@ -40,6 +40,8 @@ def picky(x):
     return x + 1
 
 def deadly(x):
+    if (x < 0).any():
+        os.kill(os.getpid(), signal.SIGKILL)
     if "doomed" in os.environ:
         note("doomed")
         time.sleep(0.2)  # so that it has a second chunk too
@@ -177,8 +179,7 @@ def test_all_processes_die_and_the_next_run_has_new_ones(functions: Any) -> None
     with dispatcher(functions.deadly, TWO[:1]) as deadly:
         assert torch.equal(deadly.run(x), x + 1)
         before = deadly.pool.workers[0].pid
-        os.kill(before, signal.SIGKILL)
-        outcome = deadly.attempt(x)
+        outcome = deadly.attempt(x - 20)
         assert outcome.failures
         assert "a: its process was ended by SIGKILL" in str(outcome.failures[0].error)
         assert torch.equal(deadly.run(x), x + 1)
@@ -193,8 +194,7 @@ def test_a_new_process_is_initialised_too(functions: Any, tmp_path: Path, monkey
     with dispatcher(functions.deadly, TWO[:1], init=functions.note) as deadly:
         deadly.run(x)
         first = deadly.pool.workers[0].pid
-        os.kill(first, signal.SIGKILL)
-        assert deadly.attempt(x).failures
+        assert deadly.attempt(x - 20).failures
         deadly.run(x)
         assert notes.read_text().split() == ["a", str(first), "a", str(deadly.pool.workers[0].pid)]
 
@@ -233,7 +233,7 @@ def test_one_batch_over_processes_of_ones_own(functions: Any) -> None:
     tasks = [context.Process(target=functions.pull, args=(cursor, answers)) for _ in range(2)]
     for task in tasks:
         task.start()
-    pieces = sorted(answers.get(timeout=60) + answers.get(timeout=60))
+    pieces = sorted(answers.get(timeout=300) + answers.get(timeout=300))
     for task in tasks:
         task.join()
     assert [start for start, _, _ in pieces] == list(range(0, 1000, 5))

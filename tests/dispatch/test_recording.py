@@ -270,7 +270,7 @@ def test_runs_that_share_devices_have_a_journal_each_that_replays(tmp_path: Path
 
     def together(batch: Tensor) -> Tensor:
         if batch[0] == 0:
-            both.wait(timeout=60)
+            both.wait(timeout=120)
         return batch
 
     with Pool(TWO) as pool:
@@ -314,9 +314,7 @@ def test_a_result_of_another_form_is_not_tried_again_and_replays(tmp_path: Path)
     def odd(batch: Tensor) -> Tensor:
         calls.append(batch)
         if (batch == 55).any():
-            raise ResultFormError(
-                "of another form"
-            )  # as of a worker that stores before it claims
+            raise ResultFormError("of another form")  # as of a worker that stores before it claims
         return batch
 
     with (
