@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import InputError
+from dovetail.core.journal import Reader
+from dovetail.core.replay import replay_journal
 from dovetail.dispatch import Device, Dispatcher, Pieces, StaticHybridScheduler
+from dovetail.dispatch.check import check_journal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 MIB = 1 << 20
@@ -231,3 +234,16 @@ def test_a_batch_made_on_another_stream_is_waited_for(batch: Tensor) -> None:
                 x = batch.cuda() + 0 * big[0, 0]
                 found = dispatcher.run(x)
             assert torch.allclose(found.cpu(), newton(batch.cuda()).cpu(), rtol=1e-9)
+
+
+def test_the_journal_has_a_device_for_each_slot_and_replays(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Dispatcher(newton, ["cuda:0", "cpu"], cache=False, journal=path) as dispatcher:
+        for _ in range(2):
+            dispatcher.run(torch.rand(200_000, 6, dtype=torch.float64))
+            report = check_journal(path)
+            assert report.valid, report.faults
+            assert replay_journal(path).difference is None
+    header = Reader(path).header
+    assert [device.type for device in header.pool.devices] == ["cuda:0"] * 3 + ["cpu"]
+    assert header.hardware == {"cuda:0": f"cuda:0 {torch.cuda.get_device_name(0)}", "cpu": "cpu"}

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from random import Random
 from threading import Barrier, Event
 from typing import Any
 
@@ -29,6 +31,7 @@ from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.live import journal as live_journal
+from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.recording import LIVE, BatchJournal, gaps, header_of
@@ -306,6 +309,62 @@ def test_a_device_that_runs_out_of_memory_replays(tmp_path: Path) -> None:
         assert dispatcher.run(torch.arange(400)).tolist() == list(range(400))
     assert check_journal(path).valid
     check_replay(path)
+
+
+class Flawed:
+    """Squares rows; on all devices but the first it lacks memory, fails now and then, or the device goes away."""
+
+    def __init__(self, random: Random) -> None:
+        self.flaws = {f"cpu {i}": (random.choice(FLAWS) if i else "", random.randrange(1, 6)) for i in range(4)}
+
+    def on(self, device: Device) -> Callable[[Tensor], Tensor]:
+        flaw, at = self.flaws[device.name]
+        calls = count(1)
+        if flaw == "begin":
+            raise ValueError("not on this one")
+
+        def call(x: Tensor) -> Tensor:
+            n = next(calls)
+            if flaw == "memory" and len(x) > at:
+                raise MemoryError
+            if flaw == "error" and n % at == 0:
+                raise ValueError("now and then")
+            if flaw == "lost" and n == at:
+                raise DeviceLostError("gone")
+            return x * x
+
+        return call
+
+
+FLAWS = ("", "memory", "error", "lost", "begin")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_is_recorded_and_replays(seed: int, tmp_path: Path) -> None:
+    random, path = Random(seed), tmp_path / "run.jsonl"
+    devices = [Device(f"cpu {i}", where="cpu") for i in range(random.randrange(2, 5))]
+    batch = torch.rand(random.choice((1, 7, 100, 1000)), 2)
+    mode: Any = random.choice(("sync", "async"))
+    with Dispatcher(
+        Flawed(random),
+        devices,
+        random.choice(POLICIES),
+        sizes=random.choice((None, 1 + len(batch) // 50, 1 + len(batch) // 7)),
+        mode=mode,
+        retries=len(devices),
+        backup=random.random() < 0.5,
+        cache=False,
+        journal=path,
+    ) as dispatcher:
+        for _ in range(3):
+            ordered = random.choice((None, True, False))
+            if ordered is None:
+                assert torch.equal(dispatcher.run(batch), batch * batch)
+            else:
+                assert sum(len(piece.value) for piece in dispatcher.stream(batch, ordered=ordered)) == len(batch)
+            report = check_journal(path)
+            assert report.valid, report.faults
+            check_replay(path)
 
 
 def test_a_result_of_another_form_is_not_tried_again_and_replays(tmp_path: Path) -> None:

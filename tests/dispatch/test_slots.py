@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
+from dovetail.core.journal import Reader
+from dovetail.core.replay import replay_journal
 from dovetail.dispatch import Device, Dispatcher, SharedScheduler
+from dovetail.dispatch.check import check_journal
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.live.worker import BACKENDS, Ended
 
@@ -88,6 +92,44 @@ def test_the_slots_are_used() -> None:
     with Dispatcher(double, [Device("a", where="cpu"), Device("b", where="cpu")], sizes=10, cache=False) as dispatcher:
         dispatcher.run(torch.rand(2000))
     assert Deferred.most == 3
+
+
+class Greedy(Deferred):
+    """Says that it holds two chunks at once, and after its start takes three."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.slots = 2
+
+    def start(self) -> None:
+        self.slots = 3
+
+
+def make_greedy(device: Device, devices: list[Device]) -> Greedy:
+    return Greedy(device)
+
+
+def test_a_journal_has_a_device_for_each_slot(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    devices = [Device("a", where="cpu"), Device("b", where="cpu", slots=2)]
+    for sizes in (None, 10):
+        with Dispatcher(double, devices, sizes=sizes, cache=False, journal=path) as dispatcher:
+            for _ in range(2):
+                dispatcher.run(torch.rand(2000))
+                report = check_journal(path)
+                assert report.valid, report.faults
+                assert replay_journal(path).difference is None
+    assert [device.type for device in Reader(path).header.pool.devices] == ["a", "a", "a", "b", "b"]
+
+
+def test_a_device_that_holds_more_than_it_said_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "thread", f"{__name__}:make_greedy")
+    path = tmp_path / "run.jsonl"
+    devices = [Device("a", where="cpu"), Device("b", where="cpu")]
+    with Dispatcher(double, devices, sizes=10, capacities=100, cache=False, journal=path) as dispatcher:
+        dispatcher.run(torch.rand(2000))
+    assert Deferred.most == 3
+    assert "overlap" in check_journal(path).faults_by_code
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
