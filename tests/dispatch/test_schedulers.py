@@ -55,7 +55,7 @@ def test_what_the_simple_scheduler_refuses(options: dict[str, Any], match: str) 
         (["cpu"], [], {}, "at least 1 item"),
         (["cpu"], [4, 5], {}, "expected 1 value for size"),
         (["cpu"], [4], {"capacities": [3]}, "capacity 3 is below size 4"),
-        (["cpu"], [4], {"priorities": [1.0, 2.0]}, "values for priority"),
+        (["cpu"], [4], {"priorities": [1.0, 2.0]}, "1 value for priority"),
     ],
 )
 def test_what_the_hybrid_scheduler_refuses(
