@@ -272,3 +272,9 @@ def test_an_overlap_is_found_if_and_only_if_the_error_cannot_explain_it(
     check = examine(runs, error * ms)
     assert ("overlap" in check.faults.counts) == (overlap > error)
     assert bool(check.faults.notes) == (0 < overlap <= error)
+
+
+def test_a_device_that_joins_after_it_was_used_is_a_fault_and_no_accident() -> None:
+    more = Added("a host came", (Device(3, "l4"),), {"l4": DeviceType("l4")})
+    late = life("p", 3, 1.0, 4.0)
+    assert examine([*late[:2], (2.0, more), *late[2:]]).faults.counts.keys() == {"device"}

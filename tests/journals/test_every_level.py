@@ -114,3 +114,23 @@ def test_a_bound_that_was_beaten_is_a_finding(journals: Journals, level: str, tm
         assert [(finding.code, finding.where) for finding in found] == [("summary", "bound_makespan_s")]
     else:
         assert f"at least {makespan_s * 1.001}" in " ".join(f.message for f in found if f.code == "bound")
+
+
+def test_jobs_that_share_a_device_are_no_overlap_but_a_third_one_is(tmp_path: Path) -> None:
+    journal = tmp_path / "packed.jsonl"
+    words = ["-p", "max_min_fairness_packed", "--jobs", "5", "-c", "1:1:1", "--journal", str(journal)]
+    assert main(["cluster", "simulate", *words]) == 0
+    shared = [e for _, _, e in Reader(journal) if isinstance(e, Start) and e.batch]
+    assert len({start.kind for start in shared}) > 1
+    findings = Findings()
+    check_journal(Reader(journal), findings)
+    assert findings.first == []
+    lines: list[dict[str, Any]] = [msgspec.json.decode(line) for line in journal.read_bytes().splitlines()]
+    columns = next(c for line in lines if (c := line.get("columns")) and line["of"] == "started" and len(c["id"]) > 2)
+    pair = next(i for i, other in enumerate(columns["beside"]) if other >= 0)
+    alone = next(i for i, other in enumerate(columns["beside"]) if other < 0)
+    columns["devices"][alone] = columns["devices"][pair]
+    journal.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    findings = Findings()
+    check_journal(Reader(journal), findings)
+    assert "overlap" in findings.counts

@@ -60,6 +60,7 @@ def _events(reader: Reader) -> Iterator[dict[str, Any]]:
             elif isinstance(event, Arrived):
                 arrived.append(now)
             elif isinstance(event, Added):
+                pool = pool.joined(event.devices, event.types)
                 yield from _name_tracks(reader.header, event.devices, tracks)
             elif isinstance(event, Complete):
                 closed.append(now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from dovetail.core.check.clock import Allowance
@@ -66,9 +68,10 @@ class Holders:
         """So many more devices are there."""
         self._holders += [[] for _ in range(devices)]
 
-    def start(self, n: int, run: Holder, who: str) -> bool:
-        """Let a task begin. Whether what it names exists; whether that is free is found on the way."""
-        batch = run.start.batch if run.start.batch and self._joins(run.t, run.start, who) else 0
+    def start(self, n: int, run: Holder, who: str, beside: bool = False) -> bool:
+        """Let a task begin. Whether what it names exists; whether that is free is found on the way. What runs `beside`
+        others shares their devices from the same instant on, and is otherwise as it likes."""
+        batch = run.start.batch if run.start.batch and self._joins(run.t, run.start, who, beside) else 0
         return self.take(n, run.t, run, run.start.devices, who, batch)
 
     def take(self, n: int, t: float, run: Holder, devices: tuple[int, ...], who: str, batch: int = 0) -> bool:
@@ -109,7 +112,7 @@ class Holders:
             self._clashes.remove(clash)
             self._overlap(clash)
 
-    def _joins(self, t: float, start: Start, who: str) -> bool:
+    def _joins(self, t: float, start: Start, who: str, beside: bool) -> bool:
         """Whether a task of a batch runs as one with the others of it."""
         batch = self._batches.get(start.batch)
         if batch is None:
@@ -118,14 +121,18 @@ class Holders:
             batch = self._batches[start.batch] = _Batch(t, start)
         batch.left += 1
         first = batch.first
-        for name, found, expected in (
+        same: list[tuple[str, Any, Any]] = [
             ("at", batch.t if self._allowance.close(t, batch.t) else t, batch.t),
             ("on", list(start.devices), list(first.devices)),
-            ("as", start.kind, first.kind),
-            ("replacing", start.replaces, first.replaces),
-            ("with setup_s", start.setup_s, first.setup_s),
-            ("with run_s", start.run_s, first.run_s),
-        ):
+        ]
+        if not beside:
+            same += [
+                ("as", start.kind, first.kind),
+                ("replacing", start.replaces, first.replaces),
+                ("with setup_s", start.setup_s, first.setup_s),
+                ("with run_s", start.run_s, first.run_s),
+            ]
+        for name, found, expected in same:
             if found != expected:
                 message = f"found batch {start.batch} {name} {found}, but its first task is {name} {expected}"
                 self._faults.add("batch", who, message)
@@ -135,7 +142,7 @@ class Holders:
     def give_up(self, t: float, run: Holder) -> None:
         """Take its devices away."""
         for device in run.devices:
-            if 0 <= device < len(self._holders):
+            if 0 <= device < len(self._holders) and run in self._holders[device]:  # it may have joined since
                 self._holders[device].remove(run)
         run.devices = ()
         for clash in [clash for clash in self._clashes if clash.run is run or clash.other is run]:

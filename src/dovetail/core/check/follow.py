@@ -315,7 +315,7 @@ class Check:
             self._check_start(start, who, job, index)
         again = key in self._running
         run = _Run(t, start, job, index)
-        run.sound = self._holders.start(self._n, run, who) and not again
+        run.sound = self._holders.start(self._n, run, who, job is not None and job.loose) and not again
         self._running.setdefault(key, []).append(run)
         if job is not None:
             job.running, job.began = job.running + 1, True
