@@ -77,7 +77,7 @@ def speed(folder: Path, share: float) -> dict[str, Any]:
         problem = WorkflowProblem.read(config, path, gpus="8")
         best = min(run(problem, "baseline").simulation_s for _ in range(3))
         command_s, command_cpu_s, _ = _command(config, path, folder, "baseline", "offline")
-        nodes = sum(len(problem.graphs[work.of].tasks) for _, work in problem.requests.arrivals())
+        nodes = sum(len(problem.graphs[request.of].tasks) for _, request in problem.requests.arrivals())
         rows[str(requests)] = {
             "nodes": nodes,
             "simulation_s": round(best, 4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -316,14 +317,14 @@ def test_every_verb_tells_of_a_missing_empty_or_mistyped_file(
     assert [found for found in listing(folder) if found not in INPUTS] == []
 
 
-@pytest.mark.parametrize("verb", [*READING, "policies", "explain", "generate"])
+@pytest.mark.parametrize("verb", [*READING, "policies", "explain", "export", "generate"])
 def test_every_verb_refuses_a_flag_it_does_not_know(command: Command, verb: str) -> None:
     code, out, err = command(verb, *POOL.get(verb, []), "--no-such-flag", "1")
     assert (code, out) == (2, "")
     assert "--no-such-flag" in err
 
 
-@pytest.mark.parametrize("verb", [*READING, "policies", "explain", "generate", "import"])
+@pytest.mark.parametrize("verb", [*READING, "policies", "explain", "export", "generate", "import"])
 def test_every_verb_has_help_with_an_example(command: Command, verb: str) -> None:
     code, out, _ = command(verb, "--help")
     assert code == 0
@@ -356,6 +357,42 @@ def test_a_full_disk_is_told(command: Command, folder: Path) -> None:
     code, _, err = command("run", "--gpus", "2", "--write", "journal")
     assert code == 2
     assert "cannot be written" in err
+
+
+# --- exported -------------------------------------------------------------------------------------
+
+
+def test_the_logs_of_a_run_are_those_exported_from_its_journal(command: Command, folder: Path) -> None:
+    assert command("run", "--gpus", "2", "--failure-rate", "0.2")[0] in (0, 3)
+    code, out, err = command("export", "--log", "again.log", "--executions", "again.json")
+    assert (code, out, err) == (0, "written: again.log\nwritten: again.json\n", "")
+    assert (folder / "again.log").read_bytes() == (folder / "dovetail_scheduler.log").read_bytes()
+    assert (folder / "again.json").read_bytes() == (folder / "dovetail_execution_log.json").read_bytes()
+
+
+def test_logs_are_written_without_a_journal_and_leave_none(command: Command, folder: Path) -> None:
+    before = listing(folder)
+    assert command("run", "--gpus", "2", "--write", "log")[0] == 0
+    assert set(listing(folder)) == {*before, "dovetail_scheduler.log"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["dovetail_journal.jsonl"], "nothing to write: give --log FILE, --executions FILE or both"),
+        (["dovetail_journal.jsonl", "--log", "dovetail_scheduler.log"], "exists already; --force writes over it"),
+        (["dovetail_journal.jsonl", "--log", "dovetail_journal.jsonl", "--force"], "is the same file as the input"),
+        (["nothing.jsonl", "--log", "a.log"], "nothing.jsonl: "),
+        (["dovetail_scheduler.log", "--log", "a.log"], "not a Dovetail journal"),
+    ],
+)
+def test_export_tells_what_it_cannot_do(command: Command, folder: Path, words: list[str], message: str) -> None:
+    assert command("run", "--gpus", "2")[0] == 0
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    code, out, err = command("export", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
 # --- interrupted and resumed ----------------------------------------------------------------------
@@ -392,7 +429,10 @@ def test_a_run_that_was_interrupted_can_be_read_and_resumed(tmp_path: Path) -> N
     entries = list(Reader(journal))
     assert len(entries) > 1000
     assert not any(isinstance(entry.event, Ended) for entry in entries)
-    assert check_journal(journal).faults_by_code["end"] == 1
+    report = check_journal(journal, tmp_path / "config.json", tmp_path / "requests.jsonl")
+    [finding] = report.faults
+    assert (finding.code, report.faults_by_code) == ("end", {"end": 1})
+    assert re.fullmatch(r"did not end: \d+ requests? unfinished.*; `--resume` goes on", finding.message)
 
     out, err = whole.communicate()
     assert (whole.returncode, err) == (0, "")

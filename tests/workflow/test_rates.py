@@ -20,6 +20,7 @@ from dovetail.workflow.inputs.rates import ModelRates, model_rates
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.simulate import record
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG: dict[str, Any] = {
     "models": {
         "chat": {
@@ -201,3 +202,18 @@ def test_a_table_that_host_measure_wrote(tmp_path: Path) -> None:
     starts = run(tmp_path, asked, gpu_types={"core": {}}, gpus="core:2")
     assert starts["r1"].run_s == pytest.approx(took_s)
     assert starts["r2"].run_s == pytest.approx(2 * took_s)
+
+
+def test_a_table_that_pipeline_plan_wrote(tmp_path: Path) -> None:
+    """A chain of devices is one device of the workflow: the plan's throughput is its rate."""
+    files = zip(("-M", "-T", "-D"), ("models.yml", "device_types.yml", "devices.yml"), strict=True)
+    words = [word for flag, name in files for word in (flag, str(EXAMPLES / "pipeline" / name))]
+    assert main(["pipeline", "plan", "-m", "encoder", *words, "--rates-out", str(tmp_path / "rates.json")]) == 0
+    [rate] = RateTable.read(tmp_path / "rates.json").rates.values()
+    assert (rate.kind, rate.unit) == ("encoder", "items/s")
+    models = {"encoder": {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 5}}
+    workflows = {"embed": {"nodes": [{"id": "encode", "model": "encoder"}]}}
+    asked = [{"request_id": "a", "workflow_id": "embed", "node_items": {"encode": 640}}]
+    chains = {"rig": {"measured_as": rate.device}}
+    starts = run(tmp_path, asked, models=models, workflows=workflows, gpu_types=chains, gpus="rig:1")
+    assert starts["a"].run_s == pytest.approx(640 / rate.rate)
