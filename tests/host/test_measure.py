@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,10 +62,18 @@ def test_a_fit_of_what_amdahl_says_is_exact() -> None:
     assert table_text(found) == "table:1=12,2=7,4=4.5,8=3.25"
 
 
-def test_an_interrupted_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """As in a terminal, also where tests run in the background and Ctrl-C is not for them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_measurement_leaves_nothing_behind(tmp_path: Path, interruptible: None) -> None:
     pid = tmp_path / "pid"
     with pytest.raises(KeyboardInterrupt):
-        run_s(["sh", "-c", f"echo $$ > {pid}; sleep 0.5; kill -INT $PPID; exec sleep 600"], ALL[:1], os.environ)
+        run_s(["sh", "-c", f"echo $$ > {pid}; sleep 0.5; kill -INT $PPID; exec sleep 60"], ALL[:1], os.environ)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
