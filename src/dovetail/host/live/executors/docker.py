@@ -33,6 +33,7 @@ OWNER, RUN = "dovetail.host", "dovetail.run"  # labels
 CONTROL_FOLDER = "/run/dovetail"  # where a container sees its control folder
 _LOG_BEGIN = "log-begin"  # a file with the length of the log before the attempt
 _RETRY_S = 1.0
+_FREEZES = 10
 _STATES: dict[str, Any] = {"running": "running", "restarting": "running", "paused": "paused", "created": "absent"}
 
 
@@ -211,7 +212,18 @@ class DockerExecutor:
         with self._asking(run, "pause"):
             container = self._ours(run)
             if container.status != "paused":
+                self._freeze(container)
+
+    def _freeze(self, container: Any) -> None:
+        """On a busy machine the engine's runtime gives up after a moment; the kernel gets there in the end."""
+        for left in reversed(range(_FREEZES)):
+            try:
                 container.pause()
+            except self._errors.APIError as error:
+                if not left or "freeze" not in str(error.explanation):
+                    raise
+            else:
+                return
 
     def resume(self, run: str) -> None:
         with self._asking(run, "resume"):
