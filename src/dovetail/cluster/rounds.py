@@ -19,7 +19,6 @@ from dovetail.cluster.header import facts_of, policy_of, rules_of, setup_of
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Ints, Policy
 from dovetail.cluster.rounding import records
-from dovetail.cluster.rounding.active import Active
 from dovetail.cluster.rounding.admission import admit
 from dovetail.cluster.rounding.ends import ExpectedEnds
 from dovetail.cluster.rounding.leases import NOBODY, Ids, Leases
@@ -57,8 +56,9 @@ class Rounds:
                 f"a restart of {restarts_s.max():g} s in rounds of {rules.round_s:g} s: jobs that take turns would "
                 "never work; expected longer rounds"
             )
+        self.jobs = self.mechanism.jobs  # the table, to be read
         self._leases = Leases(self.mechanism, setup.per_server.tolist(), setup.throughputs.spread, restarts_s)
-        self._ends = ExpectedEnds(self.mechanism.jobs)
+        self._ends = ExpectedEnds(self.jobs)
         self._runs = fastest(setup, policy)[0] > 0
         self._done: list[int] = []  # positions of jobs that ended in this round
         self._waiting: list[Iterator[int] | None] = []
@@ -69,11 +69,6 @@ class Rounds:
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint, between two rounds."""
         return self.__dict__ | {"_waiting": []}
-
-    @property
-    def jobs(self) -> Active:
-        """The table of jobs, to be read."""
-        return self.mechanism.jobs
 
     @property
     def busy(self) -> bool:
