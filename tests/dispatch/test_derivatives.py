@@ -177,7 +177,7 @@ class Meeting(Hardening):
     def forward(self, state: dict[str, Any]) -> dict[str, Any]:
         if threading.get_ident() not in self.met:
             self.met.add(threading.get_ident())
-            self.barrier.wait(timeout=120)
+            self.barrier.wait(timeout=900)
         return super().forward(state)
 
 
@@ -205,10 +205,10 @@ class Overlapping(Hardening):
 
     def forward(self, state: dict[str, Any]) -> dict[str, Any]:
         if threading.current_thread().name.startswith("dovetail"):
-            self.barrier.wait(timeout=120)
+            self.barrier.wait(timeout=900)
         found = super().forward(state)
         if threading.current_thread().name.startswith("dovetail"):
-            self.barrier.wait(timeout=120)
+            self.barrier.wait(timeout=900)
         return found
 
 

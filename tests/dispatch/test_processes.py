@@ -233,7 +233,7 @@ def test_one_batch_over_processes_of_ones_own(functions: Any) -> None:
     tasks = [context.Process(target=functions.pull, args=(cursor, answers)) for _ in range(2)]
     for task in tasks:
         task.start()
-    pieces = sorted(answers.get(timeout=300) + answers.get(timeout=300))
+    pieces = sorted(answers.get(timeout=900) + answers.get(timeout=900))
     for task in tasks:
         task.join()
     assert [start for start, _, _ in pieces] == list(range(0, 1000, 5))

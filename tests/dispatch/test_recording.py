@@ -273,7 +273,7 @@ def test_runs_that_share_devices_have_a_journal_each_that_replays(tmp_path: Path
 
     def together(batch: Tensor) -> Tensor:
         if batch[0] == 0:
-            both.wait(timeout=120)
+            both.wait(timeout=900)
         return batch
 
     with Pool(TWO) as pool:
@@ -488,7 +488,7 @@ def test_the_journal_is_written_while_the_run_goes_on(tmp_path: Path) -> None:
 
     def function(batch: Tensor) -> Tensor:
         if batch[0] >= 50:
-            assert go_on.wait(timeout=120)
+            assert go_on.wait(timeout=900)
         return batch
 
     with Dispatcher(function, TWO, sizes=10, cache=False, journal=path) as dispatcher:

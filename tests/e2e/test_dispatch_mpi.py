@@ -27,7 +27,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     program = Path(__file__).with_name("dispatch_ranks.py")
     words = [mpiexec, "-n", str(RANKS), sys.executable, str(program), str(out)]
     done = subprocess.run(
-        words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False
+        words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(RANKS)]
