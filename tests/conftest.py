@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import os
+import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 from dovetail.cluster.inputs.workload import Throughputs
+from tests.leftovers import nothing_left
 
 ROOT = Path(__file__).parent.parent
 
+# A shell starts background jobs with Ctrl-C ignored, and whatever tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's business
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files of the tests and of what they start are in a folder of their own."""
+    tmp_path_factory.getbasetemp()  # pytest's own is elsewhere
+    with (
+        tempfile.TemporaryDirectory(prefix="dovetail-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(own_temporary_folder: None) -> Iterator[None]:
+    """A test ends what it starts, and removes its temporary files."""
+    with nothing_left():
+        yield
 
 
 @pytest.fixture(scope="session")

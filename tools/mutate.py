@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -163,11 +163,12 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def near_tests(path: Path) -> list[str]:
-    """A module's doctests, and the tests of its package that are named after it or import it."""
-    dotted = ".".join(path.relative_to("src").with_suffix("").parts).removesuffix(".__init__")
-    name = dotted.split(".")[-1]
-    tests = sorted((ROOT / "tests" / path.parts[2]).glob("test_*.py"))
-    near = [test for test in tests if name in test.stem or re.search(rf"\b{dotted}\b", test.read_text())]
+    """A module's doctests, and the tests that are named after it or import it, or the package below its level's."""
+    parts = [part for part in path.relative_to("src").with_suffix("").parts if part != "__init__"]
+    dotted = [re.escape(".".join(parts[:length])) for length in range(len(parts), 2, -1)]
+    imported = re.compile(rf"\b({'|'.join(dotted)})\b") if dotted else re.compile(r"(?!)")
+    tests = sorted((ROOT / "tests" / parts[1]).glob("test_*.py"))
+    near = [test for test in tests if parts[-1] in test.stem or imported.search(test.read_text())]
     return [str(path), *(str(test.relative_to(ROOT)) for test in near)]
 
 
@@ -206,22 +207,46 @@ class Copy:
             "PYTHONPATH": str(self.folder / "src"),
         }
         quiet = subprocess.DEVNULL
-        started = subprocess.Popen(
-            command, cwd=self.folder, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-        )
-        try:
-            return "survived" if started.wait(time_limit_s) in (0, _NO_TESTS) else "killed"
-        except subprocess.TimeoutExpired:
-            return "timeout"
-        finally:
-            _end_group(started)
+        with _limited(command, self.folder, environment, quiet, time_limit_s) as started:
+            try:
+                return "survived" if started.wait(time_limit_s) in (0, _NO_TESTS) else "killed"
+            except subprocess.TimeoutExpired:
+                return "timeout"
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a test run and whatever it started: a mutant may leave anything behind."""
+_running: set[int] = set()
+
+
+@contextmanager
+def _limited(
+    command: list[str], folder: Path, environment: dict[str, str], output: int, cpu_s: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process group that ends with the block, or if this process is ended, or at the latest by its CPU time.
+
+    A mutant may loop for ever and leave anything behind.
+    """
+    command = ["sh", "-c", f'ulimit -t {round(cpu_s)}; exec "$@"', "sh", *command]
+    started = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=output, stdout=output, stderr=output, start_new_session=True
+    )
+    _running.add(started.pid)
+    try:
+        yield started
+    finally:
+        _end(started.pid)
+        started.wait()
+        _running.discard(started.pid)
+
+
+def _end(group: int) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        os.killpg(group, signal.SIGKILL)
+
+
+def _interrupted(number: int, frame: object) -> None:
+    for group in list(_running):
+        _end(group)
+    os._exit(128 + number)
 
 
 def sources(areas: list[str]) -> list[Path]:
@@ -244,6 +269,8 @@ def main() -> int:
     parser.add_argument("--near", action="store_true", help="only the tests that are named after a module or import it")
     parser.add_argument("--time-limit-s", type=float, default=900.0, help="past it, a mutant counts as killed")
     given = parser.parse_args()
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _interrupted)
     every = [each for path in sources(given.of) for each in mutants(path, (ROOT / path).read_text())]
     drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
     print(f"{len(drawn)} of {len(every)} mutants of {', '.join(given.of)}, seed {given.seed}", flush=True)

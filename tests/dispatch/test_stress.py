@@ -296,6 +296,8 @@ def test_all_jobs_of_a_pool_hear_of_a_device_that_is_gone(how: str) -> None:
         pass
     gate.set()
     assert [type(future.exception(30)) for future in futures] == [DeviceLostError] * 5
+    for dispatcher in dispatchers:
+        dispatcher.close()
     pool.close()
 
 
