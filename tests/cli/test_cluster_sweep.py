@@ -190,20 +190,12 @@ def test_what_makes_no_sense_is_refused(
     assert list(tmp_path.rglob("*.csv")) == []
 
 
-def _interrupted(process: subprocess.Popen[bytes]) -> bytes:
-    """What it says when it is interrupted. Python loses an interrupt that comes while it cleans up: then once more."""
-    while True:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            return process.communicate(timeout=20)[1]  # ends when the last process has closed the pipe
-        except subprocess.TimeoutExpired:
-            assert process.poll() is None
-
-
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     """One run takes a moment, the other far too long; it is interrupted once the first is kept."""
     words = f"cluster sweep static -l {tmp_path} -p max_min_fairness_perf --seeds 0 -c 2:2:2 -a 2 -b 9000 -n 2 -j 2"
-    code = "import sys; from dovetail.cli import main; sys.exit(main())"
+    # A shell that starts tests in the background has them ignore Ctrl-C, and their children too.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    code += "from dovetail.cli import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words.split()],
         stdout=subprocess.PIPE,
@@ -214,7 +206,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         while not list(tmp_path.rglob("num_total_jobs=2.json")):
             assert process.poll() is None
             time.sleep(0.05)
-        err = _interrupted(process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate()  # ends when the last process has closed the pipe
         assert process.returncode == 130
         assert b"1 runs are kept in" in err
         assert err.endswith(b"interrupted\n")

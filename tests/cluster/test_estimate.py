@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dovetail.cluster.inputs.estimate import complete, estimate
 from dovetail.cluster.inputs.throughputs import RateEntry, table
@@ -87,13 +85,17 @@ def test_what_cannot_be_estimated_is_refused(measured: Throughputs) -> None:
         estimate(measured, profiled=1.5)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 2))
-def test_a_matrix_of_low_rank_is_completed(seed: int, rank: int) -> None:
-    tie_break = np.random.default_rng(seed)
-    whole = tie_break.uniform(0.3, 1.0, (9, rank)) @ tie_break.uniform(0.3, 1.0, (rank, 12))
-    seen = np.ones(whole.shape, dtype=bool)
-    seen[-1, tie_break.permutation(12)[: 12 - 6]] = False
-    found = complete(np.where(seen, whole, 0.0), seen, rank=rank)
-    assert np.abs(found - whole)[seen].max() < 0.1
-    assert np.abs(found - whole)[~seen].mean() < 0.25 * whole.mean()
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_matrix_of_low_rank_is_completed(rank: int) -> None:
+    """What is known is met, and what is not is off by a few percent, but for a matrix in some hundred."""
+    errors = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        whole = rng.uniform(0.3, 1.0, (9, rank)) @ rng.uniform(0.3, 1.0, (rank, 12))
+        seen = np.ones(whole.shape, dtype=bool)
+        seen[-1, rng.permutation(12)[: 12 - 6]] = False
+        apart = np.abs(complete(np.where(seen, whole, 0.0), seen, rank=rank) - whole)
+        assert apart[seen].max() < 0.1
+        errors.append(apart[~seen].mean() / whole.mean())
+    assert np.median(errors) < 0.01
+    assert np.quantile(errors, 0.95) < 0.03

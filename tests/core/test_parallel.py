@@ -64,10 +64,13 @@ def test_only_the_parent_is_interrupted() -> None:
 
 
 INTERRUPTED = """
+import signal
 import sys
 from dovetail.core.parallel import run_all
 
 if __name__ == "__main__":
+    # A shell that starts tests in the background has them ignore Ctrl-C, and their children too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Each cell tells that it runs; all but the first then wait for ever.
     tell, wait = "__import__('os').write(1, b'.')", "__import__('signal').pause()"
     try:
