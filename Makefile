@@ -8,7 +8,7 @@ COUNT ?= 60
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench mutate clean
+.PHONY: help demo test lint bench mutate stress clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -32,6 +32,9 @@ bench: .venv/.with-test ## measure, say which figures are outside their ranges, 
 
 mutate: .venv/.with-test ## draw random mutants of OF, and show those that no test notices
 	$(BIN)/python -m tools.mutate --of $(OF) --count $(COUNT) --seed $(SEED) --jobs $(JOBS)
+
+stress: .venv/.with-test ## run the live tests beside CPU hogs on all cores
+	$(BIN)/python -m tools.stress --jobs $(JOBS)
 
 clean: ## remove outputs and caches, but not .venv
 	rm -rf out dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -13,7 +13,8 @@ import pytest
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document, is_json_lines, read_bytes, written_whole
+from dovetail.core.files import Document, is_json_lines, read_bytes
+from dovetail.core.output import written_whole
 
 
 class Model(Struct, forbid_unknown_fields=True):

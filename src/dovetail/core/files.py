@@ -12,9 +12,6 @@ import yaml
 from msgspec import inspect
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.output import atomic_write as atomic_write
-from dovetail.core.output import refuse_overwrite as refuse_overwrite
-from dovetail.core.output import written_whole as written_whole
 
 T = TypeVar("T")
 Key = str | int

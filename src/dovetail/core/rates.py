@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.files import Document, written_whole
+from dovetail.core.files import Document
+from dovetail.core.output import written_whole
 
 Source = Literal["measured", "estimated", "given"]
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
-from dovetail.core.files import atomic_write
+from dovetail.core.output import atomic_write
 from dovetail.host.export import as_csv, cell_text, comparison_csv, comparison_row, run_files
 from dovetail.host.inputs.generate import keep_or_write, request_lines
 from dovetail.host.inputs.parameters import Parameters

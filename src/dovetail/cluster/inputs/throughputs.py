@@ -21,7 +21,8 @@ from dovetail.cluster.inputs.csv_rows import check_columns, header_of, read_rows
 from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, written_whole
+from dovetail.core.files import Document
+from dovetail.core.output import written_whole
 from dovetail.core.rates import RateTable
 
 Kind = tuple[str, int]

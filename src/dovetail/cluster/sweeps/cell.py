@@ -18,7 +18,8 @@ from dovetail.cluster.rules import RunOptions
 from dovetail.cluster.simulate import run
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.core.errors import DovetailError
-from dovetail.core.files import atomic_write, read_bytes
+from dovetail.core.files import read_bytes
+from dovetail.core.output import atomic_write
 
 SweepRow = dict[str, Any]
 

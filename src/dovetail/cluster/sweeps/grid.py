@@ -21,7 +21,8 @@ from dovetail.cluster.inputs.scenario import Scenario
 from dovetail.cluster.rules import RunOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, kept, run_cell
 from dovetail.core.errors import InputError
-from dovetail.core.files import atomic_write, read_bytes
+from dovetail.core.files import read_bytes
+from dovetail.core.output import atomic_write
 from dovetail.core.parallel import run_all
 
 SweepKind = Literal["continuous", "static"]

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError
-from dovetail.core.files import written_whole
+from dovetail.core.output import written_whole
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.policies.base import DeviceState

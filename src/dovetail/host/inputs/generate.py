@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import atomic_write, refuse_overwrite
+from dovetail.core.output import atomic_write, refuse_overwrite
 from dovetail.host.inputs.parameters import PARAMETERS, Parameters, read_parameters, requests_path
 
 PRIORITIES = 5

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import open_bytes, written_whole
+from dovetail.core.files import open_bytes
+from dovetail.core.output import written_whole
 
 if TYPE_CHECKING:
     import torch

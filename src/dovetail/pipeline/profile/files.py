@@ -12,7 +12,8 @@ import yaml
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document, written_whole
+from dovetail.core.files import Document
+from dovetail.core.output import written_whole
 
 if TYPE_CHECKING:
     from dovetail.pipeline.profile.measure import ProfileResult

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from dovetail import __version__
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.files import written_whole
 from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures
+from dovetail.core.output import written_whole
 from dovetail.workflow.bounds import Bounds
 
 _BYTES = 1 << 20  # of the execution log, written at once

@@ -14,7 +14,7 @@ from dovetail.cluster.inputs.templates import BY_MODEL
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import written_whole
+from dovetail.core.output import written_whole
 
 _START = ("model", "command", "folder", "steps flag", "needs data")
 _COLUMNS = {

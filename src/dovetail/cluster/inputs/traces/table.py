@@ -10,7 +10,7 @@ from pathlib import Path
 from dovetail.cluster.inputs.csv_rows import check_columns, header_of, read_rows
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.workload import Job
-from dovetail.core.files import written_whole
+from dovetail.core.output import written_whole
 
 COLUMNS = ("arrival_s", "model", "width", "steps", "duration_s", "weight", "due_s", "entity", "name")
 _NEEDED = ("arrival_s", "model")
