@@ -13,7 +13,7 @@ from dovetail.cli import main
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.scenario import Scenario
-from dovetail.cluster.rules import RoundRules, RunOptions
+from dovetail.cluster.rules import ClusterOptions, RoundRules
 
 FEW = ("--jobs", "6", "-c", "2:2:2", "-f", "7200")
 KEYS = {
@@ -94,7 +94,7 @@ def test_the_rules_that_are_asked_for_are_those_of_the_run(capsys: pytest.Captur
 def test_flags_become_rules_and_a_scenario() -> None:
     rules = RuleFlags(enable_global_queue=True, interval=100.0)
     assert rules.how().rules == RoundRules(round_s=100.0, global_queue=True)
-    assert RuleFlags(compat="gavel", interval=100.0).how() == RunOptions(
+    assert RuleFlags(compat="gavel", interval=100.0).how() == ClusterOptions(
         rules=replace(GAVEL, round_s=100.0), compat=True
     )
     assert WorkFlags().scenario(JobFlags(), RuleFlags(compat="gavel")) == Scenario(float32_pairs=True)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.scenario import Scenario
-from dovetail.cluster.rules import RoundRules, RunOptions
+from dovetail.cluster.rules import ClusterOptions, RoundRules
 from dovetail.cluster.sweeps.cell import SweepCell, kept, kept_at, run_cell
 from dovetail.cluster.sweeps.grid import SweepGrid, claim, climb, climbs, loads_between, run_climbs, run_grid
 from dovetail.cluster.sweeps.table import COLUMNS, KEYS, read_sweep, write_table
@@ -76,10 +76,10 @@ def test_a_cell_is_run_by_its_rules(tmp_path: Path) -> None:
     found = [
         run_cell(replace(cell, path=None, how=how))
         for how in (
-            RunOptions(),
-            RunOptions(rules=RoundRules(round_s=720.0)),
-            RunOptions(ideal=True),
-            RunOptions(rules=GAVEL, compat=True),
+            ClusterOptions(),
+            ClusterOptions(rules=RoundRules(round_s=720.0)),
+            ClusterOptions(ideal=True),
+            ClusterOptions(rules=GAVEL, compat=True),
         )
     ]
     own, slow, ideal, old = found
@@ -145,8 +145,8 @@ def test_an_unstable_load_ends_and_is_told(tmp_path: Path) -> None:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "how.rules.round_s was 360.0, and is 720.0": {"how": RunOptions(rules=RoundRules(round_s=720.0))},
-    "how.compat was False, and is True": {"how": RunOptions(rules=GAVEL, compat=True)},
+    "how.rules.round_s was 360.0, and is 720.0": {"how": ClusterOptions(rules=RoundRules(round_s=720.0))},
+    "how.compat was False, and is True": {"how": ClusterOptions(rules=GAVEL, compat=True)},
     "scenario.window was [2, 6], and is [2, 7]": {"base": Scenario(window=(2, 7), duration_s=3600.0)},
     "kind was continuous, and is static": {"kind": "static", "base": Scenario(window=(2, 6), duration_s=3600.0)},
 }

@@ -28,7 +28,7 @@ class RoundRules(Struct, frozen=True, kw_only=True):
             )
 
 
-class RunOptions(Struct, frozen=True, kw_only=True):
+class ClusterOptions(Struct, frozen=True, kw_only=True):
     """By which rules a scenario is run: in rounds, by Gavel's clock, or with shares carried out exactly."""
 
     rules: RoundRules = RoundRules()

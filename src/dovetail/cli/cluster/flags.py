@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dovetail.cli.common import Flag
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.choices import CLOUDS, Widths
-from dovetail.cluster.rules import RoundRules, RunOptions
+from dovetail.cluster.rules import ClusterOptions, RoundRules
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class RuleFlags:
     solver: str | None = None
     "Accepted, and not used: HiGHS solves everything."
 
-    def how(self) -> RunOptions:
+    def how(self) -> ClusterOptions:
         within("--interval", self.interval, "seconds, more than 0", 1e-3)
         within("--restart-s", self.restart_s, "seconds, 0 or more")
         within("--allocate-every-s", self.allocate_every_s, "seconds, 0 or more")
@@ -109,7 +109,7 @@ class RuleFlags:
             restart_s=rules.restart_s if self.restart_s is None else self.restart_s,
             allocate_every_s=rules.allocate_every_s if self.allocate_every_s is None else self.allocate_every_s,
         )
-        return RunOptions(rules=rules, compat=self.compat is not None, ideal=self.ideal)
+        return ClusterOptions(rules=rules, compat=self.compat is not None, ideal=self.ideal)
 
     def apply(self, scenario: Scenario) -> Scenario:
         if self.solver is not None:

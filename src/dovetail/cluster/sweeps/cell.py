@@ -14,7 +14,7 @@ from dovetail.cluster.compat.log import old_log
 from dovetail.cluster.export import figures, measured, quantiles
 from dovetail.cluster.inputs.choices import LONGEST_QUEUE
 from dovetail.cluster.inputs.scenario import Scenario, load
-from dovetail.cluster.rules import RunOptions
+from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.simulate import run
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.core.errors import DovetailError
@@ -30,7 +30,7 @@ class SweepCell(Struct, frozen=True, kw_only=True):
     scenario: Scenario
     policy: str
     options: Mapping[str, str] = {}
-    how: RunOptions = RunOptions()
+    how: ClusterOptions = ClusterOptions()
     path: Path | None = None
     timeout_s: float | None = None
     long: float = LONGEST_QUEUE  # the longest queue that may still grow, in times of all accelerators

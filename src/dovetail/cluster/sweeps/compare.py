@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from dovetail.cluster.inputs.scenario import Scenario
-from dovetail.cluster.rules import RunOptions
+from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
 from dovetail.core.errors import DovetailError
 from dovetail.core.parallel import run_all
@@ -17,12 +17,12 @@ COMPARED = ("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost",
 def compare_policies(
     scenario: Scenario,
     policies: Sequence[str],
-    how: RunOptions | None = None,
+    how: ClusterOptions | None = None,
     processes: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[SweepRow]:
     """One row of figures per policy; `ratios` are those of its figures to the first policy's."""
-    how = RunOptions() if how is None else how
+    how = ClusterOptions() if how is None else how
     cells = [SweepCell(scenario=scenario, policy=name, how=how, long=inf) for name in policies]
     rows = run_all(run_cell, cells, processes, progress)
     for row in rows:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from dovetail.cluster.inputs.choices import LONGEST_QUEUE
 from dovetail.cluster.inputs.cluster_spec import parse_cluster
 from dovetail.cluster.inputs.scenario import Scenario
-from dovetail.cluster.rules import RunOptions
+from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, kept, run_cell
 from dovetail.core.errors import InputError
 from dovetail.core.files import read_bytes
@@ -37,7 +37,7 @@ class SweepGrid(Struct, frozen=True, kw_only=True):
     kind: SweepKind
     folder: Path
     base: Scenario
-    how: RunOptions = RunOptions()
+    how: ClusterOptions = ClusterOptions()
     clusters: tuple[str, ...]
     policies: tuple[str, ...]
     seeds: tuple[int, ...]

@@ -7,7 +7,7 @@ from dovetail.dispatch.policies.base import DECLINE, View, probe, pull_rates
 
 
 @policy("proportional", level="dispatch")
-class ProportionalShares:
+class ProportionalChunks:
     """Every device gets one share of the whole batch in proportion to its rate; what comes back is shared again."""
 
     def next(self, device: int, view: View) -> int:

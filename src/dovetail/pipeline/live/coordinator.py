@@ -16,7 +16,7 @@ from dovetail.core.errors import DovetailError
 from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.live.flow import Flow
 from dovetail.pipeline.live.hosts import HostSettings
-from dovetail.pipeline.live.jobs import RunOptions, Workload, first_hops, make_jobs
+from dovetail.pipeline.live.jobs import MicrobatchStream, RunOptions, first_hops, make_jobs
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.local import StageEngine, default_threads
@@ -75,7 +75,7 @@ class Coordinator:
     def __init__(
         self,
         plan: Plan,
-        work: Workload,
+        work: MicrobatchStream,
         engine: StageEngine,
         hosts: Mapping[str, HostSettings],
         carried: Mapping[str, Carrier],

@@ -32,7 +32,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     patience: Patience = Patience()
 
 
-class Workload(Struct, frozen=True):
+class MicrobatchStream(Struct, frozen=True):
     """What is to be run: microbatches by number, from 0, as often as asked for; and who takes what comes out."""
 
     model: ModelSpec
@@ -46,7 +46,7 @@ def make_jobs(
     plan: Plan,
     generation: int,
     first: int,
-    work: Workload,
+    work: MicrobatchStream,
     addresses: Mapping[str, Address],
     options: RunOptions,
 ) -> dict[str, StageJob]:

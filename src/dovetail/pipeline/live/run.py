@@ -12,7 +12,7 @@ from dovetail.core.errors import InputError
 from dovetail.pipeline.live.carriers import carriers
 from dovetail.pipeline.live.coordinator import Coordinator
 from dovetail.pipeline.live.hosts import HostSettings
-from dovetail.pipeline.live.jobs import RunOptions, Workload
+from dovetail.pipeline.live.jobs import MicrobatchStream, RunOptions
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.local import LocalEngine, StageEngine
 from dovetail.pipeline.live.quantise import WIDTHS
@@ -72,7 +72,7 @@ def run_plan(
     with closing(_engine(engine, address)) as started:
         nodes = started.nodes({host: settings.get(host, HostSettings()).node for host in _known(plan)})
         carried = carriers(plan, settings, on or {}, emulate, started.devices(), nodes)
-        work = Workload(model, dtype, total, _inputs(plan, model, dtype, inputs, total), take)
+        work = MicrobatchStream(model, dtype, total, _inputs(plan, model, dtype, inputs, total), take)
         counter = ResultCounter()
         with closing(RunJournal(journal, plan, total, options, carried, [counter])) as witness:
             coordinator = Coordinator(plan, work, started, settings, carried, options, witness)
@@ -111,7 +111,7 @@ def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
 def _inputs(
     plan: Plan, model: ModelSpec, dtype: str, given: Sequence[Value] | None, total: int
 ) -> Callable[[int], Value]:
-    """Microbatches by number, for a model that is the plan's."""
+    """MicrobatchStream by number, for a model that is the plan's."""
     chain = load(model)
     layers = plan.stages[-1].layers[1]
     if len(chain.layers) != layers:
