@@ -74,6 +74,21 @@ def test_an_interrupted_run_agrees_as_far_as_it_goes(journal: Path, capsys: pyte
     assert "8 steps were decided" in capsys.readouterr().out
 
 
+def test_an_interrupted_run_may_lack_a_part_of_its_last_step(journal: Path) -> None:
+    lines = journal.read_text().splitlines(keepends=True)
+    for length in range(1, len(lines), 7):
+        journal.write_text("".join(lines[:length]))
+        assert main(["replay", str(journal)]) == 0, lines[length - 1]
+
+
+def test_an_interrupted_run_has_nothing_else_in_its_last_step(journal: Path) -> None:
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    length = lines.index(started(lines)) + 1
+    change(journal, lambda lines: lines.__delitem__(slice(length, None)))
+    change(journal, lambda lines: lines[-1].update(why="because"))
+    assert main(["replay", str(journal)]) == 1
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

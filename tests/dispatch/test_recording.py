@@ -563,7 +563,7 @@ def test_check_and_report_read_it_from_the_command_line(tmp_path: Path, capsys: 
     assert main(["check", str(path)]) == 0
     assert "no less than" in capsys.readouterr().out
     assert main(["replay", str(path)]) == 0
-    assert "decided as they are recorded" in capsys.readouterr().out
+    assert "1 step was decided as it is recorded" in capsys.readouterr().out
     assert main(["report", str(path), "--png", "--perfetto", "--format", "json"]) == 0
     assert {found.name for found in tmp_path.iterdir()} >= {"run.html", "run.png", "run.trace.json"}
     assert "cuda" in (tmp_path / "run.html").read_text()

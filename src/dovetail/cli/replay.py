@@ -31,11 +31,12 @@ def replay(journal: Path, /, *, format: Format = "table") -> int:
     if format == "json":
         print_json(found)
         return 1 if unlike else 0
-    who = f"{journal}: {found.level} run, policy {found.policy}"
+    steps = "1 step was decided as it is" if found.steps == 1 else f"{found.steps} steps were decided as they are"
+    told = f"{journal}: {found.level} run, policy {found.policy}: {steps} recorded"
     if unlike is None:
-        print(f"PASS: {who}: {found.steps} steps were decided as they are recorded")
+        print(f"PASS: {told}")
         return 0
-    print(f"FAIL: {who}: {found.steps} steps were decided as they are recorded, then step {unlike.step} differs")
+    print(f"FAIL: {told}, then step {unlike.step} differs")
     print(f"  at        {unlike.t} s")
     print(f"  decided   {unlike.decided or 'nothing more'}")
     print(f"  recorded  {unlike.recorded or 'nothing more'}")
