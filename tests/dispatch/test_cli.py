@@ -107,6 +107,7 @@ def test_bench_runs_a_scheduler_of_a_file(
     assert len(found["alone"]) == devices
     assert [sum(run["items"].values()) for run in found["together"]] == [2000]
     assert main(["check", str(journal)]) == 0
+    assert main(["replay", str(journal)]) == 0
 
 
 def test_bench_runs_a_scheduler_of_the_command_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ from dovetail.dispatch.inputs.devices import NodeDevice, devices_with
 from dovetail.dispatch.live.dispatcher import Dispatcher
 from dovetail.dispatch.live.pool import WorkerPool
 from dovetail.dispatch.policies.base import Policy
-from dovetail.dispatch.policies.fixed import Fixed
 
 
 class SimpleScheduler(Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,8 +26,8 @@ class SimpleScheduler(Struct, frozen=True, forbid_unknown_fields=True):
         return devices_with(self.device, self.sub_batch_size, self.capacity or self.sub_batch_size or None)
 
     @property
-    def policy(self) -> Policy:
-        return Fixed()
+    def policy(self) -> str:
+        return "fixed"
 
     def dispatcher(self, function: Any, **options: Any) -> Dispatcher:
         """A dispatcher that works as this scheduler says."""
@@ -56,8 +55,8 @@ class StaticHybridScheduler(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     @property
-    def policy(self) -> Policy:
-        return Fixed()
+    def policy(self) -> str:
+        return "fixed"
 
     def dispatcher(self, function: Any, **options: Any) -> Dispatcher:
         """A dispatcher that works as this scheduler says."""
