@@ -188,10 +188,10 @@ def seconds(value: float) -> str:
 
 def percent(share: float) -> str:
     """
-    >>> percent(0.1234), percent(0.99996), percent(0)
-    ('12.3 %', '100 %', '0 %')
+    >>> percent(0.1234), percent(0.99996), percent(0), percent(-1e-16)
+    ('12.3 %', '100 %', '0 %', '0 %')
     """
-    return f"{share * 100:.1f}".removesuffix(".0") + " %"
+    return f"{share * 100:z.1f}".removesuffix(".0") + " %"
 
 
 def above(value: float, bound: float | None) -> str:
