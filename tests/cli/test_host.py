@@ -134,7 +134,7 @@ def test_a_recorded_run_tells_why_a_program_waited(here: Path, capsys: pytest.Ca
     assert main(["host", "explain", "1", "--journal", "run.jsonl", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["turns"][0]["why"] == "needs 12 cores, 4 free"
     assert main(["host", "explain", "9", "--journal", "run.jsonl"]) == 2
-    assert "no job called '9'" in capsys.readouterr().err
+    assert "host run: no program called '9'" in capsys.readouterr().err
 
 
 def test_a_picture_has_a_row_for_each_program(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

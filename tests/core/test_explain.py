@@ -239,7 +239,7 @@ def test_all_parts_of_a_work_come_in_the_order_of_its_shape(journal: Reader) -> 
 @pytest.mark.parametrize(
     ("job", "task", "message"),
     [
-        ("pp", None, r"journal\.jsonl: no job called 'pp' arrived; did you mean 'p'\?"),
+        ("pp", None, r"journal\.jsonl: any run: no job called 'pp' arrived; did you mean 'p'\?"),
         ("nobody", None, r"no job called 'nobody' arrived; known: bad, p, q, r, s, t"),
         ("p", "z", "'p' has no task 'z'; known: a, b"),
     ],

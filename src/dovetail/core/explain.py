@@ -97,7 +97,8 @@ def explain(journal: Reader, job: str, task: str | None = None) -> list[Explanat
         if witness.see(t, event):
             break
     if witness.arrived is None:
-        raise InputError(f"{journal.path}: no job called {job!r} arrived{did_you_mean(job, witness.others)}")
+        run = f"{journal.header.level} run: no {journal.header.words.job}"
+        raise InputError(f"{journal.path}: {run} called {job!r} arrived{did_you_mean(job, witness.others)}")
     stories = witness.tell()
     known = list(witness.graph.index) if witness.graph is not None else [story.task for story in stories]
     if task is not None and task not in known and known != [""]:
