@@ -40,6 +40,13 @@ def test_a_header_is_on_the_disk_before_anything_happens(tmp_path: Path) -> None
     recorder.close()
 
 
+def test_a_journal_that_nobody_closes_does_not_keep_a_program_alive(tmp_path: Path) -> None:
+    before = set(enumerate_threads())
+    recorder = Recorder(tmp_path / "run.jsonl", HEADER)
+    assert [thread.daemon for thread in set(enumerate_threads()) - before] == [True]
+    recorder.close()
+
+
 def test_what_was_noted_is_written_soon_though_nothing_follows_and_nobody_closes(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.01)
     recorder.note(10.0, Observed("first"))

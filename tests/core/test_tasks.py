@@ -121,3 +121,15 @@ def test_a_part_that_can_never_be_ready_is_no_root() -> None:
 def test_nothing_is_a_shape_too() -> None:
     graph = TaskGraph("empty", [], [])
     assert (graph.topological, graph.roots, graph.longest_path([])) == ((), (), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "fitting", "words"),
+    [(None, None, [3], "3"), (2, None, [2, 3], "2 to 3"), (None, 4, [3, 4], "3 to 4"), (2, 4, [2, 3, 4], "2 to 4")],
+)
+def test_a_range_without_one_end_ends_at_the_width(
+    least: int | None, most: int | None, fitting: list[int], words: str
+) -> None:
+    task = Task("a", "x", 3, least, most)
+    assert [devices for devices in range(8) if task.fits(devices)] == fitting
+    assert task.needs == words

@@ -111,7 +111,7 @@ def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
 def _inputs(
     plan: Plan, model: ModelSpec, dtype: str, given: Sequence[Value] | None, total: int
 ) -> Callable[[int], Value]:
-    """MicrobatchStream by number, for a model that is the plan's."""
+    """Microbatches by number, for a model that is the plan's."""
     chain = load(model)
     layers = plan.stages[-1].layers[1]
     if len(chain.layers) != layers:
