@@ -175,8 +175,8 @@ def near_tests(path: Path) -> list[str]:
 def all_tests(path: Path) -> list[str]:
     """All tests of a module's package, and its whole runs."""
     package = path.parts[2]
-    tests = [f"tests/{package}", f"tests/properties/test_{package}.py", f"tests/golden/test_{package}.py"]
-    return [test for test in tests if (ROOT / test).exists()]
+    beside = sorted((ROOT / "tests").glob(f"[cgp]*/test_{package}*.py"))  # cli, golden, properties
+    return [f"tests/{package}", *(str(test.relative_to(ROOT)) for test in beside)]
 
 
 class Copy:

@@ -84,6 +84,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "a.model_profiles.m.0.time_s: has 1 values, but layers is 3",
     ),
+    "time": (
+        {"device_types": {"a": TYPES["a"] | {"model_profiles": {"m": [{**PROFILE, "time_s": [1, -1, 1]}]}}}},
+        {},
+        "a.model_profiles.m.0.time_s.1: expected a number from 0 to 1e+15, found -1.0",
+    ),
     "host twice": ({"devices": {"a": ["x", "x"]}}, {}, "host 'x' is listed twice (before under a)"),
     "dtype": ({}, {"dtype": "torch.int64"}, "unsupported dtype 'torch.int64'"),
     "batch": ({}, {"batch_size": 0}, "batch size: expected 1 or more"),

@@ -707,6 +707,21 @@ def test_an_older_log_of_pinned_models_pays_no_load(files: Files) -> None:
     assert files.check_old(pin).faults == []
 
 
+@pytest.mark.parametrize(("seconds", "fault"), [(10.0, False), (5.0, False), (7.0, True)])
+def test_an_older_log_may_guess_what_a_request_does_not_say(files: Files, seconds: float, fault: bool) -> None:
+    """1000 tokens at 100 a second, or 5 s: both were the rule once. Anything else is a fault."""
+
+    def guess(log: Row) -> None:
+        log["gpu_assignments"] = {"0": {"assigned_models": ["llm"]}, "1": {"assigned_models": ["sd"]}}
+        fields = ("request_id", "workflow_id", "node_id", "model_name", "gpu_id", "start_time", "end_time")
+        begun = [("r1", "chain", "text", "llm", 0, 0.0, 4.0), ("r1", "chain", "image", "sd", 1, 4.0, 4.0 + seconds)]
+        log["executions"] = [dict(zip(fields, values, strict=True)) | {"switch_time": 0.0} for values in begun]
+        log["summary"] = {"mode": "online", "gpus": [0, 1, 2], "makespan": 4.0 + seconds}
+
+    files.write_inputs(CONFIG, [{**REQUESTS[0], "node_execution_times": {"text": 4}}])
+    assert ("run" in files.check_old(guess).faults_by_code) is fault
+
+
 def test_a_rounding_error_in_an_older_log_is_no_overlap(files: Files) -> None:
     """start - switch_time need not give back the instant of the decision."""
 
