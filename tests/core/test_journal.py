@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 import dovetail
 from dovetail.core.errors import InputError, PolicyError
-from dovetail.core.events import Arrived, Complete, Event, Failed, Finished, Reject, Start, WakeAt, Woke
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, WakeAt, Woke
 from dovetail.core.journal import VERSION, Ended, Entry, Header, Reader, Writer, in_time, is_journal
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
@@ -371,6 +371,6 @@ def test_nothing_follows_a_line_that_was_not_written_whole(path: Path, monkeypat
 
 def test_what_was_written_late_is_read_in_time_and_what_follows_the_end_behind_it() -> None:
     first, second, end, late = Woke(), Arrived("w", of="g"), Ended({}), Woke()
-    steps: list[tuple[int, float, list[Event]]] = [(1, 2.0, [second]), (2, 1.0, [first])]
+    steps: list[tuple[int, float, list[Any]]] = [(1, 2.0, [second]), (2, 1.0, [first])]
     steps += [(3, 1.5, [end]), (4, 0.5, [late])]
     assert list(in_time(steps, 0.0)) == [steps[1], steps[0], steps[2], steps[3]]
