@@ -60,6 +60,11 @@ def _late(lines: Lines) -> None:
     lines[1]["t"] = 1e9
 
 
+def _two_times(lines: Lines) -> None:
+    place = next(i for i in range(2, len(lines)) if lines[i]["n"] == lines[i - 1]["n"])
+    lines[place]["t"] += 5.0
+
+
 def _unknown(lines: Lines) -> None:
     _first(lines, "started")["id"][0] = 77
 
@@ -188,6 +193,7 @@ def _no_such_device(lines: Lines) -> None:
         (_no_such_type, "device"),
         (_no_such_device, "device"),
         (_late, "time"),
+        (_two_times, "time"),
         (_unknown, "arrival"),
         (_elsewhere, "device"),
         (_wide, "width"),

@@ -33,6 +33,7 @@ def header(error_s: float = ERROR_S) -> Header:
         ),
         clock=Clock("measured offset", error_s),
         order="written",
+        hardware={"gpu": "cpu"},
     )
 
 

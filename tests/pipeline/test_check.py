@@ -137,6 +137,7 @@ FAULTS: dict[str, tuple[str, Callable[[Lines], None]]] = {
     "on the wrong device": ("turn", lambda lines: find(lines, "started", 2, "b").update(devices=[0])),
     "two at once": ("overlap", lambda lines: find(lines, "started", 1, "b").update(devices=[0])),
     "wrong duration": ("duration", lambda lines: find(lines, "started", 2, "b").update(run_s=2.0)),
+    "claims that less is possible than is": ("bound", lambda lines: lines[0]["facts"].update(bound_makespan_s=1.0)),
     "better than it claims to be possible": ("bound", lambda lines: lines[0]["facts"].update(bound_makespan_s=5.5)),
     "a stage left out": ("missing", lambda lines: lines.remove(find(lines, "finished", 2, "b"))),
 }

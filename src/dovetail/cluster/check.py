@@ -314,6 +314,8 @@ def check_journal(path: Path) -> Report:
     if facts.mode == "summary":
         notes.append("the journal is a summary: it holds no leases, only arrivals, ends and their figures were checked")
     claimed = _feed(reader, facts, checker, metrics)
+    for n, t, other_s in reader.odd:
+        faults.add("time", f"step {n}", f"found one step at {t}, {other_s} s, expected one instant")
     checker.close(reader.header, reader.torn)
     if facts.prices is None:
         notes.append("the header has no list of prices: they were not checked")

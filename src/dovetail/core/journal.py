@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
@@ -137,7 +136,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SENSELESS = (ValueError, msgspec.ValidationError)
 
 
-_MOST_S = {"virtual": 0.0, "monotonic": 0.1}  # by which clocks that everybody reads can be wrong
+_MOST_S = {"virtual": 0.0, "monotonic": 0.1, "measured offset": 1.0}  # by which the clocks of a run can be wrong
 
 
 def check_header(header: Header, path: Path) -> Header:
@@ -152,8 +151,10 @@ def check_header(header: Header, path: Path) -> Header:
             raise ValueError("a device type has no speed")
         if any(task.width < 0 for graph in header.graphs for task in graph.tasks):
             raise ValueError("a task has a negative width")
-        if not 0 <= header.clock.error_s <= _MOST_S.get(header.clock.source, inf):
+        if not 0 <= header.clock.error_s <= _MOST_S[header.clock.source]:
             raise ValueError(f"the error of the clock is {header.clock.error_s} s ({header.clock.source})")
+        if header.clock.source == "measured offset" and not header.hardware:
+            raise ValueError("clocks whose offset was measured, but no hardware that they were read on")
     except ValueError as error:
         raise InputError(f"{path}:1: not a usable header: {error}") from None
     return header
@@ -295,6 +296,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.torn = False
+        self.odd: list[tuple[int, float, float]] = []
         with open_bytes(path) as file:
             first = file.readline()
         try:
@@ -349,10 +351,14 @@ class Reader:
         return any(isinstance(event, Rows) and event.of in ("arrived", "started") for event in first)
 
     def rows(self) -> Iterator[Step]:
-        """The steps as they were written, one per turn of the loop; rows stay rows."""
+        """The steps as they were written, one per turn of the loop; rows stay rows. What has another time than its
+        step is kept in `odd`: the step and the two times."""
+        self.odd.clear()
         for n, group in groupby((line.entry for line in self._lines()), key=lambda entry: entry.n):
             entries = list(group)
-            yield n, entries[0].t, [entry.event for entry in entries]
+            t = entries[0].t
+            self.odd += ((n, t, entry.t) for entry in entries if entry.t != t)
+            yield n, t, [entry.event for entry in entries]
 
     def feed(self, *observers: Observer) -> None:
         """Let observers follow the recorded run as if it were running now."""

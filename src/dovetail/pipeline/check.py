@@ -7,7 +7,6 @@ interrupted is sent again as another job: its number counts, not its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from dovetail.core.files import explain
 from dovetail.core.findings import Findings, Report, check_bounds, close
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount
+from dovetail.pipeline.bounds import makespan_s
 from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.route import LINK
 
@@ -201,23 +201,25 @@ class PipelineRules:
     # --- the end ----------------------------------------------------------------------------------
 
     def least_s(self) -> float | None:
-        """No makespan of a simulation is below this.
-
-        All pass the busiest stage or link one by one; the first one comes through all places before it, and the last
-        one goes through all behind it.
-        """
+        """No makespan of a simulation is below this."""
         if self._live or not self._sizes or len(self._graphs) != 1:
             return None
         ((name, graph),) = self._graphs.items()
-        lanes = self._lanes[name]
-        rounds = [ceil(len(self._fed) / max(1, len(lanes.get(task.name, ())))) for task in graph.tasks]
-        return max(sum(self._sizes) + (n - 1) * size for n, size in zip(rounds, self._sizes, strict=False))
+        lanes = [max(1, len(self._lanes[name].get(task.name, ()))) for task in graph.tasks]
+        return makespan_s(self._sizes, lanes, len(self._fed)) if len(lanes) == len(self._sizes) else None
 
-    def finish(self, makespan_s: float) -> None:
+    def finish(self, ended_s: float) -> None:
         """What only the end can tell."""
         self._faults.nowhere()
         if (least_s := self.least_s()) is not None:
-            check_bounds({"bound_makespan_s": least_s}, {"makespan_s": makespan_s}, self._faults)
+            check_bounds({"bound_makespan_s": least_s}, {"makespan_s": ended_s}, self._faults)
+            claimed_s = self._facts.bound_makespan_s
+            if (
+                claimed_s is not None
+                and len(self._fed) == (self._total or len(self._fed))
+                and not close(claimed_s, least_s)
+            ):
+                self._faults.add("bound", "bound_makespan_s", f"found {claimed_s}, expected {least_s}")
         wanted = set(range(1, self._total + 1)) if self._total else self._fed
         if not self.ended_early:
             for number in sorted(wanted - self._delivered):
@@ -247,7 +249,7 @@ def check_journal(path: Path) -> Report:
     if not faults.interrupted:
         rules.finish(figures.makespan_s)
     counted = recount(figures)
-    if (least_s := facts.bound_makespan_s or rules.least_s()) is not None:
+    if (least_s := rules.least_s() or facts.bound_makespan_s) is not None:
         counted["bound_makespan_s"] = least_s
     notes = ["times were measured: they were not compared with the plan", *_carried(facts)] if live else []
     if rules.ended_early:

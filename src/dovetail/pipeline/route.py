@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
+from dovetail.pipeline.bounds import makespan_s
 from dovetail.pipeline.plan import Plan, Stage
 
 DATA_HOST = "data host"
@@ -81,6 +82,10 @@ class Route(Struct, frozen=True):
     @property
     def seconds(self) -> tuple[float, ...]:
         return tuple(station.seconds for station in self.stations)
+
+    def least_s(self, microbatches: int) -> float:
+        """No makespan of so many microbatches is below this."""
+        return makespan_s(self.seconds, [len(station.devices) for station in self.stations], microbatches)
 
     def graph(self, name: str = "microbatch") -> TaskGraph:
         names = [station.name for station in self.stations]

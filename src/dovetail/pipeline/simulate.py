@@ -18,7 +18,6 @@ from dovetail.core.events import Arrived
 from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
-from dovetail.pipeline.bounds import makespan_s
 from dovetail.pipeline.explain import curves_of
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.route import Route
@@ -56,7 +55,7 @@ def run(plan: Plan, microbatches: int, buffers: int = 1, observers: Sequence[Obs
     items = microbatches * plan.batch_size
     pace = items / figures.makespan_s if figures.makespan_s else 0.0
     uses = dict(zip(route.devices, [device.utilisation for device in figures.devices], strict=True))
-    least_s = makespan_s(route, microbatches)
+    least_s = route.least_s(microbatches)
     return SimulationResult(microbatches, figures.makespan_s, least_s, pace, uses, figures, steps)
 
 
@@ -75,7 +74,7 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
             "model": plan.model,
             "devices": list(route.devices),
             "lanes": {station.name: lanes for station, lanes in zip(route.stations, route.lanes, strict=True)},
-            "bound_makespan_s": makespan_s(route, microbatches),
+            "bound_makespan_s": route.least_s(microbatches),
         }
         | as_fact(curves_of(plan)),
     )
