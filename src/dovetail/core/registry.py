@@ -162,7 +162,7 @@ def room(level: str, name: str) -> ModuleType | None:
     >>> room("workflow", "words").__name__, room("core", "check"), room("mine", "check")
     ('dovetail.workflow.words', None, None)
     """
-    if not level.isidentifier():
+    if not level.isidentifier() or level == __name__.split(".")[1]:  # the core has words too, and is no level
         return None
     from importlib.metadata import entry_points
 
