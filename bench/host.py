@@ -60,8 +60,8 @@ def _chunk(chunk: tuple[int, int]) -> dict[str, Any]:
     seed, count = chunk
     ends: dict[str, int] = {}
     broken = []
-    for i, (dice, workload, options) in enumerate(cases(seed, count)):
-        outcome, faults = verify(workload, options, SimExecutor(i, failure_rate=dice.choice((0.0, 0.0, 0.2))))
+    for i, (rng, workload, options) in enumerate(cases(seed, count)):
+        outcome, faults = verify(workload, options, SimExecutor(i, failure_rate=rng.choice((0.0, 0.0, 0.2))))
         for row in outcome.rows:
             ends[row.status] = ends.get(row.status, 0) + 1
         if faults:

@@ -66,12 +66,12 @@ def main() -> None:
 def kills(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     daemon = Daemon(folder, options={"assign": "always_attend"})
     daemon.up()
-    luck = random.Random(0)
+    rng = random.Random(0)
     words = f"echo $DOVETAIL_PROGRAM >> {folder}/done; sleep 0.05"
     works = daemon.submit("sh", "-c", words, array=arguments.programs)
     while_running = 0
     for _ in range(arguments.kills):
-        time.sleep(luck.uniform(0, 0.8))
+        time.sleep(rng.uniform(0, 0.8))
         daemon.kill()
         while_running += len((folder / "done").read_text().split()) < len(works)
         daemon.up(wait=False)

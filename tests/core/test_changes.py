@@ -186,7 +186,7 @@ def test_what_is_asked_for_comes_after_arrivals_of_its_instant() -> None:
 
 
 def test_noise_and_failures_follow_a_changed_part() -> None:
-    """Luck depends on the task, so a longer rest takes longer in proportion, and what fails still fails."""
+    """What is drawn depends on the task, so a longer rest takes longer in proportion, and what fails still fails."""
     noisy = SimExecutor(seed=3, noise=0.5)
     first, _ = noisy.start(start("a", (0,), 10.0), 0.0)
     changed = noisy.change(Resize("a", "p", (0, 1), 5.0, "?"), 0.0)

@@ -1,4 +1,4 @@
-"""The simulated executor: luck that depends on the seed and the names alone, durations that vary, tasks that fail."""
+"""The simulated executor: draws that depend on the seed and the names alone, durations that vary, tasks that fail."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def run_s(executor: SimExecutor, job: str, task: str = "a") -> float:
     return executor.start(start(job, task), 0.0)[0]
 
 
-# --- luck -------------------------------------------------------------------------------------------
+# --- draws ------------------------------------------------------------------------------------------
 
 
-def test_luck_is_never_nought_and_never_one() -> None:
+def test_a_draw_is_never_nought_and_never_one() -> None:
     assert 0.0 < _between(0) < _between((1 << 52) - 1) < 1.0
 
 
-def test_luck_is_spread_evenly() -> None:
+def test_draws_are_spread_evenly() -> None:
     counts = [0] * 20
     for i in range(MANY):
         counts[int(20 * chance(0, f"req_{i}", "node"))] += 1
@@ -36,7 +36,7 @@ def test_luck_is_spread_evenly() -> None:
     assert sum((count - expected) ** 2 / expected for count in counts) < 43.8, "chi-squared, 19 degrees, p = 0.001"
 
 
-def test_luck_depends_on_the_seed_and_on_every_name() -> None:
+def test_a_draw_depends_on_the_seed_and_on_every_name() -> None:
     drawn = {chance(seed, *names) for seed in (1, 2) for names in [("a", "b"), ("b", "a"), ("ab",), ("a", "b", 1), ()]}
     assert len(drawn) == 10
 
@@ -51,12 +51,12 @@ def test_luck_depends_on_the_seed_and_on_every_name() -> None:
     ],
     ids=["attempts", "seeds", "tasks", "requests"],
 )
-def test_one_luck_tells_nothing_about_another(one, other) -> None:  # type: ignore[no-untyped-def]
-    """Of the tasks with bad luck, one in five has bad luck again, and no more or fewer."""
-    unlucky = [i for i in range(MANY) if one(i) < 0.2]
-    again = sum(other(i) < 0.2 for i in unlucky)
-    spread = sqrt(len(unlucky) * 0.2 * 0.8)
-    assert abs(again - 0.2 * len(unlucky)) < 4 * spread
+def test_one_draw_tells_nothing_about_another(one, other) -> None:  # type: ignore[no-untyped-def]
+    """Of the tasks that failed, one in five fails again, and no more or fewer."""
+    failed = [i for i in range(MANY) if one(i) < 0.2]
+    again = sum(other(i) < 0.2 for i in failed)
+    spread = sqrt(len(failed) * 0.2 * 0.8)
+    assert abs(again - 0.2 * len(failed)) < 4 * spread
 
 
 # --- durations --------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_noise_is_on_the_run_and_not_on_the_setup() -> None:
     assert executor.start(start("w", run_s=0.0, setup_s=3.0), 1.0)[0] == 4.0
 
 
-def test_policies_meet_the_same_luck_in_whatever_order_they_start() -> None:
+def test_policies_meet_the_same_draws_in_whatever_order_they_start() -> None:
     names = [(f"req_{i}", task) for i in range(20) for task in "ab"]
     there = SimExecutor(seed=3, noise=0.3, failure_rate=0.2)
     back = SimExecutor(seed=3, noise=0.3, failure_rate=0.2)
@@ -114,7 +114,7 @@ def test_as_many_attempts_fail_as_was_asked_for() -> None:
     assert failed == pytest.approx(0.3 * MANY, abs=4 * sqrt(MANY * 0.3 * 0.7))
 
 
-def test_each_attempt_has_its_own_luck() -> None:
+def test_each_attempt_has_a_draw_of_its_own() -> None:
     executor = SimExecutor(failure_rate=0.5)
     attempts = [isinstance(executor.start(start("w"), 0.0)[1], Failed) for _ in range(1000)]
     changes = sum(one != other for one, other in pairwise(attempts))

@@ -211,9 +211,9 @@ def test_no_plan_left_keeps_what_came_out(small: Any, tmp_path: Path) -> None:
 
 
 def test_layers_that_cannot_run_end_the_run(small: Any) -> None:
-    strange = [torch.zeros(2, 16, 7)] * 3
+    misshapen = [torch.zeros(2, 16, 7)] * 3
     with pytest.raises(PipelineStoppedError, match=r"layers 1 to 3.*RuntimeError"):
-        run_plan(small.plan("a", "b", transfer_s=0.0001), small.spec, on=CPU, inputs=strange)
+        run_plan(small.plan("a", "b", transfer_s=0.0001), small.spec, on=CPU, inputs=misshapen)
 
 
 def test_quantised_links_lose_little(small: Any) -> None:

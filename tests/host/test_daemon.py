@@ -293,12 +293,12 @@ def test_a_live_journal_replays_to_the_same_instructions(tmp_path: Path) -> None
 def test_a_daemon_killed_again_and_again_runs_every_program_once(tmp_path: Path, groups: bool) -> None:
     with Daemon(tmp_path / "state", groups=groups, options={"assign": "always_attend"}) as daemon:
         daemon.up()
-        luck = random.Random(groups)
+        rng = random.Random(groups)
         done = daemon.folder / "done"
         words = f"echo $DOVETAIL_PROGRAM >> {done}; sleep 0.05"
         jobs = daemon.submit("sh", "-c", words, array=30)
         for _ in range(5):
-            time.sleep(luck.uniform(0, 0.6))
+            time.sleep(rng.uniform(0, 0.6))
             daemon.kill()
             daemon.up(wait=False)
         until(daemon._answers)

@@ -25,9 +25,9 @@ PAIRS = [(plan, assign) for plan in PLANS for assign in ASSIGNS]
 @pytest.mark.parametrize(("plan", "assign"), PAIRS)
 def test_a_run_is_decided_again_as_it_was(tmp_path: Path, plan: str, assign: str) -> None:
     for seed in range(5):
-        dice = Random(f"{plan} {assign} {seed}")
+        rng = Random(f"{plan} {assign} {seed}")
         path = tmp_path / f"{seed}.jsonl"
-        record(random_workload(dice), random_options(dice, plan, assign), path)
+        record(random_workload(rng), random_options(rng, plan, assign), path)
         agreement = replay_journal(path)
         assert agreement.difference is None
         assert agreement.steps > 0
@@ -44,8 +44,8 @@ def test_so_is_one_of_the_older_scheduler(tmp_path: Path, assign: str) -> None:
 @pytest.mark.parametrize(("plan", "assign"), PAIRS)
 def test_so_is_one_that_was_served(tmp_path: Path, plan: str, assign: str) -> None:
     """The loop of the daemon, over programs that take as long as they should, on a clock that jumps."""
-    dice = Random(f"served {plan} {assign}")
-    workload, options = random_workload(dice), random_options(dice, plan, assign)
+    rng = Random(f"served {plan} {assign}")
+    workload, options = random_workload(rng), random_options(rng, plan, assign)
     path = tmp_path / "run.jsonl"
     inbox, executor = TimedInbox(workload.arrivals), SimExecutor()
     executor.report_to(inbox)
@@ -72,9 +72,9 @@ def test_a_damaged_journal_is_named_as_such(tmp_path: Path, chunk: int) -> None:
     """By every command that reads one: a fault, or the line; never a breakdown."""
     path, out = tmp_path / "run.jsonl", tmp_path / "out"
     for seed in range(60 * chunk, 60 * chunk + 60):
-        dice = Random(seed)
-        record(random_workload(dice), random_options(dice, *PAIRS[seed % len(PAIRS)]), path)
-        path.write_bytes(damaged(path.read_bytes(), dice))
+        rng = Random(seed)
+        record(random_workload(rng), random_options(rng, *PAIRS[seed % len(PAIRS)]), path)
+        path.write_bytes(damaged(path.read_bytes(), rng))
         found = breaks_down(
             ("check", path),
             ("replay", path),

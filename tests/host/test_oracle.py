@@ -177,18 +177,18 @@ def ours(jobs: list[Job], options: HostOptions) -> list[list[tuple[float, int]]]
 @pytest.mark.parametrize("plan", ["fcfs", "priority", "rr"])
 @pytest.mark.parametrize("assign", ["strict", "always_attend", "max_prop"])
 def test_every_schedule_is_that_of_the_rules(plan: str, assign: str, seed: int, preemptive: bool, victim: str) -> None:
-    dice = Random(seed)
+    rng = Random(seed)
     now, jobs = 0.0, []
-    for _ in range(dice.randint(1, 14)):
-        now += dice.choice((0.0, dice.uniform(0, 20)))
-        jobs.append((now, dice.randint(1, CORES), dice.uniform(1, 300), dice.randrange(5)))
+    for _ in range(rng.randint(1, 14)):
+        now += rng.choice((0.0, rng.uniform(0, 20)))
+        jobs.append((now, rng.randint(1, CORES), rng.uniform(1, 300), rng.randrange(5)))
     options = HostOptions(
         plan=plan,
         assign=assign,
         preemptive=preemptive,
         victim=victim,  # type: ignore[arg-type]
-        quantum_s=dice.uniform(3, 20),
-        age_step_s=dice.choice((None, dice.uniform(3, 20))) if plan == "priority" else None,
+        quantum_s=rng.uniform(3, 20),
+        age_step_s=rng.choice((None, rng.uniform(3, 20))) if plan == "priority" else None,
     )
     for i, (found, expected) in enumerate(zip(ours(jobs, options), Reference(jobs, options).run(), strict=True)):
         assert [cores for _, cores in found] == [cores for _, cores in expected], (i, found, expected)

@@ -31,19 +31,19 @@ CORES = 4
 class Memory:
     """An executor of programs that exist in memory only; it refuses what a machine could not do."""
 
-    def __init__(self, luck: random.Random, hiccups: float = 0.0) -> None:
+    def __init__(self, rng: random.Random, hiccups: float = 0.0) -> None:
         self.states: dict[str, str] = {}
         self.cpus: dict[str, frozenset[int]] = {}
         self.starts: list[str] = []
         self.shared: list[str] = []
         self.ended: object = None
-        self._luck, self._hiccups = luck, hiccups
+        self._rng, self._hiccups = rng, hiccups
         self._lock = threading.Lock()
 
     def _do(self, run: str, state: str | None = None, cpus: Sequence[int] | None = None) -> None:
-        time.sleep(self._luck.uniform(0, 0.002))
+        time.sleep(self._rng.uniform(0, 0.002))
         with self._lock:
-            if self._luck.random() < self._hiccups:
+            if self._rng.random() < self._hiccups:
                 raise NotNowError("a hiccup")
             if run not in self.states and state != "running":
                 raise ExecutorError(f"{run} does not run")
@@ -211,13 +211,13 @@ def test_an_end_told_twice_counts_once(bench: Bench) -> None:
 @given(seed=st.integers(0, 10**6), hiccups=st.sampled_from([0.0, 0.02]))
 def test_random_orders(tmp_path_factory: pytest.TempPathFactory, seed: int, hiccups: float) -> None:
     """As a scheduler gives them: at every moment the cores that are meant to be attempt are disjoint."""
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     executor = Memory(random.Random(seed), hiccups)
     bench = Bench(tmp_path_factory.mktemp("bench"), executor)
     meant: dict[str, tuple[int, ...]] = {}
     try:
         for _ in range(20):
-            jobs = luck.sample("abcdef", luck.randint(1, 3))
+            jobs = rng.sample("abcdef", rng.randint(1, 3))
             orders: list[Start | Pause | Resume | Resize] = []
             for job in jobs:
                 if meant.get(job):
@@ -226,8 +226,8 @@ def test_random_orders(tmp_path_factory: pytest.TempPathFactory, seed: int, hicc
             bench.reconciler.carry(orders, 0.0)
             for job in jobs:
                 free = [c for c in range(CORES) if not any(c in cpus for cpus in meant.values())]
-                if free and luck.random() < 0.8:
-                    cpus = tuple(luck.sample(free, luck.randint(1, len(free))))
+                if free and rng.random() < 0.8:
+                    cpus = tuple(rng.sample(free, rng.randint(1, len(free))))
                     started = job in meant
                     meant[job] = cpus
                     bench.reconciler.carry(

@@ -26,8 +26,8 @@ def request(id: str, threads: int, at_s: float = 0.0, **more: object) -> Request
 @pytest.mark.parametrize("assign", ASSIGNS)
 def test_a_journal_checks_and_replays(tmp_path: Path, plan: str, assign: str) -> None:
     for seed in range(4):
-        dice = Random(f"{plan} {assign} {seed}")
-        workload, options = random_workload(dice), random_options(dice, plan, assign)
+        rng = Random(f"{plan} {assign} {seed}")
+        workload, options = random_workload(rng), random_options(rng, plan, assign)
         path = tmp_path / f"{seed}.jsonl"
         record(workload, options, path)
         report = check_journal(path)
@@ -52,8 +52,8 @@ def test_a_legacy_journal_checks_and_replays(tmp_path: Path, plan: str, assign: 
 
 def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        dice = Random("bytes")
-        workload, options = random_workload(dice), random_options(dice, "rr", "max_prop")
+        rng = Random("bytes")
+        workload, options = random_workload(rng), random_options(rng, "rr", "max_prop")
         record(workload, options, tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 

@@ -53,8 +53,8 @@ def test_a_run_of_theirs_is_valid(tmp_path: Path, documented: None, plan: str, a
 @pytest.mark.parametrize(("plan", "assign"), PAIRS)
 def test_random_runs_of_theirs_keep_every_rule(documented: None, plan: str, assign: str) -> None:
     for seed in range(40):
-        dice = Random(f"{plan} {assign} {seed}")
-        workload, options = random_workload(dice), random_options(dice, plan, assign)
+        rng = Random(f"{plan} {assign} {seed}")
+        workload, options = random_workload(rng), random_options(rng, plan, assign)
         assert verify(workload, options)[1] == []
 
 

@@ -312,8 +312,8 @@ def scramble(rng: random.Random, node: Any) -> None:
         if isinstance(node[key], dict | list) and node[key] and rng.random() < 0.8:
             node = node[key]
             continue
-        strange: list[Any] = [None, -1, 0, 7, 1e30, "x", [], {}, [1, 2], {"a": 1}, True, -0.5, ["x"]]
-        node[key] = rng.choice(strange)
+        values: list[Any] = [None, -1, 0, 7, 1e30, "x", [], {}, [1, 2], {"a": 1}, True, -0.5, ["x"]]
+        node[key] = rng.choice(values)
         return
 
 

@@ -19,14 +19,14 @@ FINAL = {"completed", "rejected"}
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 1 << 40), luck=st.sampled_from([0.0, 0.0, 0.2]))
+@given(seed=st.integers(0, 1 << 40), failure_rate=st.sampled_from([0.0, 0.0, 0.2]))
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("assign", ASSIGNS)
-def test_no_rule_is_broken(plan: str, assign: str, seed: int, luck: float) -> None:
+def test_no_rule_is_broken(plan: str, assign: str, seed: int, failure_rate: float) -> None:
     """Cores, minima and maxima, idle cores, memory, order, figures: the checkers know all of it."""
-    dice = Random(seed)
-    workload, options = random_workload(dice), random_options(dice, plan, assign)
-    outcome, faults = verify(workload, options, SimExecutor(seed, failure_rate=luck))
+    rng = Random(seed)
+    workload, options = random_workload(rng), random_options(rng, plan, assign)
+    outcome, faults = verify(workload, options, SimExecutor(seed, failure_rate=failure_rate))
     assert not faults, (faults, describe(workload, options))
     arrived = [event.job for _, event in workload.arrivals if isinstance(event, Arrived)]
     assert [row.program for row in outcome.rows] == arrived
@@ -38,13 +38,13 @@ def test_no_rule_is_broken(plan: str, assign: str, seed: int, luck: float) -> No
 @pytest.mark.parametrize("assign", ASSIGNS)
 def test_work_is_conserved(assign: str, seed: int) -> None:
     """With linear curves the core-seconds that programs get are those that they bring, however they are changed."""
-    dice = Random(seed)
-    cores = dice.randint(1, 16)
+    rng = Random(seed)
+    cores = rng.randint(1, 16)
     arrivals: list[tuple[float, Arrived | Asked]] = []
-    for i in range(dice.randint(1, 10)):
-        facts = {"cores": dice.randint(1, cores), "priority": dice.randrange(5)}
-        arrivals.append((5.0 * i, Arrived(f"p{i}", "p", (dice.uniform(1, 300),), facts=facts)))
-    options = random_options(dice, dice.choice(PLANS), assign)
+    for i in range(rng.randint(1, 10)):
+        facts = {"cores": rng.randint(1, cores), "priority": rng.randrange(5)}
+        arrivals.append((5.0 * i, Arrived(f"p{i}", "p", (rng.uniform(1, 300),), facts=facts)))
+    options = random_options(rng, rng.choice(PLANS), assign)
     outcome = run(Workload(cores, tuple(arrivals), {"p": program_graph("p", cores)}), options)
     for row, (_, event) in zip(outcome.rows, arrivals, strict=True):
         assert isinstance(event, Arrived)
@@ -83,13 +83,13 @@ class Watch:
 @pytest.mark.parametrize("plan", ["fcfs", "priority"])
 def test_nobody_starves_who_ages(plan: str, overtaking: str, seed: int) -> None:
     """Once it has waited for its priority and one step more, nobody that came later starts before it."""
-    dice = Random(seed)
+    rng = Random(seed)
     arrivals: list[tuple[float, Arrived | Asked]] = []
     now = 0.0
-    for i in range(dice.randint(5, 40)):
-        now += dice.uniform(0, 6)
-        facts = {"cores": dice.choice((1, 2, 3, 8)), "priority": dice.randrange(5)}
-        arrivals.append((now, Arrived(f"p{i}", "p", (dice.uniform(5, 80),), facts=facts)))
+    for i in range(rng.randint(5, 40)):
+        now += rng.uniform(0, 6)
+        facts = {"cores": rng.choice((1, 2, 3, 8)), "priority": rng.randrange(5)}
+        arrivals.append((now, Arrived(f"p{i}", "p", (rng.uniform(5, 80),), facts=facts)))
     watch = Watch(8.0)
     options = HostOptions(plan=plan, age_step_s=8.0, overtaking=overtaking)  # type: ignore[arg-type]
     run(Workload(8, tuple(arrivals), {"p": program_graph("p", 8)}), options, [watch])  # type: ignore[list-item]

@@ -219,8 +219,8 @@ def test_workflows_are_drawn_by_weight(system: System) -> None:
 
 
 def _mean_and_std(of: Model, draws: int = 4000) -> tuple[float, float]:
-    dice = SeededRandom(1)
-    drawn = [draw_s(of, dice) for _ in range(draws)]
+    rng = SeededRandom(1)
+    drawn = [draw_s(of, rng) for _ in range(draws)]
     mean = math.fsum(drawn) / draws
     return mean, math.sqrt(math.fsum((x - mean) ** 2 for x in drawn) / draws)
 
@@ -264,13 +264,13 @@ def test_no_time_is_zero_or_negative(
         inference_time_mean=seconds,
         inference_time_std=std,
     )
-    dice = SeededRandom(seed)
-    assert all(0 < draw_s(of, dice) < math.inf for _ in range(20))
+    rng = SeededRandom(seed)
+    assert all(0 < draw_s(of, rng) < math.inf for _ in range(20))
 
 
 def test_an_llm_makes_whole_tokens_and_at_least_one() -> None:
-    dice, wide = SeededRandom(1), model(tokens_per_second=4, token_mean=3, token_std=9)
-    tokens = [4 * draw_s(wide, dice) for _ in range(200)]
+    rng, wide = SeededRandom(1), model(tokens_per_second=4, token_mean=3, token_std=9)
+    tokens = [4 * draw_s(wide, rng) for _ in range(200)]
     assert min(tokens) == 1
     assert all(count.is_integer() for count in tokens)
 

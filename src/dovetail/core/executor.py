@@ -14,7 +14,7 @@ _NORMAL = NormalDist()
 
 
 def chance(seed: int, *names: object) -> float:
-    """A number in (0, 1) that depends on the seed and the names alone, so that policies meet the same luck.
+    """A number in (0, 1) that depends on the seed and the names alone, so that all policies draw alike.
 
     >>> chance(1, "req_1", "node") == chance(1, "req_1", "node")
     True

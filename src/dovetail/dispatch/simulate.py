@@ -156,8 +156,8 @@ class _VirtualRun:
                 if chunk is not None:
                     asked = True
                     device = self.devices[i]
-                    luck = self.random.lognormvariate(-(self.noise**2) / 2, self.noise) if self.noise else 1.0
-                    seconds = device.slower * device.curve.seconds(len(chunk)) * luck
+                    factor = self.random.lognormvariate(-(self.noise**2) / 2, self.noise) if self.noise else 1.0
+                    seconds = device.slower * device.curve.seconds(len(chunk)) * factor
                     self.free_s[i] = max(now, self.free_s[i]) + seconds
                     self.push(self.free_s[i], i, chunk, seconds)
         if self.scheduler.wake_s < self.woken_s and self.scheduler.wake_s > now:

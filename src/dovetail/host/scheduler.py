@@ -106,9 +106,9 @@ class HostScheduler:
         kind = self._graphs[event.of].tasks[0].kind
         program = Program(event.job, kind, next(self._seq), ask, event.sizes[0], speed_up, now)
         self._bound(program, ask.cores)
-        strange = [other for other in ask.after if other not in self.programs and other not in self._done]
-        if strange:
-            problem = f"waits for {strange[0]}, which {'failed' if strange[0] in self._gone else 'is not known'}"
+        missing = [other for other in ask.after if other not in self.programs and other not in self._done]
+        if missing:
+            problem = f"waits for {missing[0]}, which {'failed' if missing[0] in self._gone else 'is not known'}"
         elif program.least > self.view.cores or self._too_wide(program):
             least = program.asked if self._too_wide(program) else program.least
             problem = f"needs {count_of(least)}, the machine has {self.view.cores}"

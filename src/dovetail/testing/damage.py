@@ -14,7 +14,7 @@ _VALUES: tuple[Any, ...] = (None, "", "x", -1, 0, 1, 3, 1 << 40, -0.5, 1e300, Tr
 Place = tuple[Any, Any]  # a container, and the key or index of something in it
 
 
-def damaged(journal: bytes, dice: Random) -> bytes:
+def damaged(journal: bytes, rng: Random) -> bytes:
     """The journal with one thing wrong: in a line (most often the header, which most depends on), among the lines, or
     in the bytes.
 
@@ -22,41 +22,41 @@ def damaged(journal: bytes, dice: Random) -> bytes:
     True
     """
     lines = journal.splitlines()
-    at = 0 if dice.random() < 0.3 else dice.randrange(len(lines))
-    match dice.choice(("value", "value", "value", "value", "key", "drop", "double", "swap", "cut", "byte")):
+    at = 0 if rng.random() < 0.3 else rng.randrange(len(lines))
+    match rng.choice(("value", "value", "value", "value", "key", "drop", "double", "swap", "cut", "byte")):
         case "value" | "key" as what:
-            lines[at] = _altered(lines[at], dice, what == "key")
+            lines[at] = _altered(lines[at], rng, what == "key")
         case "drop":
             del lines[at]
         case "double":
             lines.insert(at, lines[at])
         case "swap":
-            other = dice.randrange(len(lines))
+            other = rng.randrange(len(lines))
             lines[at], lines[other] = lines[other], lines[at]
         case "cut":
-            return journal[: dice.randrange(len(journal))]
+            return journal[: rng.randrange(len(journal))]
         case _:
-            place = dice.randrange(len(journal))
-            return journal[:place] + bytes([dice.randrange(256)]) + journal[place + 1 :]
+            place = rng.randrange(len(journal))
+            return journal[:place] + bytes([rng.randrange(256)]) + journal[place + 1 :]
     return b"\n".join(lines) + b"\n"
 
 
-def _altered(line: bytes, dice: Random, key: bool) -> bytes:
+def _altered(line: bytes, rng: Random, key: bool) -> bytes:
     record = json.loads(line)
-    container, name = dice.choice(list(_places(record)))
+    container, name = rng.choice(list(_places(record)))
     if key and isinstance(container, dict):
-        container[str(dice.choice((f"{name}x", "id", "t")))] = container.pop(name)
+        container[str(rng.choice((f"{name}x", "id", "t")))] = container.pop(name)
         return json.dumps(record).encode()
     value = container[name]
-    match dice.choice(("other", "other", "near", "gone", "grown")):
+    match rng.choice(("other", "other", "near", "gone", "grown")):
         case "near" if isinstance(value, int | float) and not isinstance(value, bool):
-            container[name] = dice.choice((value + 1, value - 1, value * 2, value / 2, -value))
+            container[name] = rng.choice((value + 1, value - 1, value * 2, value / 2, -value))
         case "gone":
             del container[name]
         case "grown" if isinstance(value, list) and value:
-            value.insert(dice.randrange(len(value)), dice.choice(value))
+            value.insert(rng.randrange(len(value)), rng.choice(value))
         case _:
-            container[name] = dice.choice(_VALUES)
+            container[name] = rng.choice(_VALUES)
     return json.dumps(record).encode()
 
 

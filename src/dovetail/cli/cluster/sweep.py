@@ -212,7 +212,7 @@ def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "t
     """Compare two sweeps: figures of the second over those of the first, where both have a result.
 
     Where both have the same seeds, and so the same jobs, the mean difference between them is shown with half its 95 %
-    confidence interval: the luck of the draw, which both share, is not in it.
+    confidence interval: what the seed alone changes, which both share, is not in it.
 
     Example: dovetail cluster sweep compare logs/before logs/after --out compare.html
 

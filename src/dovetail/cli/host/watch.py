@@ -314,8 +314,8 @@ def wait_(*program: str, state: Path | None = None) -> int:
         while True:
             rows = [row for row in client.ask("list") if not program or _is_of(row["id"], program)]
             known = {row["id"] for row in rows} | {row["id"].partition(".")[0] for row in rows}
-            if strange := [each for each in program if each not in known]:
-                raise InputError(f"there is no program {strange[0]}")
+            if unknown := [each for each in program if each not in known]:
+                raise InputError(f"there is no program {unknown[0]}")
             if all(row["state"] in _CLOSED for row in rows):
                 return 0 if all(row["state"] == "completed" for row in rows) else 1
             time.sleep(_LOOK_EVERY_S)

@@ -184,9 +184,9 @@ def plan(
 
 
 def _check_cuts(pipeline: Pipeline, cuts: tuple[int, ...]) -> None:
-    strange = [cut for cut in cuts if not 1 <= cut <= pipeline.layers]
-    if strange:
-        raise InputError(f"--cuts {strange[0]}: {pipeline.model} has layers 1 to {pipeline.layers}")
+    outside = [cut for cut in cuts if not 1 <= cut <= pipeline.layers]
+    if outside:
+        raise InputError(f"--cuts {outside[0]}: {pipeline.model} has layers 1 to {pipeline.layers}")
 
 
 def _check_unconstrained(method: str, objective: str, constraints: Constraints) -> None:

@@ -53,7 +53,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     def check(self, cores: int) -> None:
         """Refuse what can never run here."""
         speed_up(self.curve)
-        strange = next((n for n, value in self.env.items() if not n or "=" in n or "\0" in n + value), None)
+        unusable = next((n for n, value in self.env.items() if not n or "=" in n or "\0" in n + value), None)
         for what, found, fine, expected in (
             ("command", list(self.command), self.command or self.image, "a program to run, or an image"),
             ("cores", self.cores, 1 <= self.cores <= cores, f"1 to {cores}, which is what there is"),
@@ -66,7 +66,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             ("memory_mib", self.memory_mib, self.memory_mib is None or self.memory_mib > 0, "MiB"),
             ("work_s", self.work_s, 0 <= self.work_s < float("inf"), "core-seconds"),
             ("command", list(self.command), not any("\0" in word for word in self.command), "no null character"),
-            ("env", strange, strange is None, "names without =, and no null character"),
+            ("env", unusable, unusable is None, "names without =, and no null character"),
             ("network", self.network, self.image or not self.network, "an image: a process has the machine's network"),
             ("cwd", self.cwd, self.image or os.path.isdir(self.cwd), "a folder"),
         ):

@@ -46,7 +46,7 @@ def read_hosts(path: Path, known: Collection[str], local: bool = True) -> dict[s
                 check_device(settings.device)
             except InputError as error:
                 raise doc.error((host, "device"), str(error)) from None
-        strange = sorted(set(settings.cores) - here) if local else []
-        if strange:
-            raise doc.error((host, "cores"), f"found {strange}, expected some of {sorted(here)}")
+        absent = sorted(set(settings.cores) - here) if local else []
+        if absent:
+            raise doc.error((host, "cores"), f"found {absent}, expected some of {sorted(here)}")
     return found

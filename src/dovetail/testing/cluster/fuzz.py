@@ -46,111 +46,111 @@ def random_case(seed: int) -> ClusterCase:
     >>> random_case(7).jobs == random_case(7).jobs
     True
     """
-    dice = Random(seed)
-    types = dice.randint(1, 3)
-    counts = [dice.randint(1, 6) for _ in range(types)]
-    per_server = [dice.choice((1, 2, 4)) for _ in range(types)]
-    throughputs = _throughputs(dice, types)
-    entities = {f"e{i}": dice.choice((1.0, 2.0)) for i in range(dice.randint(1, 3))} if dice.random() < 0.3 else {}
-    jobs = _jobs(dice, throughputs, list(entities))
+    rng = Random(seed)
+    types = rng.randint(1, 3)
+    counts = [rng.randint(1, 6) for _ in range(types)]
+    per_server = [rng.choice((1, 2, 4)) for _ in range(types)]
+    throughputs = _throughputs(rng, types)
+    entities = {f"e{i}": rng.choice((1.0, 2.0)) for i in range(rng.randint(1, 3))} if rng.random() < 0.3 else {}
+    jobs = _jobs(rng, throughputs, list(entities))
     setup = ClusterSetup(
         counts=np.array(counts),
         per_server=np.array(per_server),
         throughputs=throughputs,
-        prices=_prices(dice, types),
+        prices=_prices(rng, types),
         jobs=jobs,
-        window=_window(dice, len(jobs)),
+        window=_window(rng, len(jobs)),
         entities=entities,
-        outages=_outages(dice, counts) if dice.random() < 0.4 else [],
+        outages=_outages(rng, counts) if rng.random() < 0.4 else [],
         seed=seed,
     )
-    return ClusterCase(setup, _rules(dice))
+    return ClusterCase(setup, _rules(rng))
 
 
-def _throughputs(dice: Random, types: int) -> Throughputs:
+def _throughputs(rng: Random, types: int) -> Throughputs:
     """A few models at a few widths: faster if wider, slower if spread; some do not run on some type, or on any."""
     kinds = [
         (f"m{i}", width)
-        for i in range(dice.randint(1, 4))
-        for width in sorted({1, *dice.sample((2, 3, 4, 7), dice.choice((0, 0, 1, 2)))})
+        for i in range(rng.randint(1, 4))
+        for width in sorted({1, *rng.sample((2, 3, 4, 7), rng.choice((0, 0, 1, 2)))})
     ]
     alone = np.zeros((len(kinds), types))
     for at, (_, width) in enumerate(kinds):
         for j in range(types):
-            alone[at, j] = 0.0 if dice.random() < 0.15 else dice.uniform(0.5, 20) * width**0.8
-    spread = alone * np.array([[dice.uniform(0.3, 1.1) if width > 1 else 1.0] for _, width in kinds])
+            alone[at, j] = 0.0 if rng.random() < 0.15 else rng.uniform(0.5, 20) * width**0.8
+    spread = alone * np.array([[rng.uniform(0.3, 1.1) if width > 1 else 1.0] for _, width in kinds])
     pairs: Floats | None = None
-    if dice.random() < 0.6:
+    if rng.random() < 0.6:
         pairs = np.zeros((len(kinds), len(kinds), types))
         for a, (_, width) in enumerate(kinds):
             for b in range(a, len(kinds)):
                 for j in range(types):
-                    if kinds[b][1] == width and alone[a, j] > 0 and alone[b, j] > 0 and dice.random() < 0.8:
-                        pairs[a, b, j] = alone[a, j] * dice.uniform(0.3, 0.95)
-                        pairs[b, a, j] = alone[b, j] * dice.uniform(0.3, 0.95) if a != b else pairs[a, b, j]
+                    if kinds[b][1] == width and alone[a, j] > 0 and alone[b, j] > 0 and rng.random() < 0.8:
+                        pairs[a, b, j] = alone[a, j] * rng.uniform(0.3, 0.95)
+                        pairs[b, a, j] = alone[b, j] * rng.uniform(0.3, 0.95) if a != b else pairs[a, b, j]
     return Throughputs(tuple(f"t{j}" for j in range(types)), kinds, alone, spread, pairs)
 
 
-def _jobs(dice: Random, throughputs: Throughputs, entities: list[str]) -> list[Job]:
+def _jobs(rng: Random, throughputs: Throughputs, entities: list[str]) -> list[Job]:
     """Arrivals with ties and gaps, some without a step to do, some heavier, some due."""
-    at_once, narrow, weights, due = (dice.random() < chance for chance in (0.2, 0.3, 0.3, 0.3))
+    at_once, narrow, weights, due = (rng.random() < chance for chance in (0.2, 0.3, 0.3, 0.3))
     now_s, jobs = 0.0, []
     known = [kind for kind in throughputs.kinds if kind[1] == 1 or not narrow]
-    for i in range(dice.randint(1, 14)):
-        model, width = dice.choice(known)
-        if not at_once and dice.random() < 0.8:
-            now_s += dice.choice((0.0, 60.0, dice.expovariate(1 / 300), dice.expovariate(1 / 5000)))
+    for i in range(rng.randint(1, 14)):
+        model, width = rng.choice(known)
+        if not at_once and rng.random() < 0.8:
+            now_s += rng.choice((0.0, 60.0, rng.expovariate(1 / 300), rng.expovariate(1 / 5000)))
         jobs.append(
             Job(
                 id=i,
                 model=model,
                 width=width,
-                steps=dice.choice((0.0, 600.0, 10 ** dice.uniform(1, 5), 10 ** dice.uniform(1, 5))),
+                steps=rng.choice((0.0, 600.0, 10 ** rng.uniform(1, 5), 10 ** rng.uniform(1, 5))),
                 arrival_s=now_s,
-                weight=dice.choice((1.0, 5.0)) if weights else 1.0,
-                due_s=dice.uniform(0, 20_000) if due and dice.random() < 0.7 else None,
-                entity=dice.choice(entities) if entities else "",
+                weight=rng.choice((1.0, 5.0)) if weights else 1.0,
+                due_s=rng.uniform(0, 20_000) if due and rng.random() < 0.7 else None,
+                entity=rng.choice(entities) if entities else "",
             )
         )
     return jobs
 
 
-def _prices(dice: Random, types: int) -> Prices:
+def _prices(rng: Random, types: int) -> Prices:
     """Some that stay, some that change every now and then."""
-    times_s = (0.0,) if dice.random() < 0.7 else (0.0, 1000.0, 4500.0)
-    values = np.array([[dice.uniform(0.1, 3) for _ in range(types)] for _ in times_s])
+    times_s = (0.0,) if rng.random() < 0.7 else (0.0, 1000.0, 4500.0)
+    values = np.array([[rng.uniform(0.1, 3) for _ in range(types)] for _ in times_s])
     return Prices(tuple(f"t{j}" for j in range(types)), times_s, values)
 
 
-def _window(dice: Random, jobs: int) -> tuple[int, int] | None:
-    if dice.random() < 0.85:
+def _window(rng: Random, jobs: int) -> tuple[int, int] | None:
+    if rng.random() < 0.85:
         return None
-    first = dice.randrange(jobs)
-    return first, dice.randint(first + 1, jobs)
+    first = rng.randrange(jobs)
+    return first, rng.randint(first + 1, jobs)
 
 
-def _outages(dice: Random, counts: list[int]) -> list[Outage]:
+def _outages(rng: Random, counts: list[int]) -> list[Outage]:
     """Single accelerators and neighbours that go down once or twice, and come back."""
     found, first, total = [], 0, sum(counts)
     while first < total:
-        size, now_s = min(dice.choice((1, 1, 2)), total - first), 0.0
-        for _ in range(dice.choice((0, 0, 1, 2))):
-            now_s += dice.choice((360.0, dice.uniform(0, 5000)))
-            back_s = now_s + dice.choice((0.0, 100.0, dice.uniform(1, 5000)))
+        size, now_s = min(rng.choice((1, 1, 2)), total - first), 0.0
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            now_s += rng.choice((360.0, rng.uniform(0, 5000)))
+            back_s = now_s + rng.choice((0.0, 100.0, rng.uniform(1, 5000)))
             found.append(Outage(now_s, back_s, tuple(range(first, first + size))))
             now_s = back_s + 1.0
         first += size
     return found
 
 
-def _rules(dice: Random) -> RoundRules:
+def _rules(rng: Random) -> RoundRules:
     return RoundRules(
-        round_s=dice.choice((60.0, 360.0, 1000.0)),
-        priority=dice.choice(("owed", "owed", "fraction")),
-        allocate_every_s=dice.choice((0.0, 0.0, 1920.0)),
-        restart_s=dice.choice((0.0, 10.0, 45.0)),
-        inside=dice.random() < 0.8,
-        global_queue=dice.random() < 0.2,
+        round_s=rng.choice((60.0, 360.0, 1000.0)),
+        priority=rng.choice(("owed", "owed", "fraction")),
+        allocate_every_s=rng.choice((0.0, 0.0, 1920.0)),
+        restart_s=rng.choice((0.0, 10.0, 45.0)),
+        inside=rng.random() < 0.8,
+        global_queue=rng.random() < 0.2,
     )
 
 

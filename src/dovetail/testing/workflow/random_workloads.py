@@ -84,12 +84,12 @@ def _system(rng: SeededRandom, seed: int) -> RawSystem:
 
 def _width(rng: SeededRandom, pool: int) -> int:
     """Mostly narrow, sometimes odd, rarely no GPU at all or more than there are."""
-    luck = rng.random()
-    if luck < 0.45:
+    drawn = rng.random()
+    if drawn < 0.45:
         return 1
-    if luck < 0.55:
+    if drawn < 0.55:
         return 0
-    if luck < 0.6:
+    if drawn < 0.6:
         return pool + 1
     return rng.between(1, pool)
 
