@@ -444,6 +444,7 @@ def test_a_header_that_cannot_be_followed_is_bad_input(tmp_path: Path) -> None:
     [
         ("virtual", 1e-9),
         ("monotonic", 1.0),
+        ("system", 1.0),
         ("measured offset", -1.0),
         ("measured offset", 10.0),
         ("measured offset", 0.1),

@@ -12,6 +12,7 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Writer
 from dovetail.core.replay import replay_journal
 from dovetail.host.check import check_journal
+from dovetail.host.live.setup import HostSetup
 from dovetail.host.options import HostOptions
 from dovetail.host.scheduler import make_scheduler
 from dovetail.host.simulate import header, machine, record
@@ -96,3 +97,9 @@ def test_a_core_that_does_not_exist_or_is_named_twice_is_a_fault(tmp_path: Path,
     path.write_text("\n".join(lines) + "\n")
     report = check_journal(path)
     assert {"device", "width"} & set(report.faults_by_code)
+
+
+def test_the_header_of_a_live_run_names_its_clock_and_its_processors() -> None:
+    found = HostSetup("test", 0.0, (0, 2, 3), {}).header()
+    assert (found.clock.source, found.clock.error_s) == ("system", 0.0)  # a daemon may outlive its machine's start
+    assert found.hardware["core"].endswith("processors 0,2-3")

@@ -47,10 +47,11 @@ _BUFFER = 1 << 20
 class Clock(Struct, frozen=True):
     """Which clock stamped the records, and by how many seconds two stamps may be wrong against each other.
 
-    Virtual time has no error. On one host everybody reads one monotonic clock; between hosts the offset was measured.
+    Virtual time has no error. On one host everybody reads one monotonic clock, or the system's where a run outlives a
+    restart of the machine; between hosts the offset was measured.
     """
 
-    source: Literal["virtual", "monotonic", "measured offset"] = "virtual"
+    source: Literal["virtual", "monotonic", "system", "measured offset"] = "virtual"
     error_s: float = 0.0
 
 
@@ -136,7 +137,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SENSELESS = (ValueError, msgspec.ValidationError)
 
 
-_MOST_S = {"virtual": 0.0, "monotonic": 0.1, "measured offset": 1.0}  # by which the clocks of a run can be wrong
+_MOST_S = {"virtual": 0.0, "monotonic": 0.1, "system": 0.1, "measured offset": 1.0}  # by which clocks can be wrong
 
 
 def check_header(header: Header, path: Path) -> Header:

@@ -1,6 +1,6 @@
 """The older simulator's clock: rounds that end with their last job, whole steps, no restarts, idle gaps billed.
 
-It serves for comparison with results that were made by Gavel; `simulation` is the one to trust.
+It serves for comparison with results that were made by Gavel; `virtual_time` is the one to trust.
 """
 
 from __future__ import annotations

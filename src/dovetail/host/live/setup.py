@@ -68,7 +68,7 @@ class HostSetup(Struct, frozen=True):
         """The first line of this service's journal."""
         first = header(self.cores, self.graphs(), self.policies, "live", cpus=list(self.cpus), epoch=self.epoch)
         carried_by = {CORE: f"{_processor()}, processors {cpu_list(self.cpus)}"}
-        return msgspec.structs.replace(first, clock=Clock("monotonic"), hardware=carried_by)
+        return msgspec.structs.replace(first, clock=Clock("system"), hardware=carried_by)
 
 
 def _processor() -> str:
