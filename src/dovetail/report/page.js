@@ -73,7 +73,7 @@ class Gantt {
     this.view = [...this.home];
     this.hover = -1;
     this.cursor = null;
-    this.work = -1;
+    this.job = -1;
     this.kind = -1;
     this.widths = new Map();
     this.lanes = run.devices.map(() => []);
@@ -232,7 +232,7 @@ class Gantt {
   }
 
   dimmed(i) {
-    return (this.work >= 0 && this.bars.w[i] !== this.work) || (this.kind >= 0 && this.bars.k[i] !== this.kind);
+    return (this.job >= 0 && this.bars.w[i] !== this.job) || (this.kind >= 0 && this.bars.k[i] !== this.kind);
   }
 
   // Where a bar lies, from top to bottom; those that share devices lie below each other.
@@ -243,7 +243,7 @@ class Gantt {
 
   paintBars() {
     const {pen, bars, pitch, colour} = this, [from, to] = this.view;
-    const dims = this.work >= 0 || this.kind >= 0;
+    const dims = this.job >= 0 || this.kind >= 0;
     pen.textAlign = "left";
     pen.textBaseline = "middle";
     this.drawn = 0;
@@ -300,17 +300,17 @@ class Gantt {
     const {pen, bars, run} = this;
     const from = Math.max(left, this.gutter), room = Math.min(right, this.width - 14) - from - 12;
     if (room < 16) return;
-    // Where works come back lease by lease, the work says more than the part.
-    const [part, work] = run.rounds ? [run.strings[bars.w[i]], run.strings[bars.p[i]]] : [run.strings[bars.p[i]], run.strings[bars.w[i]]];
-    const text = bars.m[i] > 1 ? `${bars.n[i].toLocaleString("en-US")} ${run.words.tasks}` : part;
+    // Where jobs come back lease by lease, the job says more than the task.
+    const [first, second] = run.rounds ? [run.strings[bars.w[i]], run.strings[bars.p[i]]] : [run.strings[bars.p[i]], run.strings[bars.w[i]]];
+    const text = bars.m[i] > 1 ? `${bars.n[i].toLocaleString("en-US")} ${run.words.tasks}` : first;
     pen.fillStyle = ink;
     pen.font = `12px ${FONT}`;
     if (this.measure(text) > room) return;
-    const two = bars.m[i] === 1 && height >= 30 && (this.measure(work) <= room);
+    const two = bars.m[i] === 1 && height >= 30 && (this.measure(second) <= room);
     pen.fillText(text, from + 6, y + height / 2 + (two ? -6.5 : 0.5));
     if (two) {
       pen.globalAlpha *= 0.78;
-      pen.fillText(work, from + 6, y + height / 2 + 7.5);
+      pen.fillText(second, from + 6, y + height / 2 + 7.5);
     }
   }
 
@@ -320,7 +320,7 @@ class Gantt {
     return width;
   }
 
-  // From when a part was ready until it started: for the bar under the mouse, and for the work that is followed.
+  // From when a task was ready until it started: for the bar under the mouse, and for the job that is followed.
   paintWaits() {
     const {pen, bars, pitch, colour} = this;
     const show = i => {
@@ -337,7 +337,7 @@ class Gantt {
         pen.stroke();
       }
     };
-    if (this.work >= 0) for (let i = 0; i < bars.w.length; i++) if (bars.w[i] === this.work) show(i);
+    if (this.job >= 0) for (let i = 0; i < bars.w.length; i++) if (bars.w[i] === this.job) show(i);
     if (this.hover >= 0) show(this.hover);
   }
 
@@ -431,18 +431,18 @@ class Gantt {
     this.show(this.view[0] + shift, this.view[1] + shift);
   }
 
-  follow(work, move = false) {
-    this.work = work;
+  follow(job, move = false) {
+    this.job = job;
     const {bars, run} = this;
     let count = 0, first = Infinity, last = -Infinity;
-    if (work >= 0) for (let i = 0; i < bars.w.length; i++) {
-      if (bars.w[i] !== work) continue;
+    if (job >= 0) for (let i = 0; i < bars.w.length; i++) {
+      if (bars.w[i] !== job) continue;
       count++;
       first = Math.min(first, bars.a[i] - bars.q[i]);
       last = Math.max(last, bars.b[i]);
     }
-    this.status.textContent = work < 0 ? "" : `${run.strings[work]}: ${count} ${count === 1 ? "bar" : "bars"}, ${seconds(last - first)} from first ready to last end`;
-    if (work >= 0 && move) this.show(first - (last - first) * 0.15, last + (last - first) * 0.15);
+    this.status.textContent = job < 0 ? "" : `${run.strings[job]}: ${count} ${count === 1 ? "bar" : "bars"}, ${seconds(last - first)} from first ready to last end`;
+    if (job >= 0 && move) this.show(first - (last - first) * 0.15, last + (last - first) * 0.15);
     this.draw();
   }
 
@@ -525,7 +525,7 @@ class Gantt {
       if (!moved) {
         const i = this.hit(x, y);
         this.find.value = "";
-        this.follow(i < 0 || this.bars.w[i] === this.work ? -1 : this.bars.w[i]);
+        this.follow(i < 0 || this.bars.w[i] === this.job ? -1 : this.bars.w[i]);
       }
       press = null;
       this.cursor = null;
