@@ -1,4 +1,4 @@
-"""Job that changes while it runs: the guard's books, ends that a change overtakes, the figures, and the live loop."""
+"""Jobs that change while they run: the guard's account, ends that a change overtakes, figures, and the live loop."""
 
 from __future__ import annotations
 

@@ -561,7 +561,7 @@ def workloads(draw: st.DrawFn) -> tuple[list[TaskGraph], Arrivals]:
 
 
 def faults(workload: tuple[list[TaskGraph], Arrivals], batching: bool, failure_rate: float, changes: Any) -> set[str]:
-    """The rules that a run breaks by the checker's own books; and `refused` if it was stopped."""
+    """The rules that a run breaks by the checker's own count; and `refused` if it was stopped."""
     pool = Pool.parse("3", {})
     known = {graph.name: graph for graph in workload[0]}
     header = Header(level="any", policy="careless", pool=pool, graphs=tuple(map(TaskGraphRecord.of, workload[0])))

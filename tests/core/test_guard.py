@@ -230,7 +230,7 @@ def test_what_was_rejected_while_it_ran_frees_its_device_when_it_ends(tmp_path: 
 
 
 def test_what_was_rejected_cannot_arrive_again_while_it_runs() -> None:
-    """Two of one name would share the guard's books: the end of one would free the device of the other."""
+    """Two of one name would share one entry of the guard: the end of one would free the device of the other."""
     guard = Guard(POOL, GRAPHS)
     guard.see(Arrived("w", "one", (9.0,)), 0.0)
     guard.allow(Start("w", "c", "x", (0,), 0.0, 9.0, ""), 0.0)

@@ -1,4 +1,4 @@
-"""The guard: keeps its own books of jobs, devices and order, and refuses what the rules do not allow."""
+"""The guard: keeps its own account of jobs, devices and order, and refuses what the rules do not allow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NOTHING = TaskGraph("", (), ())
 
 
 class Guard:
-    """Keeps its own books and refuses what the rules do not allow, whatever the scheduler believes."""
+    """Keeps its own account and refuses what the rules do not allow, whatever the scheduler believes."""
 
     def __init__(self, pool: Pool, graphs: Mapping[str, TaskGraph]) -> None:
         self._ledger = Ledger(pool)

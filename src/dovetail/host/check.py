@@ -169,7 +169,7 @@ class HostRules:
     # --- between two instants ---------------------------------------------------------------------
 
     def _look(self) -> MachineView:
-        """What a policy sees, by these books."""
+        """What a policy sees, as it is recounted here."""
         view, all_ = self._view, self._known.values()
         view.now = self._at[1]
         view.running = list(self._running.values())

@@ -1,4 +1,4 @@
-"""A checker's own books of a program: what it has, what it may have, how far it is, and since when it waits."""
+"""A program as the checker recounts it: what it has, what it may have, how far it is, and since when it waits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What must hold in the journal of any level. Faults come as data, with what was found instead of what.
 
-The checker keeps its own books and trusts nothing that the engine, the scheduler or the summary says. Stamps may be
+The checker keeps its own account and trusts nothing that the engine, the scheduler or the summary says. Stamps may be
 wrong against each other by as much as the header says of its clock; what needs that to hold together is counted.
 """
 

@@ -1,4 +1,4 @@
-"""Who holds which device, and which tasks run as one batch: by the checker's own books."""
+"""Who holds which device, and which tasks run as one batch: by the checker's own count."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Clash(Struct):
 
 
 class Holders:
-    """What is taken stands in the books even where it is a fault: what is given up later must be found there."""
+    """What is taken is noted even where it is a fault: what is given up later must be found there."""
 
     def __init__(self, devices: int, faults: Findings, allowance: Allowance) -> None:
         self._faults = faults
