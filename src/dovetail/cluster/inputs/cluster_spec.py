@@ -5,10 +5,8 @@ from __future__ import annotations
 from math import inf
 from pathlib import Path
 
-import numpy as np
 from msgspec import Struct, field
 
-from dovetail.cluster.policies.base import Ints
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
 
@@ -34,10 +32,6 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     def total(self) -> int:
         """Accelerators of all types."""
         return sum(self.counts)
-
-    def amounts(self) -> Ints:
-        """Accelerators of each type, as policies take them."""
-        return np.array(self.counts, dtype=np.int64)
 
     def servers(self, kind: str) -> list[int]:
         """The sizes of a type's servers; the last one has what is left over.

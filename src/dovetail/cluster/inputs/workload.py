@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -25,12 +23,6 @@ class Job:
     duration_s: float | None = None  # alone on the reference type, where that is known
     entity: str = ""
     name: str = ""
-
-
-class Jobs(Protocol):
-    """Jobs in order of arrival, perhaps without end."""
-
-    def __iter__(self) -> Iterator[Job]: ...
 
 
 @dataclass(slots=True)
