@@ -18,6 +18,7 @@ from dovetail.core.tasks import Task
 from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.compat.execution_log import ExecutionLog
 from dovetail.workflow.metrics import summary
+from dovetail.workflow.words import WORDS
 
 CONFIG: dict[str, Any] = {
     "models": {"llm": {"memory_gb": 8, "gpus_required": 2, "load_time_seconds": 10}},
@@ -41,6 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pool=Pool.parse("2", {}),
         graphs=(TaskGraphRecord("one", (Task("a", "llm", 2),)),),
         facts={"models": {"llm": {"memory_gb": 8.0, "load_s": 10.0, "width": 2}}},
+        words=WORDS,
     )
     first: list[Event] = [Arrived("r1", "one", (4.0,)), Arrived("r2", "one", (5.0,))]
     steps: list[tuple[float, list[Event]]] = [

@@ -97,9 +97,9 @@ def examine(log: Path, config: Path | None = None, requests: Path | None = None)
     level = reader.header.level
     files = {name: path for name, path in (("config", config), ("requests", requests)) if path is not None}
     rules = room(level, "check")
+    if unknown := files.keys() - (signature(rules.check_journal).parameters if rules else {}).keys():
+        raise InputError(f"{log}: a {level} run is not checked against --{min(unknown)}")
     if rules is not None:
-        if unknown := files.keys() - signature(rules.check_journal).parameters:
-            raise InputError(f"{log}: a {level} run is not checked against --{min(unknown)}")
         found: Report = rules.check_journal(log, **files)
         return found
     faults = Findings()
