@@ -16,5 +16,5 @@ def test_means_have_intervals() -> None:
 
 
 def test_the_quantiles_are_students() -> None:
-    for freedom in (1, 2, 5, 15, 16, 17, 30, 100, 1000):
+    for freedom in (*range(1, 31), 100, 1000):
         assert _t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-3)

@@ -58,6 +58,15 @@ def test_a_layer_that_fits_only_together_with_others_is_no_cause() -> None:
     assert [reason.split(":")[0] for reason in reasons(large, max_stages=1)] == ["--max-stages 1 leaves no plan"]
 
 
+def test_one_host_at_both_ends_is_the_only_one() -> None:
+    large = problem(classes=[DeviceClass("big", "big", ["b0", "b1"], 100.0, 99.0, [1.0] * 4)])
+    free, held = plan(large), plan(large, constraints=Constraints(first="b0", last="b0"))
+    assert isinstance(free, Plan)
+    assert isinstance(held, Plan)
+    assert [len(free.stages), free.bottleneck_s] == [2, 2.0]
+    assert [[stage.host for stage in held.stages], held.bottleneck_s] == [["b0"], 4.0]
+
+
 def test_without_a_cause_there_is_a_plan() -> None:
     assert isinstance(plan(problem()), Plan)
 
@@ -90,7 +99,11 @@ CAUSES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"last": "t0"},
         "--last t0 leaves no plan: layer 4 needs 3.0 MiB with its buffers, t0 has 2.5",
     ),
-    "one host for both ends": ({}, {"first": "m0", "last": "m0"}, "--first m0 leaves no plan"),
+    "one host for both ends": (
+        {},
+        {"first": "m0", "last": "m0"},
+        "--first m0 leaves no plan: no chain that begins on m0 holds all layers",
+    ),
     "dead link": (
         {"link_mbps": [[0.0, 0.0], [0.0, 0.0]], "link_s": [[0.0, 0.0], [0.0, 0.0]]},
         {},
