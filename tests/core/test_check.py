@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.core.check import CODES, Check, check_journal
+from dovetail.core.check.follow import _some, told_late
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Added,
@@ -486,3 +487,20 @@ def test_devices_of_a_type_that_nobody_described_cannot_join() -> None:
         check = Check(HEADER)
         check.step(1, 0.0, [Added("a host came", (Device(3, "l4"),), types)])
         assert check.faults.counts == codes
+
+
+@pytest.mark.parametrize(
+    ("names", "told"), [("a", "a"), ("abcde", "a, b, c, d, e"), ("abcdef", "a, b, c, d, e and 1 more")]
+)
+def test_at_most_five_names_are_told(names: str, told: str) -> None:
+    assert _some(list(names)) == told
+
+
+def test_only_arrivals_without_graphs_are_told_with_the_next_round() -> None:
+    graph = TaskGraphRecord("g", (Task("a", "x"),), ())
+    rounds = Header(level="any", policy="none", pool=Pool.parse("1", {}))
+    known = Header(level="any", policy="none", pool=Pool.parse("1", {}), graphs=(graph,))
+    arrived, woke = Arrived("w", of="g"), Woke()
+    assert told_late(rounds, [arrived, arrived])
+    assert not told_late(rounds, [arrived, woke])
+    assert not told_late(known, [arrived])

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 import dovetail
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, WakeAt, Woke
-from dovetail.core.journal import VERSION, Ended, Entry, Header, Reader, Writer, in_time, is_journal
+from dovetail.core.journal import VERSION, Ended, Entry, Header, Reader, Writer, in_time, is_journal, open_journal
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 
@@ -374,3 +374,19 @@ def test_what_was_written_late_is_read_in_time_and_what_follows_the_end_behind_i
     steps: list[tuple[int, float, list[Any]]] = [(1, 2.0, [second]), (2, 1.0, [first])]
     steps += [(3, 1.5, [end]), (4, 0.5, [late])]
     assert list(in_time(steps, 0.0)) == [steps[1], steps[0], steps[2], steps[3]]
+
+
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [("", ""), ("ab", " with a.jsonl, b.jsonl"), ("abcde", " with a.jsonl, b.jsonl, c.jsonl, d.jsonl, e.jsonl")],
+)
+def test_a_folder_is_no_journal_but_may_hold_some(tmp_path: Path, names: str, hint: str) -> None:
+    for name in names:
+        (tmp_path / f"{name}.jsonl").touch()
+    with pytest.raises(InputError) as raised:
+        open_journal(tmp_path)
+    assert str(raised.value) == f"{tmp_path}: expected a journal, found a folder{hint}"
+    if len(names) == 5:
+        (tmp_path / "f.jsonl").touch()
+        with pytest.raises(InputError, match=r"e\.jsonl and 1 more$"):
+            open_journal(tmp_path)
