@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dovetail.cli.check import examine
 from dovetail.cli.common import Format, atomic_write, make_folder, print_json, print_table
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.journal import Reader
 
 _POLICIES = ("baseline", "offline", "dovetail")
 _REQUESTS, _RATE, _SEED = 120, 14.0, 5
@@ -26,6 +24,8 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
     format
         table or json.
     """
+    from dovetail.core.journal import Reader
+
     if out.is_dir() and any(out.iterdir()) and not (out / "demo.html").exists():
         raise InputError(f"--out {out}: holds files that are not of a demonstration; name another folder")
     make_folder(out)
@@ -86,6 +86,7 @@ def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
 
 
 def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:
+    from dovetail.cli.check import examine
     from dovetail.workflow.inputs.configuration import read_system
     from dovetail.workflow.inputs.generate import generate
     from dovetail.workflow.inputs.synthetic import synthetic_system
