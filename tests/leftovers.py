@@ -16,7 +16,7 @@ PATIENCE_S = 20.0  # to end what is ending; only a test that fails waits so long
 _numbers = count()
 # Started once by a library, for the rest of the process, whichever test happens to be the first.
 _LASTING_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-_LASTING_THREADS = ("asyncio_", "pin_memory")
+_LASTING_THREADS = ("asyncio_", "pin_memory", "tqdm_monitor")
 _LASTING_FILES = ("torchinductor_", "torch_", "matplotlib-", "pymp-", "ray", "playwright")
 
 

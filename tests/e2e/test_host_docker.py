@@ -20,6 +20,7 @@ import pytest
 
 from dovetail.host.live.executors import ExecutorError, Exit, ProgramLaunch
 from tests.host.live import PATIENCE_S, Daemon, remove_containers, until
+from tests.leftovers import MARK
 
 docker = pytest.importorskip("docker")
 
@@ -41,8 +42,9 @@ class Engine:
         words = ["dockerd", "--data-root", "data", "--exec-root", "exec", "--pidfile", "docker.pid"]
         words += ["--host", self.address, "--bridge", "none", "--iptables=false", "--ip6tables=false"]
         words = [str(self.folder / word) if word in ("data", "exec", "docker.pid") else word for word in words]
+        lasting = {name: value for name, value in os.environ.items() if name != MARK}  # whichever test starts it again
         with (self.folder / "dockerd.log").open("ab") as log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, env=lasting, start_new_session=True)
         limit = time.monotonic() + PATIENCE_S
         while True:
             if self._process.poll() is not None or time.monotonic() > limit:

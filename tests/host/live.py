@@ -102,7 +102,7 @@ def remove_containers(address: str, owner: str) -> None:
     client = docker.DockerClient(address)
 
     def all_gone() -> bool:
-        left = client.containers.list(all=True, filters={"label": f"{OWNER}={owner}"})
+        left = client.containers.list(all=True, filters={"label": f"{OWNER}={owner}"}, sparse=True)
         for container in left:
             with contextlib.suppress(docker.errors.APIError):  # it is being removed already
                 container.remove(force=True)

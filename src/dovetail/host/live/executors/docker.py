@@ -281,7 +281,7 @@ class DockerExecutor:
     def tidy(self, keep: Container[str]) -> None:
         filters = {"label": f"{OWNER}={self._owner}"}
         with self._asking("containers", "list"):
-            for container in self._client.containers.list(all=True, filters=filters):
+            for container in self._client.containers.list(all=True, filters=filters, ignore_removed=True):
                 if container.labels.get(RUN) not in keep:
                     container.remove(force=True)
 
