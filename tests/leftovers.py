@@ -16,7 +16,7 @@ PATIENCE_S = 20.0  # to end what is ending; only a test that fails waits so long
 _numbers = count()
 # Started once by a library, for the rest of the process, whichever test happens to be the first.
 _LASTING_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-_LASTING_THREADS = ("asyncio_", "pin_memory", "tqdm_monitor")
+_LASTING_THREADS = ("asyncio_", "pin_memory")
 _LASTING_FILES = ("torchinductor_", "torch_", "matplotlib-", "pymp-", "ray", "playwright")
 
 
@@ -46,9 +46,15 @@ def _found(mark: str, processes: set[str], threads: set[threading.Thread], files
     running = [_command(pid) for pid in _process_ids() - processes if _started_by(pid, mark)]
     return [
         *(f"process {command}" for command in running if not any(word in command for word in _LASTING_PROCESSES)),
-        *(f"thread {t.name}" for t in set(threading.enumerate()) - threads if not t.name.startswith(_LASTING_THREADS)),
-        *(f"file {name}" for name in _files() - files if not name.startswith(_LASTING_FILES)),
+        *(f"thread {t.name}" for t in set(threading.enumerate()) - threads if _is_ours(t)),
+        *(f"file {name}" for name in _files() - files if not name.startswith((".", *_LASTING_FILES))),
     ]
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    """A library's class of thread (a progress bar's clock, ...) is not a test's to end."""
+    home = type(thread).__module__.partition(".")[0]
+    return home in ("threading", "dovetail", "tests") and not thread.name.startswith(_LASTING_THREADS)
 
 
 def _process_ids() -> set[str]:
