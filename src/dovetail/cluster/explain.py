@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.cluster.check import LeaseChecker
-from dovetail.cluster.header import ClusterFacts, facts_of
+from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import metrics_for
 from dovetail.cluster.rounding.schema import sound_steps
 from dovetail.core.errors import InputError, did_you_mean
@@ -85,6 +85,7 @@ class JobStory(Struct, kw_only=True):
 def explain(reader: Reader, job: str) -> JobStory:
     """The story of a job, by its number or its name."""
     facts = facts_of(reader.header, reader.path)
+    rules_of(reader.header, reader.path)  # what the checker refuses is not explained
     teller, metrics, checker = _Teller(facts, job), metrics_for(facts), LeaseChecker(facts, Findings())
     for n, t, events in sound_steps(reader, len(facts.types)):
         checker.step(n, t, events)

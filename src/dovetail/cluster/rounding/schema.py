@@ -139,10 +139,14 @@ def sound_steps(reader: Reader, types: int) -> Iterator[tuple[int, float, Sequen
         yield n, t, events
 
 
+class _Numbered(Struct):
+    n: int
+
+
 def _line(reader: Reader, n: int, place: int = 0) -> int:
     """The number of the line that holds a step's event."""
     with open_bytes(reader.path) as file:
         for number, line in enumerate(file, start=1):
-            if number > 1 and msgspec.json.decode(line).get("n") == n:
+            if number > 1 and msgspec.json.decode(line, type=_Numbered).n == n:
                 return number + place
     return 1
