@@ -20,8 +20,8 @@ from dovetail.report import perfetto
 from dovetail.report.collect import collect
 from dovetail.report.html import page
 from dovetail.report.static import draw
+from dovetail.testing.damage import damaged
 from tests.journals.conftest import LEVELS
-from tests.journals.damage import damaged
 
 Journals = dict[str, Path]
 
@@ -53,10 +53,10 @@ def _trace(path: Path) -> None:
 
 @pytest.mark.parametrize("level", [*LEVELS, "live", "loose"])
 def test_a_damaged_journal_is_read_or_refused(journals: Journals, level: str, tmp_path: Path) -> None:
-    text, path = journals[level].read_text(), tmp_path / "damaged.jsonl"
+    whole, path = journals[level].read_bytes(), tmp_path / "damaged.jsonl"
     read = refused = 0
     for seed in range(60):
-        path.write_text(damaged(text, Random(f"{level} {seed}")))
+        path.write_bytes(damaged(whole, Random(f"{level} {seed}"), places=1 + seed % 3))
         for look in (_check, _measure, _explain, _page, _trace):
             try:
                 look(path)
@@ -71,10 +71,10 @@ def test_a_damaged_journal_is_read_or_refused(journals: Journals, level: str, tm
 def test_the_commands_say_what_is_wrong(
     journals: Journals, level: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text, path = journals[level].read_text(), tmp_path / "damaged.jsonl"
+    whole, path = journals[level].read_bytes(), tmp_path / "damaged.jsonl"
     seen = set()
     for seed in range(40):
-        path.write_text(damaged(text, Random(f"{level} {seed}")))
+        path.write_bytes(damaged(whole, Random(f"{level} {seed}"), places=1 + seed % 3))
         capsys.readouterr()
         code = main(["check", str(path)])
         out, err = capsys.readouterr()
@@ -87,10 +87,10 @@ def test_the_commands_say_what_is_wrong(
 
 
 def test_pictures_of_damaged_journals(journals: Journals, tmp_path: Path) -> None:
-    text, path = journals["live"].read_text(), tmp_path / "damaged.jsonl"
+    whole, path = journals["live"].read_bytes(), tmp_path / "damaged.jsonl"
     drawn = 0
     for seed in range(30):
-        path.write_text(damaged(text, Random(f"picture {seed}")))
+        path.write_bytes(damaged(whole, Random(f"picture {seed}"), places=1 + seed % 3))
         try:
             story = collect(path)
         except InputError:

@@ -14,30 +14,35 @@ _VALUES: tuple[Any, ...] = (None, "", "x", -1, 0, 1, 3, 1 << 40, -0.5, 1e300, Tr
 Place = tuple[Any, Any]  # a container, and the key or index of something in it
 
 
-def damaged(journal: bytes, rng: Random) -> bytes:
-    """The journal with one thing wrong: in a line (most often the header, which most depends on), among the lines, or
-    in the bytes.
+def damaged(journal: bytes, rng: Random, places: int = 1) -> bytes:
+    """The journal with so many things wrong: in a line (most often the header, which most depends on), among the lines,
+    or in the bytes.
 
     >>> damaged(b'{"journal":2,"level":"x"}\\n{"n":1,"t":0.0,"k":"woke"}\\n', Random(1)) != b""
     True
     """
-    lines = journal.splitlines()
+    for _ in range(places - 1):
+        journal = _damaged_lines(journal.splitlines(), rng)
+    if rng.random() < 0.8:
+        return _damaged_lines(journal.splitlines(), rng)
+    place = rng.randrange(len(journal))
+    if rng.random() < 0.5:
+        return journal[:place]
+    return journal[:place] + bytes([rng.randrange(256)]) + journal[place + 1 :]
+
+
+def _damaged_lines(lines: list[bytes], rng: Random) -> bytes:
     at = 0 if rng.random() < 0.3 else rng.randrange(len(lines))
-    match rng.choice(("value", "value", "value", "value", "key", "drop", "double", "swap", "cut", "byte")):
-        case "value" | "key" as what:
-            lines[at] = _altered(lines[at], rng, what == "key")
-        case "drop":
+    match rng.choice(("value", "value", "value", "value", "key", "drop", "double", "swap")):
+        case "drop" if len(lines) > 1:
             del lines[at]
         case "double":
-            lines.insert(at, lines[at])
+            lines.insert(rng.randrange(len(lines)), lines[at])
         case "swap":
             other = rng.randrange(len(lines))
             lines[at], lines[other] = lines[other], lines[at]
-        case "cut":
-            return journal[: rng.randrange(len(journal))]
-        case _:
-            place = rng.randrange(len(journal))
-            return journal[:place] + bytes([rng.randrange(256)]) + journal[place + 1 :]
+        case what:
+            lines[at] = _altered(lines[at], rng, what == "key")
     return b"\n".join(lines) + b"\n"
 
 
@@ -56,7 +61,8 @@ def _altered(line: bytes, rng: Random, key: bool) -> bytes:
         case "grown" if isinstance(value, list) and value:
             value.insert(rng.randrange(len(value)), rng.choice(value))
         case _:
-            container[name] = rng.choice(_VALUES)
+            alike = [other for other in _VALUES if type(other) is type(value)]
+            container[name] = rng.choice(alike if alike and rng.random() < 0.5 else _VALUES)
     return json.dumps(record).encode()
 
 
