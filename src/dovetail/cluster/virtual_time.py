@@ -36,7 +36,7 @@ class VirtualTime(ABC):
     def turn(self) -> None:
         """Let something happen; `now` does not go back."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:  # noqa: B027  (not abstract: it may do nothing)
         """All is done. Most ways to run leave nothing behind."""
 
     def run(self, pause: Callable[[], None] = lambda: None) -> None:

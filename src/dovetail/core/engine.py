@@ -15,7 +15,21 @@ from typing import Any, Protocol
 
 from dovetail.core.agenda import ORDER, Agenda, TotalOrder
 from dovetail.core.errors import DovetailError, PolicyError, ReplayError
-from dovetail.core.events import Arrived, Asked, Change, Instruction, Reject, Start, Stimulus, WakeAt, Woke
+from dovetail.core.events import (
+    Arrived,
+    Asked,
+    Change,
+    Instruction,
+    Pause,
+    Reject,
+    Resize,
+    Resume,
+    Start,
+    Stimulus,
+    Stop,
+    WakeAt,
+    Woke,
+)
 from dovetail.core.guard import Guard
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Observer, Reader, Recorded
@@ -58,7 +72,7 @@ class SimulatedExecutor(Executor, Protocol):
 
 
 _PATIENCE = 100_000  # wakes in a row, with nothing running, after which a policy is taken to be stuck
-_CARRIED = frozenset((Start, *Change.__args__))
+_CARRIED = (Start, Pause, Resume, Resize, Stop)
 
 
 class _Loop:
@@ -87,10 +101,10 @@ class _Loop:
         orders = self._scheduler.handle(stimuli, now)
         if recorded is not None and orders != recorded:
             raise ReplayError(f"step {self.n} at {now} s: {orders} was decided now, {recorded} when it was recorded")
-        carried = []
+        carried: list[Start | Change] = []
         for order in orders:
             allow(order, now)
-            if type(order) in _CARRIED:
+            if isinstance(order, _CARRIED):
                 carried.append(order)
             elif type(order) is WakeAt:
                 self._wake_at(order.at_s)
@@ -98,7 +112,7 @@ class _Loop:
             if self._observers:
                 self.tell(now, [*stimuli, *orders])
             if carried:
-                self._executor.carry(carried, now)  # type: ignore[arg-type]
+                self._executor.carry(carried, now)
         return orders
 
     def tell(self, now: float, events: Sequence[Stimulus | Instruction]) -> None:

@@ -51,11 +51,11 @@ class SimExecutor:
     def carry(self, orders: Sequence[Start | Change], now: float) -> None:
         coming, push = self._coming, self._agenda.push
         for order in orders:
-            if type(order) is Start:
+            if isinstance(order, Start):
                 end = coming[order.job, order.task] = self.start(order, now)
                 push(*end)
             else:
-                self._change(order, now)  # type: ignore[arg-type]
+                self._change(order, now)
         if len(coming) > self._many:
             self._coming = {key: end for key, end in coming.items() if end[0] >= now}
             self._many = 2 * len(self._coming) + 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,7 @@ def _difference(n: int, t: float, decided: list[Any], recorded: list[Any]) -> Di
 
 def _breaks_off(reader: Reader, n: int) -> bool:
     """Whether a journal has no end and this is its last step: a part of what was seen or decided may be missing."""
-    last, events = 0, list[Any]()
-    for last, _, events in reader.rows():  # noqa: B007
-        pass
+    ((last, _, events),) = deque(reader.rows(), maxlen=1)
     return last == n and not any(isinstance(event, Ended) for event in events)
 
 
