@@ -11,10 +11,10 @@ import pytest
 
 from dovetail import cli
 from dovetail.core.events import Arrived, Complete, Event, Finished, Start
-from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
+from dovetail.core.journal import Header, Observer, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraphRecord
 from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.compat.execution_log import ExecutionLog
 from dovetail.workflow.metrics import summary

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from dovetail.core.check import Check
 from dovetail.core.events import Added, Arrived, Complete, Event, Failed, Finished, Pause, Reject, Resume, Start, Stop
-from dovetail.core.journal import Clock, Ended, Header, TaskGraphRecord, in_time
+from dovetail.core.journal import Clock, Ended, Header, in_time
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraphRecord
 
 ERROR_S = 0.1
 Records = list[tuple[float, Event]]

@@ -23,10 +23,10 @@ from dovetail.core.events import (
     Resume,
     Start,
 )
-from dovetail.core.journal import Clock, Header, TaskGraphRecord
+from dovetail.core.journal import Clock, Header
 from dovetail.core.recorder import Recorder
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraphRecord
 from dovetail.core.words import Words
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,9 +10,9 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.core.events import Arrived, Complete, Finished, Start
-from dovetail.core.journal import Header, TaskGraphRecord, Writer
+from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraphRecord
 from dovetail.core.words import Claim, Words
 
 CHECK = """

@@ -13,9 +13,9 @@ import pytest
 from dovetail.cli import main
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Start
-from dovetail.core.journal import Header, TaskGraphRecord, Writer
+from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.tasks import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 from dovetail.pipeline.check import CODES, check_journal
 from dovetail.pipeline.live.jobs import RunOptions
 from dovetail.pipeline.live.supervisor import Patience

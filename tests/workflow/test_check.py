@@ -13,10 +13,10 @@ import pytest
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Event, Finished, Reject, Start
 from dovetail.core.findings import Report
-from dovetail.core.journal import Header, TaskGraphRecord, Writer
+from dovetail.core.journal import Header, Writer
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import DeviceType, Pool
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraphRecord
 from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.check import CODES, check_journal
 from dovetail.workflow.compat.check_log import check_log

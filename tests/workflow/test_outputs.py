@@ -11,10 +11,10 @@ import pytest
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Event, Failed, Finished, Reject, Start
-from dovetail.core.journal import Ended, Header, Observer, TaskGraphRecord
+from dovetail.core.journal import Ended, Header, Observer
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraphRecord
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.compat.execution_log import ExecutionLog, log_summary
 from dovetail.workflow.compat.text_log import TextLog

@@ -36,8 +36,7 @@ from dovetail.core.events import (
 from dovetail.core.files import open_bytes
 from dovetail.core.resources import Pool
 from dovetail.core.rows import Unroller
-from dovetail.core.tasks import TaskGraph
-from dovetail.core.tasks import TaskGraphRecord as TaskGraphRecord
+from dovetail.core.tasks import TaskGraph, TaskGraphRecord
 from dovetail.core.words import Words
 
 VERSION = 2

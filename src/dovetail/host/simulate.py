@@ -14,10 +14,10 @@ from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
+from dovetail.core.journal import Header, Observer, Writer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.tasks import TaskGraph
+from dovetail.core.tasks import TaskGraph, TaskGraphRecord
 from dovetail.host.bounds import makespan_bound_s
 from dovetail.host.curves import curve
 from dovetail.host.inputs.requests import Request

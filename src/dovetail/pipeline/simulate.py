@@ -16,8 +16,9 @@ from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Header, Observer, TaskGraphRecord, Writer
+from dovetail.core.journal import Header, Observer, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
+from dovetail.core.tasks import TaskGraphRecord
 from dovetail.pipeline.explain import curves_of
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.route import Route

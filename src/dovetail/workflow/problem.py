@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.journal import Header, TaskGraphRecord
+from dovetail.core.journal import Header
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import TaskGraph
+from dovetail.core.tasks import TaskGraph, TaskGraphRecord
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
 from dovetail.workflow.choices import Compat, Mode, OnError
 from dovetail.workflow.inputs.configuration import read_system

@@ -19,9 +19,10 @@ from msgspec import Struct
 
 from dovetail.core.charts import as_fact
 from dovetail.core.events import Added, Arrived, Complete, Finished, Observed, Reject, Start
-from dovetail.core.journal import Clock, Header, Observer, TaskGraphRecord
+from dovetail.core.journal import Clock, Header, Observer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.recorder import Recorder, host_clock
+from dovetail.core.tasks import TaskGraphRecord
 from dovetail.pipeline.explain import curves_of
 from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.live.jobs import RunOptions

@@ -10,8 +10,9 @@ import msgspec
 
 from dovetail.core.events import Arrived
 from dovetail.core.findings import Findings, close
-from dovetail.core.journal import Header, TaskGraphRecord
+from dovetail.core.journal import Header
 from dovetail.core.resources import DeviceType
+from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.choices import Mode, OnError
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.configuration import read_system

@@ -14,11 +14,11 @@ from msgspec import UNSET
 
 from dovetail.core.events import Arrived, Complete, Reject, Start
 from dovetail.core.findings import Findings, Report, close, compare
-from dovetail.core.journal import Header, TaskGraphRecord
+from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures
 from dovetail.core.rates import Switch
 from dovetail.core.resources import Pool
-from dovetail.core.tasks import Task, TaskGraph
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 from dovetail.workflow.check.examination import Examination
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.choices import Mode

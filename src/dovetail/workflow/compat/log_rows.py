@@ -10,8 +10,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.findings import Findings
-from dovetail.core.journal import Ended, TaskGraphRecord
+from dovetail.core.journal import Ended
 from dovetail.core.resources import Pool
+from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.check.examination import Steps
 from dovetail.workflow.compat.execution_log import RequestRow
 
