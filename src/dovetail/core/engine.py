@@ -36,7 +36,7 @@ from dovetail.core.journal import Observer, Reader, Recorded
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 
-__all__ = ["Executor", "Guard", "Scheduler", "SimulatedExecutor", "replay", "serve", "simulate"]
+__all__ = ["Executor", "Scheduler", "SimulatedExecutor", "replay", "serve", "simulate"]
 
 
 class Scheduler(Protocol):
