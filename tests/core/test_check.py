@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.core.check import CODES, Check, check_journal
-from dovetail.core.check.follow import _some, told_late
+from dovetail.core.check.follow import told_late
+from dovetail.core.check.jobs import _some
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Added,

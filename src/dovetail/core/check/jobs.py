@@ -1,0 +1,343 @@
+"""What may happen to jobs and their tasks, one event at a time: order, width, devices, durations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from dovetail.core.check.clock import Allowance
+from dovetail.core.check.devices import Holder, Holders
+from dovetail.core.events import (
+    Added,
+    Arrived,
+    Change,
+    Complete,
+    Failed,
+    Finished,
+    Pause,
+    Reject,
+    Resize,
+    Resume,
+    Start,
+    Stop,
+    WakeAt,
+)
+from dovetail.core.findings import Findings
+from dovetail.core.journal import Header
+from dovetail.core.tasks import TaskGraph, TaskGraphError
+
+_IDLE, _RUNNING, _DONE = 0, 1, 2
+_NOTHING = TaskGraph("", (), ())
+
+
+class _Job:
+    """A job that has arrived: which of its tasks wait, run or are done. One without a graph has any tasks, one after
+    the other."""
+
+    __slots__ = ("arrived", "began", "done", "graph", "last", "left", "loose", "ready", "running", "state", "waiting")
+
+    def __init__(self, arrived: Arrived, graph: TaskGraph, t: float, loose: bool) -> None:
+        self.arrived = arrived
+        self.graph = graph
+        self.loose = loose
+        self.waiting = [len(after) for after in graph.after]
+        self.ready = [t] * len(graph.tasks)
+        self.state = bytearray(len(graph.tasks))
+        self.left = len(graph.tasks)
+        self.running = 0
+        self.done: set[str] = set()  # tasks that no graph has
+        self.began = False
+        self.last = t
+
+
+class _Run(Holder):
+    """A task that was started. `sound` tells whether followers were told of it."""
+
+    __slots__ = ("index", "job", "run_s", "since", "sound", "state")
+
+    def __init__(self, t: float, start: Start, job: _Job | None, index: int | None) -> None:
+        super().__init__(t, start)
+        self.job = job
+        self.index = index
+        self.sound = False
+        self.state: type[Change] | None = None  # the last change, if it was a pause or a stop
+        self.since, self.run_s = t + start.setup_s, start.run_s  # when it last changed, and how long from then
+
+
+class JobRules:
+    """Keeps one name per job, and what is open."""
+
+    def __init__(self, header: Header, faults: Findings, allowance: Allowance, exact: bool) -> None:
+        self.faults = faults
+        self._graphs, self._types = header.build_graphs(), set(header.pool.types)
+        self._exact, self._virtual = exact, header.clock.source == "virtual"
+        self._n = 0
+        self._seen: set[str] = set()
+        self.open: dict[str, _Job] = {}
+        self.running: dict[tuple[str, str], list[_Run]] = {}
+        self._allowance = allowance
+        self.holders = Holders(len(header.pool), faults, allowance)
+        self._handlers: dict[type, Callable[[float, Any], bool]] = {
+            Start: self._started,
+            Finished: self._finished,
+            Arrived: self._arrived,
+            Complete: self._completed,
+            Failed: self._finished,
+            Reject: self._rejected,
+            Pause: self._changed,
+            Resume: self._changed,
+            Resize: self._changed,
+            Stop: self._changed,
+            Added: self._added,
+            WakeAt: self._wake_at,
+        }
+
+    def handle(self, n: int, t: float, event: Any) -> bool:
+        """Note what happened and what is wrong with it; whether followers can make sense of it."""
+        self._n = n
+        handler = self._handlers.get(type(event))
+        return handler is None or handler(t, event)
+
+    def is_early(self, event: Any) -> bool:
+        """Whether something is not possible yet, but may be when something else has happened."""
+        about = (event.job, event.task) if isinstance(event, Start | Finished | Failed) else None
+        if isinstance(event, Start):
+            opened = self.open.get(event.job)
+            if opened is None:
+                return event.job not in self._seen
+            index = opened.graph.index.get(event.task)
+            waits = opened.running if opened.loose else 0 if index is None else opened.waiting[index]
+            return about in self.running or waits > 0
+        if isinstance(event, Finished | Failed):
+            return about not in self.running
+        if isinstance(event, Complete):
+            opened = self.open.get(event.job)
+            return event.job not in self._seen if opened is None else opened.left > 0 or opened.running > 0
+        if isinstance(event, Reject):
+            return event.job not in self._seen
+        if isinstance(event, Pause | Resume | Resize | Stop):
+            return self._why_not(event) is not None
+        return False
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def _added(self, t: float, event: Added) -> bool:
+        expected = list(range(len(self.holders), len(self.holders) + len(event.devices)))
+        if [device.id for device in event.devices] != expected:
+            self.faults.add("device", "", f"found devices {[d.id for d in event.devices]} added, expected {expected}")
+            return False
+        if unknown := {device.type for device in event.devices} - self._types.union(event.types):
+            self.faults.add("device", "", f"found a device of type {min(unknown)!r} added, which is not described")
+            return False
+        self._types |= event.types.keys()
+        try:
+            self._graphs |= {record.name: record.build() for record in event.graphs}
+        except TaskGraphError as error:
+            self.faults.add("graph", "", f"a graph was added that is none: {error}")
+            return False
+        self.holders.extend(len(event.devices))
+        return True
+
+    def _arrived(self, t: float, event: Arrived) -> bool:
+        if event.job in self._seen:
+            self.faults.add("arrival", event.job, "arrived before; expected each job once")
+            return False
+        self._seen.add(event.job)
+        graph = self._graphs.get(event.of)
+        loose = not self._graphs
+        if loose and event.sizes:
+            self.faults.add("graph", event.job, f"found {len(event.sizes)} sizes, but the header describes no graph")
+        elif not event.fault and not loose:
+            if graph is None:
+                self.faults.add("graph", event.job, f"is of {event.of!r}, which the header does not describe")
+            elif len(event.sizes) != len(graph.tasks):
+                found = f"found {len(event.sizes)} sizes, expected one for each of the {len(graph.tasks)} tasks"
+                self.faults.add("graph", event.job, found)
+            elif not all(0 <= size < inf for size in event.sizes):
+                self.faults.add("number", event.job, f"found sizes {list(event.sizes)}, expected seconds")
+        self.open[event.job] = _Job(event, graph or _NOTHING, t, loose)
+        return True
+
+    def _close(self, job: str, what: str) -> _Job | None:
+        opened = self.open.pop(job, None)
+        if opened is None:
+            if job in self._seen:
+                self.faults.add("closed", job, f"{what}, but it was completed or rejected before")
+            else:
+                self.faults.add("arrival", job, f"{what}, but it has not arrived")
+        return opened
+
+    def _completed(self, t: float, event: Complete) -> bool:
+        opened = self._close(event.job, "completed")
+        if opened is None:
+            return False
+        if opened.arrived.fault:
+            self.faults.add("missing", event.job, f"completed, but it could not run: {opened.arrived.fault}")
+            return False
+        if opened.left:
+            lacking = [task.name for task, s in zip(opened.graph.tasks, opened.state, strict=True) if s != _DONE]
+            self.faults.add("missing", event.job, f"lacks {_some(lacking)}")
+            return False
+        if opened.loose and opened.running:
+            self.faults.add("missing", event.job, "completed while it runs")
+            return False
+        if (opened.began or not opened.loose) and not self._allowance.close(t, opened.last):
+            self.faults.add("complete", event.job, f"completed at {t} s, but its last task ended at {opened.last} s")
+        return True
+
+    def _rejected(self, t: float, event: Reject) -> bool:
+        if not event.why:
+            self.faults.add("reason", event.job, "rejected without a reason")
+        return self._close(event.job, "rejected") is not None
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _started(self, t: float, start: Start) -> bool:
+        key, who = (start.job, start.task), f"{start.job}/{start.task}"
+        job = self.open.get(start.job)
+        index = None if job is None else job.graph.index.get(start.task)
+        for name in ("setup_s", "run_s"):
+            if not 0 <= getattr(start, name) < inf:
+                self.faults.add("number", who, f"found {name} {getattr(start, name)}, expected seconds")
+        if job is None:
+            if start.job in self._seen:
+                self.faults.add("closed", who, "started after its job was completed or rejected")
+            else:
+                self.faults.add("arrival", who, "started before its job arrived")
+        elif job.loose:
+            if not start.devices:
+                self.faults.add("width", who, "found no devices, expected some")
+            if job.running:
+                self.faults.add("twice", who, "started while its job runs")
+            elif start.task in job.done:
+                self.faults.add("twice", who, "started again, but it finished before")
+            elif not self._allowance.close(start.ready_s, job.last):
+                self.faults.add("ready", who, f"found ready at {start.ready_s} s, expected {job.last} s")
+        elif index is None:
+            self.faults.add("task", who, f"{job.arrived.of!r} has no such task")
+        else:
+            self._check_start(start, who, job, index)
+        again = key in self.running
+        run = _Run(t, start, job, index)
+        run.sound = self.holders.start(self._n, run, who, job is not None and job.loose) and not again
+        self.running.setdefault(key, []).append(run)
+        if job is not None:
+            job.running, job.began = job.running + 1, True
+        return run.sound
+
+    def _check_start(self, start: Start, who: str, job: _Job, i: int) -> None:
+        graph, task, add = job.graph, job.graph.tasks[i], self.faults.add
+        if job.state[i] != _IDLE:
+            add("twice", who, f"started again, but it {'runs' if job.state[i] == _RUNNING else 'finished before'}")
+        elif job.waiting[i]:
+            lacking = [graph.tasks[j].name for j in graph.after[i] if job.state[j] != _DONE]
+            add("order", who, f"started before {_some(lacking)} finished")
+        elif i in graph.never:
+            add("order", who, f"started, but it {graph.never[i]}")
+        elif not self._allowance.close(start.ready_s, job.ready[i]):
+            add("ready", who, f"found ready at {start.ready_s} s, expected {job.ready[i]} s")
+        if job.state[i] == _IDLE:
+            job.state[i] = _RUNNING
+        if start.kind != task.kind:
+            add("kind", who, f"found {start.kind!r}, expected {task.kind!r}")
+        if not task.fits(len(start.devices)):
+            add("width", who, f"found devices {list(start.devices)}, expected {task.needs}")
+
+    def _finished(self, t: float, event: Finished | Failed) -> bool:
+        key, who, good = (event.job, event.task), f"{event.job}/{event.task}", isinstance(event, Finished)
+        runs = self.running.get(key)
+        if not runs:
+            self.faults.add("finish", who, f"{'finished' if good else 'failed'}, but it does not run")
+            return False
+        run = runs.pop(0)
+        if not runs:
+            del self.running[key]
+        self.holders.release(t, run)
+        self._check_duration(t, run, who, good)
+        job, i = run.job, run.index
+        if job is not None:
+            job.running -= 1
+            job.last = max(job.last, t)
+            if good and job.loose:
+                job.done.add(event.task)
+        if job is not None and i is not None and job.state[i] == _RUNNING:
+            job.state[i] = _DONE if good else _IDLE
+            if good:
+                job.left -= 1
+                for j in job.graph.before[i]:
+                    job.waiting[j] -= 1
+                    job.ready[j] = max(job.ready[j], t)
+            else:
+                job.ready[i] = t
+        return run.sound
+
+    def _why_not(self, event: Change) -> str | None:
+        """Why a task cannot be changed so."""
+        runs = self.running.get((event.job, event.task))
+        if not runs:
+            return "it does not run"
+        run = runs[0]
+        if run.state is Stop:
+            return "it is being stopped"
+        if run.start.batch and not isinstance(event, Stop):
+            return "it runs in a batch"
+        if isinstance(event, Pause | Resize) and run.state is Pause:
+            return "it is paused"
+        if isinstance(event, Resume) and run.state is not Pause:
+            return "it is not paused"
+        return None
+
+    def _changed(self, t: float, event: Change) -> bool:
+        """A change of what runs: whether followers can make sense of it."""
+        who, what = f"{event.job}/{event.task}", type(event).__name__.lower()
+        if not event.why:
+            self.faults.add("reason", who, f"{what} without a reason")
+        if (problem := self._why_not(event)) is not None:
+            self.faults.add("change", who, f"{what}, but {problem}")
+            return False
+        run = self.running[event.job, event.task][0]
+        good = True
+        if isinstance(event, Stop):
+            run.since, run.run_s = t, 0.0
+        else:
+            self.holders.give_up(t, run)
+            if isinstance(event, Resume | Resize):
+                good = self._move(t, event, run, who)
+        run.state = type(event) if isinstance(event, Pause | Stop) else None
+        return run.sound and good
+
+    def _move(self, t: float, event: Resume | Resize, run: _Run, who: str) -> bool:
+        """Other devices for what runs: whether they exist."""
+        if run.job is not None and run.index is not None:
+            task = run.job.graph.tasks[run.index]
+            if not task.fits(len(event.devices)):
+                self.faults.add("width", who, f"found devices {list(event.devices)}, expected {task.needs}")
+        if not 0 <= event.run_s < inf:
+            self.faults.add("number", who, f"found run_s {event.run_s}, expected seconds")
+        run.since, run.run_s = t, event.run_s
+        return self.holders.take(self._n, t, run, event.devices, who)
+
+    def _check_duration(self, t: float, run: _Run, who: str, good: bool) -> None:
+        ends, close = run.since + run.run_s, self._allowance.close
+        if run.job is not None and run.job.loose and not run.start.run_s:
+            return  # nobody said how long it takes
+        if run.state is Pause and (self._exact or self._virtual):
+            self.faults.add("duration", who, f"ended at {t} s, but it is paused")
+        elif not self._exact:
+            if good and t < run.since and not close(t, run.since):
+                self.faults.add("duration", who, f"ended at {t} s, before its setup was over at {run.since} s")
+        elif (good and not close(t, ends)) or (t > ends and not close(t, ends)):
+            sum_of = f"{run.t} + {run.start.setup_s} setup + {run.start.run_s} run"
+            if run.since != run.t + run.start.setup_s:
+                sum_of = f"changed at {run.since} s, then {run.run_s} run"
+            self.faults.add("duration", who, f"ended at {t} s, expected {ends} s ({sum_of})")
+
+    def _wake_at(self, t: float, event: WakeAt) -> bool:
+        if not t <= event.at_s < inf:
+            self.faults.add("time", "", f"asked at {t} s to be woken at {event.at_s} s")
+        return True
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
