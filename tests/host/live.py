@@ -200,7 +200,10 @@ class Daemon:
     def processes(self, job: str) -> list[proc.Process]:
         """The living processes of a program, found without asking the daemon."""
         claims = sorted((self.folder / "runs").glob(f"{job}-*/claim"))
-        return proc.family(msgspec.json.decode(claims[-1].read_bytes())["pid"]) if claims else []
+        try:
+            return proc.family(msgspec.json.decode(claims[-1].read_bytes())["pid"]) if claims else []
+        except FileNotFoundError:  # it ended between the look at the folder and the look at the file
+            return []
 
     def clean_up(self) -> None:
         """Leave nothing behind, however the test ended: no daemon, no program, no control group, no container."""
