@@ -197,3 +197,10 @@ def test_names_of_hosts_are_written_as_they_are(here: Path, capsys: pytest.Captu
     (here / "devices.yml").write_text("fast: [grün]\n", encoding="utf-8")
     _, out, _ = run(capsys, "--format", "yaml")
     assert "- grün: [1, 4]" in out
+
+
+def test_a_host_is_mapped_by_the_name_that_it_has(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "devices.yml").write_text("fast: [gpu-0]\n")
+    (here / "plan.json").write_text(run(capsys, "--format", "json")[1])
+    code = main(["pipeline", "run", "plan.json", "--model", "nowhere.py:none", "--on", "gpu-0=tpu"])
+    assert (code, capsys.readouterr().err) == (2, "error: --on gpu-0=tpu: expected cpu, cuda or cuda:N\n")

@@ -729,6 +729,7 @@ def test_a_preset_writes_a_configuration_that_runs(command: Command, preset: str
         (["--out", "r.txt", "--preset", "thrash", "--config", "new.yaml"], "what format?"),
         (["--workflow", "talk=often"], "expected a number"),
         (["--workflow", "tlk=1"], "did you mean 'talk'?"),
+        (["--workflow", "small-talk=1"], "--workflow small-talk: not a workflow"),
         (["--requests", "-1"], "-1"),
         (["--rate", "1", "--duration", "1"], "either"),
         (["--start", "later"], "--start later"),

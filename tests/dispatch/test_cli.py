@@ -201,6 +201,7 @@ def test_errors_of_the_given_batch_are_told(
         (["simulate", "--model", "radert"], "did you mean 'radret'"),
         (["simulate"], "either a file of curves or --model"),
         (["simulate", "--model", "radret", "--slower", "gpu=2"], "no such device"),
+        (["simulate", "--model", "radret", "--slower", "gpu-0=2"], "gpu-0"),
         (["simulate", "--model", "radret", "--slower", "cpu=0"], "expected a number above 0"),
         (["simulate", "--model", "radret", "--items", "0"], "--items >= 1"),
         (["simulate", "--model", "radret", "--option", "k=2"], "give --policy too"),

@@ -121,18 +121,18 @@ def check_writable(*paths: Path | None) -> None:
             raise cannot_write(path, error) from error
 
 
-def pairs(flag: str, given: list[str] | None) -> dict[str, Any]:
-    """What `--flag NAME=VALUE` was given.
+def pairs(flag: str, given: list[str] | None, verbatim: bool = False) -> dict[str, Any]:
+    """What `--flag NAME=VALUE` was given. Names are those of Python's keywords, unless they are the user's own.
 
-    >>> pairs("--option", ["patience=40"])
-    {'patience': '40'}
+    >>> pairs("--option", ["age-step=40"]), pairs("--on", ["gpu-0=cpu"], verbatim=True)
+    ({'age_step': '40'}, {'gpu-0': 'cpu'})
     """
     pairs = {}
     for item in given or []:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise InputError(f"{flag} {item}: expected NAME=VALUE")
-        pairs[key.replace("-", "_")] = value
+        pairs[key if verbatim else key.replace("-", "_")] = value
     return pairs
 
 

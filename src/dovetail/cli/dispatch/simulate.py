@@ -68,7 +68,9 @@ def simulate(
     if (option or journal) and policy is None:
         raise InputError(f"--{'option' if option else 'journal'} belongs to one policy; give --policy too")
     check_outputs({"--journal": journal}, force, curves)
-    found = sim_devices(curves, model, {name: value(text) for name, text in pairs("--slower", slower).items()})
+    found = sim_devices(
+        curves, model, {name: value(text) for name, text in pairs("--slower", slower, verbatim=True).items()}
+    )
     options = {name: value(text) for name, text in pairs("--option", option).items()}
     runs = compare(found, items, policy, options, noise=noise, seed=seed, backup=backup, journal=journal)
     if format == "json":

@@ -181,7 +181,7 @@ def run(
                 microbatches=microbatches,
                 inputs=inputs,
                 hosts=settings,
-                on=pairs("--on", on),
+                on=pairs("--on", on, verbatim=True),
                 emulate=emulate,
                 engine=engine,
                 address=address,

@@ -76,7 +76,9 @@ def generate(
     if preset is not None and config.exists():
         raise InputError(f"{config}: exists already; name another file for the preset's configuration")
     chosen = file_format or format_of(out)
-    weights = {name: _number(name, value) for name, value in pairs("--workflow", workflow).items()} or None
+    weights = {
+        name: _number(name, value) for name, value in pairs("--workflow", workflow, verbatim=True).items()
+    } or None
     if preset is not None:
         made = thrash_system() if preset == "thrash" else synthetic_system(seed)
         write_config(config, made)
