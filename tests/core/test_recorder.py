@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.core.errors import DovetailError, InputError, PolicyError, cannot_write
 from dovetail.core.events import Measured, Observed
-from dovetail.core.journal import Clock, Header, Reader, Writer
+from dovetail.core.journal import Clock, Ended, Header, Reader, Writer
 from dovetail.core.recorder import Recorder, host_clock
 from dovetail.core.resources import Pool
 
@@ -64,6 +64,23 @@ def test_a_flush_sends_what_was_noted_on_its_way_at_once(tmp_path: Path) -> None
     recorder.flush()
     assert lines(tmp_path / "run.jsonl") == 2
     recorder.close()
+
+
+def test_what_a_run_only_logs_is_gathered_before_each_flush(tmp_path: Path) -> None:
+    logged, ready, gathered = ["first"], Event(), Event()
+
+    def gather() -> None:
+        ready.wait()
+        if logged:
+            recorder.note(1.0, Observed(logged.pop()))
+            recorder.end(2.0, {})
+            recorder.close()
+            gathered.set()
+
+    recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.001, gather=gather)
+    ready.set()
+    gathered.wait()
+    assert [type(event) for _, _, event in Reader(tmp_path / "run.jsonl")] == [Observed, Ended]
 
 
 def test_nothing_can_be_noted_after_the_close(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dovetail.cli import main
+from dovetail.core import recorder
 from dovetail.core.errors import InputError
 from dovetail.dispatch import Device, Dispatcher
 from dovetail.dispatch.check import check_journal
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.live import journal as live_journal
 from dovetail.dispatch.simulate import SimDevice, simulate
 
 Lines = list[dict[str, Any]]
@@ -28,7 +28,7 @@ DEVICES = [
 @pytest.fixture(params=["simulated", "live"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "run.jsonl"
-    monkeypatch.setattr(live_journal, "_EVERY_S", 3600.0)  # all rows in one batch, also on a slow machine
+    monkeypatch.setattr(recorder, "_FLUSH_S", 3600.0)  # all rows in one batch, also on a slow machine
     if request.param == "simulated":
         simulate(DEVICES, 30_000, "fixed", journal=path)
     else:
@@ -116,6 +116,16 @@ def other_device(lines: Lines, device: int) -> None:
     columns(lines, "ran")["device"][-1] = device
 
 
+def doubled_answer(lines: Lines) -> None:
+    for column in columns(lines, "given").values():
+        column.insert(1, column[0])
+
+
+def twice(lines: Lines) -> Lines:
+    """The whole line of what was given a second time."""
+    return [line for each in lines for line in [each] * (1 + (each.get("of") == "given"))]
+
+
 FAULTS: list[tuple[str, str, Callable[[Lines], Any]]] = [
     ("gap", "were not done", lambda lines: drop(lines, 0)),
     ("log", "it is not recorded", lambda lines: drop(lines, 3)),
@@ -147,6 +157,12 @@ FAULTS: list[tuple[str, str, Callable[[Lines], Any]]] = [
     ),
     ("log", "neither taken back", unsaid),
     ("log", "cannot be read", lambda lines: columns(lines, "asks")["device"].__setitem__(0, "x")),
+    ("given", "found 0 to 4000, expected 4000 to", doubled_answer),
+    ("given", "or it was answered", twice),
+    ("given", "have no answer", lambda lines: [line for line in lines if line.get("of") != "given"]),
+    ("given", "expected 0 to 4000", lambda lines: columns(lines, "given")["stop"].__setitem__(0, 4001)),
+    ("given", "found none", lambda lines: [c.pop() for c in columns(lines, "given").values()] and None),
+    ("given", "cannot be read", lambda lines: columns(lines, "given")["stop"].__setitem__(0, "all")),
     ("summary", "found 3", lambda lines: lines[-1]["summary"].update(completed=3)),
     ("summary", "cannot be read", lambda lines: lines[-1]["summary"].update(missing="none")),
     ("end", "did not end", lambda lines: lines[:-1]),

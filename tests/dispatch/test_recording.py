@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dovetail.cli import main
+from dovetail.core import recorder
 from dovetail.core.engine import replay
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Failed, Reject, Rows, Start
@@ -30,13 +32,13 @@ from dovetail.dispatch.check import check_journal
 from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.live import journal as live_journal
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.recording import LIVE, BatchJournal, gaps, header_of
 from dovetail.dispatch.replay import RecordedScheduler, scheduler_for
 from dovetail.dispatch.simulate import SimDevice, simulate
+from dovetail.testing.dispatch import Emulated, Sleeper
 
 TWO = [Device("first", where="cpu"), Device("second", where="cpu")]
 POLICIES = ["factoring", "finish_together", "fixed", "guided", "proportional"]
@@ -180,14 +182,20 @@ def test_retries_and_copies_are_recorded_as_such(tmp_path: Path) -> None:
     check_replay(path)
 
 
-def test_a_copy_that_came_second_is_rejected(tmp_path: Path) -> None:
+def test_a_call_that_came_second_is_rejected_and_no_failure(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     curve = Curve.linear(0.01, 1e4, 1000)
-    slow = SimDevice("slow", curve, slower=50.0, size=100)
-    simulate([SimDevice("fast", curve, size=100), slow], 300, "fixed", journal=path)
+    late, fast = SimDevice("late", curve, slower=5.0, size=100), SimDevice("fast", curve, size=100)
+    simulate([SimDevice("long", curve, size=10_000), late, fast], 10_200, "fixed", journal=path)
     assert "copy" in [event.of for event in events(path, Arrived)]
+    assert {event.why for event in events(path, Reject)} == {"another device was first"}
+    assert not events(path, Failed)
     assert check_journal(path).valid
     check_replay(path)
+    assert main(["report", str(path)]) == 0
+    page = (tmp_path / "run.html").read_text()
+    assert "another device was first" in page
+    assert "Failed calls" not in page
 
 
 def test_gaps_between_ranges() -> None:
@@ -230,7 +238,7 @@ def test_a_real_run_is_valid_and_replays_under_every_policy(policy: str, mode: A
 
 def test_times_are_those_that_the_report_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.jsonl"
-    monkeypatch.setattr(live_journal, "_EVERY_S", 3600.0)  # all rows in one batch, also on a slow machine
+    monkeypatch.setattr(recorder, "_FLUSH_S", 3600.0)  # all rows in one batch, also on a slow machine
     with Dispatcher(torch.sin, TWO, sizes=10, cache=False, journal=path) as dispatcher:
         rows = dispatcher.attempt(torch.rand(500)).report.rows
     zero_s = Reader(path).header.facts["zero_s"]
@@ -251,6 +259,15 @@ class Halves:
     def next(self, device: int, view: Any) -> int:
         self.asked += 1
         return max(1, int(view.remaining) // (2 + self.asked % 3))
+
+
+def test_the_header_says_which_devices_are_emulated(tmp_path: Path) -> None:
+    sleeper = Sleeper((Emulated("fast", 0.0, 1e9),))
+    devices = [*sleeper.devices, Device("cuda:7", where="cpu"), Device("second", where="cpu")]
+    with Dispatcher(torch.sin, devices, sizes=10, cache=False, journal=tmp_path / "run.jsonl") as dispatcher:
+        dispatcher.run(torch.arange(100.0))
+    hardware = Reader(tmp_path / "run.jsonl").header.hardware
+    assert hardware == {"fast": "emulated on cpu", "cuda:7": "emulated on cpu", "second": "cpu"}
 
 
 def test_a_policy_without_a_name_replays_if_it_is_given_again(tmp_path: Path) -> None:
@@ -545,13 +562,17 @@ def test_a_killed_run_leaves_a_journal_with_one_finding(
     check_replay(path)
 
 
-def test_threads_are_gone_when_the_journal_is(tmp_path: Path) -> None:
-    import threading
+def test_a_run_has_one_thread_for_its_journal_which_ends_with_it(tmp_path: Path) -> None:
+    seen: list[threading.Thread] = []
 
-    with Dispatcher(refuses(), TWO, sizes=10, cache=False, journal=tmp_path / "run.jsonl") as dispatcher:
+    def function(batch: Tensor) -> Tensor:
+        seen[:] = [thread for thread in threading.enumerate() if "journal" in thread.name]
+        return batch
+
+    with Dispatcher(function, TWO, sizes=10, cache=False, journal=tmp_path / "run.jsonl") as dispatcher:
         dispatcher.run(torch.arange(100))
-        names = [thread.name for thread in threading.enumerate()]
-    assert "dovetail journal" not in names
+    assert len(seen) == 1
+    seen[0].join()
 
 
 def test_check_and_report_read_it_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ it noted up to a moment before.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
@@ -51,9 +51,11 @@ class Recorder:
         path: Path | None,
         header: Header,
         observers: Sequence[Observer] = (),
-        flush_s: float = _FLUSH_S,
+        flush_s: float | None = None,
+        gather: Callable[[], object] | None = None,
     ) -> None:
-        """Without a path only the observers are told."""
+        """Without a path only the observers are told. `gather` is called before each of those flushes: it notes what a
+        run only logs while it is busy, and may close the journal."""
         self.header = header
         self._writer = Writer(path, header) if path is not None else None
         self._observers: tuple[Observer, ...] = (*([self._writer] if self._writer else ()), *observers)
@@ -62,7 +64,8 @@ class Recorder:
         self._n = 0
         if self._writer is not None:
             self._writer.flush()
-            Thread(target=self._flush_until_closed, args=(flush_s,), name="journal", daemon=True).start()
+            every_s = _FLUSH_S if flush_s is None else flush_s
+            Thread(target=self._flush_until_closed, args=(every_s, gather), name="journal", daemon=True).start()
 
     def note(self, t: float, *events: Recorded) -> None:
         """This happened, or was decided, at one instant."""
@@ -109,9 +112,11 @@ class Recorder:
         for observer in self._observers:
             observer.step(self._n, t, events)
 
-    def _flush_until_closed(self, every_s: float) -> None:
+    def _flush_until_closed(self, every_s: float, gather: Callable[[], object] | None) -> None:
         while not self._closed.wait(every_s):
             try:
+                if gather is not None:
+                    gather()
                 self.flush()
             except DovetailError as error:
                 self._failed = error

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from pathlib import Path
+from threading import Event, RLock
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -28,7 +30,7 @@ LIVE, SIMULATED = "live", "simulated"
 KINDS = ("chunk", "retry", "copy")
 WHY = ("as many items as the policy gave", "another device failed on it", "the one that has it is late")
 LOST = "another device was first"
-_RAN = ("id", "kind", "device", "from_s", "to_s", "why", "outcome", "start", "stop", "attempt")
+_RAN = ("id", "kind", "device", "from_s", "to_s", "why", "outcome", "unused", "start", "stop", "attempt")
 _ASKS = ("call", "device", "clock_s", "start", "stop", "number")
 
 
@@ -71,7 +73,11 @@ def header_of(
 
 
 class BatchJournal:
-    """Writes what a scheduler has logged since it was last asked to. `lock` guards the scheduler."""
+    """Writes what a scheduler has logged since it was last asked to.
+
+    With `ended` the run is a real one: its journal is written a few times a second while the workers only append to a
+    list, and ends soon after `ended` is set, if nobody ends it before. `lock` guards the scheduler.
+    """
 
     def __init__(
         self,
@@ -79,8 +85,10 @@ class BatchJournal:
         header: Header,
         scheduler: RecordedScheduler,
         lock: AbstractContextManager[Any] | None = None,
+        ended: Event | None = None,
     ) -> None:
         self._scheduler, self._lock = scheduler, lock or nullcontext()
+        self._ended, self._over, self._turn = ended, False, RLock()
         self._zero_s: float = header.facts["zero_s"]
         self._items: int | None = header.facts["items"]
         self._before: list[tuple[int, int]] = header.facts.get("done_before", [])
@@ -91,10 +99,17 @@ class BatchJournal:
             self._first.append(sum(map(len, self._free_s)))
             self._free_s.append([-inf] * state.slots)
         self._seen = self._skipped = len(scheduler.rows)  # a resumed run has rows of the one before
-        self._recorder = Recorder(path, header)
+        self._recorder = Recorder(path, header, gather=None if ended is None else self._follow)
 
-    def flush(self, now_s: float) -> list[Chunk]:
-        """Write what is new, and send it on its way to the disk; gives the chunks that were then under way."""
+    def _follow(self) -> None:
+        with self._turn:
+            if self._ended is not None and self._ended.is_set():
+                self.end(perf_counter())
+            elif not self._over:
+                self._write(perf_counter())
+
+    def _write(self, now_s: float) -> list[Chunk]:
+        """Write what is new; gives the chunks that were then under way."""
         scheduler = self._scheduler
         with self._lock:
             rows, active = scheduler.rows[self._seen :], list(scheduler.active)
@@ -103,7 +118,6 @@ class BatchJournal:
         events += _called(calls) if calls else []
         if events:
             self._recorder.note(now_s - self._zero_s, *events)
-            self._recorder.flush()
         return active
 
     def _ran(self, rows: Sequence[Sequence[Any]]) -> Rows:
@@ -111,10 +125,11 @@ class BatchJournal:
         zero_s, copies, lines = self._zero_s, self._scheduler.copies, []
         for number, row in enumerate(map(ChunkRow._make, rows), start=self._seen - self._skipped):
             kind = 1 if row.attempt > 1 else 2 if (row.device, row.start, row.begun_s) in copies else 0
-            outcome = "" if row.state == "done" else LOST if row.state == "lost" else row.state
+            unused = row.state == "lost"
+            outcome = "" if row.state == "done" else LOST if unused else row.state
             from_s, to_s = row.begun_s - zero_s, row.ended_s - zero_s
             slot = self._slot(row.device, from_s, to_s)
-            lines.append((number, kind, slot, from_s, to_s, kind, outcome, row.start, row.stop, row.attempt))
+            lines.append((number, kind, slot, from_s, to_s, kind, outcome, unused, row.start, row.stop, row.attempt))
         self._seen += len(rows)
         return Rows("ran", dict(zip(_RAN, map(list, zip(*lines, strict=True)), strict=True)))
 
@@ -128,12 +143,18 @@ class BatchJournal:
         return self._first[device] + slot
 
     def end(self, now_s: float) -> None:
-        """The run came to its end: what it claims, and what it lacks."""
-        left = self.flush(now_s)
-        summary = self._summary([ChunkRow._make(row) for row in self._scheduler.rows[self._skipped : self._seen]])
-        if left:  # nobody waits for them
-            summary["left"] = [(c.device, c.start, c.stop, c.begun_s - self._zero_s) for c in left]
-        self._recorder.end(now_s - self._zero_s, summary)
+        """The run came to its end, or nobody waits for it any more: what it claims, and what it lacks."""
+        with self._turn:
+            if self._over:
+                return
+            self._over = True
+            with self._recorder:
+                left = self._write(now_s)
+                rows = self._scheduler.rows[self._skipped : self._seen]
+                summary = self._summary([ChunkRow._make(row) for row in rows])
+                if left:
+                    summary["left"] = [(c.device, c.start, c.stop, c.begun_s - self._zero_s) for c in left]
+                self._recorder.end(now_s - self._zero_s, summary)
 
     def _summary(self, rows: Sequence[ChunkRow]) -> dict[str, Any]:
         names = [state.name for state in self._scheduler.view.devices]

@@ -18,8 +18,8 @@ from dovetail.dispatch.export import Span
 from dovetail.dispatch.inputs.batch import Slices, Source, TensorBatch, TreeBatch, leaves, mapped
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.assembly import BatchOutput
-from dovetail.dispatch.live.journal import LiveJournal
 from dovetail.dispatch.live.replicas import Replicas
+from dovetail.dispatch.recording import BatchJournal
 from dovetail.dispatch.scheduler import ChunkScheduler
 
 Hook = Callable[[Any, NodeDevice], Any]
@@ -132,15 +132,16 @@ class BatchRun:
         self.room: float = inf  # results that may wait for a reader
         self.begun_s = self.ended_s = 0.0
         self.spans: list[Span] | None = None  # when an accelerator copied and computed, if somebody wants to know
-        self.journal: LiveJournal | None = None
+        self.record: Callable[[Event], BatchJournal] | None = None  # opens its journal
+        self.journal: BatchJournal | None = None
         self.ready = _ready(self.home)
         self._lock = lock
         self._calls: dict[str, Callable[[Any], Any]] = {}
 
     def begin_journal(self) -> None:
         """If there is to be a journal, it begins now."""
-        if self.journal is not None:
-            self.journal.begin(self.ended)
+        if self.record is not None:
+            self.journal = self.record(self.ended)
 
     def call_on(self, device: NodeDevice, moved: bool = False) -> Callable[[Any], Any]:
         """The function as it is called on a device, placed there once per run."""

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from math import inf
 from pathlib import Path
+from threading import Event
 from time import perf_counter
 from typing import Any, Literal
 
 from torch import Tensor
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.journal import Header
 from dovetail.core.recorder import host_clock
 from dovetail.dispatch.bounds import measured_peak
 from dovetail.dispatch.chunk import Chunk
@@ -34,7 +34,6 @@ from dovetail.dispatch.inputs.devices import NodeDevice, carrier, devices_with
 from dovetail.dispatch.live.assembly import BatchOutput, Collected, Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun, Calling, Hook, Modes, home_of, placed_on
 from dovetail.dispatch.live.errors import Failure, is_out_of_memory
-from dovetail.dispatch.live.journal import LiveJournal
 from dovetail.dispatch.live.outcome import BatchOutcome
 from dovetail.dispatch.live.pool import WorkerPool
 from dovetail.dispatch.live.progress import RunProgress, follow
@@ -44,7 +43,7 @@ from dovetail.dispatch.metrics import BatchReport, report_of
 from dovetail.dispatch.policies import default_policy, name_of, policy_of
 from dovetail.dispatch.policies.base import Policy
 from dovetail.dispatch.policies.fixed import Fixed
-from dovetail.dispatch.recording import LIVE, gaps, header_of
+from dovetail.dispatch.recording import LIVE, BatchJournal, gaps, header_of
 from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
 
@@ -329,13 +328,14 @@ class Dispatcher:
         if self.journal is not None and isinstance(scheduler, RecordedScheduler):
             before = gaps(resume.missing, source.total or 0) if resume is not None else []
             facts = {"done_before": before, "shared": shared}
-            header = partial(self._header, scheduler, source.total, facts)
-            run.journal = LiveJournal(self.journal, header, scheduler, self.pool.lock)
+            run.record = partial(self._recorded, self.journal, scheduler, source.total, facts)
         return run, form
 
-    def _header(self, scheduler: RecordedScheduler, items: int | None, facts: dict[str, Any], zero_s: float) -> Header:
+    def _recorded(
+        self, path: Path, scheduler: RecordedScheduler, items: int | None, facts: dict[str, Any], ended: Event
+    ) -> BatchJournal:
         policy, options = self._policy_given
-        return header_of(
+        header = header_of(
             scheduler,
             policy=name_of(policy),
             mode=LIVE,
@@ -343,10 +343,11 @@ class Dispatcher:
             peaks=[measured_peak(state.curve) for state in scheduler.view.devices],
             options=options,
             clock=host_clock(),
-            zero_s=zero_s,
+            zero_s=perf_counter(),
             hardware={device.name: carrier(device) for device in self.devices},
             facts={**facts, "by_name": isinstance(policy, str)},
         )
+        return BatchJournal(path, header, scheduler, self.pool.lock, ended)
 
     def _carry_out(self, run: BatchRun) -> None:
         alone = len(self.devices) == 1 and self.devices[0].kind == "cpu" and self._backend == "thread"
@@ -374,7 +375,7 @@ class Dispatcher:
         if self.trace is not None:
             self._latest().write_trace(self.trace)
         if run.journal is not None:
-            run.journal.finish()
+            run.journal.end(perf_counter())
         self._learn_direct(form, run.source, run)
         late = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         if late and isinstance(run.output, Preallocated):
