@@ -95,6 +95,8 @@ def test_a_whole_life_in_one_row() -> None:
         (2.5, Failed("y", "lease", "lost")),
         (2.5, Reject("y", "lost")),
     ]
+    *_, end, closed = told(Rows("ran", {**columns, "unused": [False, True]}))
+    assert (end, closed) == ((2.5, Finished("y", "lease")), (2.5, Reject("y", "lost")))
 
 
 def test_rows_that_only_the_level_knows_stay_rows() -> None:

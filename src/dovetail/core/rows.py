@@ -67,6 +67,7 @@ class _Lives(Struct):
     ready_s: list[float] = []
     why: list[_Place | str] = []
     outcome: list[str] = []
+    unused: list[bool] = []  # it ended well, but nobody needed it any more
 
 
 class _OpenJob(Struct):
@@ -171,16 +172,16 @@ class Unroller:
         count = len(c.from_s)
         jobs = c.job or [self._named(job) for job in c.id]
         devices = c.devices or [(device,) for device in c.device]
-        whys, outcomes = c.why or [""] * count, c.outcome or [""] * count
+        whys, outcomes, unused = c.why or [""] * count, c.outcome or [""] * count, c.unused or [False] * count
         others = {key: column for key, column in columns.items() if key not in _Lives.__struct_fields__}
-        rows = zip(jobs, devices, c.kind, c.ready_s or c.from_s, c.from_s, c.to_s, whys, outcomes, strict=True)
-        for i, (job, on, kind, ready_s, from_s, to_s, why, outcome) in enumerate(rows):
+        rows = zip(jobs, devices, c.kind, c.ready_s or c.from_s, c.from_s, c.to_s, whys, outcomes, unused, strict=True)
+        for i, (job, on, kind, ready_s, from_s, to_s, why, outcome, ended) in enumerate(rows):
             of = kind if isinstance(kind, str) else _place(self._kinds, kind, "kind")
             reason = why if isinstance(why, str) else _place(self._why, why, "reason")
             task = self._words.task
             yield ready_s, Arrived(job, of, facts={key: _place(column, i, key) for key, column in others.items()})
             yield from_s, Start(job, task, of, on, ready_s, to_s - from_s, reason)
-            yield to_s, Failed(job, task, outcome) if outcome else Finished(job, task)
+            yield to_s, Failed(job, task, outcome) if outcome and not ended else Finished(job, task)
             yield to_s, Reject(job, outcome) if outcome else Complete(job)
 
     def _named(self, job: int, name: str = "") -> str:
