@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ CODES = core.CODES | {
     "double": "items that two chunks did",
     "result": "items that lack a result by the summary, but were done",
     "log": "a chunk of which the scheduler was not told so, or one that it was told of and that is not recorded",
+    "given": "ranges that are not the answers to what the scheduler was asked",
     "peak": "a peak rate that is neither known before the run nor kept in it",
     "bound": "a bound that is missing, or not items over the sum of the peak rates, or a run that is faster than it",
 }
@@ -71,6 +73,11 @@ class _Asks(Struct):
     stop: list[int]
 
 
+class _Ranges(Struct):
+    start: list[int]
+    stop: list[int]
+
+
 class _Life(NamedTuple):
     """A chunk as rows, or the scheduler's log, tell it; without an end it is still under way."""
 
@@ -102,6 +109,7 @@ class BatchRules:
         self._recorded: Counter[_Life] = Counter()
         self._told: Counter[_Life] = Counter()
         self._given: dict[tuple[int, int, int], float] = {}
+        self._answers: list[list[int]] | None = None  # to what was asked last, until they are met
         self._summary: dict[str, Any] = {}
 
     @property
@@ -119,6 +127,8 @@ class BatchRules:
                 self._closed(t, event)
             elif isinstance(event, Rows) and event.of == "asks":
                 self._asked(event)
+            elif isinstance(event, Rows) and event.of == "given":
+                self._answered(event)
             elif isinstance(event, Ended):
                 self._summary = event.summary
 
@@ -148,6 +158,8 @@ class BatchRules:
         except msgspec.ValidationError as error:
             self._findings.add("log", "", f"rows of what the scheduler was asked cannot be read: {error}")
             return
+        self._check_answered()
+        self._answers = [r for call, *r in zip(asks.call, asks.start, asks.stop, strict=False) if call == "ask"]
         for call, *chunk, clock_s in zip(asks.call, asks.device, asks.start, asks.stop, asks.clock_s, strict=False):
             device, start, stop = chunk
             t = clock_s - self._facts.zero_s
@@ -157,9 +169,32 @@ class BatchRules:
                 from_s = self._given.pop((device, start, stop))
                 self._told[_Life(device, start, stop, from_s, t, call == "done")] += 1
 
+    def _answered(self, rows: Rows) -> None:
+        """What the scheduler gave must be what it was asked for, each once."""
+        expected, self._answers = self._answers, None
+        try:
+            ranges = msgspec.convert(rows.columns, _Ranges)
+        except msgspec.ValidationError as error:
+            self._findings.add("given", "", f"rows of what was given cannot be read: {error}")
+            return
+        found = [list(pair) for pair in zip_longest(ranges.start, ranges.stop)]
+        if expected is None:
+            self._findings.add(
+                "given", "", f"{len(found)} ranges were given, but nothing was asked, or it was answered"
+            )
+        elif found != expected:
+            at = next(i for i, (a, b) in enumerate(zip_longest(found, expected)) if a != b)
+            one, other = (f"{r[at][0]} to {r[at][1]}" if at < len(r) else "none" for r in (found, expected))
+            self._findings.add("given", f"answer {at + 1} of {len(expected)}", f"found {one}, expected {other}")
+
+    def _check_answered(self) -> None:
+        if self._answers is not None:
+            self._findings.add("given", "", f"{len(self._answers)} questions have no answer")
+
     def finish(self) -> None:
         """What only the end can tell."""
         self._findings.nowhere()
+        self._check_answered()
         try:
             summary = msgspec.convert(self._summary, BatchSummary)
         except msgspec.ValidationError as error:
