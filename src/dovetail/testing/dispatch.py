@@ -43,7 +43,7 @@ class Sleeper:
 
     def __init__(self, devices: tuple[Emulated, ...] = THREE) -> None:
         self.emulated = {device.name: device for device in devices}
-        self.devices = [NodeDevice(device.name, where="cpu") for device in devices]
+        self.devices = [NodeDevice(device.name, where="cpu", emulated=True) for device in devices]
 
     def on(self, device: NodeDevice) -> Callable[[Tensor], Tensor]:
         mine = self.emulated[device.name]

@@ -23,6 +23,7 @@ class NodeDevice(Struct, frozen=True, forbid_unknown_fields=True):
     priority: float = 1.0
     slots: int = 0  # chunks in flight; 0: as many as pay (three on CUDA, one elsewhere)
     threads: int = 0  # of the CPU; 0: all cores but one per accelerator
+    emulated: bool = False  # it only pretends to be what it is called
 
     @property
     def place(self) -> str:
@@ -75,16 +76,20 @@ def load_torch() -> Any:
 
 
 def carrier(device: NodeDevice) -> str:
-    """What really carries a device, in words.
+    """What really carries a device, in words. One that has the name of other hardware is emulated.
 
-    >>> carrier(NodeDevice("fast", where="cpu")), carrier(NodeDevice("10.0.0.7/cpu", where="cpu"))
+    >>> carrier(NodeDevice("second", where="cpu")), carrier(NodeDevice("10.0.0.7/cpu", where="cpu"))
     ('cpu', 'cpu of 10.0.0.7')
+    >>> carrier(NodeDevice("fast", where="cpu", emulated=True)), carrier(NodeDevice("cuda:0", where="cpu"))
+    ('emulated on cpu', 'emulated on cpu')
     """
-    node, slash, _ = device.name.rpartition("/")
+    node, slash, own = device.name.rpartition("/")
+    other = own.partition(":")[0] in KINDS and canonical(own) != device.place
+    emulated = "emulated on " if device.emulated or other else ""
     if slash:
-        return f"{device.place} of {node}"
+        return f"{emulated}{device.place} of {node}"
     name = f" {load_torch().cuda.get_device_name(device.place)}" if device.kind == "cuda" else ""
-    return device.place + name
+    return f"{emulated}{device.place}{name}"
 
 
 def check_exists(place: str) -> None:
@@ -133,9 +138,7 @@ def _name(device: Any) -> str:
 
 def _checked(device: NodeDevice) -> NodeDevice:
     name = device.name if device.where else canonical(device.name)
-    device = NodeDevice(
-        name, canonical(device.place), device.size, device.capacity, device.priority, device.slots, device.threads
-    )
+    device = msgspec.structs.replace(device, name=name, where=canonical(device.place))
     if device.size is not None and device.size < 0:
         raise InputError(f"device {name!r}: expected a size >= 0, found {device.size}")
     if device.capacity is not None and device.capacity < (device.size or 1):
