@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
+
+_PLACES: dict[str, Mapping[str, str]] = {}  # by package
+
+
+class _Package(ModuleType):
+    """A package in which a public name is never the module of the same name: `cluster.simulate` is the function, also
+    after something has imported `dovetail.cluster.simulate`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _PLACES[self.__name__]):
+            super().__setattr__(name, value)
 
 
 def exports(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -22,4 +35,6 @@ def exports(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], An
         module, _, attribute = places[name].partition(":")
         return getattr(import_module(f"{package}.{module}"), attribute or name)
 
+    _PLACES[package] = places
+    sys.modules[package].__class__ = _Package
     return find, lambda: sorted(places)
