@@ -181,7 +181,7 @@ def test_the_report_does_not_follow_a_link_to_an_input(
     ("content", "message"),
     [
         (None, "no such file"),
-        ("", "is empty"),
+        ("", "is empty; expected a journal or an execution log"),
         ("{", "neither a journal nor an execution log"),
         ("[1, 2]", "expected object, found array"),
         ('{"summary": {}}', "missing key `executions`"),

@@ -167,12 +167,12 @@ def open_bytes(path: Path) -> BinaryIO:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, expected: str = "YAML or JSON") -> bytes:
     """What a file holds, without a byte order mark; an empty file is an error."""
     with open_bytes(path) as file:
         text = file.read().removeprefix(_BOM)
     if not text.strip():
-        raise InputError(f"{path}: is empty; expected YAML or JSON")
+        raise InputError(f"{path}: is empty; expected {expected}")
     return text
 
 

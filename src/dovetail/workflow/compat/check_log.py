@@ -35,7 +35,7 @@ from dovetail.workflow.words import WORDS
 def check_log(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:
     """Check an execution log, ours or an older scheduler's, and whether it is a run of these files."""
     need_config(config, requests)
-    text = read_bytes(path)
+    text = read_bytes(path, "a journal or an execution log")
     try:
         log = msgspec.json.decode(text, type=LoggedRun)
     except msgspec.ValidationError as error:
