@@ -163,11 +163,12 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def near_tests(path: Path) -> list[str]:
-    """A module's doctests, and the tests that are named after it or import it, or the package below its level's."""
+    """A module's doctests, then the tests that are named after it, then those that import it or the package below its
+    level's."""
     parts = [part for part in path.relative_to("src").with_suffix("").parts if part != "__init__"]
     dotted = [re.escape(".".join(parts[:length])) for length in range(len(parts), 2, -1)]
     imported = re.compile(rf"\b({'|'.join(dotted)})\b") if dotted else re.compile(r"(?!)")
-    tests = sorted((ROOT / "tests" / parts[1]).glob("test_*.py"))
+    tests = sorted((ROOT / "tests" / parts[1]).glob("test_*.py"), key=lambda test: (parts[-1] not in test.stem, test))
     near = [test for test in tests if parts[-1] in test.stem or imported.search(test.read_text())]
     return [str(path), *(str(test.relative_to(ROOT)) for test in near)]
 
@@ -204,6 +205,7 @@ class Copy:
             "DOVETAIL_GOLDEN": str(shared / "golden"),
             "DOVETAIL_TRACES": str(shared / "traces"),
             **os.environ,
+            "DOVETAIL_UNSHRUNK": "1",
             "PYTHONPATH": str(self.folder / "src"),
         }
         quiet = subprocess.DEVNULL
