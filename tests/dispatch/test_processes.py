@@ -266,12 +266,13 @@ def test_worker_stops_before_it_started() -> None:
 
 
 STARTING = """
-import sys, time
+import os, sys, time
 from dovetail.dispatch import Device, Dispatcher
 
 if __name__ == "__mp_main__":  # in the process of a device, before it is ready
     print("starting", flush=True)
-    time.sleep(0.2)  # the interrupt, if it reaches this, comes here
+    while not os.path.exists(sys.argv[1]):  # the interrupt, if it reaches this, comes here
+        time.sleep(0.01)
 
 if __name__ == "__main__":
     import torch
@@ -285,11 +286,11 @@ if __name__ == "__main__":
 
 
 def test_an_interrupt_while_processes_start_is_that_of_the_caller_alone(tmp_path: Path) -> None:
-    script = tmp_path / "starting.py"
+    script, go_on = tmp_path / "starting.py", tmp_path / "go_on"
     script.write_text(STARTING)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), str(go_on)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -300,6 +301,7 @@ def test_an_interrupt_while_processes_start_is_that_of_the_caller_alone(tmp_path
         assert process.stdout is not None
         assert process.stdout.readline() == "starting\n"
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        go_on.touch()
         out, errors = process.communicate()
     finally:
         with suppress(ProcessLookupError):

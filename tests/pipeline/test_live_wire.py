@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any
 
 import msgspec
@@ -137,12 +137,12 @@ def test_no_more_is_sent_than_there_are_buffers(pair: Pair) -> None:
     assert [sent.get(timeout=10) for _ in range(2)] == [0, 1]
     for number in range(2):
         inlet.take(1, number)
-    time.sleep(0.05)
-    assert sent.empty()  # two are received, but none has left its buffer
+    with pytest.raises(Empty):
+        sent.get(timeout=0.05)  # two are received, but none has left its buffer
     inlet.free()
     assert sent.get(timeout=10) == 2
-    time.sleep(0.05)
-    assert sent.empty()
+    with pytest.raises(Empty):
+        sent.get(timeout=0.05)
     for _ in range(4):
         inlet.free()
     thread.join(timeout=10)
