@@ -47,26 +47,29 @@ class Axis(Struct):
     text: Callable[[float], str] = number
 
 
-def band_chart(x: Axis, y: Axis, lines: Sequence[Line], what: str, names: Sequence[str] = ()) -> str:
+def band_chart(
+    x: Axis, y: Axis, lines: Sequence[Line], what: str, names: Sequence[str] = (), width: float = _WIDTH
+) -> str:
     """The chart, with a legend of these names. Places without a value are crosses at its upper edge."""
     points = [point for line in lines for point in line.points]
     every = sorted({p.x for p in points} | {at for line in lines for at, _ in line.missing})
     if not every:
         return '<p class="lead">No run has a result.</p>'
-    at_x = _place_x(x, every)
+    floor, right = _HEIGHT - _BELOW, width - _RIGHT
+    at_x = _place_x(x, every, right)
     at_y, levels = _place_y(y, points)
-    floor = _HEIGHT - _BELOW
-    named, rows = legend(names, _LEFT, _WIDTH - _RIGHT, _HEIGHT + 12) if names else ([], 0)
+    named, rows = legend(names, _LEFT, right, _HEIGHT + 12) if names else ([], 0)
     high = _HEIGHT + 18 * rows
-    out = [f'<svg viewBox="0 0 {_WIDTH:g} {high:g}" role="img" class="chart"><title>{escape(what)}</title>']
+    style = "chart" if width == _WIDTH else "chart full"
+    out = [f'<svg viewBox="0 0 {width:g} {high:g}" role="img" class="{style}"><title>{escape(what)}</title>']
     out.append(label(0, 14, y.name, "start"))
     for level in levels:
         height = f"{at_y(level):.1f}"
-        out.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height}" y2="{height}"/>')
+        out.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{height}" y2="{height}"/>')
         out.append(label(_LEFT - 8, at_y(level) + 4, number(level, 3), "end"))
     out += [label(at_x(at), floor + 18, x.text(at), "middle") for at in x.marks or _marks(x, every)]
-    out.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{floor}" y2="{floor}"/>')
-    out.append(label((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, x.name, "middle"))
+    out.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>')
+    out.append(label((_LEFT + right) / 2, _HEIGHT - 8, x.name, "middle"))
     out += [_band(line, at_x, at_y) for line in lines]
     for line in lines:
         out += _drawn(line, at_x, at_y)
@@ -74,11 +77,11 @@ def band_chart(x: Axis, y: Axis, lines: Sequence[Line], what: str, names: Sequen
     return "".join([*out, *named]) + "</svg>"
 
 
-def _place_x(axis: Axis, every: Sequence[float]) -> Callable[[float], float]:
+def _place_x(axis: Axis, every: Sequence[float], right: float) -> Callable[[float], float]:
     place, low = (math.log10, every[0]) if axis.steep else (float, every[0] if axis.tight else 0.0)
     high = every[-1] if axis.steep or axis.tight else axis.top or every[-1]
     start, span = place(low), (place(high) - place(low)) or 1.0
-    return lambda at: _LEFT + 8 + (place(at) - start) / span * (_WIDTH - _LEFT - _RIGHT - 24)
+    return lambda at: _LEFT + 8 + (place(at) - start) / span * (right - _LEFT - 24)
 
 
 def _place_y(axis: Axis, points: Sequence[Point]) -> tuple[Callable[[float], float], list[float]]:

@@ -7,7 +7,6 @@ from html import escape
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dovetail.report.look import PALETTE, number, seconds, ticks, unit_for
 
@@ -24,19 +23,18 @@ class Mark(NamedTuple):
 
 def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, axis: str = "response time") -> str:
     """Histogram (bars, left axis) and cumulative share (line, right axis) of response times."""
-    values = np.sort(np.asarray(values_s, dtype=float))
-    top = max([float(values[-1]), *(mark.at_s for mark in marks)]) or 1.0
-    top *= 1.02
-    counts, _ = np.histogram(values, bins=min(48, max(8, len(values))), range=(0.0, top))
+    top = 1.02 * max([*values_s, *(mark.at_s for mark in marks)]) or 1.0
+    counts, _ = np.histogram(values_s, bins=min(48, max(8, len(values_s))), range=(0.0, top))
     unit = unit_for(top)
     width, height, left, right, bottom = 640.0, 300.0, 46.0, 46.0, 44.0
-    placed = _place(marks, lambda at: left + at / top * (width - left - right), width - right)
-    rows = 1 + max((row for _, _, row, _ in placed), default=-1)
-    above = 14.0 + 16.0 * rows
-    floor = height - bottom
 
     def x(at: float) -> float:
         return left + at / top * (width - left - right)
+
+    placed = _place(marks, x, width - right)
+    rows = 1 + max((row for _, _, row, _ in placed), default=-1)
+    above = 14.0 + 16.0 * rows
+    floor = height - bottom
 
     def y(share: float) -> float:
         return floor - share * (floor - above)
@@ -59,7 +57,8 @@ def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, ax
                 f'height="{floor - y(count / peak):.1f}" rx="1"><title>{seconds(low)} to {seconds(high)}: {count:,}'
                 "</title></rect>"
             )
-    out.append(f'<path class="cdf" d="{_steps(values, x, y)}H{width - right:g}"/>')
+    steps = "".join(f"H{x(at):.1f}V{y(share):.1f}" for at, share in staircase(values_s))
+    out.append(f'<path class="cdf" d="M{x(min(values_s)):.1f},{y(0.0):.1f}{steps}H{width - right:g}"/>')
     for mark, at, row, anchor in placed:
         label_y = 12.0 + 16.0 * (rows - 1 - row)
         out.append(
@@ -72,42 +71,16 @@ def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, ax
     return "".join(out) + "</svg>"
 
 
-def _steps(values: NDArray[np.float64], x: Callable[[float], float], y: Callable[[float], float]) -> str:
-    """The path of a cumulative share, in at most 200 steps. The values are sorted."""
+def staircase(values_s: Sequence[float]) -> list[tuple[float, float]]:
+    """Where the share of values so small grows, and to what, in at most 200 steps.
+
+    >>> staircase([3.0, 1.0])
+    [(1.0, 0.5), (3.0, 1.0)]
+    """
+    values = np.sort(np.asarray(values_s, dtype=float))
     shares = np.linspace(0.0, 1.0, min(len(values), 200) + 1)[1:]
     at = values[np.maximum(np.ceil(shares * len(values) - 1e-9).astype(int) - 1, 0)]
-    steps = zip(at.tolist(), shares.tolist(), strict=True)
-    return f"M{x(float(values[0])):.1f},{y(0.0):.1f}" + "".join(f"H{x(v):.1f}V{y(s):.1f}" for v, s in steps)
-
-
-def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: str = "response") -> str:
-    """The share of jobs completed within a time, one line per run."""
-    top = max((max(values, default=0.0) for values in runs), default=0.0) * 1.02 or 1.0
-    unit = unit_for(top)
-    width, left, right, above, floor = 1100.0, 46.0, 14.0, 30.0, 230.0
-    named, rows = legend(names, left, width - right, floor + 52)
-    out = [f'<svg viewBox="0 0 {width:g} {floor + 46 + 18 * rows:g}" role="img" class="chart full">']
-    out.append("<title>Share completed within a time, one line per run</title>")
-    out.append(label(0, 14, f"{response.capitalize()} times: share completed within", "start", "heading"))
-
-    def x(at: float) -> float:
-        return left + at / top * (width - left - right)
-
-    def y(share: float) -> float:
-        return floor - share * (floor - above)
-
-    for i in range(5):
-        out.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y(i / 4):.1f}" y2="{y(i / 4):.1f}"/>')
-        out.append(label(left - 6, y(i / 4) + 4, f"{i * 25} %", "end"))
-    out += [
-        label(x(at * unit.seconds), floor + 17, f"{number(at)} {unit.name}", "middle")
-        for at in ticks(top / unit.seconds, 9)
-    ]
-    for i, values in enumerate(runs):
-        if len(values):
-            path = _steps(np.sort(np.asarray(values, dtype=float)), x, y)
-            out.append(f'<path class="line" d="{path}" {line_style(i)}><title>{escape(names[i])}</title></path>')
-    return "".join([*out, *named]) + "</svg>"
+    return list(zip(at.tolist(), shares.tolist(), strict=True))
 
 
 def line_style(i: int) -> str:

@@ -7,22 +7,19 @@ from collections.abc import Sequence
 from dovetail.core.words import Claim, Unit
 from dovetail.report import look
 from dovetail.report.collect import Story
+from dovetail.report.document import card
 from dovetail.report.tables import TableColumn, table
 
 
 def claims_card(stories: Sequence[Story], names: Sequence[str]) -> str:
     """A card with the figures that the level of the first run names; nothing if it names none or no run ended."""
-    shown: list[list[str]] = []
-    for claim in look.words_of(stories[0]).claims:
-        shown += _rows(claim, stories)
+    shown = [row for claim in stories[0].words.claims for row in _rows(claim, stories)]
     if not shown:
         return ""
     heads = list(names) if len(stories) > 1 else ["value"]
     columns = [TableColumn("figure", style="name"), *(TableColumn(head, number=True) for head in heads)]
-    return (
-        '<section class="card"><h2>Figures</h2><p class="lead">What the journal claims at its end; '
-        f'<code>dovetail check</code> counts it again.</p><div class="scroll">{table(columns, shown)}</div></section>'
-    )
+    lead = "What the journal claims at its end; <code>dovetail check</code> counts it again."
+    return card("Figures", table(columns, shown), lead)
 
 
 def _rows(claim: Claim, stories: Sequence[Story]) -> list[list[str]]:

@@ -18,6 +18,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Ended, Header, Reader, open_journal
 from dovetail.core.metrics import Figures, Metrics, Spread
+from dovetail.core.words import Words
 from dovetail.report.bars import DONE, Bar, Bars, Shelf
 from dovetail.report.timeline import Strip, Timeline
 from dovetail.report.units import unit_for
@@ -95,6 +96,10 @@ class Story(Struct):
         return float(value)
 
     @property
+    def words(self) -> Words:
+        return self.header.words
+
+    @property
     def scheduled(self) -> bool:
         """Whether there is a schedule to draw: a level that decides in rounds may leave its leases out."""
         return not self.by_round or self.bars_seen > 0
@@ -103,7 +108,7 @@ class Story(Struct):
     def left_out(self) -> list[str]:
         """What the pictures do not show, in sentences."""
         notes = []
-        words = self.header.words
+        words = self.words
         if not self.ended:
             notes.append(
                 f"This run did not end: its journal breaks off at {self.end_s:,.6g} s"

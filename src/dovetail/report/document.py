@@ -23,6 +23,13 @@ def document(title: str, body: str, script: str = "") -> str:
     )
 
 
+def card(title: str, content: str, lead: str = "") -> str:
+    """A section under a heading. What it says first, and its content, which scrolls where it is too wide, are HTML."""
+    lead = f'<p class="lead">{lead}</p>' if lead else ""
+    content = f'<div class="scroll">{content}</div>' if content else ""
+    return f'<section class="card"><h2>{escape(title)}</h2>{lead}{content}</section>'
+
+
 def asset(name: str) -> str:
     """A file of this package."""
     return resources.files("dovetail.report").joinpath(name).read_text(encoding="utf-8")

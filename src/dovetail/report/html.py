@@ -14,9 +14,9 @@ from dovetail.core.charts import KEY as CHARTS
 from dovetail.report import charts, look
 from dovetail.report.bars import FAILED
 from dovetail.report.claims import claims_card
-from dovetail.report.collect import MAX_LISTED, Incident, Story
-from dovetail.report.document import asset, document
-from dovetail.report.lines import line_charts
+from dovetail.report.collect import MAX_LISTED, Story
+from dovetail.report.document import asset, card, document
+from dovetail.report.lines import cumulative, line_charts
 from dovetail.report.payload import payload
 from dovetail.report.tables import Raw, TableColumn, table
 from dovetail.report.usage import usage_card
@@ -44,7 +44,7 @@ def page(stories: Sequence[Story], title: str | None = None) -> str:
     body += [_run(story, names[i] if several else None, i, colours) for i, story in enumerate(stories)]
     body.append(
         f"<footer>Made by dovetail {__version__} from {'journals' if several else 'a journal'} and nothing else. "
-        f"{look.words_of(stories[0]).response.capitalize()} time: from arrival to the end of the last task. "
+        f"{stories[0].words.response.capitalize()} time: from arrival to the end of the last task. "
         "Percentiles interpolate between neighbours.</footer>"
     )
     script = (
@@ -98,7 +98,7 @@ def _facts(story: Story) -> str:
 
 def _figures(story: Story) -> str:
     """The key figures, each beside its lower bound where the journal gives one."""
-    figures, words = story.figures, look.words_of(story)
+    figures, words = story.figures, story.words
     cards = [_bounded(headline) for headline in look.headlines(story)]
     cards += _use(story) if story.scheduled else []
     more = [f"of {figures.arrived:,}", f"{figures.rejected:,} rejected"]
@@ -108,19 +108,19 @@ def _figures(story: Story) -> str:
         more.append(f"{figures.failures:,} failures")
     if story.unfinished:
         more.append(f"{story.unfinished:,} unfinished")
-    cards.append(_card(f"{words.jobs.capitalize()} completed", f"{figures.completed:,}", ", ".join(more)))
+    cards.append(_figure(f"{words.jobs.capitalize()} completed", f"{figures.completed:,}", ", ".join(more)))
     return f'<div class="figures">{"".join(cards)}</div>'
 
 
 def _use(story: Story) -> list[str]:
     """How much of the devices was used, and what it gave or what set-ups took of it."""
-    figures, words = story.figures, look.words_of(story)
+    figures, words = story.figures, story.words
     used = look.percent(figures.utilisation)
     if not words.setup:
         busiest = max(figures.devices, key=lambda device: device.busy_s, default=None)
         told = f"{look.device_names(story)[busiest.id]}: {look.percent(busiest.utilisation)}, most" if busiest else ""
         pace = look.number(figures.completed / figures.makespan_s) if figures.makespan_s else "0"
-        return [_card("Utilisation", used, told), _card("Throughput", f"{pace} /s", f"{words.jobs} per second")]
+        return [_figure("Utilisation", used, told), _figure("Throughput", f"{pace} /s", f"{words.jobs} per second")]
     setup_s = sum(device.setup_s for device in figures.devices)
     busy_s = sum(device.busy_s for device in figures.devices)
     share_s = setup_s / busy_s * figures.utilisation if busy_s else 0.0
@@ -130,11 +130,11 @@ def _use(story: Story) -> list[str]:
         begun = sum(kind.starts for kind in story.kinds)
         paid = sum(kind.setups for kind in story.kinds)
         told = f"{paid:,} of them with a start or {words.setup}"
-        return [_card("Utilisation", used, share), _card(words.tasks.capitalize(), f"{begun:,}", told)]
-    return [_card("Utilisation", used, share), _card(words.setups.capitalize(), f"{figures.switches:,}", loads)]
+        return [_figure("Utilisation", used, share), _figure(words.tasks.capitalize(), f"{begun:,}", told)]
+    return [_figure("Utilisation", used, share), _figure(words.setups.capitalize(), f"{figures.switches:,}", loads)]
 
 
-def _card(name: str, value: str, beside: str, meter: str = "") -> str:
+def _figure(name: str, value: str, beside: str, meter: str = "") -> str:
     return (
         f'<div class="figure"><div class="name">{escape(name)}</div>'
         f'<div class="value">{escape(value)}</div>{meter}'
@@ -146,20 +146,20 @@ def _bounded(headline: look.Headline) -> str:
     name, value_s, bound_s = headline
     value = look.seconds(value_s)
     if not bound_s or not value_s:
-        return _card(name, value, "no lower bound recorded")
+        return _figure(name, value, "no lower bound recorded")
     bound = f"the bound, {look.seconds(bound_s)}"
     if value_s < bound_s * (1 - 1e-6):
-        return _card(name, value, f"below {bound}: one of them is wrong")
+        return _figure(name, value, f"below {bound}: one of them is wrong")
     meter = f'<div class="meter" aria-hidden="true"><i style="width:{bound_s / value_s * 100:.1f}%"></i></div>'
     above = look.above(value_s, bound_s)
-    return _card(name, value, f"{above} {bound}" if above.endswith("times") else f"{above} above {bound}", meter)
+    return _figure(name, value, f"{above} {bound}" if above.endswith("times") else f"{above} above {bound}", meter)
 
 
 # --- several runs ---------------------------------------------------------------------------------
 
 
 def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
-    words = look.words_of(stories[0])
+    words = stories[0].words
     panels, columns, cells = [], [TableColumn("run", style="name")], [[name] for name in names]
     for each in zip(*map(look.headlines, stories), strict=True):
         title, ended = each[0].name, [story.ended for story in stories]
@@ -170,7 +170,7 @@ def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
         for row, (_, value, bound) in zip(cells, each, strict=True):
             text = f"<b>{look.seconds(value)}</b>" if value == best else look.seconds(value)
             row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
-    curves = charts.cumulative(names, [story.responses_s for story in stories], words.response)
+    curves = cumulative(names, [story.responses_s for story in stories], words.response)
     setups = [words.setups, f"{words.setup} time"] if words.setup and not words.claims else []
     heads = ["utilisation", *setups, "completed", "rejected", "late"]
     columns += [TableColumn(name, number=True) for name in heads]
@@ -220,7 +220,7 @@ def _run(story: Story, name: str | None, index: int, colours: dict[str, str]) ->
 
 
 def _schedule(story: Story, colours: dict[str, str]) -> str:
-    words = look.words_of(story)
+    words = story.words
     order = list(colours)
     keys = "".join(
         f'<li><button type="button" class="key" data-kind="{order.index(kind.kind)}" aria-pressed="false">'
@@ -255,10 +255,10 @@ def _side(story: Story) -> str:
 
 
 def _responses(story: Story) -> str:
-    words, spread = look.words_of(story), story.figures.response_s
+    words, spread = story.words, story.figures.response_s
     title = f"{words.response.capitalize()} times"
     if not story.responses_s:
-        return f'<section class="card"><h2>{title}</h2><p class="lead">No {words.job} was completed.</p></section>'
+        return card(title, "", f"No {words.job} was completed.")
     marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
     marks += [charts.Mark(name, bound_s, "bound") for name, bound_s in look.bounds_of_responses(story)]
     what = (
@@ -266,15 +266,12 @@ def _responses(story: Story) -> str:
         f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."
     )
     chart = charts.distribution(story.responses_s, marks, what, f"{words.response} time")
-    return (
-        f'<section class="card"><h2>{title}</h2><p class="lead">{escape(what)} '
-        f"Bars count {words.jobs}; the line is the share completed within that time.</p>"
-        f'<div class="scroll">{chart}</div></section>'
-    )
+    lead = f"{escape(what)} Bars count {words.jobs}; the line is the share completed within that time."
+    return card(title, chart, lead)
 
 
 def _kinds(story: Story, colours: dict[str, str]) -> str:
-    words = look.words_of(story)
+    words = story.words
     top = max((kind.run_device_s + kind.setup_device_s for kind in story.kinds), default=0.0) or 1.0
     rows = [
         [
@@ -297,15 +294,12 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
     columns = [TableColumn(words.kind, style="name"), TableColumn("", style="bar")]
     columns += [TableColumn(name, number=True) for name in heads]
     counted = ", each of a group counted," if words.setup else ""
-    return (
-        f'<section class="card"><h2>{words.kinds.capitalize()}</h2><p class="lead">Time on {words.devices}{counted} '
-        "and the time from ready to start.</p>"
-        f'<div class="scroll">{table(columns, rows)}</div></section>'
-    )
+    lead = f"Time on {words.devices}{counted} and the time from ready to start."
+    return card(words.kinds.capitalize(), table(columns, rows), lead)
 
 
 def _types(story: Story) -> str:
-    words = look.words_of(story)
+    words = story.words
     rows = []
     for type_ in story.types:
         spread = type_.response_s
@@ -315,36 +309,22 @@ def _types(story: Story) -> str:
         )
     columns = [TableColumn(words.type, style="name")]
     columns += [TableColumn(name, number=True) for name in ("arrived", "completed", "mean", "P50", "P99", "longest")]
-    return (
-        f'<section class="card"><h2>{words.jobs.capitalize()} by {words.type}</h2>'
-        f'<p class="lead">{words.response.capitalize()} times, from arrival to completion.</p>'
-        f'<div class="scroll">{table(columns, rows)}</div></section>'
-    )
+    lead = f"{words.response.capitalize()} times, from arrival to completion."
+    return card(f"{words.jobs.capitalize()} by {words.type}", table(columns, rows), lead)
 
 
 def _incidents(story: Story) -> str:
-    words, out = look.words_of(story), ""
+    words, out = story.words, ""
     for title, what, listed, total in (
         (f"Rejected {words.jobs}", words.type, story.rejected, story.figures.rejected),
         (f"Failed {words.tasks}", words.task, story.failed, story.figures.failures),
     ):
         if listed:
-            out += _listed(title, [words.job, what], listed, total)
+            note = f"The first {MAX_LISTED} of {total:,}." if total > len(listed) else f"All {total:,}."
+            columns = [TableColumn("time", number=True, style="time"), TableColumn(words.job, style="name")]
+            columns += [TableColumn(what, style="name"), TableColumn("why")]
+            out += card(title, table(columns, [[look.seconds(i.t_s), i.job, i.what, i.why] for i in listed]), note)
     return out
-
-
-def _listed(title: str, names: Sequence[str], listed: Sequence[Incident], total: int) -> str:
-    note = f"The first {MAX_LISTED} of {total:,}." if total > len(listed) else f"All {total:,}."
-    columns = [
-        TableColumn("time", number=True, style="time"),
-        *(TableColumn(name, style="name") for name in names),
-        TableColumn("why"),
-    ]
-    rows = [[look.seconds(i.t_s), i.job, i.what, i.why] for i in listed]
-    return (
-        f'<section class="card"><h2>{escape(title)}</h2><p class="lead">{note}</p>'
-        f'<div class="scroll">{table(columns, rows)}</div></section>'
-    )
 
 
 def _all_facts(story: Story) -> str:

@@ -8,18 +8,17 @@ from math import ceil, floor, log2
 
 from dovetail.core.charts import Chart
 from dovetail.report.bands import Axis, Line, Point, band_chart
-from dovetail.report.look import number, ticks
+from dovetail.report.charts import staircase
+from dovetail.report.document import card
+from dovetail.report.look import number, ticks, unit_for
 
 _POINTS = 40  # with more of them, a line is drawn without its points
 
 
 def line_charts(charts: Sequence[Chart]) -> str:
     """A card for each chart, side by side."""
-    drawn = [
-        f'<section class="card"><h2>{escape(chart.title)}</h2><div class="scroll">{line_chart(chart)}</div></section>'
-        for chart in charts
-    ]
-    return f'<div class="two">{"".join(drawn)}</div>' if drawn else ""
+    cards = "".join(card(chart.title, line_chart(chart)) for chart in charts)
+    return f'<div class="two">{cards}</div>' if cards else ""
 
 
 def line_chart(chart: Chart) -> str:
@@ -41,6 +40,22 @@ def line_chart(chart: Chart) -> str:
     names = [series.name for series in chart.series] if len(chart.series) > 1 else []
     x_axis = Axis(chart.x, steep=chart.log_x, tight=True, marks=_marks(chart), text=text)
     return band_chart(x_axis, Axis(chart.y), lines, chart.title, names)
+
+
+def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: str) -> str:
+    """The share of jobs completed within a time, one line per run."""
+    longest_s = max((max(values, default=0.0) for values in runs), default=0.0)
+    unit = unit_for(longest_s)
+    lines = []
+    for i, values_s in enumerate(runs):
+        points, before = [], 0.0
+        for at_s, share in staircase(values_s) if values_s else ():
+            points += [Point(at_s / unit.seconds, 100 * y) for y in (before, share)]
+            before = share
+        lines.append(Line(names[i], i, points))
+    x = Axis(f"{response} time, {unit.name}", marks=ticks(longest_s / unit.seconds, 9))
+    y = Axis(f"{response.capitalize()} times: share completed within, %", 100.0)
+    return band_chart(x, y, lines, "Share completed within a time, one line per run", names, width=1100.0)
 
 
 def _marks(chart: Chart, most: int = 12) -> list[float]:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from dovetail.core.journal import Header
 from dovetail.core.resources import Pool
-from dovetail.core.words import Words
 from dovetail.report.collect import Story
 from dovetail.report.units import Unit as Unit
 from dovetail.report.units import unit_for as unit_for
@@ -61,10 +60,6 @@ def colours(stories: Sequence[Story]) -> dict[str, str]:
     return {kind: PALETTE[i % len(PALETTE)] for i, kind in enumerate(ranked)}
 
 
-def words_of(story: Story) -> Words:
-    return story.header.words
-
-
 class Headline(NamedTuple):
     """A figure that every report shows first, beside its lower bound if the journal has one."""
 
@@ -75,7 +70,7 @@ class Headline(NamedTuple):
 
 def headlines(story: Story) -> tuple[Headline, Headline, Headline]:
     """Makespan, mean and P99 of the response."""
-    figures, response = story.figures, words_of(story).response
+    figures, response = story.figures, story.words.response
 
     def bound(*keys: str) -> float | None:
         """What did not end is not held against a bound."""
@@ -105,7 +100,7 @@ def own_names(header: Header) -> list[str] | None:
 
 def device_names(story: Story) -> list[str]:
     """What each device of a run is called: by its level's facts, or by its number."""
-    device = words_of(story).device
+    device = story.words.device
     return own_names(story.header) or [f"{device} {d.id}" for d in story.header.pool.devices]
 
 

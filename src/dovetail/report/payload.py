@@ -34,7 +34,7 @@ def payload(stories: Sequence[Story], colours: dict[str, str]) -> dict[str, Any]
 
 
 def _run_data(story: Story, kinds: Sequence[str], digits: int) -> dict[str, Any]:
-    words, bound = look.words_of(story), story.claim("bound_makespan_s")
+    words, bound = story.words, story.claim("bound_makespan_s")
     kind_index = {kind: i for i, kind in enumerate(kinds)}
     strings: dict[str, int] = {}
 

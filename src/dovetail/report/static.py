@@ -178,7 +178,7 @@ def _legend(axes: Axes, story: Story) -> None:
 
     colours = look.colours([story])
     handles = [Patch(facecolor=colours[k.kind], label=_plain(k.kind)) for k in story.kinds[:_NAMED]]
-    setup = look.words_of(story).setup
+    setup = story.words.setup
     if setup:
         handles.append(Patch(facecolor=SETUP_COLOUR, edgecolor="#8d96a3", hatch="//////", linewidth=0.2, label=setup))
     if any(bar.state == FAILED for bar in story.bars):
@@ -195,7 +195,7 @@ def _legend_columns(story: Story) -> int:
 
 
 def _curves(busy: Axes, queue: Axes, story: Story) -> None:
-    words, strip = look.words_of(story), story.strip
+    words, strip = story.words, story.strip
     unit = look.unit_for(story.to_s - story.from_s)
     edges = np.array([strip.from_s + i * strip.bin_s for i in range(len(strip.means[RUN]) + 1)])
     edges = np.minimum(edges, max(story.end_s, strip.from_s)) / unit.seconds
@@ -224,7 +224,7 @@ def _curves(busy: Axes, queue: Axes, story: Story) -> None:
 
 
 def _responses(axes: Axes, story: Story) -> None:
-    words = look.words_of(story)
+    words = story.words
     values = np.sort(np.asarray(story.responses_s))
     axes.set_title(f"{words.response.capitalize()} times")
     if not len(values):
@@ -249,7 +249,7 @@ def _responses(axes: Axes, story: Story) -> None:
 
 
 def _devices(axes: Axes, story: Story) -> None:
-    words, found = look.words_of(story), uses(story)
+    words, found = story.words, uses(story)
     setup = np.array([use.setup for use in found]) * 100
     run = np.array([use.run for use in found]) * 100
     at = np.arange(len(found))
@@ -352,7 +352,7 @@ def _distributions(axes: Axes, stories: Sequence[Story], names: Sequence[str]) -
     axes.set_xlim(left=0)
     axes.grid(color="#e2e6ec", linewidth=0.8)
     axes.set_axisbelow(True)
-    response = look.words_of(stories[0]).response
+    response = stories[0].words.response
     axes.set_title(f"{response.capitalize()} times: share completed within, %")
     axes.set_xlabel(f"{response} time, {unit.name}")
     axes.legend(loc="lower right", frameon=True, facecolor="white", edgecolor="none")

@@ -16,7 +16,7 @@ from dovetail import __version__
 from dovetail.core.confidence import Mean, mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import legend
-from dovetail.report.document import document
+from dovetail.report.document import card, document
 from dovetail.report.look import number
 from dovetail.report.tables import TableColumn, table
 
@@ -209,10 +209,7 @@ def _card(figure: Figure, found: Sequence[Group], lines: Sequence[str], x: str) 
         Axis(x), Axis(figure.name, figure.top, figure.steep), drawn, f"{figure.name} against {x}, one line per policy"
     )
     heading = figure.name.partition(",")[0]
-    return (
-        f'<section class="card"><h2>{escape(heading[0].upper() + heading[1:])}</h2>'
-        f'<p class="lead">{escape(figure.lead)}</p><div class="scroll">{chart}</div></section>'
-    )
+    return card(heading[0].upper() + heading[1:], chart, escape(figure.lead))
 
 
 def _text(value: Mean, figure: Figure) -> str:
@@ -262,8 +259,6 @@ def _table(found: Sequence[Group], figures: Sequence[Figure], static: bool) -> s
         rows.append([group.line, number(group.load), str(group.seeds), *values, group.status])
         if group.reason:
             reasons.append([group.line, number(group.load), group.status, group.reason])
-    out = f'<section class="card"><h2>All figures</h2><div class="scroll">{table(columns, rows)}</div></section>'
-    if reasons:
-        columns = [TableColumn("policy", style="name"), load, TableColumn("status"), TableColumn("why", style="why")]
-        out += f'<section class="card"><h2>Not done</h2><div class="scroll">{table(columns, reasons)}</div></section>'
-    return out
+    out = card("All figures", table(columns, rows))
+    columns = [TableColumn("policy", style="name"), load, TableColumn("status"), TableColumn("why", style="why")]
+    return out + (card("Not done", table(columns, reasons)) if reasons else "")

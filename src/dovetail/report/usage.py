@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dovetail.report import look
 from dovetail.report.collect import Story
+from dovetail.report.document import card
 from dovetail.report.tables import Raw, TableColumn, table
 
 _MANY = 64
@@ -47,7 +48,7 @@ def uses(story: Story) -> list[Use]:
 
 
 def usage_card(story: Story) -> str:
-    words = look.words_of(story)
+    words = story.words
     grouped = len(story.header.pool) > _MANY
     rows = []
     for use in uses(story):
@@ -67,9 +68,8 @@ def usage_card(story: Story) -> str:
     columns += [TableColumn(name, number=True) for name in heads]
     setup_key = f'<i class="swatch setup"></i> {words.setup}, ' if words.setup else ""
     what = f"the {words.devices} of each type" if grouped else f"each {words.device}"
-    return (
-        f'<section class="card"><h2>Utilisation</h2><p class="lead">What {what} did until the last '
-        f'{words.task} ended: <i class="swatch" style="--c:var(--accent)"></i> running, '
-        f'{setup_key}<i class="swatch idle"></i> idle.</p>'
-        f'<div class="scroll">{table(columns, rows)}</div></section>'
+    lead = (
+        f'What {what} did until the last {words.task} ended: <i class="swatch" style="--c:var(--accent)"></i> running, '
+        f'{setup_key}<i class="swatch idle"></i> idle.'
     )
+    return card("Utilisation", table(columns, rows), lead)
