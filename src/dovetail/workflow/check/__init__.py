@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core import check as core
-from dovetail.core.findings import Findings, Report, compare
+from dovetail.core.findings import Findings, Report, check_bounds, compare
 from dovetail.core.journal import Reader
 from dovetail.core.metrics import Figures, recount
 from dovetail.workflow.check.examination import Examination, need_config
@@ -47,6 +47,7 @@ def check_journal(path: Path, config: Path | None = None, requests: Path | None 
 def check_claims(claimed: Mapping[str, Any], expected: Mapping[str, Any], figures: Figures, faults: Findings) -> None:
     """The keys of the summary that the core does not know, and those that may not be left out."""
     known = recount(figures)
+    check_bounds(claimed, known, faults)
     compare(claimed, {k: v for k, v in expected.items() if isinstance(v, int | float) and k not in known}, faults)
     for key in ("policy", "mode"):
         if key in claimed and claimed[key] != expected[key]:
