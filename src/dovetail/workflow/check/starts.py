@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
@@ -26,7 +26,6 @@ class StartRules:
         self.residents = Residents(header.pool, facts.models, facts.costs, self._rates)
         self.priced = True  # off where a log does not say what a switch took
         self.names_replaced = True  # off where a log does not say what was replaced
-        self.guesses: Callable[[str, float, float], bool] | None = None  # other run times that may stand
         self._arrived: dict[str, Arrived] = {}
         self._failed: dict[tuple[str, str], int] = {}
         for graph in self._graphs.values():
@@ -90,9 +89,7 @@ class StartRules:
         expected = size / self._speed(start) if start.devices else size
         if len(members) > 1:
             expected *= model.batch_curve[len(members) - 1]
-        if not close(start.run_s, expected) and not (
-            self.guesses is not None and self.guesses(start.kind, start.run_s, size)
-        ):
+        if not close(start.run_s, expected):
             self._faults.add("run", who, f"found run_s {start.run_s}, expected {expected}")
 
     def _size(self, start: Start) -> float | None:

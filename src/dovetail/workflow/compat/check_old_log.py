@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from dovetail.core.events import Arrived, Complete, Reject, Start
 from dovetail.core.findings import Findings, Report, close, compare
@@ -54,6 +54,9 @@ class OldLog:
         self._mode: Mode = "online" if log.summary.get("mode") == "online" else "offline"
         self._notes: list[str] = []
         self._pool = self._find_pool()
+        self._rows: dict[str, dict[str, ExecutionRow]] = {}  # of each request, the first of each node
+        for row in log.executions:
+            self._rows.setdefault(row.request_id, {}).setdefault(row.node_id, row)
         self._system: System | None = None
         if config is None:
             self._graphs = _guess_graphs(log.executions)
@@ -69,7 +72,8 @@ class OldLog:
             self._arrivals = self._guess_arrivals()
         else:
             self._known = True
-            self._arrivals = list(Requests(requests, self._system, self._mode, "reject", True).arrivals())
+            given = Requests(requests, self._system, self._mode, "reject", True).arrivals()
+            self._arrivals = [(t, self._as_guessed(event, self._system)) for t, event in given]
         self._arrived = {event.job: (t, event) for t, event in self._arrivals}
         self._ends: dict[tuple[str, str], float] = {}
         for row in log.executions:
@@ -85,11 +89,8 @@ class OldLog:
 
     def _guess_arrivals(self) -> list[tuple[float, Arrived]]:
         """Requests as the executions show them: offline all at 0, online no later than their first decision."""
-        rows: dict[str, dict[str, ExecutionRow]] = {}
-        for row in self._log.executions:
-            rows.setdefault(row.request_id, {}).setdefault(row.node_id, row)
         arrivals = []
-        for request, nodes in rows.items():
+        for request, nodes in self._rows.items():
             of = next(iter(nodes.values())).workflow_id
             graph = self._graphs.get(of)
             names = [node.name for node in graph.tasks] if graph is not None else []
@@ -97,6 +98,21 @@ class OldLog:
             first = min(row.start_time - number(row.switch_time) for row in nodes.values())
             arrivals.append((0.0 if self._known else first, Arrived(request, of, sizes)))
         return arrivals
+
+    def _as_guessed(self, event: Arrived, system: System) -> Arrived:
+        """A run time that a request does not give: each of the older schedulers had a rule, and the log shows which."""
+        rows = self._rows.get(event.job, {})
+
+        def guess(size: float, node: Task) -> float:
+            if size != DEFAULT_NODE_S or node.name not in rows:
+                return size
+            given, found = system.models[node.kind], _run_s(rows[node.name])
+            rules = (1000 / (given.tokens_per_second or 100), given.inference_time_mean or 5.0)
+            return found if any(close(found, seconds) for seconds in rules) else size
+
+        graph = self._graphs.get(event.of)
+        sizes = tuple(map(guess, event.sizes, graph.tasks)) if graph is not None and not event.fault else event.sizes
+        return structs.replace(event, sizes=sizes)
 
     def check(self, limit: int, place: Callable[[int, float], str]) -> Report:
         facts: dict[str, Any] = {"costs": {"window": "primary"}, "compat": True}
@@ -108,7 +124,7 @@ class OldLog:
         run.notes += self._notes
         tries = [Findings(limit, place), Findings(limit, place)]
         if self._system is not None:
-            run.followers += self._both_rules(run, self._system, tries)
+            run.followers += self._both_rules(run, tries)
         spans = self._spans()
         check_workflows(self._log.executions, {event.job: event.of for _, event in self._arrivals}, self._faults)
         figures, bounds = run.follow(events_of(spans, self._arrivals, self._closings()))
@@ -118,7 +134,7 @@ class OldLog:
         self._check_summary(figures, spans, baseline)
         return run.report("execution log of an older scheduler", figures, bounds)
 
-    def _both_rules(self, run: Examination, system: System, tries: Sequence[Findings]) -> list[StartRules]:
+    def _both_rules(self, run: Examination, tries: Sequence[Findings]) -> list[StartRules]:
         models = run.facts.models
         load_always = [
             Switch(new, models[old].memory_gb / run.facts.costs.pcie_gb_s + models[new].load_s, old)
@@ -131,10 +147,9 @@ class OldLog:
             run.notes.append("the log does not say what switches took: prices were not checked")
         both = []
         for faults, switches in zip(tries, ([], load_always), strict=True):
-            facts = msgspec.structs.replace(run.facts, rates=RateRecords(switches=switches))
+            facts = structs.replace(run.facts, rates=RateRecords(switches=switches))
             rules = StartRules(run.header, facts, faults)
             rules.priced, rules.names_replaced = priced, False
-            rules.guesses = _Guesses(system)
             self._preload(rules.residents)
             both.append(rules)
         return both
@@ -236,19 +251,6 @@ class OldLog:
         every = figures.switch_time_s + figures.load_time_s  # some counted first loads as well
         if self._system is not None and not (isinstance(took, int | float) and close(took, every)):
             compare(claimed, {"total_switch_time": figures.switch_time_s}, faults)
-
-
-class _Guesses:
-    """The run times that the older schedulers took where a request gives none: each had a rule of its own."""
-
-    def __init__(self, system: System) -> None:
-        self._system = system
-
-    def __call__(self, model: str, found: float, size: float) -> bool:
-        if size != DEFAULT_NODE_S:
-            return False
-        given = self._system.models[model]
-        return close(found, 1000 / (given.tokens_per_second or 100)) or close(found, given.inference_time_mean or 5.0)
 
 
 def _run_s(row: ExecutionRow) -> float:
