@@ -383,6 +383,8 @@ def test_logs_are_written_without_a_journal_and_leave_none(command: Command, fol
         (["dovetail_journal.jsonl", "--log", "dovetail_scheduler.log"], "exists already; --force writes over it"),
         (["dovetail_journal.jsonl", "--log", "dovetail_journal.jsonl", "--force"], "is the same file as the input"),
         (["nothing.jsonl", "--log", "a.log"], "nothing.jsonl: "),
+        (["nothing.jsonl"], "nothing.jsonl: no such file"),
+        (["dovetail_scheduler.log"], "not a Dovetail journal"),
         (["dovetail_scheduler.log", "--log", "a.log"], "not a Dovetail journal"),
     ],
 )

@@ -68,9 +68,11 @@ def export(
     force
         Write over files that exist.
     """
+    from dovetail.core.journal import open_journal
     from dovetail.workflow.export import write_logs
 
     journal = journal or _newest()
+    open_journal(journal)  # what is wrong with it is said first
     outputs = [path for path in (log, executions) if path is not None]
     if not outputs:
         raise InputError("nothing to write: give --log FILE, --executions FILE or both")
