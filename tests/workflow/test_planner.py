@@ -19,7 +19,7 @@ from dovetail.testing.workflow.random_workloads import random_case, read_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.optimise.exact import solve
 from dovetail.workflow.optimise.planner import optimise
-from dovetail.workflow.policies.base import OpenRequest, View
+from dovetail.workflow.policies.base import ListPolicy, OpenRequest, View
 from dovetail.workflow.policies.optimise import Optimise
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
@@ -102,6 +102,34 @@ def test_a_plan_names_every_node_its_window_and_where_it_came_from() -> None:
     assert sorted(plan.starts) == [((f"r{i}", "n"), (0,)) for i in range(4)]
     assert view.queues == {}, "planning leaves the real state alone"
     assert plan.origin
+
+
+def test_a_planner_starts_from_the_policies_that_ask_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also somebody else's, and none that needs an option."""
+
+    class First(ListPolicy):
+        """Tried before all others."""
+
+        turn = -1
+
+        def __init__(self) -> None:
+            super().__init__()
+            made.append("first")
+
+    class Demanding(ListPolicy):
+        """Cannot be had without a word."""
+
+        turn = -2
+
+        def __init__(self, *, share: float) -> None:
+            super().__init__(hysteresis=share)
+
+    made: list[str] = []
+    for name, factory in (("first", First), ("demanding", Demanding)):
+        monkeypatch.setitem(registry._policies, ("workflow", name), factory)
+    view = View(Pool.parse("1", {}), MODELS, CostRules())
+    optimise(view, [OpenRequest("r", ALONE["a"], (5.0,), 0.0, None, 1.0)], schedules=2)
+    assert made == ["first"]
 
 
 def test_local_search_may_hold_a_gpu_back_for_what_comes() -> None:

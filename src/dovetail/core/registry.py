@@ -113,8 +113,10 @@ def _from_source(level: str, name: str, traits: Sequence[str]) -> Listed | None:
 
 def _from_factory(level: str, name: str, traits: Sequence[str]) -> Listed:
     options = {key: REQUIRED if p.default is p.empty else p.default for key, p in options_of(level, name).items()}
-    made = create(level, name) if traits else None
-    return Listed(name, promise(level, name), options, {trait: getattr(made, trait) for trait in traits})
+    made = _find(level, name)
+    if traits and not inspect.isclass(made) and REQUIRED not in options.values():
+        made = create(level, name)
+    return Listed(name, promise(level, name), options, {trait: getattr(made, trait, None) for trait in traits})
 
 
 def promise(level: str, name: str) -> str:

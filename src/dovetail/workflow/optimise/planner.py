@@ -17,13 +17,13 @@ from dovetail.core.engine import simulate
 from dovetail.core.events import Arrived, Start
 from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
-from dovetail.core.registry import create
+from dovetail.core.policy_source import REQUIRED
+from dovetail.core.registry import create, listing
 from dovetail.workflow.policies.base import ListPolicy, OpenRequest, ReadyNode, View, Window, WorkflowPolicy
 from dovetail.workflow.scheduler import WorkflowScheduler
 
 Objective = Literal["makespan", "mean"]
 NodeKey = tuple[str, str]
-_OTHERS = ("baseline", "offline", "hybrid", "online", "srpt", "deadline", "heft", "static")
 
 
 class PlannedStarts(Struct):
@@ -114,7 +114,9 @@ def optimise(
     """The best plan found for requests that are all there at the start; never worse than the default policy's."""
     search = _Search(view, requests, objective, schedules, budget_s)
     search.attempt(create("workflow", "dovetail"), "dovetail")
-    candidates: list[tuple[str, WorkflowPolicy]] = [(name, create("workflow", name)) for name in _OTHERS]
+    listed = [one for one in listing("workflow", ["turn"]) if one.traits["turn"]]
+    turns = [one.name for one in sorted(listed, key=lambda p: p.traits["turn"]) if REQUIRED not in one.options.values()]
+    candidates: list[tuple[str, WorkflowPolicy]] = [(name, create("workflow", name)) for name in turns]
     candidates += [(f"dovetail, patience {p}", create("workflow", "dovetail", {"patience": p})) for p in (100, 1000)]
     candidates += [(f"longest path, hysteresis {h}", _Tail(hysteresis=h)) for h in (0, 8, 40, 200, 1000)]
     for origin, policy in candidates:

@@ -295,6 +295,7 @@ class WorkflowPolicy:
     """State in, decision with a reason out. Keyword parameters of `__init__` are the policy's options."""
 
     plans_ahead = False  # whether it must see all requests at its first decision, and so belongs to offline mode
+    turn = 0  # when a planner tries it among the schedules that it starts from; 0: not at all
 
     def begin(self, view: View) -> None:
         """Called once, before the first decision."""

@@ -13,6 +13,8 @@ class Baseline(WorkflowPolicy):
     Multi-GPU nodes take the first free run of GPUs, whatever it holds.
     """
 
+    turn = 1
+
     def choose(self, view: View) -> Place | Wait | None:
         first: ReadyNode | None = None
         for queue in view.queues.values():

@@ -14,6 +14,8 @@ class Deadline(ListPolicy):
     cannot meet its deadline any more is rejected at once instead of being finished late.
     """
 
+    turn = 6
+
     def __init__(self, *, slack: float = 10.0, admit: bool = False, hysteresis: float = 4.0) -> None:
         super().__init__(hysteresis=hysteresis)
         self.slack = slack

@@ -13,6 +13,8 @@ class Heft(WorkflowPolicy):
     If that window is still busy, the node waits for it, and others may use only what it does not need.
     """
 
+    turn = 7
+
     def rank(self, node: ReadyNode, view: View) -> float:
         return -node.tail_s
 

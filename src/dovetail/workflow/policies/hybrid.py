@@ -10,6 +10,8 @@ from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
 class Hybrid(WorkflowPolicy):
     """The batch with the highest priority (many nodes, much work, short load) goes first, on the earliest free GPUs."""
 
+    turn = 3
+
     def __init__(self, *, per_node: float = 1000.0, per_second: float = 1.0, per_load_second: float = 10.0) -> None:
         self.per_node = per_node
         self.per_second = per_second

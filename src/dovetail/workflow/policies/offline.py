@@ -10,6 +10,8 @@ from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
 class Offline(WorkflowPolicy):
     """No switch while a ready node finds its model on free GPUs; then one to the largest waiting group of a model."""
 
+    turn = 2
+
     def choose(self, view: View) -> Place | Wait | None:
         best = None
         for queue in view.queues.values():

@@ -17,6 +17,8 @@ class Online(WorkflowPolicy):
     given away, so nothing is bound early and every GPU takes what is best for it (work stealing).
     """
 
+    turn = 4
+
     def __init__(
         self,
         *,

@@ -13,6 +13,8 @@ class Srpt(ListPolicy):
     They are counted when its node becomes ready, and divided by the request's weight.
     """
 
+    turn = 5
+
     def __init__(self, *, ageing: float = 0.1, hysteresis: float = 40.0) -> None:
         super().__init__(hysteresis=hysteresis)
         self.ageing = ageing

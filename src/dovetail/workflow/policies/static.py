@@ -15,6 +15,8 @@ class Static(WorkflowPolicy):
     for its model are ready, it changes only for one that is older than them by `hysteresis` times the price.
     """
 
+    turn = 8
+
     def __init__(self, *, hysteresis: float = 40.0) -> None:
         self.hysteresis = hysteresis
         self.pins: dict[str, list[Window]] = {}
