@@ -8,22 +8,58 @@ The levels (`dovetail.workflow`, ...) and what reads the journals of them all ar
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.core.lazy import exports
+from dovetail.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from dovetail import cluster, dispatch, host, pipeline, workflow
+    from dovetail.core.comparison import Comparison
+    from dovetail.core.errors import DovetailError, InputError
+    from dovetail.core.journal import open_journal
+    from dovetail.core.metrics import Metrics
+    from dovetail.core.rates import RateTable
+    from dovetail.core.registry import policy
+    from dovetail.core.replay import replay_journal
+    from dovetail.core.run import Run
+    from dovetail.journals import check_journal, read_journal, write_report
 
 _LEVELS = ("cluster", "dispatch", "host", "pipeline", "workflow")
 _PUBLIC = {
+    "Comparison": "core.comparison",
     "DovetailError": "core.errors",
+    "InputError": "core.errors",
     "Metrics": "core.metrics",
     "RateTable": "core.rates",
+    "Run": "core.run",
+    "check_journal": "journals",
     "open_journal": "core.journal",
     "policy": "core.registry",
+    "read_journal": "journals",
     "replay_journal": "core.replay",
+    "write_report": "journals",
 }
-__all__ = ["__version__", *_LEVELS, *_PUBLIC]
+__all__ = [
+    "Comparison",
+    "DovetailError",
+    "InputError",
+    "Metrics",
+    "RateTable",
+    "Run",
+    "__version__",
+    "check_journal",
+    "cluster",
+    "dispatch",
+    "host",
+    "open_journal",
+    "pipeline",
+    "policy",
+    "read_journal",
+    "replay_journal",
+    "workflow",
+    "write_report",
+]
 
 _find, _names = exports(__name__, _PUBLIC)
 

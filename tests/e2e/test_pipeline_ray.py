@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from dovetail import check_journal
 from dovetail.cli import main
-from dovetail.cli.check import examine
 from dovetail.core.errors import InputError
 from dovetail.pipeline.live import HostSettings, Patience, RunOptions, run_plan
 from dovetail.pipeline.live.ray_engine import RayEngine
@@ -71,7 +71,7 @@ def test_hosts_go_to_their_nodes(cluster: Any, small: Any, tmp_path: Path) -> No
     assert placed["b"] == nodes["b"]  # a resource is called like the host
     assert placed["c"] == nodes["edge"]  # as its settings say
     assert placed["a"] not in (nodes["b"], nodes["edge"])  # to the node that has nothing else
-    assert examine(tmp_path / "run.jsonl").valid
+    assert check_journal(tmp_path / "run.jsonl").valid
 
 
 def test_killed_actor_loses_nothing(cluster: Any, small: Any, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_killed_actor_loses_nothing(cluster: Any, small: Any, tmp_path: Path) ->
     assert killed
     assert outcome.plans == 2
     assert all(torch.equal(x, y) for x, y in zip(outcome.outputs, small.expected(60), strict=True))
-    assert examine(tmp_path / "run.jsonl").valid
+    assert check_journal(tmp_path / "run.jsonl").valid
 
 
 def test_unknown_node_is_named(cluster: Any, small: Any) -> None:

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from dovetail import check_journal
 from dovetail.cli import main
-from dovetail.cli.check import examine
 from dovetail.core.events import Decided, Observed
 from dovetail.core.journal import Reader
 from dovetail.core.rates import RateTable
@@ -48,7 +48,7 @@ def _same(outcome: LiveResult, expected: list[Any]) -> bool:
 
 def _check(journal: Path) -> None:
     """The journal is sound, and what the supervisor decided follows from what it was told."""
-    report = examine(journal)
+    report = check_journal(journal)
     assert report.valid, report.faults
     reader = Reader(journal)
     supervisor = scheduler_for(reader)
@@ -204,7 +204,7 @@ def test_no_plan_left_keeps_what_came_out(small: Any, tmp_path: Path) -> None:
             options=msgspec.structs.replace(QUICK, shape_links=True),
         )
     assert came == list(range(len(came)))
-    report = examine(tmp_path / "run.jsonl")
+    report = check_journal(tmp_path / "run.jsonl")
     assert report.valid, report.faults
     assert report.counted["completed"] == len(came)
     assert "no plan is left" in report.notes[-1]
@@ -333,7 +333,7 @@ def test_interrupt_keeps_what_came_out(
     process.send_signal(signum)
     assert process.wait(timeout=120) == 130
     _until(lambda: _gone(stages))
-    report = examine(journal)
+    report = check_journal(journal)
     completed = report.counted["completed"]
     (finding,) = report.faults
     assert finding.message.startswith("did not end: ")
@@ -348,7 +348,7 @@ def test_a_killed_run_leaves_a_journal_and_no_process(start: Callable[..., Comma
     process.kill()
     process.wait()
     _until(lambda: _gone(stages))
-    report = examine(journal)
+    report = check_journal(journal)
     assert report.counted["completed"] > 5
     assert report.faults_by_code == {"end": 1}
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+import dovetail
 from dovetail.cli import main
-from dovetail.cli.check import examine
 from dovetail.core.check import check_journal
 from dovetail.core.events import Arrived, Complete, Rows, Start
 from dovetail.core.explain import explain, sentences
@@ -56,7 +56,7 @@ def test_the_example_of_the_documentation_works(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_levels_checker_agrees_with_that_of_all_levels(journals: Journals, level: str) -> None:
-    report = examine(journals[level])
+    report = dovetail.check_journal(journals[level])
     assert report.valid, report.faults
     figures = check_journal(Reader(journals[level]), Findings())
     assert report.counted["makespan_s"] == figures.makespan_s
@@ -86,7 +86,7 @@ def test_an_interrupted_run_is_one_finding_in_the_words_of_its_level(
     for end in (len(lines) // 3, len(lines) // 2, len(lines) - 1):
         cut = tmp_path / "cut.jsonl"
         cut.write_text("\n".join(lines[:end]) + "\n")
-        report = examine(cut)
+        report = dovetail.check_journal(cut)
         assert report.faults_by_code == {"end": 1}, report.faults
         events = [event for _, _, event in Reader(cut)]
         left = sum(isinstance(e, Arrived) for e in events) - sum(isinstance(e, Complete) for e in events)
@@ -103,13 +103,13 @@ def test_an_interrupted_run_is_one_finding_in_the_words_of_its_level(
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_bound_that_was_beaten_is_a_finding(journals: Journals, level: str, tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [msgspec.json.decode(line) for line in journals[level].read_bytes().splitlines()]
-    makespan_s = examine(journals[level]).counted["makespan_s"]
+    makespan_s = dovetail.check_journal(journals[level]).counted["makespan_s"]
     for place in (lines[0]["facts"], lines[-1]["summary"]):
         if "bound_makespan_s" in place:
             place["bound_makespan_s"] = makespan_s * 1.001
     planted = tmp_path / "planted.jsonl"
     planted.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    found = examine(planted).faults
+    found = dovetail.check_journal(planted).faults
     if level == "workflow":  # which counts its bounds itself, and does not take the run's word
         assert [(finding.code, finding.where) for finding in found] == [("summary", "bound_makespan_s")]
     else:

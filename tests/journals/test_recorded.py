@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dovetail import check_journal
 from dovetail.cli import main
-from dovetail.cli.check import examine
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.explain import explain, sentences
 from dovetail.core.journal import Reader
@@ -60,7 +60,7 @@ def test_whole_lives_are_told_in_the_order_of_time(journals: Journals) -> None:
     at_one = [type(event) for _, t, event in entries if t == 1.0]
     assert at_one[:2] == [Finished, Finished]
     assert at_one.index(Complete) < at_one.index(Start)
-    report = examine(journals["loose"])
+    report = check_journal(journals["loose"])
     assert report.valid, report.faults
     assert (report.counted["completed"], report.counted["makespan_s"]) == (5, 3.0)
 
@@ -69,9 +69,9 @@ def test_two_at_once_on_one_device_are_found_in_whole_lives(journals: Journals, 
     text = journals["loose"].read_text()
     planted = tmp_path / "planted.jsonl"
     planted.write_text(text.replace('"device":[0,1]', '"device":[0,0]', 1))
-    assert examine(planted).faults_by_code == {"overlap": 1}
+    assert check_journal(planted).faults_by_code == {"overlap": 1}
     planted.write_text(text.replace('"device":[0,1]', '"device":[0,2]', 1))
-    assert "device" in examine(planted).faults_by_code
+    assert "device" in check_journal(planted).faults_by_code
     planted.write_text(text.replace('"device":[0,1]', '"device":[0]', 1))
     with pytest.raises(Exception, match=r"planted.jsonl:2: rows that cannot be read"):
-        examine(planted)
+        check_journal(planted)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cli.check import examine
+from dovetail import check_journal
 from dovetail.core.events import Added, Arrived, Complete, Decided, Finished, Observed, Reject, Start
 from dovetail.core.journal import Reader
 from dovetail.pipeline.live.jobs import RunOptions
@@ -34,7 +34,7 @@ def test_any_run_gives_a_valid_journal(
     path = tmp_path_factory.mktemp("live") / "run.jsonl"
     plan = even_plan(4, replicas)
     played = PlayedRun(path, plan, seed=seed, deaths=deaths, skew_s=skew_s, error_s=0.01, options=PATIENT)
-    report = examine(path)
+    report = check_journal(path)
     assert report.valid, report.faults
     assert played.counter.completed == report.counted["completed"] == 12
 
@@ -77,7 +77,7 @@ def test_times_are_written_as_they_were_seen(tmp_path: Path) -> None:
     ]
     lines[at] = lines[at].replace(f'"t":{begun_s}', f'"t":{begun_s - 0.5}')
     path.write_text("".join(lines))
-    assert "overlap" in examine(path).faults_by_code
+    assert "overlap" in check_journal(path).faults_by_code
 
 
 def test_clock_errors_are_stated_and_allowed_no_further(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_clock_errors_are_stated_and_allowed_no_further(tmp_path: Path) -> None:
     PlayedRun(path, even_plan(3), 20, skew_s=0.2, error_s=0.01, options=PATIENT)
     clock = Reader(path).header.clock
     assert (clock.source, clock.error_s) == ("measured offset", 0.02)
-    assert any("inside the clock's error" in note for note in examine(path).notes)
+    assert any("inside the clock's error" in note for note in check_journal(path).notes)
     path.write_text(path.read_text().replace('"error_s":0.02', '"error_s":0.0001', 1))
-    assert not examine(path).valid
+    assert not check_journal(path).valid
     PlayedRun(path, even_plan(3), 5, options=PATIENT)
     assert Reader(path).header.clock.source == "monotonic"
 
@@ -108,7 +108,7 @@ def _again(path: Path) -> tuple[int, list[Decided]]:
 def test_the_supervisor_decides_the_same_again(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     PlayedRun(path, even_plan(4), 80, deaths={5: "h1"}, slow={30: ("h2", 3.0)}, options=PATIENT)
-    assert examine(path).valid
+    assert check_journal(path).valid
     differs, decisions = _again(path)
     assert not differs
     halts = [decision.why for decision in decisions if decision.what == "halt"]
@@ -126,7 +126,7 @@ def test_silence_is_decided_again(tmp_path: Path) -> None:
     """A supervisor that acts because nothing happens is told so in the journal."""
     path = tmp_path / "run.jsonl"
     PlayedRun(path, even_plan(3), 30, silent={10: "h1"}, options=PATIENT)
-    assert examine(path).valid
+    assert check_journal(path).valid
     differs, decisions = _again(path)
     assert not differs
     assert [d.why for d in decisions if d.what == "give up"] == ["no heartbeat for 1000 s"]
@@ -137,7 +137,7 @@ def test_a_run_that_never_began_has_a_journal(tmp_path: Path) -> None:
 
     journal = RunJournal(tmp_path / "run.jsonl", even_plan(2), 3, RunOptions(), {})
     journal.close()
-    report = examine(tmp_path / "run.jsonl")
+    report = check_journal(tmp_path / "run.jsonl")
     assert report.faults_by_code == {"end": 1}
     assert report.counted["arrived"] == 0
 
@@ -152,7 +152,7 @@ def test_a_killed_run_leaves_what_was_noted(tmp_path: Path) -> None:
     journal.open()
     journal.fed(1, 0, 0.1)
     journal.flush()
-    report = examine(path)
+    report = check_journal(path)
     assert [finding.message for finding in report.faults] == ["did not end: 1 microbatch unfinished"]
     assert [event.job for event in _events(path, Arrived)] == ["microbatch 1"]
     journal.close()

@@ -10,9 +10,9 @@ from typing import Literal
 
 from cyclopts import App, CycloptsError
 
-from dovetail import __version__
 from dovetail.cli.verbs import Command, register
 from dovetail.core.errors import DovetailError
+from dovetail.version import __version__
 
 COMMANDS = (
     Command("workflow", "dovetail.cli.workflow:app", "Schedule workflows of many models on a pool of GPUs."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,8 +55,10 @@ def check(
     format
         table for people, json for programs.
     """
+    from dovetail import check_journal
+
     log = log or _default()
-    report = examine(log, config, requests)
+    report = check_journal(log, config=config, requests=requests)
     if save_report:
         _save(report, log, [config, requests])
     if format == "json":
@@ -76,36 +77,6 @@ def _default() -> Path:
     if found is None:
         raise InputError("no *_execution_log.json or *_journal.jsonl in this folder: name what to check")
     return found
-
-
-def examine(log: Path, config: Path | None = None, requests: Path | None = None) -> Report:
-    """Check a log of whatever kind."""
-    for path in (log, config, requests):
-        if path is not None and not path.is_file():
-            raise InputError(f"{path}: {'is a folder; expected a file' if path.is_dir() else 'no such file'}")
-    from dovetail.core.check import check_journal
-    from dovetail.core.findings import Findings, Report
-    from dovetail.core.journal import is_journal, open_journal
-    from dovetail.core.metrics import recount
-    from dovetail.core.registry import room
-
-    if not is_journal(log):
-        from dovetail.workflow.compat.check_log import check_log
-
-        return check_log(log, config, requests)
-    reader = open_journal(log)
-    level = reader.header.level
-    files = {name: path for name, path in (("config", config), ("requests", requests)) if path is not None}
-    rules = room(level, "check")
-    if unknown := files.keys() - (signature(rules.check_journal).parameters if rules else {}).keys():
-        raise InputError(f"{log}: a {level} run is not checked against --{min(unknown)}")
-    if rules is not None:
-        found: Report = rules.check_journal(log, **files)
-        return found
-    faults = Findings()
-    figures = check_journal(reader, faults, exact=False)
-    notes = [f"the rules of the {level} level are not known: only those of all levels were checked"]
-    return Report.of(str(log), "journal", faults, notes, recount(figures))
 
 
 def _count(report: Report) -> str:

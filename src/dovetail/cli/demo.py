@@ -86,7 +86,7 @@ def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
 
 
 def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:
-    from dovetail.cli.check import examine
+    from dovetail import check_journal
     from dovetail.workflow.inputs.configuration import read_system
     from dovetail.workflow.inputs.generate import generate
     from dovetail.workflow.inputs.synthetic import synthetic_system
@@ -105,7 +105,7 @@ def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:
             config=config, requests=requests, policy=policy, gpus=str(made["gpus"]), mode="online", journal=journal
         )
         figures = run_cell(cell)
-        report = examine(journal, config, requests)
+        report = check_journal(journal, config=config, requests=requests)
         if not report.valid:
             raise DovetailError(f"{journal}: the checker found faults: {report.faults_by_code}")
         journals.append(journal)

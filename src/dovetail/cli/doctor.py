@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dovetail import __version__
 from dovetail.cli.common import Format, print_json, print_table
+from dovetail.version import __version__
 
 _TIMEOUT_S = 60  # a cold import of torch from a slow disk takes tens of seconds
 _DOCKER_TIMEOUT_S = 5

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -12,9 +13,11 @@ import yaml
 from msgspec import inspect
 
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.plain import plain
 
 T = TypeVar("T")
 Key = str | int
+Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | Any  # the last: a struct or a frame
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE = "tag:yaml.org,2002:merge"
 _BOM = b"\xef\xbb\xbf"
@@ -45,6 +48,22 @@ class Document:
     def read(cls, path: Path) -> Document:
         text = read_bytes(path)
         return cls(path, text, parse(path, text))
+
+    @classmethod
+    def of(cls, source: Source, name: str) -> Document:
+        """A file that is named by its path, or what stands in its place: dicts, lists, structs or a frame. Errors name
+        that by `name`.
+
+        >>> Document.of([{"rate": "fast"}], "requests").convert("fast", float, (0, "rate"))
+        Traceback (most recent call last):
+        dovetail.core.errors.InputError: requests: 0.rate: expected float, found str
+        """
+        if isinstance(source, str | os.PathLike):
+            return cls.read(as_path(source, name))
+        data = plain(source)
+        if not isinstance(data, dict | list):
+            raise InputError(f"{name}: expected a path, dicts, lists or a frame, found {source!r}")
+        return cls(Path(name), b"", data)
 
     def error(self, keys: Sequence[Key], message: str) -> InputError:
         line = self.line_of(keys)
@@ -79,6 +98,20 @@ class Document:
         except msgspec.ValidationError as error:
             keys, message = explain(error, to)
             raise self.error([*at, *_name_entries(data, to, keys, str(error))], message) from None
+
+
+def as_path(value: Any, name: str) -> Path:
+    """A path that a user gave as text or as one.
+
+    >>> as_path("run.jsonl", "journal")
+    PosixPath('run.jsonl')
+    >>> as_path(None, "journal")
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: journal: expected a path, found None
+    """
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise InputError(f"{name}: expected a path, found {value!r}")
+    return Path(value)
 
 
 def explain(error: msgspec.ValidationError, to: Any = None) -> tuple[list[Key], str]:

@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
-from dovetail import __version__
 from dovetail.core.errors import InputError, PolicyError, cannot_write
 from dovetail.core.events import (
     Added,
@@ -38,6 +37,7 @@ from dovetail.core.resources import Pool
 from dovetail.core.rows import Unroller
 from dovetail.core.tasks import TaskGraph, TaskGraphRecord
 from dovetail.core.words import Words
+from dovetail.version import __version__
 
 VERSION = 2
 _BUFFER = 1 << 20

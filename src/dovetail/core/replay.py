@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dovetail.core.engine import Scheduler, replay
 from dovetail.core.errors import InputError
+from dovetail.core.files import as_path
 from dovetail.core.journal import Ended, Reader, open_journal
 from dovetail.core.registry import room
 
@@ -47,9 +48,9 @@ def scheduler_of(reader: Reader) -> Scheduler:
     return scheduler
 
 
-def replay_journal(path: Path) -> Agreement:
+def replay_journal(path: str | os.PathLike[str]) -> Agreement:
     """Decide a recorded run again, up to the first difference: what comes after one is another run."""
-    reader = open_journal(path)
+    reader = open_journal(as_path(path, "journal"))
     header, steps, n, t = reader.header, 0, 0, 0.0
     difference = None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from importlib import resources
 
-from dovetail import __version__
+from dovetail.version import __version__
 
 
 def document(title: str, body: str, script: str = "") -> str:

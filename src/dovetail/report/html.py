@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from dovetail import __version__
 from dovetail.core.charts import KEY as CHARTS
 from dovetail.report import charts, look
 from dovetail.report.bars import FAILED
@@ -20,6 +19,7 @@ from dovetail.report.lines import cumulative, line_charts
 from dovetail.report.payload import payload
 from dovetail.report.tables import Raw, TableColumn, table
 from dovetail.report.usage import usage_card
+from dovetail.version import __version__
 
 _UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break
 _LOGO = (

@@ -12,13 +12,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from dovetail import __version__
 from dovetail.core.confidence import Mean, mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import legend
 from dovetail.report.document import card, document
 from dovetail.report.look import number
 from dovetail.report.tables import TableColumn, table
+from dovetail.version import __version__
 
 Row = dict[str, Any]
 

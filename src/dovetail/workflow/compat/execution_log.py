@@ -12,11 +12,11 @@ from typing import IO, Any, Literal
 import msgspec
 from msgspec import Struct
 
-from dovetail import __version__
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures
 from dovetail.core.output import written_whole
+from dovetail.version import __version__
 from dovetail.workflow.bounds import Bounds
 
 _BYTES = 1 << 20  # of the execution log, written at once

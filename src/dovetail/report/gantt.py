@@ -1,0 +1,83 @@
+"""A schedule as inline SVG: a lane for each device, a bar for each stretch of work, for where no script can run."""
+
+from __future__ import annotations
+
+from html import escape
+
+from dovetail.report import look
+from dovetail.report.bars import FAILED, Bar
+from dovetail.report.charts import label
+from dovetail.report.collect import Story
+
+_WIDTH, _RIGHT, _ABOVE, _BELOW, _TALL = 960.0, 14.0, 24.0, 40.0, 480.0
+_NAMES = 24  # lanes that are named
+_KEYS = 12  # kinds that are named
+_PER_CHARACTER = 6.6
+
+
+def gantt(story: Story) -> str:
+    """The chart. Set-ups are grey, what failed has a red edge; a bar tells what it is where the mouse rests on it."""
+    names, words = look.device_names(story), look.words_of(story)
+    lanes = max(len(names), 1)
+    pitch = min(22.0, max(_TALL / lanes, 1.0))
+    every = max(-(-lanes // _NAMES), 1)
+    left = 12 + _PER_CHARACTER * min(max((len(name) for name in names[::every]), default=0), 22)
+    floor = _ABOVE + pitch * lanes
+    unit = look.unit_for(story.to_s - story.from_s or 1.0)
+    scale = (_WIDTH - left - _RIGHT) / ((story.to_s - story.from_s) or 1.0)
+
+    def x(t: float) -> float:
+        return left + (min(max(t, story.from_s), story.to_s) - story.from_s) * scale
+
+    colours = look.colours([story])
+    keys = _keys(story, colours, left, floor + 52)
+    height = floor + _BELOW + (22 if keys else 0)
+    title = f"{len(story.bars):,} bars on {lanes:,} {words.devices}, {look.seconds(story.to_s - story.from_s)}"
+    out = [f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" class="chart full"><title>{escape(title)}</title>']
+    for at in look.ticks((story.to_s - story.from_s) / unit.seconds, 9):
+        place = left + at * unit.seconds * scale
+        out.append(f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{_ABOVE}" y2="{floor:.1f}"/>')
+        out.append(label(place, floor + 16, look.number(at + story.from_s / unit.seconds), "middle"))
+    out.append(label((left + _WIDTH - _RIGHT) / 2, floor + 32, f"time, {unit.name}", "middle"))
+    for lane in range(0, len(names), every):
+        middle = _ABOVE + pitch * lane + pitch / 2 + 4
+        out.append(label(left - 6, middle, names[lane] if len(names[lane]) <= 22 else names[lane][:21] + "…", "end"))
+    for bar in story.bars:
+        for first, count in look.runs_of(bar.devices):
+            high = (pitch * count - min(2.0, pitch / 4)) / bar.sharing
+            top = _ABOVE + pitch * first + min(1.0, pitch / 8) + high * bar.place
+            out += _bar(bar, x(bar.start_s), x(bar.setup_end_s), x(bar.end_s), top, high, colours[bar.kind])
+    return "".join([*out, *keys]) + "</svg>"
+
+
+def _bar(bar: Bar, begin: float, ready: float, end: float, top: float, high: float, colour: str) -> list[str]:
+    count = f", {bar.merged} of them" if bar.merged > 1 else ""
+    told = (
+        f"{bar.job}/{bar.task} ({bar.kind}{count}), {look.number(bar.start_s)} to {look.number(bar.end_s)} s: {bar.why}"
+    )
+    edge = ' stroke="#c0262d" stroke-width="1.5"' if bar.state == FAILED else ""
+    place = f'y="{top:.1f}" height="{max(high, 0.5):.1f}"'
+    drawn = []
+    if ready - begin > 0.2:
+        drawn.append(f'<rect x="{begin:.1f}" {place} width="{ready - begin:.1f}" fill="#8d96a3"/>')
+    drawn.append(
+        f'<rect x="{ready:.1f}" {place} width="{max(end - ready, 0.5):.1f}" fill="{colour}"{edge}>'
+        f"<title>{escape(told)}</title></rect>"
+    )
+    return drawn
+
+
+def _keys(story: Story, colours: dict[str, str], left: float, y: float) -> list[str]:
+    """What the colours mean, in one row, as far as it reaches."""
+    out: list[str] = []
+    setup = look.words_of(story).setup if any(bar.setup_s for bar in story.bars) else ""
+    named = [(kind.kind, colours[kind.kind]) for kind in story.kinds[:_KEYS]] + ([(setup, "#8d96a3")] if setup else [])
+    x = left
+    for name, colour in named:
+        text = name if len(name) <= 28 else name[:27] + "…"
+        if x + 20 + _PER_CHARACTER * len(text) > _WIDTH - _RIGHT:
+            break
+        out.append(f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="12" height="12" rx="2" fill="{colour}"/>')
+        out.append(label(x + 17, y, text, "start"))
+        x += 17 + _PER_CHARACTER * len(text) + 18
+    return out

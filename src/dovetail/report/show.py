@@ -1,0 +1,67 @@
+"""What results show of themselves, in a notebook or a file: pages and pictures that stand alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.core.charts import Chart
+from dovetail.core.errors import InputError
+from dovetail.report import charts, look
+from dovetail.report.collect import Story, collect
+from dovetail.report.document import asset
+from dovetail.report.gantt import gantt
+from dovetail.report.html import page
+from dovetail.report.lines import line_chart
+
+_BARS = 3_000  # of a picture inside a notebook
+
+
+def page_of(journals: Sequence[Path]) -> str:
+    """The page of a run, or of several side by side."""
+    return page([collect(journal) for journal in journals])
+
+
+def picture_of(journal: Path, what: str) -> str:
+    """A run's schedule, or the distribution of its response times; of a run in rounds, which may keep no schedule, its
+    first chart."""
+    if what not in ("schedule", "responses"):
+        raise InputError(f"what {what!r}: expected schedule or responses")
+    story = collect(journal, max_bars=_BARS)
+    if what == "responses":
+        return _responses(story)
+    return standalone(gantt(story)) if story.scheduled else chart_of(story.charts[0])
+
+
+def chart_of(chart: Chart) -> str:
+    """A line chart."""
+    return standalone(line_chart(chart))
+
+
+def _responses(story: Story) -> str:
+    if not story.responses_s:
+        raise InputError(f"{story.name}: no {look.words_of(story).job} was completed: there is nothing to draw")
+    spread, response = story.figures.response_s, look.words_of(story).response
+    marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
+    marks += [charts.Mark(name, bound_s, "bound") for name, bound_s in look.bounds_of_responses(story)]
+    return standalone(charts.distribution(story.responses_s, marks, f"{response} times", f"{response} time"))
+
+
+def standalone(svg: str) -> str:
+    """A chart of a page as a picture of its own: with the page's light colours, on white.
+
+    >>> standalone('<svg viewBox="0 0 9 9" class="chart"></svg>').startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    True
+    """
+    sheet = asset("page.css")
+    colours = dict(re.findall(r"(--[\w-]+): (#\w+)", sheet[: sheet.index("@media")]))
+    rules = "".join(line for line in sheet.splitlines() if line.startswith((".chart .", ".chart text")))
+    rules = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found.group(1)], rules)
+    head, rest = svg.removeprefix("<svg").split(">", 1)
+    width = head.split('viewBox="', 1)[1].split()[2]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" style="max-width:{width}px"{head}>'
+        f"<style>.chart text{{font:12px system-ui,sans-serif}}{rules}</style>"
+        f'<rect width="100%" height="100%" fill="#ffffff"/>{rest}'
+    )
