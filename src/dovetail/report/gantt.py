@@ -17,7 +17,7 @@ _PER_CHARACTER = 6.6
 
 def gantt(story: Story) -> str:
     """The chart. Set-ups are grey, what failed has a red edge; a bar tells what it is where the mouse rests on it."""
-    names, words = look.device_names(story), look.words_of(story)
+    names, words = look.device_names(story), story.header.words
     lanes = max(len(names), 1)
     pitch = min(22.0, max(_TALL / lanes, 1.0))
     every = max(-(-lanes // _NAMES), 1)
@@ -70,7 +70,7 @@ def _bar(bar: Bar, begin: float, ready: float, end: float, top: float, high: flo
 def _keys(story: Story, colours: dict[str, str], left: float, y: float) -> list[str]:
     """What the colours mean, in one row, as far as it reaches."""
     out: list[str] = []
-    setup = look.words_of(story).setup if any(bar.setup_s for bar in story.bars) else ""
+    setup = story.header.words.setup if any(bar.setup_s for bar in story.bars) else ""
     named = [(kind.kind, colours[kind.kind]) for kind in story.kinds[:_KEYS]] + ([(setup, "#8d96a3")] if setup else [])
     x = left
     for name, colour in named:

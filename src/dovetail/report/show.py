@@ -41,8 +41,8 @@ def chart_of(chart: Chart) -> str:
 
 def _responses(story: Story) -> str:
     if not story.responses_s:
-        raise InputError(f"{story.name}: no {look.words_of(story).job} was completed: there is nothing to draw")
-    spread, response = story.figures.response_s, look.words_of(story).response
+        raise InputError(f"{story.name}: no {story.header.words.job} was completed: there is nothing to draw")
+    spread, response = story.figures.response_s, story.header.words.response
     marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
     marks += [charts.Mark(name, bound_s, "bound") for name, bound_s in look.bounds_of_responses(story)]
     return standalone(charts.distribution(story.responses_s, marks, f"{response} times", f"{response} time"))
