@@ -19,7 +19,7 @@ from dovetail.core.events import (
     Start,
     Stop,
 )
-from dovetail.host.live.status import ProgramStatus, StatusBoard
+from dovetail.host.metrics import Programs, ProgramStatus
 
 
 def start(*devices: int) -> Start:
@@ -27,7 +27,7 @@ def start(*devices: int) -> Start:
 
 
 def board(*steps: tuple[float, Sequence[Any]]) -> ProgramStatus:
-    found = StatusBoard()
+    found = Programs(2)
     found.step(1, 0.0, [Arrived("a", "program", (0.0,), facts={"cores": 2})])
     for n, (t, events) in enumerate(steps, start=2):
         found.step(n, t, events)
@@ -43,9 +43,9 @@ def test_times_and_core_seconds() -> None:
         (10.0, [Resize("a", "run", (0, 1), 0.0, "")]),
         (14.0, [Finished("a", "run"), Complete("a")]),
     )
-    assert (row.state, row.first_start_s, row.ended_s, row.attempts) == ("completed", 2.0, 14.0, 1)
+    assert (row.status, row.started_s, row.ended_s, row.closed_s, row.attempts) == ("completed", 2.0, 14.0, 14.0, 1)
     assert row.until(99.0) == (8.0, 3 * 2 + 1 + 4 * 2)
-    assert row.waited_s(99.0) == 6.0
+    assert row.waited_s(99.0) == row.waiting_s == 6.0
     assert (row.pauses, row.resizes, row.wanted) == (1, 1, "")
 
 
@@ -58,26 +58,27 @@ def test_what_ought_to_be_is_known_at_any_time() -> None:
     ]
     for steps, wanted, devices, state in cases:
         row = board(*steps)
-        assert (row.wanted, row.devices, row.state) == (wanted, devices, state)
+        assert (row.wanted, row.devices, row.status) == (wanted, devices, state)
 
 
 def test_a_cancelled_program_is_closed_when_it_has_ended() -> None:
     stop = [Asked("a", "cancel"), Stop("a", "run", "cancelled by its user")]
     row = board((1.0, [start(0)]), (2.0, stop))
-    assert row.state == "stopping"
+    assert (row.status, row.closed_s) == ("stopping", None)
     row = board(
         (1.0, [start(0)]),
         (2.0, stop),
         (3.0, [Failed("a", "run", ""), Reject("a", "cancelled by its user", cancelled=True)]),
     )
-    assert (row.state, row.ended_s, row.why) == ("cancelled", 3.0, "cancelled by its user")
+    assert (row.status, row.cancelled, row.closed_s, row.why) == ("rejected", True, 3.0, "cancelled by its user")
 
 
 def test_a_second_attempt_counts() -> None:
     row = board((1.0, [start(0)]), (2.0, [Failed("a", "run", "exit code 1"), start(1)]))
-    assert (row.attempts, row.wanted, row.devices, row.first_start_s) == (2, "run", (1,), 1.0)
+    assert (row.attempts, row.wanted, row.devices, row.started_s) == (2, "run", (1,), 1.0)
 
 
 def test_users_wishes_show() -> None:
     row = board((1.0, [Asked("a", "priority", 3), Asked("a", "resize", 1)]))
-    assert (row.facts["priority"], row.facts["cores"]) == (3, 1)
+    assert row.asks == {"priority": 3, "cores": 1}
+    assert (row.asked, row.priority) == (2, 0)  # as it came, for the figures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -19,7 +19,11 @@ from dovetail.core.events import (
     Resize,
     Resume,
     Start,
+    Stop,
 )
+
+Status = Literal["waiting", "running", "paused", "stopping", "completed", "rejected"]
+_WANTED: dict[str, Literal["", "run", "pause", "stop"]] = {"running": "run", "paused": "pause", "stopping": "stop"}
 
 
 class CoreStretch(Struct, frozen=True):
@@ -50,8 +54,37 @@ class ProgramFigures(Struct, kw_only=True):
     resizes: int = 0
     pauses: int = 0
     failures: int = 0
-    status: str = "waiting"
+    status: Status = "waiting"
     why: str = ""
+
+
+class ProgramStatus(ProgramFigures, kw_only=True):
+    """And what is known of it while it goes on: what it asks for now, what it has, and since when."""
+
+    asks: dict[str, float]  # cores and priority, as its user last wanted them
+    devices: tuple[int, ...] = ()
+    since_s: float | None = None  # its last change, while an attempt has begun and its end is not known
+    attempts: int = 0
+    closed_s: float | None = None
+    cancelled: bool = False
+
+    def figures(self) -> ProgramFigures:
+        """What is told of it in the end."""
+        return ProgramFigures(**{name: getattr(self, name) for name in ProgramFigures.__struct_fields__})
+
+    @property
+    def wanted(self) -> Literal["", "run", "pause", "stop"]:
+        """What ought to be, of an attempt that has begun and whose end is not known."""
+        return "" if self.since_s is None else _WANTED[self.status]
+
+    def until(self, now: float) -> tuple[float, float]:
+        """Seconds that it has run, and core-seconds that it was given."""
+        on = now - self.since_s if self.devices and self.since_s is not None else 0.0
+        return self.service_s + on, self.core_s + on * len(self.devices)
+
+    def waited_s(self, now: float) -> float:
+        """In the queue or paused."""
+        return (now if self.closed_s is None else self.closed_s) - self.arrived_s - self.until(now)[0]
 
 
 class Totals(Struct, frozen=True, kw_only=True):
@@ -76,85 +109,83 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 
 class Programs:
-    """Follows a run, step by step."""
+    """Follows a run, step by step: what became of every program, and what is known of it now."""
 
     def __init__(self, cores: int) -> None:
-        self.rows: dict[str, ProgramFigures] = {}
+        self.rows: dict[str, ProgramStatus] = {}
         self.stretches: dict[str, list[CoreStretch]] = {}
         self.updates: list[tuple[float, str]] = []
         self.failures: list[tuple[float, str]] = []
+        self.steps = 0
         self._cores = cores
-        self._has: dict[str, tuple[float, tuple[int, ...]]] = {}
         self._core_s = 0.0
 
+    def open(self) -> list[ProgramStatus]:
+        """Those that are not closed."""
+        return [row for row in self.rows.values() if row.closed_s is None]
+
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self.steps = n
         for event in events:
-            if not isinstance(event, Arrived) and getattr(event, "job", None) not in self.rows:
-                continue  # nothing of a program, or of none that is known
-            match event:
-                case Arrived():
-                    asked, priority = event.facts.get("cores", 0), event.facts.get("priority", 0)
-                    row = ProgramFigures(program=event.job, image=event.of, asked=asked, priority=priority, arrived_s=t)
-                    self.rows[event.job] = row
-                case Asked(what="resize"):
+            if isinstance(event, Arrived):
+                self._arrived(t, event)
+            elif (row := self.rows.get(getattr(event, "job", ""))) is not None:
+                self._follow(t, event, row)
+
+    def _arrived(self, t: float, event: Arrived) -> None:
+        asks = {"cores": event.facts.get("cores", 0), "priority": event.facts.get("priority", 0)}
+        self.rows[event.job] = ProgramStatus(
+            program=event.job, image=event.of, asked=asks["cores"], priority=asks["priority"], arrived_s=t, asks=asks
+        )
+
+    def _follow(self, t: float, event: Any, row: ProgramStatus) -> None:
+        match event:
+            case Asked(what="resize" | "priority", value=float() | int() as value):
+                row.asks["cores" if event.what == "resize" else "priority"] = value
+                if event.what == "resize":
                     self.updates.append((t, event.job))
-                case Start():
-                    self._started(t, event)
-                case Resume() | Resize() | Pause():
-                    self._changed(t, event)
-                case Finished() | Failed():
-                    self._ended(t, event)
-                case Complete():
-                    self._closed(t, event.job, "completed", "")
-                case Reject():
-                    self._closed(t, event.job, "rejected", event.why)
-                case Defer():
-                    self.rows[event.job].why = event.why
+            case Start():
+                if row.started_s is None:
+                    row.started_s, row.first_run_s, row.first_cores = t, t - row.arrived_s, len(event.devices)
+                row.attempts += 1
+                row.waiting_s += t - event.ready_s
+                row.status, row.why, row.devices, row.since_s = "running", event.why, event.devices, t
+            case Resume() | Resize() | Pause():
+                self._pass(t, row)
+                paused = isinstance(event, Pause)
+                row.pauses += paused
+                row.resizes += isinstance(event, Resize)
+                row.status, row.why, row.since_s = "paused" if paused else "running", event.why, t
+                row.devices = () if isinstance(event, Pause) else event.devices
+            case Stop():
+                row.status, row.why = "stopping", event.why
+            case Finished() | Failed():
+                self._pass(t, row)
+                row.devices, row.since_s, row.ended_s = (), None, t
+                row.status, row.why = "waiting", event.why if isinstance(event, Failed) else ""
+                if isinstance(event, Failed):
+                    row.failures += 1
+                    self.failures.append((t, event.job))
+            case Complete():
+                row.status, row.why, row.closed_s = "completed", "", t
+                if row.started_s is not None:
+                    row.total_s, row.turnaround_s = t - row.started_s, t - row.arrived_s
+            case Reject():
+                row.status, row.why, row.closed_s, row.cancelled = "rejected", event.why, t, event.cancelled
+            case Defer():
+                row.why = event.why
 
-    def _started(self, t: float, start: Start) -> None:
-        row = self.rows[start.job]
-        if row.started_s is None:
-            row.started_s, row.first_run_s, row.first_cores = t, t - row.arrived_s, len(start.devices)
-        row.status, row.why = "running", start.why
-        row.waiting_s += t - start.ready_s
-        self._has[start.job] = (t, start.devices)
-
-    def _changed(self, t: float, event: Pause | Resume | Resize) -> None:
-        self._pass(t, event.job)
-        row = self.rows[event.job]
-        row.status, row.why = ("paused" if isinstance(event, Pause) else "running"), event.why
-        row.pauses += isinstance(event, Pause)
-        row.resizes += isinstance(event, Resize)
-        self._has[event.job] = (t, () if isinstance(event, Pause) else event.devices)
-
-    def _ended(self, t: float, event: Finished | Failed) -> None:
-        self._pass(t, event.job)
-        self._has.pop(event.job, None)
-        row = self.rows[event.job]
-        row.ended_s = t
-        if isinstance(event, Failed):
-            row.failures += 1
-            row.status, row.why = "failed", event.why
-            self.failures.append((t, event.job))
-
-    def _pass(self, t: float, job: str) -> None:
+    def _pass(self, t: float, row: ProgramStatus) -> None:
         """Time passes for a program since its last change."""
-        since, cores = self._has.get(job, (t, ()))
-        row = self.rows[job]
-        if cores:
+        since = t if row.since_s is None else row.since_s
+        if row.devices:
             row.service_s += t - since
-            row.core_s += len(cores) * (t - since)
-            self._core_s += len(cores) * (t - since)
+            row.core_s += len(row.devices) * (t - since)
+            self._core_s += len(row.devices) * (t - since)
         else:
             row.waiting_s += t - since
         if t > since:
-            self.stretches.setdefault(job, []).append(CoreStretch(since, t, cores))
-
-    def _closed(self, t: float, job: str, status: str, why: str) -> None:
-        row = self.rows[job]
-        row.status, row.why = status, why
-        if status == "completed" and row.started_s is not None:
-            row.total_s, row.turnaround_s = t - row.started_s, t - row.arrived_s
+            self.stretches.setdefault(row.program, []).append(CoreStretch(since, t, row.devices))
 
     def totals(self, end_s: float | None = None) -> Totals:
         """The run from time 0 to its last end."""

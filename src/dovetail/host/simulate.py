@@ -114,7 +114,8 @@ def run(
     done = {name for name, row in programs.rows.items() if row.status == "completed"}
     completed = [(t, event) for t, event in workload.arrivals if isinstance(event, Arrived) and event.job in done]
     bound_s = makespan_bound_s(completed, workload.cores)
-    return HostOutcome(programs.totals(), bound_s, list(programs.rows.values()), steps, end_s)
+    rows = [row.figures() for row in programs.rows.values()]
+    return HostOutcome(programs.totals(), bound_s, rows, steps, end_s)
 
 
 def record(

@@ -252,7 +252,7 @@ def metrics_(*, csv: Path | None = None, format: Format = "table", state: Path |
     from dovetail.host.live.figures import COLUMNS, as_csv, figures
 
     with connect(state) as client:
-        rows = [row for row in client.ask("list") if "arrived_s" in row]
+        rows = [row for row in client.ask("list") if row["arrived_s"] is not None]
         whole = figures(rows, len(client.ask("about")["cpus"]))
     if csv is not None:
         atomic_write(csv, as_csv(rows))

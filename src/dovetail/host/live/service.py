@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean
 from dovetail.core.events import Asked, Failed, Finished, Measured
@@ -31,7 +33,8 @@ from dovetail.host.live.reconciler import Attempt, Reconciler
 from dovetail.host.live.samples import Samples
 from dovetail.host.live.setup import HostSetup, write_journal
 from dovetail.host.live.specs import Spec
-from dovetail.host.live.status import CLOSED, ProgramStatus, StatusBoard
+from dovetail.host.live.status import LiveProgram, State
+from dovetail.host.metrics import Programs, ProgramStatus
 from dovetail.host.simulate import machine
 
 _SAMPLE_EVERY_S = 1.0
@@ -55,7 +58,7 @@ class Service:
         self._seen = threading.Condition()
         self._unseen: set[int] = set()
         self._inbox = Inbox()
-        self._status = StatusBoard()
+        self._status = Programs(setup.cores)
         self._control = Control()
         self._samples = Samples(self._inbox, self._control)
         self._closing = threading.Event()
@@ -70,7 +73,7 @@ class Service:
             self._status.step(*step)
         for row in self._status.rows.values():
             if row.wanted:
-                self._reconciler.adopt(row.job, row.wanted, row.devices, row.why)
+                self._reconciler.adopt(row.program, row.wanted, row.devices, row.why)
         self._tidy()
         for job in sorted(self._book.specs.keys() - self._status.rows.keys(), key=_by_number):
             self._inbox.put(self._book.specs[job].arrival(job, self.setup.cores))
@@ -136,7 +139,7 @@ class Service:
             self._seen.notify_all()
 
     def _tidy(self) -> None:
-        keep = {self._book.run_name(row.job) for row in self._status.rows.values() if row.wanted}
+        keep = {self._book.run_name(row.program) for row in self._status.rows.values() if row.wanted}
         for image in {spec.image for spec in self._book.specs.values()}:
             with suppress(NotNowError):  # an engine that does not answer now is tidied up at the next start
                 self._executors.get(image).tidy(keep)
@@ -154,7 +157,7 @@ class Service:
                 return
             with self._lock:
                 rows = self._status.open()
-            self._samples.look([attempt for row in rows if (attempt := self._reconciler.attempt(row.job)) is not None])
+            self._samples.look(filter(None, (self._reconciler.attempt(row.program) for row in rows)))
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -178,9 +181,9 @@ class Service:
         if what == "priority" and value is not None and not value >= 0:
             raise InputError(f"priority: found {value:g}, expected 0 (most urgent) or more")
         jobs = self._book.named(job)
-        closed = [each for each in jobs if (row := self._status.rows.get(each)) is not None and row.state in CLOSED]
+        closed = {each: row for each in jobs if (row := self._status.rows.get(each)) and row.closed_s is not None}
         if closed and len(jobs) == 1:
-            raise InputError(f"program {job} is {self._status.rows[job].state}; it cannot be changed any more")
+            raise InputError(f"program {job} is {_state(closed[job])}; it cannot be changed any more")
         if what == "resize" and len(jobs) == 1 and self._is_rigid(job):
             raise InputError(f"program {job} is rigid: it keeps the cores that it started with")
         asked = [Asked(each, what, value) for each in jobs if each not in closed]
@@ -194,62 +197,59 @@ class Service:
 
     def _is_rigid(self, job: str) -> bool:
         row = self._status.rows.get(job)
-        return not self._book.specs[job].malleable and row is not None and row.state != "waiting"
+        return not self._book.specs[job].malleable and row is not None and row.status != "waiting"
 
     # --- questions ----------------------------------------------------------------------------------------------
 
-    def listing(self) -> list[dict[str, Any]]:
-        """A row for each program: what was asked, what ought to be, and what is."""
+    def listing(self) -> list[LiveProgram]:
+        """Every program: what was asked, what ought to be, and what is."""
         with self._lock:
-            arrived = [self.describe(row) for row in self._status.rows.values()]
             coming = [
-                {"id": job, "name": spec.name, "state": "waiting", "why": "has just arrived", "cores": spec.cores}
+                LiveProgram(id=job, name=spec.name, why="has just arrived", cores=spec.cores)
                 for job, spec in self._book.specs.items()
                 if job not in self._status.rows
             ]
-        return arrived + coming
+            return [*map(self.describe, self._status.rows.values()), *coming]
 
-    def describe(self, row: ProgramStatus) -> dict[str, Any]:
+    def describe(self, row: ProgramStatus) -> LiveProgram:
         """All that is known of a program."""
-        spec, ends, now = self._book.specs[row.job], self._book.ends[row.job], self.now()
-        service_s, core_s = row.until(now)
-        told: dict[str, Any] = {
-            "id": row.job,
-            "name": spec.title,
-            "state": row.state,
-            "cores": row.facts["cores"],
-            "desired": len(row.devices),
-            "actual": 0,
-            "cpus": [],
-            "priority": row.facts.get("priority", 0),
-            "attempts": row.attempts,
-            "pauses": row.pauses,
-            "resizes": row.resizes,
-            "arrived_s": row.arrived_s,
-            "first_run_s": None if row.first_start_s is None else row.first_start_s - row.arrived_s,
-            "waiting_s": row.waited_s(now),
-            "service_s": service_s,
-            "total_s": None if row.first_start_s is None else (row.ended_s or now) - row.first_start_s,
-            "turnaround_s": None if row.ended_s is None else row.ended_s - row.arrived_s,
-            "core_s": core_s,
-            "cpu_s": ends.cpu_s,
-            "memory_mib": 0.0,
-            "exit": str(ends.exits[-1]) if ends.exits else "",
-            "exit_codes": [each.code if each.code is not None else each.signal and -each.signal for each in ends.exits],
-            "why": row.why,
-            "log": str(self._book.log_of(row.job)),
-        }
-        if (attempt := self._reconciler.attempt(row.job)) is not None:
-            told |= self._of_attempt(attempt, told)
-        return told
+        job, now = row.program, self.now()
+        ends, (service_s, core_s) = self._book.ends[job], row.until(now)
+        told = LiveProgram(
+            id=job,
+            name=self._book.specs[job].title,
+            state=_state(row),
+            why=row.why,
+            cores=int(row.asks["cores"]),
+            desired=len(row.devices),
+            priority=int(row.asks["priority"]),
+            attempts=row.attempts,
+            pauses=row.pauses,
+            resizes=row.resizes,
+            arrived_s=row.arrived_s,
+            first_run_s=row.first_run_s,
+            waiting_s=row.waited_s(now),
+            service_s=service_s,
+            total_s=None if row.started_s is None else (row.closed_s or now) - row.started_s,
+            turnaround_s=None if row.closed_s is None else row.closed_s - row.arrived_s,
+            core_s=core_s,
+            cpu_s=ends.cpu_s,
+            exit=str(ends.exits[-1]) if ends.exits else "",
+            exit_codes=tuple(
+                each.code if each.code is not None else each.signal and -each.signal for each in ends.exits
+            ),
+            log=str(self._book.log_of(job)),
+        )
+        attempt = self._reconciler.attempt(job)
+        return told if attempt is None else replace(told, **self._of_attempt(attempt, told))
 
-    def _of_attempt(self, attempt: Attempt, told: dict[str, Any]) -> dict[str, Any]:
+    def _of_attempt(self, attempt: Attempt, told: LiveProgram) -> dict[str, Any]:
         """What is, of an attempt that has begun."""
-        found: dict[str, Any] = {"actual": len(attempt.has), "cpus": sorted(attempt.has)}
+        found: dict[str, Any] = {"actual": len(attempt.has), "cpus": tuple(sorted(attempt.has))}
         if attempt.trouble:
-            found["why"] = f"{told['why']}; {attempt.trouble}" if told["why"] else attempt.trouble
+            found["why"] = f"{told.why}; {attempt.trouble}" if told.why else attempt.trouble
         if attempt.usage is not None:
-            found |= {"cpu_s": told["cpu_s"] + attempt.usage.cpu_s, "memory_mib": attempt.usage.memory_mib}
+            found |= {"cpu_s": told.cpu_s + attempt.usage.cpu_s, "memory_mib": attempt.usage.memory_mib}
         line = self._control.line(attempt.run)
         if line is not None and line.hello is not None:
             found |= {"threads": line.threads, "step": line.progress.step, "rate": line.progress.rate}
@@ -258,9 +258,8 @@ class Service:
 
     def about(self) -> dict[str, Any]:
         """The service as a whole."""
-        with self._lock:
-            states = [row.state for row in self._status.rows.values()]
-        paused = sum(found["memory_mib"] for found in self.listing() if found["state"] == "paused")
+        programs = self.listing()
+        states = [program.state for program in programs if program.arrived_s is not None]
         return {
             "pid": os.getpid(),
             "folder": str(self.folder),
@@ -268,7 +267,7 @@ class Service:
             "options": self.setup.options,
             "steps": self._status.steps,
             "programs": {state: states.count(state) for state in sorted(set(states))},
-            "paused_memory_mib": paused,
+            "paused_memory_mib": sum(program.memory_mib for program in programs if program.state == "paused"),
             "trouble": self.trouble,
         }
 
@@ -300,6 +299,11 @@ class Service:
     def idle(self) -> bool:
         with self._lock:
             return not self._status.open() and len(self._book.specs) == len(self._status.rows)
+
+
+def _state(row: ProgramStatus) -> State:
+    """In a user's words: what can never run here is refused when it is submitted, so what is rejected has failed."""
+    return row.status if row.status != "rejected" else "cancelled" if row.cancelled else "failed"
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

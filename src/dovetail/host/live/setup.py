@@ -131,14 +131,12 @@ def _check_cpus(cpus: Sequence[int]) -> None:
 def _begin_anew(folder: Path, store: Store, before: HostSetup, forced: bool) -> bool:
     """Put the old journal aside, if all has ended. Recorded steps can only go on under the policies that decided them,
     and very many of them are not replayed for nothing."""
-    from dovetail.host.live.status import StatusBoard
-
-    board = StatusBoard()
+    known = Programs(before.cores)
     steps = list(store.steps())
     programs = [job for job, _, _ in store.things("program", dict, dict)]
     for step in steps:
-        board.step(*step)
-    if left := [row.job for row in board.open()] + [job for job in programs if job not in board.rows]:
+        known.step(*step)
+    if left := [row.program for row in known.open()] + [job for job in programs if job not in known.rows]:
         if not forced:
             return False
         raise InputError(

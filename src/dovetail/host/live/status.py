@@ -1,115 +1,63 @@
-"""What is known of every program, from the steps of the loop alone: of a live run, and of its recorded past."""
+"""A program as the daemon tells of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
-
-from dovetail.core.events import (
-    Arrived,
-    Asked,
-    Complete,
-    Defer,
-    Failed,
-    Finished,
-    Pause,
-    Reject,
-    Resize,
-    Resume,
-    Start,
-    Stop,
-)
 
 State = Literal["waiting", "running", "paused", "stopping", "completed", "failed", "cancelled"]
 CLOSED = frozenset({"completed", "failed", "cancelled"})
 
 
-class ProgramStatus(Struct):
-    """One program. Times are seconds since the service first began."""
+class LiveProgram(Struct, frozen=True, kw_only=True):
+    """One program. `cores` is what it asks for, `desired` what it ought to have, `actual` what it has, on these `cpus`.
 
-    job: str
-    arrived_s: float
-    facts: dict[str, Any]
+    `arrived_s` is in seconds since the service first began, None for one that has only just come; `exit` tells how its
+    last attempt ended, `exit_codes` how each did (a signal is negative). `threads` and what follows is what its agent
+    says, if it has one.
+    """
+
+    id: str
+    name: str
     state: State = "waiting"
     why: str = ""
-    devices: tuple[int, ...] = ()
+    cores: int
+    desired: int = 0
+    actual: int = 0
+    cpus: tuple[int, ...] = ()
+    priority: int = 0
     attempts: int = 0
     pauses: int = 0
     resizes: int = 0
-    first_start_s: float | None = None
-    ended_s: float | None = None
-    service_s: float = 0.0
+    arrived_s: float | None = None
+    first_run_s: float | None = None
+    waiting_s: float | None = None
+    service_s: float | None = None
+    total_s: float | None = None
+    turnaround_s: float | None = None
     core_s: float = 0.0
-    since_s: float = 0.0
-    wanted: Literal["", "run", "pause", "stop"] = ""  # of an attempt that has begun and whose end is not known
-    end: Literal["", "completed", "failed", "cancelled"] = ""
+    cpu_s: float = 0.0
+    memory_mib: float = 0.0
+    exit: str = ""
+    exit_codes: tuple[int | None, ...] = ()
+    log: str = ""
+    threads: int | None = None
+    step: int | None = None
+    rate: float | None = None
+    acknowledged: bool | None = None
+    answered_s: float | None = None
 
-    def until(self, now: float) -> tuple[float, float]:
-        """Seconds that it has run, and core-seconds that it was given."""
-        on = now - self.since_s if self.devices else 0.0
-        return self.service_s + on, self.core_s + on * len(self.devices)
-
-    def waited_s(self, now: float) -> float:
-        """In the queue or paused."""
-        return (now if self.ended_s is None else self.ended_s) - self.arrived_s - self.until(now)[0]
-
-    def _hold(self, devices: tuple[int, ...], now: float) -> None:
-        self.service_s, self.core_s = self.until(now)
-        self.devices, self.since_s = devices, now
-
-
-class StatusBoard:
-    """All programs, in the order of their arrival."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, ProgramStatus] = {}
-        self.steps = 0
-        self.now = 0.0
-
-    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
-        self.steps, self.now = n, t
-        for event in events:
-            if isinstance(event, Arrived):
-                self.rows[event.job] = ProgramStatus(event.job, t, event.facts)
-            elif (row := self.rows.get(getattr(event, "job", ""))) is not None:
-                _follow(row, event, t)
-
-    def open(self) -> list[ProgramStatus]:
-        """Programs that are not closed, or still have something running."""
-        return [row for row in self.rows.values() if row.state not in CLOSED]
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.state in CLOSED
 
 
-def _follow(row: ProgramStatus, event: Any, now: float) -> None:
-    match event:
-        case Start():
-            row.attempts += 1
-            row.first_start_s = now if row.first_start_s is None else row.first_start_s
-            row.wanted, row.state, row.why = "run", "running", event.why
-            row._hold(event.devices, now)
-        case Resume() | Resize():
-            row.resizes += isinstance(event, Resize)
-            row.wanted, row.state, row.why = "run", "running", event.why
-            row._hold(event.devices, now)
-        case Pause():
-            row.pauses += 1
-            row.wanted, row.state, row.why = "pause", "paused", event.why
-            row._hold((), now)
-        case Stop():
-            row.wanted, row.state, row.why = "stop", "stopping", event.why
-        case Finished() | Failed():
-            row.wanted = ""
-            row._hold((), now)
-            if not row.end:
-                row.state, row.why = "waiting", event.why if isinstance(event, Failed) else ""
-        case Defer():
-            row.why = event.why
-        case Asked() if event.what in ("priority", "resize") and event.value is not None:
-            row.facts = row.facts | {"priority" if event.what == "priority" else "cores": int(event.value)}
-        case Complete():
-            row.end, row.why = "completed", ""
-        case Reject():
-            row.end, row.why = "cancelled" if event.cancelled else "failed", event.why
-    if row.end and not row.wanted and row.ended_s is None:
-        row.state, row.ended_s = row.end, now
+def belongs(job: str, name: str) -> bool:
+    """Whether a number names a program: its own, or that of its array.
+
+    >>> belongs("3.1", "3"), belongs("3", "3"), belongs("31", "3")
+    (True, True, False)
+    """
+    return name in (job, job.partition(".")[0])
