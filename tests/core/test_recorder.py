@@ -57,6 +57,13 @@ def test_what_was_noted_is_written_soon_though_nothing_follows_and_nobody_closes
     recorder.close()
 
 
+@pytest.mark.parametrize("flush_s", [0, -1.0, nan, inf])
+def test_a_flush_without_end_or_never_is_refused(tmp_path: Path, flush_s: float) -> None:
+    with pytest.raises(InputError, match="flush_s: expected a positive number of seconds"):
+        Recorder(tmp_path / "run.jsonl", HEADER, flush_s=flush_s)
+    assert not (tmp_path / "run.jsonl").exists()
+
+
 def test_a_flush_sends_what_was_noted_on_its_way_at_once(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=1e6)
     recorder.note(10.0, Observed("first"))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import TIMEOUT_MAX, Event, Lock, Thread
 from typing import Any
 
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Clock, Ended, Header, Observer, Recorded, Writer
 
@@ -56,6 +56,8 @@ class Recorder:
     ) -> None:
         """Without a path only the observers are told. `gather` is called before each of those flushes: it notes what a
         run only logs while it is busy, and may close the journal."""
+        if flush_s is not None and not 0 < flush_s <= TIMEOUT_MAX:
+            raise InputError(f"flush_s: expected a positive number of seconds, found {flush_s}")
         self.header = header
         self._writer = Writer(path, header) if path is not None else None
         self._observers: tuple[Observer, ...] = (*([self._writer] if self._writer else ()), *observers)
