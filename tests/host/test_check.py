@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.cli import main
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked, Measured
 from dovetail.host.check import CODES, check_journal
@@ -121,6 +122,13 @@ PLANTED: list[tuple[str, Callable[[Lines], None]]] = [
 def test_a_clean_run_passes(tmp_path: Path, assign: str) -> None:
     path = tmp_path / "run.jsonl"
     assert found(path, journal(path, HostOptions(assign=assign))) == set()
+
+
+def test_the_least_that_is_possible_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    journal(path, HostOptions())
+    assert main(["check", str(path)]) == 0
+    assert "makespan 40.00 s (no less than 30.00 s is possible)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("code", "plant"), PLANTED, ids=[plant.__name__ for _, plant in PLANTED])

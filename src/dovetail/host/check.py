@@ -222,16 +222,18 @@ class HostRules:
                 self._faults.add("idle", p.id, f"waits although it could start; {view.free} cores are idle")
                 return
 
-    def finish(self) -> None:
-        """What only the end can tell."""
+    def finish(self) -> dict[str, float]:
+        """What only the end can tell; gives the bounds."""
         self._judge()
         self._faults.nowhere()
         totals = self.programs.totals().as_dict()
         completed = [arrival for job, arrival in self._arrivals.items() if job in self._done]
-        totals["bound_makespan_s"] = makespan_bound_s(completed, self._view.cores)
-        check_bounds(totals, totals, self._faults)
+        bounds = {"bound_makespan_s": makespan_bound_s(completed, self._view.cores)}
+        totals |= bounds
+        check_bounds(bounds, totals, self._faults)
         if self._claimed is not None:
             compare(self._claimed, {key: value for key, value in totals.items() if key != "makespan_s"}, self._faults)
+        return bounds
 
 
 def check_journal(path: Path) -> Report:
@@ -246,6 +248,5 @@ def check_journal(path: Path) -> Report:
     if not exact:
         faults.notes.append("a live run: how long programs took is not checked")
     figures = core.check_journal(reader, faults, [rules], exact, may_go_on=not exact)
-    if not faults.interrupted:
-        rules.finish()
-    return Report.of(str(path), "journal", faults, [], recount(figures))
+    bounds = {} if faults.interrupted else rules.finish()
+    return Report.of(str(path), "journal", faults, [], recount(figures) | bounds)
