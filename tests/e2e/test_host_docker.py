@@ -12,14 +12,14 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail.host.live.executors import ExecutorError, Exit, ProgramLaunch
-from tests.host.live import PATIENCE_S, Daemon, remove_containers, until
+from tests.host.live import PATIENCE_S, Daemon, remove_containers, stands_still, until
 from tests.leftovers import MARK
 
 docker = pytest.importorskip("docker")
@@ -174,9 +174,8 @@ def test_pause_resize_and_resume(shop: Shop) -> None:
     shop.executor.pause("a")
     shop.executor.pause("a")
     assert shop.executor.find(launch).state == "paused"
+    until(lambda: stands_still(lambda: shop.executor.usage("a")))
     before = shop.executor.usage("a")
-    time.sleep(0.3)
-    assert shop.executor.usage("a") == before
     if len(os.sched_getaffinity(0)) > 1:
         shop.executor.resize("a", (0, 1))
         assert shop.executor.find(launch).cpus == {0, 1}
@@ -186,6 +185,35 @@ def test_pause_resize_and_resume(shop: Shop) -> None:
     shop.executor.pause("a")
     shop.executor.stop("a", 0)
     assert shop.end().code == 137
+
+
+class Reluctant:
+    """A container that the runtime cannot freeze so many times."""
+
+    def __init__(self, refusals: int, says: str) -> None:
+        self.left, self._says = refusals, says
+
+    def pause(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise docker.errors.APIError("500 Server Error", explanation=self._says)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "says", "left"),
+    [
+        (3, "cannot pause: unable to freeze", 0),
+        (100, "cannot pause: unable to freeze", 90),  # it is tried again later, with everything else
+        (3, "no such container", 2),
+    ],
+)
+def test_a_freeze_that_the_runtime_gives_up_is_tried_again(refusals: int, says: str, left: int) -> None:
+    from dovetail.host.live.executors.docker import freeze
+
+    container = Reluctant(refusals, says)
+    with pytest.raises(docker.errors.APIError) if left else nullcontext():
+        freeze(container, docker.errors.APIError)
+    assert container.left == left
 
 
 def test_only_our_own_containers_are_touched(shop: Shop, engine: Engine) -> None:

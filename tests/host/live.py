@@ -18,7 +18,7 @@ import msgspec
 from dovetail.core import cgroups
 from dovetail.core.errors import DovetailError
 from dovetail.host.live.client import Client
-from dovetail.host.live.executors import proc, shim
+from dovetail.host.live.executors import Usage, proc, shim
 from dovetail.host.live.executors.docker import OWNER
 from dovetail.host.live.setup import RequestedSettings
 
@@ -64,6 +64,14 @@ def _ticks(pids: list[int]) -> dict[int, int]:
                 words = path.read_bytes().rpartition(b")")[2].split()
                 found[int(path.parent.name)] = int(words[11]) + int(words[12])
     return found
+
+
+def stands_still(usage: Callable[[], Usage | None]) -> bool:
+    """Whether a program uses no processor while we use a tenth of a second of one."""
+    before, end = usage(), time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    return before is not None and usage() == before
 
 
 def end_all(runs: Path, groups: str) -> None:

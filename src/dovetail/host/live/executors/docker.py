@@ -212,18 +212,7 @@ class DockerExecutor:
         with self._asking(run, "pause"):
             container = self._ours(run)
             if container.status != "paused":
-                self._freeze(container)
-
-    def _freeze(self, container: Any) -> None:
-        """On a busy machine the engine's runtime gives up after a moment; the kernel gets there in the end."""
-        for left in reversed(range(_FREEZES)):
-            try:
-                container.pause()
-            except self._errors.APIError as error:
-                if not left or "freeze" not in str(error.explanation):
-                    raise
-            else:
-                return
+                freeze(container, self._errors.APIError)
 
     def resume(self, run: str) -> None:
         with self._asking(run, "resume"):
@@ -292,6 +281,16 @@ class DockerExecutor:
         self._watcher.join(timeout=5)
         if self._engine is not None:
             self._engine.close()
+
+
+def freeze(container: Any, refusal: type[Exception]) -> None:
+    """On a busy machine the engine's runtime gives up after a moment; the kernel gets there in the end."""
+    for left in reversed(range(_FREEZES)):
+        try:
+            return container.pause()
+        except refusal as error:
+            if not left or "freeze" not in str(error):
+                raise
 
 
 def open_log(launch: ProgramLaunch) -> Any:

@@ -94,11 +94,18 @@ def send(processes: Iterable[Process], number: int) -> None:
 
 
 def stop(members: Members) -> None:
-    """Stop all members: again while one of them runs, for it may have had a child in between."""
+    """Stop all members: again until two looks find the same ones, all stopped. After one look alone, a child may run
+    that one of them had between the listing and its own stop."""
     limit = time.monotonic() + _STOP_LIMIT_S
-    while running := [process for process in members() if process.state not in _STOPPED]:
+    before: set[int] | None = None
+    while True:
+        found = members()
+        running = [process for process in found if process.state not in _STOPPED]
+        if not running and before is not None and before.issuperset(process.pid for process in found):
+            return
+        before = None if running else {process.pid for process in found}
         send(running, signal.SIGSTOP)
-        if time.monotonic() > limit:
+        if running and time.monotonic() > limit:
             raise NotNowError(f"process {running[0].pid} does not stop within {_STOP_LIMIT_S:g} s")
         time.sleep(0.001)
 
