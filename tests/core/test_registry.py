@@ -261,3 +261,61 @@ def test_a_broken_plug_in_warns_and_does_not_break_the_others(tmp_path: Path) ->
     ]:
         assert f"policy plug-in {name} ({name}) does not load: {why}" in listed.stderr
     assert "Traceback" not in listed.stderr
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A file of a user's own policies."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "class Half:\n    'Half of it.'\n    def __init__(self, *, share: float = 0.5) -> None: self.share = share\n"
+        "def third(): return Half(share=0.3)\n"
+        "quarter = Half(share=0.25)\n"
+    )
+    return path
+
+
+def test_a_policy_is_found_in_a_file_by_its_name(own: Path) -> None:
+    shares = {name: registry.choose("host", f"{own}:{name}")[1].share for name in ("Half", "third", "quarter")}
+    assert shares == {"Half": 0.5, "third": 0.3, "quarter": 0.25}
+    assert registry.create("host", f"{own}:Half", {"share": "0.1"}).share == 0.1
+    assert registry.promise("host", f"{own}:Half") == "Half of it."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("none.py:Half", "none.py: no such file"),
+        ("mine.py:half", "mine.py: has no 'half'; did you mean 'Half'"),
+        ("broken.py:Half", "broken.py: does not load: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_a_file_does_not_have_is_told(own: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+    monkeypatch.chdir(own.parent)
+    Path("broken.py").write_text("1 / 0")
+    with pytest.raises(InputError, match=f"^{message}"):
+        registry.choose("host", text)
+
+
+class Needy:
+    def __init__(self, what: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (None, "expected a host policy: a name, file.py:name, or one of your own; found None"),
+        (7, "found 7"),
+        (Needy, "policy Needy needs 'what': give an object of it"),
+    ],
+)
+def test_what_is_no_policy_is_refused(choice: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        registry.choose("host", choice)
+
+
+def test_a_policy_of_ones_own_is_called_by_its_class() -> None:
+    given = Needy(7)
+    assert registry.choose("host", given) == ("Needy", given)
+    with pytest.raises(InputError, match="has its options already; found what"):
+        registry.choose("host", given, {"what": 3})

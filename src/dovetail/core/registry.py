@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import runpy
 import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +26,7 @@ GROUP = "dovetail.policies"
 LEVELS = "dovetail.levels"
 _policies: dict[tuple[str, str], Callable[..., Any]] = {}
 _sources: dict[str, dict[str, PolicySource]] = {}
+_files: dict[str, dict[str, Any]] = {}  # what files of policies define, by their path
 _plugins_loaded = False
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -76,6 +79,8 @@ def names(level: str) -> list[str]:
 
 
 def _find(level: str, name: str) -> Callable[..., Any]:
+    if ".py:" in name:
+        return _in_file(name)
     _load_plugins()
     if name in _ours(level):
         import_module(_ours(level)[name].module)
@@ -83,6 +88,49 @@ def _find(level: str, name: str) -> Callable[..., Any]:
     if factory is None:
         raise InputError(f"no {level} policy is called {name!r}{did_you_mean(name, names(level))}")
     return factory
+
+
+def _in_file(text: str) -> Callable[..., Any]:
+    """What `file.py:name` names; the file is run once."""
+    path, _, name = text.rpartition(":")
+    place = str(Path(path).resolve())
+    if place not in _files:
+        if not Path(path).is_file():
+            raise InputError(f"{path}: no such file")
+        try:
+            _files[place] = runpy.run_path(place, run_name=f"policies in {place}")
+        except (Exception, SystemExit) as error:
+            raise InputError(f"{path}: does not load: {type(error).__name__}: {error}") from error
+    found = _files[place].get(name)
+    if found is None:
+        names = [each for each, value in _files[place].items() if inspect.isclass(value) or inspect.isfunction(value)]
+        raise InputError(f"{path}: has no {name!r}{did_you_mean(name, names)}")
+    if inspect.isclass(found) or inspect.isfunction(found):
+        return found
+    return lambda: found
+
+
+def choose(level: str, choice: Any, options: Mapping[str, Any] | None = None) -> tuple[str, Any]:
+    """A policy as users give one: a name, `file.py:name`, or a class, function or object of their own. Gives what a
+    journal's header calls it as well.
+
+    >>> class Mine: ...
+    >>> choose("host", Mine)[0], choose("host", Mine())[0], choose("host", "fcfs")[0]
+    ('Mine', 'Mine', 'fcfs')
+    """
+    if isinstance(choice, str):
+        return choice, create(level, choice, options)
+    if choice is None or isinstance(choice, int | float | bytes | list | tuple | dict):
+        raise InputError(f"expected a {level} policy: a name, file.py:name, or one of your own; found {choice!r}")
+    if options:
+        raise InputError(f"a policy of your own has its options already; found {', '.join(options)}")
+    if not (inspect.isclass(choice) or inspect.isfunction(choice)):
+        return type(choice).__name__, choice
+    if lacking := [
+        p.name for p in inspect.signature(choice).parameters.values() if p.default is p.empty and p.kind < 2
+    ]:
+        raise InputError(f"policy {choice.__name__} needs {lacking[0]!r}: give an object of it")
+    return choice.__name__, choice()
 
 
 class Listed(NamedTuple):

@@ -287,10 +287,12 @@ def freeze(container: Any, refusal: type[Exception]) -> None:
     """On a busy machine the engine's runtime gives up after a moment; the kernel gets there in the end."""
     for left in reversed(range(_FREEZES)):
         try:
-            return container.pause()
+            container.pause()
         except refusal as error:
             if not left or "freeze" not in str(error):
                 raise
+        else:
+            return
 
 
 def open_log(launch: ProgramLaunch) -> Any:
