@@ -8,7 +8,7 @@ COUNT ?= 60
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench mutate stress clean
+.PHONY: help demo test lint bench notebooks mutate stress clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -29,6 +29,9 @@ lint: .venv/.with-test ## check style, types and the layer rule
 
 bench: .venv/.with-test ## measure, say which figures are outside their ranges, write docs/figures.md
 	$(BIN)/python -m bench
+
+notebooks: .venv/.with-test ## run the notebooks and keep what they show
+	$(BIN)/python -m tools.notebooks
 
 mutate: .venv/.with-test ## draw random mutants of OF, and show those that no test notices
 	$(BIN)/python -m tools.mutate --of $(OF) --count $(COUNT) --seed $(SEED) --jobs $(JOBS)
