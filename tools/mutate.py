@@ -163,21 +163,41 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def near_tests(path: Path) -> list[str]:
-    """A module's doctests, then the tests that are named after it, then those that import it or the package below its
-    level's."""
+    """A module's doctests, then the tests that are named after it, that import it or the package below its level's, and
+    that import a module which does."""
     parts = [part for part in path.relative_to("src").with_suffix("").parts if part != "__init__"]
-    dotted = [re.escape(".".join(parts[:length])) for length in range(len(parts), 2, -1)]
-    imported = re.compile(rf"\b({'|'.join(dotted)})\b") if dotted else re.compile(r"(?!)")
-    tests = sorted((ROOT / "tests" / parts[1]).glob("test_*.py"), key=lambda test: (parts[-1] not in test.stem, test))
-    near = [test for test in tests if parts[-1] in test.stem or imported.search(test.read_text())]
-    return [str(path), *(str(test.relative_to(ROOT)) for test in near)]
+    places = [_imports_of([".".join(parts[:length]) for length in range(len(parts), 2, -1)])]
+    level = ROOT / PACKAGE / parts[1]
+    users = [each for each in sorted(level.rglob("*.py")) if places[0].search(each.read_text())]
+    users = [each for each in users if each != level / "__init__.py"]  # which names everything
+    places.append(_imports_of([_dotted(each.relative_to(ROOT)) for each in users]))
+
+    def distance(test: Path) -> int:
+        if parts[-1] in test.stem:
+            return 0
+        return next((i for i, place in enumerate(places, 1) if place.search(test.read_text())), 9)
+
+    near = sorted((distance(test), test) for test in (ROOT / "tests" / parts[1]).glob("test_*.py"))
+    return [str(path), *(str(test.relative_to(ROOT)) for far, test in near if far < 9)]
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(part for part in path.relative_to("src").with_suffix("").parts if part != "__init__")
+
+
+def _imports_of(modules: list[str]) -> re.Pattern[str]:
+    """What the source of somebody has who imports one of them."""
+    return re.compile(rf"\b({'|'.join(map(re.escape, modules))})\b") if modules else re.compile(r"(?!)")
 
 
 def all_tests(path: Path) -> list[str]:
-    """All tests of a module's package, and its whole runs."""
+    """The other tests of a module's package, and its whole runs."""
     package = path.parts[2]
-    beside = sorted((ROOT / "tests").glob(f"[cgp]*/test_{package}*.py"))  # cli, golden, properties
-    return [f"tests/{package}", *(str(test.relative_to(ROOT)) for test in beside)]
+    tests = sorted((ROOT / "tests").glob(f"{package}/test_*.py"))
+    tests += sorted((ROOT / "tests").glob(f"[cgp]*/test_{package}*.py"))  # cli, golden, properties
+    return [
+        test for test in dict.fromkeys(str(test.relative_to(ROOT)) for test in tests) if test not in near_tests(path)
+    ]
 
 
 class Copy:
@@ -211,7 +231,10 @@ class Copy:
         quiet = subprocess.DEVNULL
         with _limited(command, self.folder, environment, quiet, time_limit_s) as started:
             try:
-                return "survived" if started.wait(time_limit_s) in (0, _NO_TESTS) else "killed"
+                code = started.wait(4 * time_limit_s)  # a busy machine gives less
+                if -code in (signal.SIGXCPU, signal.SIGKILL):
+                    return "timeout"
+                return "survived" if code in (0, _NO_TESTS) else "killed"
             except subprocess.TimeoutExpired:
                 return "timeout"
 
@@ -270,7 +293,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--near", action="store_true", help="only the tests that are named after a module or import it")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutant first")
-    parser.add_argument("--time-limit-s", type=float, default=900.0, help="past it, a mutant counts as killed")
+    parser.add_argument(
+        "--time-limit-s", type=float, default=900.0, help="of processor time; past it, a mutant counts as killed"
+    )
     given = parser.parse_args()
     for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _interrupted)
@@ -291,8 +316,8 @@ def main() -> int:
             tree.write(mutant.path, mutant.after)
             try:
                 verdict = tree.test(near_tests(mutant.path), given.time_limit_s)
-                if verdict == "survived" and not given.near:
-                    verdict = tree.test(all_tests(mutant.path), given.time_limit_s)
+                if verdict == "survived" and not given.near and (others := all_tests(mutant.path)):
+                    verdict = tree.test(others, given.time_limit_s)
                 return verdict
             finally:
                 tree.write(mutant.path, mutant.before)
