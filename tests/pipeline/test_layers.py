@@ -268,9 +268,15 @@ def test_a_configuration_is_named_for_its_folder_and_its_kind_must_be_known(tmp_
     file.parent.mkdir()
     file.write_text(json.dumps({"model_type": "vit"} | CONFIGS["vit"]))
     assert load(ModelSpec(source=f"hf:{file}")).name == load(ModelSpec(source=f"hf:{file.parent}")).name == "tiny-vit"
-    file.write_text('{"model_type": "bertt"}')
-    with pytest.raises(InputError, match=r"config\.json: unknown model_type 'bertt'; did you mean 'bert'\?$"):
-        load(ModelSpec(source=f"hf:{file}"))
+    for text, message in (
+        ('{"model_type": "bertt"}', r"unknown model_type 'bertt'; did you mean 'bert'\?$"),
+        ("{", "not JSON"),
+        ("[1]", "missing key 'model_type'"),
+        ("{}", "missing key 'model_type'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match=rf"config\.json: {message}"):
+            load(ModelSpec(source=f"hf:{file}"))
 
 
 CONFIGS = {

@@ -110,3 +110,12 @@ def test_a_front_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(short, Front)
     assert not short.complete
     assert short.points
+
+
+def test_progress_only_grows_and_ends_with_all_done() -> None:
+    pipeline, _ = rich()
+    shares: list[float] = []
+    assert isinstance(front(pipeline, progress=shares.append), Front)
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 2
+    assert shares[-1] == 1.0

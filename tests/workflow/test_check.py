@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dovetail.workflow.bounds import BoundsAccumulator
 from dovetail.workflow.check import CODES, check_journal
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.compat.execution_log import ExecutionLog
+from dovetail.workflow.export import write_logs
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.metrics import summary
 from dovetail.workflow.residents import least_setup
@@ -190,6 +192,23 @@ def test_a_clean_run_passes_in_every_format(files: Files) -> None:
         assert report.valid
         assert report.counted["makespan_s"] == 30.25
     assert files.check_journal().counted == files.check_log().counted
+
+
+def test_a_journal_exports_the_logs_of_its_run(files: Files) -> None:
+    again, text = files.folder / "again.json", files.folder / "text.log"
+    write_logs(files.journal, executions=again, log=text)
+    assert again.read_bytes() == files.log.read_bytes()
+    assert text.read_text().count("r1") >= 4
+    console = StringIO()
+    write_logs(files.journal, console=console)
+    assert console.getvalue() == text.read_text()
+
+
+def test_costs_that_are_not_those_of_the_configuration_are_noted(files: Files) -> None:
+    assert files.check_journal().notes == []
+    files.write_inputs(CONFIG | {"costs": {"overhead_s": 9.0}}, REQUESTS)
+    (note,) = files.check_journal().notes
+    assert note.startswith("the costs of the run are not those of the configuration")
 
 
 # --- journals --------------------------------------------------------------------------------------

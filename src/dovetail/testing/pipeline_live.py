@@ -98,6 +98,7 @@ class PlayedRun:
         self._plan, self._generation, self._fed, self._count = made, 1, 0, 0
         self._lost: list[str] = []
         self.why: str | None = None
+        self.plans: dict[int, Plan] = {}  # those that were carried out, by generation
         options = options or RunOptions()
         self._limit_s = options.patience.heartbeat_limit_s
         problem = made.problem
@@ -126,6 +127,7 @@ class PlayedRun:
                     self._join(host)
             elif isinstance(action, Assign):
                 self._plan, self._generation = action.plan, action.generation
+                self.plans[action.generation] = action.plan
                 more += [Prepared(host, action.generation) for host in action.plan.hosts]
             elif isinstance(action, Feed):
                 self.journal.open()
