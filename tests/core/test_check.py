@@ -490,6 +490,14 @@ def test_devices_of_a_type_that_nobody_described_cannot_join() -> None:
         assert check.faults.counts == codes
 
 
+def test_a_graph_that_joins_is_used_if_it_is_one() -> None:
+    for edges, codes in ((("a", "b"),), {}), ((("a", "b"), ("b", "a")), {"graph": 2}):
+        check = Check(HEADER)
+        late = TaskGraphRecord("late", (Task("a", "x"), Task("b", "x")), edges)
+        check.step(1, 0.0, [Added("a workflow came", graphs=(late,)), Arrived("j", "late", (1.0, 1.0))])
+        assert check.faults.counts == codes
+
+
 @pytest.mark.parametrize(
     ("names", "told"), [("a", "a"), ("abcde", "a, b, c, d, e"), ("abcdef", "a, b, c, d, e and 1 more")]
 )

@@ -18,6 +18,8 @@ from dovetail.pipeline.profile.files import (
     LayerRow,
     ModelProfile,
     check_room,
+    expected_in,
+    merge_into,
     merged,
     parameters,
     read_profiles,
@@ -132,6 +134,30 @@ def test_whatever_is_merged_is_there_once(one: set[int], two: set[int]) -> None:
     assert [row.layer for row in found.profile_data] == sorted(one | two)
 
 
+@given(
+    old=st.sets(st.integers(1, 6)),
+    part=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),
+    force=st.booleans(),
+)
+def test_what_a_file_would_hold_is_what_it_holds_then(
+    tmp_path_factory: pytest.TempPathFactory, old: set[int], part: list[int], force: bool
+) -> None:
+    path = tmp_path_factory.mktemp("profiles") / "profiles.yml"
+    others = profile([1], 4, layers=6)
+    write_profiles(path, [others, profile(sorted(old), layers=6)])
+    new = set(range(part[0], part[1] + 1))
+    runs = [(8, "torch.float32"), (2, "torch.float32")]
+    if old & new and not force:
+        with pytest.raises(InputError, match=rf"profiles.yml: .*: layer {min(old & new)} is in the file already"):
+            expected_in(path, "m", 6, (part[0], part[1]), runs)
+        return
+    expected = expected_in(path, "m", 6, (part[0], part[1]), runs, force=force)
+    held = merge_into(path, [profile(sorted(new), size, layers=6) for size, _ in runs], force=force)
+    found = {each.batch_size: sorted(row.layer for row in each.profile_data) for each in held}
+    assert {e.batch_size: sorted(row.layer for row in e.profile_data) for e in expected} == {8: found[8], 2: found[2]}
+    assert (found[8], found[2], found[4]) == (sorted(old | new), sorted(new), [1])
+
+
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=3))
 def test_parameters_are_the_sum_over_tensors(shapes: list[list[int]]) -> None:
     assert parameters(shapes) == sum(prod(shape) for shape in shapes)
@@ -197,6 +223,20 @@ def test_a_device_type_is_made_and_extended(tmp_path: Path) -> None:
         (8, 7.0, None),  # in its place
         (4, 0.1, "estimated"),
     ]
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from(["torch.float16", "torch.float32"])), max_size=8))
+def test_a_profile_is_replaced_in_its_place_and_others_stay(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[tuple[int, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("types") / "device_types.yml"
+    expected: dict[tuple[int, str], float] = {}
+    for number, (size, dtype) in enumerate(keys):
+        made = profile([1, 2, 3], size, dtype)
+        made.profile_data[0].time = expected[size, dtype] = 1.0 + number
+        to_device_types([made], path, "t", mem_mb=100.0, bw_mbps=50.0, force=True)
+    listed = yaml.safe_load(path.read_text())["t"]["model_profiles"]["m"] if keys else []
+    assert [((p["batch_size"], p["dtype"]), p["time_s"][0]) for p in listed] == list(expected.items())
 
 
 def test_a_language_model_gets_the_dtype_of_its_values(tmp_path: Path) -> None:
