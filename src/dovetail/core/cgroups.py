@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dovetail.core.errors import InputError
+from dovetail.core.resources import devices_text
 
 ROOT = Path("/sys/fs/cgroup")
 _NEEDED = ("cpuset", "freezer", "cpuacct")
@@ -27,13 +28,7 @@ def cpu_list(cpus: Sequence[int]) -> str:
     >>> cpu_list([3, 0, 1])
     '0-1,3'
     """
-    spans: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if spans and cpu == spans[-1][1] + 1:
-            spans[-1][1] = cpu
-        else:
-            spans.append([cpu, cpu])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
+    return devices_text(cpus, ",")
 
 
 def parse_cpus(text: str) -> frozenset[int]:

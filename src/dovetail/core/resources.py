@@ -105,6 +105,30 @@ def _windows(runs: tuple[int, ...], width: int, aligned: bool) -> tuple[tuple[in
     return tuple(found)
 
 
+def runs_of(devices: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbouring devices as (first, count).
+
+    >>> runs_of((0, 1, 3))
+    [(0, 2), (3, 1)]
+    """
+    runs: list[tuple[int, int]] = []
+    for device in sorted(devices):
+        if runs and device == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((device, 1))
+    return runs
+
+
+def devices_text(devices: Sequence[int], between: str = ", ") -> str:
+    """
+    >>> devices_text((0, 1, 2, 5))
+    '0-2, 5'
+    """
+    runs = runs_of(devices)
+    return between.join(str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in runs)
+
+
 class Ledger:
     """Which device is held by whom. The engine asks it before it carries an instruction out."""
 

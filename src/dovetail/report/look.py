@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from dovetail.core.journal import Header
 from dovetail.core.resources import Pool
+from dovetail.core.resources import devices_text as devices_text
+from dovetail.core.resources import runs_of as runs_of
 from dovetail.report.collect import Story
 from dovetail.report.units import Unit as Unit
 from dovetail.report.units import unit_for as unit_for
@@ -134,29 +136,6 @@ def ran_on(header: Header) -> list[str]:
     if header.clock.source != "virtual":
         told.append(f"{header.clock.source} clock, wrong by at most {seconds(header.clock.error_s)}")
     return told
-
-
-def runs_of(devices: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbouring devices as (first, count).
-
-    >>> runs_of((0, 1, 3))
-    [(0, 2), (3, 1)]
-    """
-    runs: list[tuple[int, int]] = []
-    for device in sorted(devices):
-        if runs and device == sum(runs[-1]):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((device, 1))
-    return runs
-
-
-def devices_text(devices: Sequence[int]) -> str:
-    """
-    >>> devices_text((0, 1, 2, 5))
-    '0-2, 5'
-    """
-    return ", ".join(str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in runs_of(devices))
 
 
 def number(value: float, digits: int = 4) -> str:
