@@ -53,6 +53,7 @@ class DockerExecutor:
         self._ended = ended
         self._followed: dict[str, ProgramLaunch] = {}
         self._lock = threading.Lock()
+        self._making = threading.Lock()
         self._closing = threading.Event()
         self._stream: Any = None
         self._watcher = threading.Thread(target=self._watch, name="container ends", daemon=True)
@@ -61,9 +62,10 @@ class DockerExecutor:
     @property
     def _client(self) -> Any:
         """The engine; only an engine that answers can be talked to, so it is asked for when it is needed."""
-        if self._engine is None:
-            self._engine = self._docker.DockerClient(self._address) if self._address else self._docker.from_env()
-        return self._engine
+        with self._making:  # the watcher asks too, and a second one would be closed by nobody
+            if self._engine is None:
+                self._engine = self._docker.DockerClient(self._address) if self._address else self._docker.from_env()
+            return self._engine
 
     def reach(self) -> None:
         """Raise an error unless an engine answers."""
@@ -168,6 +170,9 @@ class DockerExecutor:
                 for run in list(self._followed):
                     self._look(run)
                 self._stream = self._client.events(since=since, decode=True, filters=filters)
+                if self._closing.is_set():  # while it was opened: nobody has closed it
+                    self._stream.close()
+                    return
                 for event in self._stream:
                     self._look(event["Actor"]["Attributes"].get(RUN, ""))
             except Exception:
