@@ -218,7 +218,7 @@ def test_prices_make_the_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (("--restart-s", "-1"), "--restart-s -1: expected seconds, 0 or more"),
         (("--jobs", "0"), "--jobs 0: expected 1 or more"),
         (("--compat", "gavel", "--ideal"), "--compat gavel has rounds, and restarts that are free"),
-        (("--ideal", "--journal", "x.jsonl"), "has no leases: no journal and no checkpoint"),
+        (("--ideal", "--checkpoint-file", "x"), "or an ideal one, keeps no checkpoint: it has no rounds to go on from"),
         (("--resume",), "--resume needs --checkpoint-file"),
         (("--checkpoint-every", "0"), "--checkpoint-every 0: expected rounds, 1 or more"),
         (("--entities", "a=0"), "--entities a=0: expected a number of entities, or NAME=WEIGHT"),

@@ -278,6 +278,26 @@ def test_a_summary_is_checked_as_far_as_it_goes(brief: Lines, tmp_path: Path) ->
     assert not any(line.get("of") == "started" for line in brief)
 
 
+def _greedy(lines: Lines) -> None:
+    _first(lines, "used")["accelerator_s"][0] *= 10
+
+
+def _faster(lines: Lines) -> None:
+    lines[0]["facts"]["fastest"] = [rate / 10 for rate in lines[0]["facts"]["fastest"]]
+
+
+@pytest.mark.parametrize(("spoil", "code"), [(_greedy, "used"), (_faster, "steps")])
+def test_a_fault_planted_in_an_ideal_run_is_found(
+    make_setup: Make, tmp_path: Path, spoil: Callable[[Lines], None], code: str
+) -> None:
+    jobs = [Job(id=i, model="A", steps=900, arrival_s=40.0 * i) for i in range(4)]
+    run(make_setup(jobs), Table({i: [0.4, 0.4] for i in range(4)}), journal=tmp_path / "run.jsonl", ideal=True)
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert _codes(lines, tmp_path) == set()
+    spoil(lines)
+    assert code in _codes(lines, tmp_path)
+
+
 def _forgotten(lines: Lines) -> None:
     lines[:] = [line for line in lines if line.get("of") != "completed"]
 

@@ -13,17 +13,21 @@ import numpy as np
 import pytest
 
 from dovetail.cluster.check import check_journal
+from dovetail.cluster.explain import explain
 from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.prices import Prices
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.metrics import ClusterResult
+from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.cluster.rounding.active import Active
-from dovetail.cluster.rounds import Rounds
+from dovetail.cluster.rounds import Rounds, scheduler_for
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.events import Rows
+from dovetail.core.events import Arrived, Complete, Rows
+from dovetail.core.journal import open_journal
 from tests.cluster.conftest import THROUGHPUTS, Make, Table
 
 NO_RESTART = RoundRules(restart_s=0.0)
@@ -207,6 +211,43 @@ def test_the_same_inputs_give_the_same_bytes(make_setup: Make, tmp_path: Path) -
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("clock", ["ideal", "compat"])
+def test_every_clock_is_recorded_and_checked(make_setup: Make, tmp_path: Path, clock: str) -> None:
+    """Prices change, jobs come and go, one is wide: figures, checker, the reader of all levels and explain agree."""
+    jobs = [
+        Job(id=i, model="A", width=1 + (i % 3 == 0), steps=5000 * (1 + i % 4), arrival_s=i * 100.0) for i in range(12)
+    ]
+    setup = replace(
+        make_setup(jobs), prices=Prices(("fast", "slow"), (0.0, 1000.0), np.array([[1.0, 2.0], [3.0, 1.0]]))
+    )
+    journal, policy = tmp_path / "run.jsonl", make("max_min_fairness_perf")
+    outcome = run(setup, policy, name="x", journal=journal, ideal=clock == "ideal", compat=clock == "compat")
+    report = check_journal(journal)
+    assert report.valid, report.faults
+    assert "were checked" in report.notes[0]
+    reader = open_journal(journal)
+    ends = {entry.event.job: entry.t for entry in reader if isinstance(entry.event, Complete)}
+    arrived = {entry.event.job: entry.t for entry in reader if isinstance(entry.event, Arrived)}
+    assert {int(job[4:]): ends[job] - arrived[job] for job in ends} == pytest.approx(outcome.completion_s)
+    assert list(ends.values()) == sorted(ends.values())
+    assert explain(reader, "3").completed_s == ends["job 3"]
+    with pytest.raises(InputError, match="holds no leases: there is nothing to decide again"):
+        scheduler_for(reader)
+
+
+def test_the_older_rules_do_not_beat_their_bound(make_setup: Make) -> None:
+    """Where accelerators are makes no difference to them: two in two servers are as fast as in one."""
+    jobs = [Job(id=0, model="A", width=2, steps=8000)]
+    figures = run(make_setup(jobs, per_server=(1, 1)), Table({0: [1, 0]}), compat=True)
+    assert figures.figures.avg_jct_s == figures.figures.bound_avg_jct_s == figures.bound_makespan_s == 1000.0
+
+
+def test_an_ideal_run_refuses_more_than_there_is(make_setup: Make) -> None:
+    jobs = [Job(id=i, model="A", steps=400) for i in range(3)]
+    with pytest.raises(DovetailError, match="3 accelerators of type fast at a time, of 2"):
+        run(make_setup(jobs), Table({i: [1, 0] for i in range(3)}), ideal=True)
+
+
 def test_ideal_shares_are_exact(make_setup: Make) -> None:
     jobs = [Job(id=0, model="A", steps=400), Job(id=1, model="A", steps=400)]
     outcome = run(make_setup(jobs), Table({0: [0.5, 0.5], 1: [0.25, 0]}), ideal=True)
@@ -314,7 +355,7 @@ def test_a_checkpoint_that_would_run_other_code_is_refused(
 ) -> None:
     path = tmp_path / "saved"
     named = "".join(f"\x8c{chr(len(word))}{word}" for word in (module, name)).encode("latin-1")
-    path.write_bytes(b"dovetail cluster checkpoint 3\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
+    path.write_bytes(b"dovetail cluster checkpoint 4\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
     with pytest.raises(InputError, match=re.escape(f"it holds {module}.{name}")):
         run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Checkpointing(path, resume=True))
 

@@ -8,15 +8,17 @@ from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Floats, Policy
 
 
-def fastest(setup: ClusterSetup, policy: Policy) -> tuple[Floats, Floats]:
+def fastest(setup: ClusterSetup, policy: Policy, *, anywhere: bool = False) -> tuple[Floats, Floats]:
     """By kind: the most steps per second that it can have here, whoever it is beside and however its accelerators lie;
-    and the most per accelerator. Of an elastic policy, as whatever kind of the same model is best."""
+    and the most per accelerator. Of an elastic policy, as whatever kind of the same model is best. With `anywhere` it
+    does not matter in which servers accelerators are, as by the older rules."""
     found, widths = setup.throughputs, np.array([width for _, width in setup.throughputs.kinds])
     # Measured rates over several servers, or beside another job, are not always lower.
-    rates = np.maximum(setup.rates(), found.spread)
+    alone = found.alone if anywhere else setup.rates()
+    rates = np.maximum(alone, found.spread)
     if policy.packs and found.pairs is not None:
         rates = np.maximum(rates, found.pairs.max(axis=1))
-    rates = np.where((setup.counts >= widths[:, None]) & (setup.rates() > 0), rates, 0.0)
+    rates = np.where((setup.counts >= widths[:, None]) & (alone > 0), rates, 0.0)
     best = rates.max(axis=1, initial=0.0)
     each = best / widths
     if getattr(policy, "elastic", False):
@@ -28,7 +30,7 @@ def fastest(setup: ClusterSetup, policy: Policy) -> tuple[Floats, Floats]:
     return best, each
 
 
-def least_makespan_s(setup: ClusterSetup, policy: Policy) -> float:
+def least_makespan_s(setup: ClusterSetup, policy: Policy, *, anywhere: bool = False) -> float:
     """A lower bound of the makespan of jobs that are all known; 0 for jobs without end.
 
     A job cannot end before its arrival and its best time, and unless jobs share accelerators nobody can do more than
@@ -38,7 +40,7 @@ def least_makespan_s(setup: ClusterSetup, policy: Policy) -> float:
     if not isinstance(jobs, list) or not jobs or setup.window is not None:
         return 0.0
     index = setup.throughputs.index()
-    best, each = fastest(setup, policy)
+    best, each = fastest(setup, policy, anywhere=anywhere)
     longest_s = work_s = 0.0
     for job in jobs:
         kind = index.get((job.model, job.width), -1)

@@ -39,6 +39,7 @@ CODES = {
     "kind": "a lease as another model than the job's",
     "price": "prices that are not those that the header lists for that time",
     "restart": "a lease with another price of its start than a restart, or none for a job that was there",
+    "used": "more accelerator time than there was",
     "steps": "steps that the lease's rate and time do not give",
     "missing": "a job called complete before it did all of its steps",
     "closed": "something about a job that was completed or rejected before",
@@ -49,6 +50,11 @@ CODES = {
     "bound": "a figure better than is possible",
 }
 _CLOSE = 1e-6  # relative: steps are sums of many leases
+_SUMMARIES = {
+    "rounds": "the journal is a summary: it holds no leases",
+    "gavel": "the run was by the older rules: its rounds hold no devices",
+    "ideal": "the run was an ideal one: it has shares of time in the place of leases",
+}
 _OF_LEASES = ("utilization", "utilization_by_type", "total_cost", "leases")  # figures that a summary cannot give again
 
 
@@ -64,6 +70,7 @@ class _OpenLease(Struct):
 class _JobAccount(Struct):
     kind: int
     steps: float
+    arrived_s: float
     done: float = 0.0
     closed: bool = False
 
@@ -82,7 +89,7 @@ class LeaseChecker:
         self._down: set[int] = set()
         self._unlucky: set[int] = set()  # jobs that lost work because a device failed now
         self._left: dict[int, tuple[int, ...]] = {}  # where jobs were until now
-        self._n, self._now = 0, -inf
+        self._n, self._now, self._before = 0, -inf, 0.0
         self._prices, self._price = facts.prices or [], [nan]
         self._round_s = round_s
         self.ended = False
@@ -94,7 +101,7 @@ class LeaseChecker:
         self._n = n
         if not self._now <= t < inf:
             self._faults.add("time", f"step {n}", f"found {t} s after {self._now} s")
-        self._now = t
+        self._before, self._now = max(self._now, 0.0), t
         self._unlucky.clear()
         self._left.clear()
         for event in events:
@@ -137,7 +144,7 @@ class LeaseChecker:
                 continue
             if at_s > self._now:
                 self._fault("arrival", job, f"it is known before its arrival at {at_s} s")
-            self._jobs[job] = _JobAccount(kind, steps)
+            self._jobs[job] = _JobAccount(kind, steps, at_s)
 
     def _see_started(self, columns: dict[str, Any]) -> None:
         count = len(columns["id"])
@@ -248,10 +255,25 @@ class LeaseChecker:
             account.closed = True
             if job in self._leases:
                 self._fault("running", job, "it was called complete while it ran")
-            if at_s != self._now:
+            if at_s > self._now or (at_s < self._now and self._facts.clock != "gavel"):
                 self._fault("finish", job, f"called complete at {at_s} s, written at {self._now} s")
-            if not self._brief and abs(account.done - account.steps) > _CLOSE * max(1.0, account.steps):
+            if self._brief:
+                self._check_time(job, account, at_s - account.arrived_s)
+            elif abs(account.done - account.steps) > _CLOSE * max(1.0, account.steps):
                 self._fault("missing", job, f"it did {account.done} of {account.steps} steps")
+
+    def _check_time(self, job: int, account: _JobAccount, took_s: float) -> None:
+        """Without leases: nobody is done sooner than at its best."""
+        rate = inf if self._facts.fastest is None else self._facts.fastest[account.kind]
+        if took_s * rate * (1 + _CLOSE) < account.steps:
+            self._fault("steps", job, f"found {account.steps} in {took_s} s at most {rate} per s")
+
+    def _see_used(self, columns: dict[str, Any]) -> None:
+        """Where shares are carried out exactly: all of a type for all of the time is the most that there is."""
+        for name, count, used_s in zip(self._facts.types, self._facts.counts, columns["accelerator_s"], strict=True):
+            most_s = count * (self._now - self._before)
+            if used_s > most_s * (1 + _CLOSE) + _CLOSE:
+                self._faults.add("used", f"{self._now} s", f"found {used_s} s of {name}, expected at most {most_s} s")
 
     def _see_rejected(self, columns: dict[str, Any]) -> None:
         for job in columns["id"]:
@@ -312,7 +334,7 @@ def check_journal(path: Path) -> Report:
         faults.add("restart", "the header", f"facts say {facts.restart_s} s, the rules {rules.restart_s} s")
     checker, metrics = LeaseChecker(facts, faults, rules.round_s), metrics_for(facts)
     if facts.mode == "summary":
-        notes.append("the journal is a summary: it holds no leases, only arrivals, ends and their figures were checked")
+        notes.append(f"{_SUMMARIES[facts.clock]}, only arrivals, ends and their figures were checked")
     claimed = _feed(reader, facts, checker, metrics)
     for n, t, other_s in reader.odd:
         faults.add("time", f"step {n}", f"found one step at {t}, {other_s} s, expected one instant")
@@ -323,7 +345,7 @@ def check_journal(path: Path) -> Report:
     if checker.unsound:
         notes.append("records refer to what is not there: figures were computed up to them, and not compared")
     elif claimed is not None:
-        left_out = _OF_LEASES if facts.mode == "summary" else ()
+        left_out = _OF_LEASES if facts.mode == "summary" and facts.clock != "ideal" else ()
         for key, value in found.items():
             if key not in left_out and not _same(claimed.get(key), value):
                 faults.add("summary", key, f"found {claimed.get(key)}, expected {value}")

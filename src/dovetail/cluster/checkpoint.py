@@ -12,12 +12,12 @@ from typing import Any
 
 from dovetail.cluster.metrics import ClusterMetrics
 from dovetail.cluster.policies.base import Policy
-from dovetail.cluster.virtual_time import RoundsInVirtualTime
+from dovetail.cluster.virtual_time import VirtualTime
 from dovetail.core.errors import InputError
 from dovetail.core.files import open_bytes
 from dovetail.core.output import written_whole
 
-_MAGIC = b"dovetail cluster checkpoint 3\n"
+_MAGIC = b"dovetail cluster checkpoint 4\n"
 _MODULES = ("dovetail.cluster.", "dovetail.solve.")
 _NAMES = {
     "builtins.range",
@@ -31,7 +31,7 @@ _NAMES = {
 }
 
 
-def save(path: Path, simulation: RoundsInVirtualTime, metrics: ClusterMetrics, identity: bytes, written: int) -> None:
+def save(path: Path, simulation: VirtualTime, metrics: ClusterMetrics, identity: bytes, written: int) -> None:
     """Save a simulation. `identity` is the journal's header, `written` how many bytes its journal has so far."""
     with written_whole(path) as file:
         file.write(_MAGIC + pickle.dumps((identity, written, simulation, metrics), protocol=5))
@@ -62,7 +62,7 @@ class _OwnClasses(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}")
 
 
-def load(path: Path, identity: bytes, policy: Policy) -> tuple[RoundsInVirtualTime, ClusterMetrics, int]:
+def load(path: Path, identity: bytes, policy: Policy) -> tuple[VirtualTime, ClusterMetrics, int]:
     """The simulation, its figures so far, and how long its journal was."""
     with open_bytes(path) as file:
         content = file.read()

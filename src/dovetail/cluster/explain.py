@@ -240,7 +240,7 @@ class _Teller:
 
     def _see_completed(self, t: float, columns: dict[str, Any]) -> None:
         if self.story is not None and self.story.job in columns["id"]:
-            self.story.completed_s = t
+            self.story.completed_s = columns["at_s"][columns["id"].index(self.story.job)]
             if self.story.leases:
                 self.story.leases[-1].end = "it was done"
 

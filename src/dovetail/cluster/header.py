@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from dovetail.cluster.bounds import fastest, least_makespan_s
-from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.choices import Clock, JournalMode
 from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.prices import constant
 from dovetail.cluster.inputs.setup import ClusterSetup, PriceSource
@@ -44,6 +44,7 @@ class ClusterFacts(Struct, kw_only=True):
     why: list[str] = field(default_factory=lambda: list(WHY))  # reasons of leases, by their numbers in the records
     window: tuple[int, int] | None = None
     mode: JournalMode = "changes"
+    clock: Clock = "rounds"
     bound_makespan_s: float = 0.0
     fastest: list[float] | None = None  # by kind: the most steps per second that a job can have
     entities: dict[str, float] = {}  # weights
@@ -120,9 +121,16 @@ def _shape_fault(values: Any, shape: tuple[int, ...]) -> str:
 
 
 def header(
-    setup: ClusterSetup, policy: Policy, name: str, options: dict[str, Any], rules: RoundRules, mode: JournalMode
+    setup: ClusterSetup,
+    policy: Policy,
+    name: str,
+    options: dict[str, Any],
+    rules: RoundRules,
+    mode: JournalMode,
+    clock: Clock = "rounds",
 ) -> Header:
-    """The first line of the journal."""
+    """The first line of the journal. Without rounds there are no leases, so that is a summary."""
+    anywhere = clock == "gavel"
     found, restarts_s = setup.throughputs, setup.restarts_s(rules.restart_s)
     facts = ClusterFacts(
         types=list(setup.types),
@@ -134,9 +142,10 @@ def header(
         pairs=found.pairs.tolist() if policy.packs and found.pairs is not None else None,
         restart_s=rules.restart_s,
         window=setup.window,
-        mode=mode,
-        bound_makespan_s=least_makespan_s(setup, policy),
-        fastest=fastest(setup, policy)[0].tolist(),
+        mode=mode if clock == "rounds" else "summary",
+        clock=clock,
+        bound_makespan_s=least_makespan_s(setup, policy, anywhere=anywhere),
+        fastest=fastest(setup, policy, anywhere=anywhere)[0].tolist(),
         entities=setup.entities,
         believed=policy.pairs.tolist() if isinstance(policy, LearnedRates) else None,
         restarts=None if restarts_s is None else restarts_s.tolist(),
@@ -156,6 +165,7 @@ def header(
         seed=setup.seed,
         pool=pool,
         facts=msgspec.to_builtins(facts),
+        order="written" if clock == "gavel" else "step",  # its rounds are told when they are over
     )
 
 

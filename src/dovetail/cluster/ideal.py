@@ -6,7 +6,6 @@ What a policy would give if the mechanism cost nothing: the yardstick for the me
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -22,18 +21,16 @@ from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.virtual_time import VirtualTime
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
-from dovetail.core.journal import Observer
 
+_MORE = 1 + 1e-6  # shares are rounded
 _INSTANT = 1e-12  # relative: who ends within it ends together
 
 
 class IdealSimulation(VirtualTime):
     """The policy is asked whenever a job comes or goes or a price changes."""
 
-    def __init__(self, setup: ClusterSetup, policy: Policy, observers: Sequence[Observer] = ()) -> None:
-        super().__init__(setup, observers)
-        self._policy = policy
-        self._mechanism = Mechanism(
+    def __init__(self, setup: ClusterSetup, policy: Policy) -> None:
+        mechanism = Mechanism(
             policy,
             setup.types,
             setup.counts,
@@ -44,12 +41,8 @@ class IdealSimulation(VirtualTime):
             setup.entity_weights(),
             kinds=setup.throughputs.kinds,
         )
+        super().__init__(setup, mechanism)
         self._runs = fastest(setup, policy)[0] > 0
-        self.allocations = 0
-
-    @property
-    def busy(self) -> bool:
-        return len(self._mechanism.jobs) > 0
 
     def turn(self) -> None:
         """Take in who arrives, and let time pass until a job ends, one comes, or a price changes."""
@@ -57,27 +50,29 @@ class IdealSimulation(VirtualTime):
             self.now = max(self.now, self.stimuli.arrival_s)
         found = self.stimuli.prices(self.now)
         for rows in found:
-            self._mechanism.see_prices(rows.columns["price"])
+            self.mechanism.see_prices(rows.columns["price"])
         for rows in self.stimuli.arrivals(self.now):
             admitted = admit(rows, self._runs, self.now)
             found += admitted.records
             if admitted.columns["id"]:
-                self._mechanism.arrive(admitted.columns)
+                self.mechanism.arrive(admitted.columns)
         if self.busy:
             self._flow(found)
-        self.tell(found)
+        else:
+            self.tell(found)
 
-    def _flow(self, events: list[Rows]) -> None:
-        """Let time pass until a job ends, one comes, or a price changes."""
-        mechanism, jobs = self._mechanism, self._mechanism.jobs
+    def _flow(self, happened: list[Rows]) -> None:
+        """Ask the policy, and let time pass until a job ends, one comes, or a price changes."""
+        mechanism, jobs = self.mechanism, self.mechanism.jobs
         problem = mechanism.problem(self.now)
-        found = self._policy.allocate(problem)
+        found = mechanism.policy.allocate(problem)
         if fault := found.fault(problem):
             raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
-        self.allocations += 1
+        mechanism.allocations += 1
         envied = envy(problem, found)
         if envied is not None:
-            events.append(Rows("envy", {"share": [envied]}))
+            happened.append(Rows("envy", {"share": [envied]}, True))
+        self.tell(happened)
         width = jobs.width if found.kind is None or problem.kind_width is None else problem.kind_width[found.kind]
         # A policy that does not tell types apart may give time on one that is too small for a wide job.
         found.share = np.where(width[:, None] <= problem.counts, found.share, 0.0)
@@ -95,8 +90,15 @@ class IdealSimulation(VirtualTime):
         used = (width[:, None] * found.share).sum(axis=0)
         if len(found.pairs):
             used = used + (jobs.width[found.pairs[:, 0]][:, None] * found.pair_share).sum(axis=0)
-        events.append(Rows("used", {"accelerator_s": used * passed}))
+        if (used > problem.counts * _MORE).any():
+            on = int((used / problem.counts).argmax())
+            raise DovetailError(
+                f"the policy gave an allocation that cannot be carried out: {used[on]:g} accelerators of type "
+                f"{problem.types[on]} at a time, of {problem.counts[on]}"
+            )
+        events = [Rows("used", {"accelerator_s": used * passed})]
         self.now = until
         if done.any():
             events.append(records.completed(jobs.id[done], np.full(int(done.sum()), until)))
             mechanism.leave(done)
+        self.tell(events)

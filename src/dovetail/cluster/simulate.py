@@ -17,12 +17,12 @@ from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.compat.gavel import GavelSimulation
 from dovetail.cluster.header import header
 from dovetail.cluster.ideal import IdealSimulation
-from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.choices import Clock, JournalMode
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.metrics import ClusterMetrics, ClusterResult, charts, summary
 from dovetail.cluster.policies.base import Allocation, Policy, Problem
 from dovetail.cluster.rules import RoundRules
-from dovetail.cluster.virtual_time import RoundsInVirtualTime
+from dovetail.cluster.virtual_time import RoundsInVirtualTime, VirtualTime
 from dovetail.core.charts import as_fact
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
@@ -87,9 +87,14 @@ def run(
     saving: Checkpointing | None = None,
 ) -> ClusterResult:
     """Simulate, and write the journal if a path is given. With `compat`, the older simulator's clock and accounts; with
-    `ideal`, everybody gets exactly the share that the policy allots, at every moment."""
-    if (compat or ideal) and (journal is not None or saving is not None):
-        raise InputError("a run by the older rules, or an ideal one, has no leases: no journal and no checkpoint")
+    `ideal`, everybody gets exactly the share that the policy allots, at every moment. Neither has leases to record, nor
+    a state that could be saved."""
+    clock: Clock = "ideal" if ideal else "gavel" if compat else "rounds"
+    if saving is not None and clock != "rounds":
+        raise InputError(
+            "a run by the older rules, or an ideal one, keeps no checkpoint: it has no rounds to go on from"
+        )
+    rules = (GAVEL if compat else RoundRules()) if rules is None else rules
     metrics = ClusterMetrics(
         setup.types,
         setup.counts,
@@ -97,48 +102,42 @@ def run(
         setup.rates(),
         setup.window,
         charge_pairs_fully=compat,
-        fastest=fastest(setup, policy)[0],
+        fastest=fastest(setup, policy, anywhere=compat)[0],
     )
     timed = TimedPolicy(policy, name)
     began = process_time()
-    if ideal:
-        fluid = IdealSimulation(setup, timed, [metrics, *observers])
-        fluid.run()
-        rounds, allocations = 0, fluid.allocations
-    elif compat:
-        old = GavelSimulation(setup, timed, rules if rules is not None else GAVEL, [metrics, *observers])
-        old.run()
-        rounds, allocations = old.rounds, old.mechanism.allocations
-    else:
-        rules = rules if rules is not None else RoundRules()
-        first = header(setup, policy, name, options or {}, rules, mode) if journal or saving else None
-        simulation, size = RoundsInVirtualTime(setup, timed, rules), None
-        if saving is not None and saving.resume and saving.path.exists():
-            simulation, metrics, size = load(saving.path, msgspec.json.encode(first), policy)
-        _simulate(simulation, setup, metrics, first, journal, size, mode, observers, saving)
-        mechanism = simulation.rounds.mechanism
-        rounds, allocations = simulation.rounds.rounds, mechanism.allocations
-        assert isinstance(mechanism.policy, TimedPolicy)
-        timed = mechanism.policy
+    first = header(setup, policy, name, options or {}, rules, mode, clock) if journal or saving else None
+    simulation: VirtualTime = (
+        IdealSimulation(setup, timed)
+        if ideal
+        else GavelSimulation(setup, timed, rules)
+        if compat
+        else RoundsInVirtualTime(setup, timed, rules)
+    )
+    size = None
+    if saving is not None and saving.resume and saving.path.exists():
+        simulation, metrics, size = load(saving.path, msgspec.json.encode(first), policy)
+    _simulate(simulation, setup, metrics, first, journal, size, observers, saving)
+    used = simulation.mechanism.policy  # the one that was saved last
+    assert isinstance(used, TimedPolicy)
     return ClusterResult(
         figures=metrics.figures(),
-        rounds=rounds,
-        allocations=allocations,
-        policy_s=timed.cpu_s,
+        rounds=simulation.rounds_begun,
+        allocations=simulation.mechanism.allocations,
+        policy_s=used.cpu_s,
         cpu_s=process_time() - began,
-        bound_makespan_s=least_makespan_s(setup, policy),
+        bound_makespan_s=least_makespan_s(setup, policy, anywhere=compat),
         completion_s=metrics.completion_times(),
     )
 
 
 def _simulate(
-    simulation: RoundsInVirtualTime,
+    simulation: VirtualTime,
     setup: ClusterSetup,
     metrics: ClusterMetrics,
     first: Header | None,
     journal: Path | None,
     size: int | None,
-    mode: JournalMode,
     observers: Sequence[Observer],
     saving: Checkpointing | None,
 ) -> None:
@@ -150,14 +149,14 @@ def _simulate(
         if journal is not None:
             assert first is not None
             writer = stack.enter_context(Writer(journal, first) if size is None else Writer.reopen(journal, size))
-            watching.append(writer if mode == "changes" else _SummaryOnly(writer))
+            watching.append(writer if first.facts["mode"] == "changes" else _SummaryOnly(writer))
         simulation.take_up(setup, watching)
 
         def pause() -> None:
-            rounds = simulation.rounds
-            if saving is not None and rounds.rounds and rounds.rounds % saving.every_rounds == 0:
+            begun, mechanism = simulation.rounds_begun, simulation.mechanism
+            if saving is not None and begun and begun % saving.every_rounds == 0:
                 save(saving.path, simulation, metrics, identity, writer.written() if writer else 0)
-                rounds.mechanism.policy = renewed(rounds.mechanism.policy)
+                mechanism.policy = renewed(mechanism.policy)
 
         try:
             simulation.run(pause)

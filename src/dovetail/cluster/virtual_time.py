@@ -10,6 +10,7 @@ from typing import Any
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Policy
 from dovetail.cluster.rounding import records
+from dovetail.cluster.rounding.mechanism import Mechanism
 from dovetail.cluster.rounding.stimuli import Stimuli
 from dovetail.cluster.rounds import Rounds
 from dovetail.cluster.rules import RoundRules
@@ -21,16 +22,23 @@ from dovetail.core.journal import Observer
 class VirtualTime(ABC):
     """Takes turns until all jobs, or those that are measured, are done. What happens at one instant is one step."""
 
-    def __init__(self, setup: ClusterSetup, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, setup: ClusterSetup, mechanism: Mechanism) -> None:
         self.stimuli = Stimuli(setup)
-        self._observers = observers
+        self.mechanism = mechanism
+        self.rounds_begun = 0
+        self._observers: Sequence[Observer] = ()
         self.now = 0.0
         self.steps = 0
 
+    def take_up(self, setup: ClusterSetup, observers: Sequence[Observer]) -> None:
+        """Begin, or go on after a checkpoint was loaded, with the same setup; observers are shown every step."""
+        self.stimuli.take_up(setup)
+        self._observers = observers
+
     @property
-    @abstractmethod
     def busy(self) -> bool:
         """Whether a job is there that is not done."""
+        return len(self.mechanism.jobs) > 0
 
     @abstractmethod
     def turn(self) -> None:
@@ -59,20 +67,13 @@ class VirtualTime(ABC):
 class RoundsInVirtualTime(VirtualTime):
     """Rounds, with arrivals, ends and outages inside them: jobs end when they are expected to."""
 
-    def __init__(
-        self, setup: ClusterSetup, policy: Policy, rules: RoundRules | None = None, observers: Sequence[Observer] = ()
-    ) -> None:
-        super().__init__(setup, observers)
-        self.rounds = Rounds(setup, policy, rules if rules is not None else RoundRules())
+    def __init__(self, setup: ClusterSetup, policy: Policy, rules: RoundRules) -> None:
+        self.rounds = Rounds(setup, policy, rules)
+        super().__init__(setup, self.rounds.mechanism)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint: without those who watch."""
         return self.__dict__ | {"_observers": ()}
-
-    def take_up(self, setup: ClusterSetup, observers: Sequence[Observer]) -> None:
-        """Go on after a checkpoint was loaded, with the same setup."""
-        self.stimuli.take_up(setup)
-        self._observers = observers
 
     @property
     def busy(self) -> bool:
@@ -92,6 +93,7 @@ class RoundsInVirtualTime(VirtualTime):
             pass
         if rounds.busy and not stimuli.complete:
             rounds.pass_over(min(stimuli.arrival_s, stimuli.outage_s, stimuli.price_until))
+        self.rounds_begun = rounds.rounds
 
     def _wait_for_a_job(self) -> None:
         """Nobody is here until the next arrival; only devices fail and come back."""

@@ -45,6 +45,10 @@ class _Ids(Struct):
     id: list[int]
 
 
+class _Ends(_Ids):
+    at_s: list[float] = []
+
+
 class _Rejections(_Ids):
     why: list[str]
 
@@ -118,7 +122,9 @@ class Unroller:
         elif of == "stopped":
             yield from ((t, self._stop(t, job)) for job in msgspec.convert(columns, _Ids).id)
         elif of == "completed":
-            yield from ((t, Complete(self._close(job).name)) for job in msgspec.convert(columns, _Ids).id)
+            ends = msgspec.convert(columns, _Ends)
+            for job, at_s in zip(ends.id, ends.at_s or [t] * len(ends.id), strict=True):
+                yield at_s, Complete(self._close(job).name)
         elif of == "rejected":
             rejected = msgspec.convert(columns, _Rejections)
             for job, why in zip(rejected.id, rejected.why, strict=True):

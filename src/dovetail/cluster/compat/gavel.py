@@ -6,13 +6,11 @@ It serves for comparison with results that were made by Gavel; `virtual_time` is
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Floats, Ints, Policy
 from dovetail.cluster.rounding import records
@@ -21,7 +19,6 @@ from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.virtual_time import VirtualTime
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
-from dovetail.core.journal import Observer
 
 
 class _OldRound(NamedTuple):
@@ -41,12 +38,8 @@ _FAILURES = 5  # in a row, after which a job is dropped
 class GavelSimulation(VirtualTime):
     """Runs a setup by the old rules; a turn is a round."""
 
-    def __init__(
-        self, setup: ClusterSetup, policy: Policy, rules: RoundRules = GAVEL, observers: Sequence[Observer] = ()
-    ) -> None:
-        super().__init__(setup, observers)
-        self._rules = rules
-        self.mechanism = Mechanism(
+    def __init__(self, setup: ClusterSetup, policy: Policy, rules: RoundRules) -> None:
+        mechanism = Mechanism(
             policy,
             setup.types,
             setup.counts,
@@ -57,14 +50,11 @@ class GavelSimulation(VirtualTime):
             kinds=setup.throughputs.kinds,
             resizes=False,
         )
-        self.rounds = 0
+        super().__init__(setup, mechanism)
+        self._rules = rules
         self._round_end = 0.0
         self._running = _NOTHING
         self._failures: dict[int, int] = {}
-
-    @property
-    def busy(self) -> bool:
-        return len(self.mechanism.jobs) > 0
 
     def turn(self) -> None:
         """The end of a round and the beginning of the next one."""
@@ -89,7 +79,7 @@ class GavelSimulation(VirtualTime):
         if self.now == 0.0:
             mechanism.hurry()  # its clock takes an allocation at 0 s for none
         self._start()
-        self.rounds += bool(len(self._running.rows))
+        self.rounds_begun += bool(len(self._running.rows))
         self.tell([*prices, *ended, *arrived])  # a round is billed at the prices of its end
 
     def _start(self) -> None:

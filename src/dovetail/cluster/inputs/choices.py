@@ -8,5 +8,8 @@ Widths = Literal["error", "guess"]
 JournalMode = Literal["changes", "summary"]
 """Every lease is written, or only arrivals and completions."""
 
+Clock = Literal["rounds", "gavel", "ideal"]
+"""Rounds with leases; the older simulator's rounds; shares carried out exactly. Only the first has leases to record."""
+
 CLOUDS = ("aws", "gcp", "azure")
 LONGEST_QUEUE = 10.0  # times all accelerators: a queue that may not be longer and still grow

@@ -84,6 +84,10 @@ class _Envy(Struct):
     share: list[_Number]
 
 
+class _Used(Struct):
+    accelerator_s: list[_Amount]
+
+
 _SCHEMAS: dict[str, type[Struct]] = {
     "arrived": _Arrived,
     "started": _Started,
@@ -94,9 +98,10 @@ _SCHEMAS: dict[str, type[Struct]] = {
     "mended": _Mended,
     "prices": _Prices,
     "envy": _Envy,
+    "used": _Used,
 }
 _DECIDED = ("started", "stopped", "rejected", "envy")
-_OF_TYPES = {"prices": "price"}  # columns that are as long as there are types
+_OF_TYPES = {"prices": "price", "used": "accelerator_s"}  # columns that are as long as there are types
 
 
 def fault_in(rows: Rows, types: int) -> str:
