@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +169,11 @@ class DockerExecutor:
                 since = int(time.time()) - 1
                 for run in list(self._followed):
                     self._look(run)
-                self._stream = self._client.events(since=since, decode=True, filters=filters)
-                if self._closing.is_set():  # while it was opened: nobody has closed it
-                    self._stream.close()
-                    return
-                for event in self._stream:
-                    self._look(event["Actor"]["Attributes"].get(RUN, ""))
+                with closing(self._client.events(since=since, decode=True, filters=filters)) as self._stream:
+                    if self._closing.is_set():  # while it was opened: nobody has closed it
+                        return
+                    for event in self._stream:
+                        self._look(event["Actor"]["Attributes"].get(RUN, ""))
             except Exception:
                 # Whatever broke the stream, the engine's word on each container is asked for again.
                 self._closing.wait(_RETRY_S)
