@@ -26,6 +26,7 @@ from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.live import LiveResult, Patience, RunOptions, run_plan
 from dovetail.pipeline.live.coordinator import PipelineStoppedError
 from dovetail.pipeline.live.local import LocalEngine
+from dovetail.pipeline.live.stage import StageSettings
 from dovetail.pipeline.models.spec import ModelSpec
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.planner import plan as make_plan
@@ -351,6 +352,19 @@ def test_a_killed_run_leaves_a_journal_and_no_process(start: Callable[..., Comma
     report = check_journal(journal)
     assert report.counted["completed"] > 5
     assert report.faults_by_code == {"end": 1}
+
+
+def test_the_journal_is_there_before_anything_is_started(small: Any, tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+
+    class Interrupted(LocalEngine):
+        def start(self, settings: StageSettings, share: float | None) -> None:
+            assert Reader(journal).header.options["microbatches"] == 7
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(small.plan("a", "b"), small.spec, on=CPU, microbatches=7, engine=Interrupted(), journal=journal)
+    assert [fault.message for fault in check_journal(journal).faults] == ["did not end: 7 microbatches unfinished"]
 
 
 def test_a_run_is_refused_on_other_hardware_than_planned(

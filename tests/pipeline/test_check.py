@@ -156,6 +156,21 @@ def test_a_planted_fault_is_found(tmp_path: Path, name: str) -> None:
     assert set(report.faults_by_code) <= set(CODES)
 
 
+def test_devices_of_a_simulation_are_called_as_the_plan_says(tmp_path: Path) -> None:
+    checked = 0
+    for seed in range(40):
+        journal = simulated(tmp_path / "run.jsonl", seed)
+        if journal is not None:
+            header, _, rest = journal.read_text().partition("\n")
+            changed = json.loads(header)
+            Random(seed).shuffle(changed["facts"]["devices"])
+            if changed != json.loads(header):
+                journal.write_text(json.dumps(changed) + "\n" + rest)
+                assert set(check_journal(journal).faults_by_code) == {"name"}
+                checked += 1
+    assert checked > 5
+
+
 def test_a_makespan_below_what_is_possible_is_found(tmp_path: Path) -> None:
     """Three microbatches through three places of one second each, in half the time."""
 
@@ -230,6 +245,9 @@ LIVE_FAULTS: dict[str, tuple[str, Callable[[Lines], None]]] = {
         "hardware",
         lambda lines: next(e for e in lines if e.get("what") == "device")["facts"].update(device="a GPU"),
     ),
+    "a device by another name": ("name", lambda lines: lines[0]["facts"]["devices"].__setitem__(1, "h7")),
+    "a link by another name": ("name", lambda lines: lines[0]["facts"]["devices"].__setitem__(2, "h0 to h7")),
+    "a device without a name": ("name", lambda lines: lines[0]["facts"]["devices"].pop()),
     "called by the planned type": ("hardware", lambda lines: lines[0]["pool"]["devices"][1].update(type="link")),
 }
 

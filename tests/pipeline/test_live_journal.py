@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from dovetail import check_journal
 from dovetail.core.events import Added, Arrived, Complete, Decided, Finished, Observed, Reject, Start
 from dovetail.core.journal import Reader
+from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.live.jobs import RunOptions
-from dovetail.pipeline.live.supervisor import Patience
+from dovetail.pipeline.live.journal import RunJournal
+from dovetail.pipeline.live.supervisor import Joined, Patience
+from dovetail.pipeline.live.wire import Offset
 from dovetail.pipeline.scheduler import scheduler_for
 from dovetail.testing.pipeline_live import PlayedRun, even_plan
 
@@ -133,19 +136,35 @@ def test_silence_is_decided_again(tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_began_has_a_journal(tmp_path: Path) -> None:
-    from dovetail.pipeline.live.journal import RunJournal
-
-    journal = RunJournal(tmp_path / "run.jsonl", even_plan(2), 3, RunOptions(), {})
+    """It is there before anything is started, and says what was asked for."""
+    path = tmp_path / "run.jsonl"
+    journal = RunJournal(path, even_plan(2), 3, RunOptions(), {})
+    assert [finding.message for finding in check_journal(path).faults] == ["did not end: 3 microbatches unfinished"]
+    journal.turn(5.0, [Joined("h0")], [])
     journal.close()
-    report = check_journal(tmp_path / "run.jsonl")
-    assert report.faults_by_code == {"end": 1}
-    assert report.counted["arrived"] == 0
+    assert [finding.message for finding in check_journal(path).faults] == ["did not end: 3 microbatches unfinished"]
+    assert [event.what for event in _events(path, Observed)] == ["joined"]
+
+
+def test_a_header_is_made_anew_for_clocks_and_devices_that_were_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    carried = {host: Carrier("t", "cpu", "of node 10.0.0.7", "mapped") for host in even_plan(2).hosts}
+    journal = RunJournal(path, even_plan(2), 3, RunOptions(), carried, clock=lambda: 7.0)
+    before = Reader(path).header
+    assert (before.clock.source, before.hardware["link"]) == ("monotonic", "TCP on this host")
+    for host in carried:
+        journal.joined(host, Offset(1.5, 0.001, shared=False), "a processor")
+    assert Reader(path).header == before
+    journal.open()
+    journal.close()
+    after = Reader(path).header
+    assert (after.clock.source, after.clock.error_s) == ("measured offset", 0.002)
+    assert after.hardware == {"cpu, planned as t": "cpu a processor", "link": "TCP between hosts"}
+    assert check_journal(path).faults_by_code == {"end": 1}
 
 
 def test_a_killed_run_leaves_what_was_noted(tmp_path: Path) -> None:
     """Nobody closes the journal: what was noted a moment ago is in the file all the same."""
-    from dovetail.pipeline.live.journal import RunJournal
-
     path = tmp_path / "run.jsonl"
     now = [0.0]
     journal = RunJournal(path, even_plan(2), 3, RunOptions(), {}, clock=lambda: now[0])
@@ -153,6 +172,6 @@ def test_a_killed_run_leaves_what_was_noted(tmp_path: Path) -> None:
     journal.fed(1, 0, 0.1)
     journal.flush()
     report = check_journal(path)
-    assert [finding.message for finding in report.faults] == ["did not end: 1 microbatch unfinished"]
+    assert [finding.message for finding in report.faults] == ["did not end: 3 microbatches unfinished"]
     assert [event.job for event in _events(path, Arrived)] == ["microbatch 1"]
     journal.close()

@@ -7,6 +7,7 @@ interrupted is sent again as another job: its number counts, not its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount
 from dovetail.pipeline.bounds import makespan_s
 from dovetail.pipeline.hardware import Carrier
-from dovetail.pipeline.route import LINK
+from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.route import LINK, Route
 
 CODES = core.CODES | {
     "microbatch": "a job without the number of a microbatch that was to be fed",
@@ -33,14 +35,16 @@ CODES = core.CODES | {
     "delivery": "a microbatch that came out twice, or before an earlier one",
     "lost": "a microbatch that was to be fed and never came out",
     "hardware": "a host that ran on something else than the header says",
+    "name": "a device that is called otherwise than the plan and its route say",
 }
 LIVE = "live"
 
 
 class PipelineFacts(Struct):
-    """What the level adds to a header: the names of devices, those that take turns at each stage and link, and in a
-    real run what carries each host."""
+    """What the level adds to a header: the plan, the names of devices, those that take turns at each stage and link,
+    and in a real run what carries each host."""
 
+    plan: Plan | None = None
     devices: list[str] = []
     lanes: dict[str, list[int]] = {}
     hosts: dict[str, Carrier] = {}
@@ -76,7 +80,7 @@ class PipelineRules:
         self._graphs = header.build_graphs()
         self._lanes = dict.fromkeys(self._graphs, facts.lanes)
         self._types = [device.type for device in header.pool.devices]
-        self._total = _count(header, "microbatches")
+        self.total = _count(header, "microbatches")
         self._buffers = None if self._live else _count(header, "buffers")
         self._open: dict[str, _Microbatch] = {}
         self._sizes: tuple[float, ...] = ()
@@ -94,7 +98,7 @@ class PipelineRules:
             Observed: self._observed,
             Decided: self._decided,
         }
-        self._check_hardware()
+        self._check_devices()
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
@@ -109,9 +113,9 @@ class PipelineRules:
 
     def _arrived(self, event: Arrived) -> None:
         number = event.facts.get("number")
-        most = self._total or number
+        most = self.total or number
         if type(number) is not int or not 1 <= number <= (most or 0):
-            expected = f"a number from 1 to {self._total}" if self._total else "a number from 1 on"
+            expected = f"a number from 1 to {self.total}" if self.total else "a number from 1 on"
             self._faults.add("microbatch", event.job, f"found {number!r}, expected {expected}")
         elif event.of in self._graphs:
             self._fed.add(number)
@@ -171,11 +175,19 @@ class PipelineRules:
 
     # --- a real run -------------------------------------------------------------------------------
 
-    def _check_hardware(self) -> None:
+    def _check_devices(self) -> None:
+        """What devices are called, and of which type they are, follows from the plan and what carries its hosts."""
         for device, kind in zip(self._facts.devices, self._types, strict=False):
             carrier = self._facts.hosts.get(device)
             if carrier is not None and kind != carrier.type:
                 self._faults.add("hardware", device, f"is called {kind!r}, expected {carrier.type!r}")
+        plan = self._facts.plan
+        if plan is None or not plan.stages:
+            return
+        route = Route.connected(plan, {}) if self._live else Route.planned(plan)
+        for i, (found, expected) in enumerate(zip_longest(self._facts.devices, route.devices)):
+            if found != expected:
+                self._faults.add("name", f"device {i}", f"found {found!r}, expected {expected!r}")
 
     def _observed(self, event: Observed) -> None:
         try:
@@ -216,11 +228,11 @@ class PipelineRules:
             claimed_s = self._facts.bound_makespan_s
             if (
                 claimed_s is not None
-                and len(self._fed) == (self._total or len(self._fed))
+                and len(self._fed) == (self.total or len(self._fed))
                 and not close(claimed_s, least_s)
             ):
                 self._faults.add("bound", "bound_makespan_s", f"found {claimed_s}, expected {least_s}")
-        wanted = set(range(1, self._total + 1)) if self._total else self._fed
+        wanted = set(range(1, self.total + 1)) if self.total else self._fed
         if not self.ended_early:
             for number in sorted(wanted - self._delivered):
                 what = "was fed" if number in self._fed else "was to be fed"
@@ -245,7 +257,7 @@ def check_journal(path: Path) -> Report:
         keys, message = explain(error)
         raise InputError(f"{path}:1: facts.{'.'.join(map(str, keys))}: {message}") from None
     rules, live = PipelineRules(header, facts, faults), header.mode == LIVE
-    figures = core.check_journal(reader, faults, [rules], exact=not live)
+    figures = core.check_journal(reader, faults, [rules], exact=not live, asked=rules.total)
     if not faults.interrupted:
         rules.finish(figures.makespan_s)
     counted = recount(figures)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from dovetail.core.charts import as_fact
@@ -73,6 +74,7 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
         graphs=(TaskGraphRecord.of(route.graph()),),
         facts={
             "model": plan.model,
+            "plan": msgspec.to_builtins(plan),
             "devices": list(route.devices),
             "lanes": {station.name: lanes for station, lanes in zip(route.stations, route.lanes, strict=True)},
             "bound_makespan_s": route.least_s(microbatches),

@@ -135,17 +135,20 @@ class Check:
     def ended(self) -> bool:
         return self._ended is not None
 
-    def finish(self, torn: bool = False, may_go_on: bool = False) -> Figures:
+    def finish(self, torn: bool = False, may_go_on: bool = False, asked: int | None = None) -> Figures:
         """Check what only the end can tell; gives the figures as recounted. A run without an end is one fault, or a
-        note if it may still go on: what is open then is none."""
+        note if it may still go on: what is open then is none. `asked` is how many jobs the run was to complete, where
+        that is known before they arrive."""
         faults = self.faults
         if self._ended is not None:
             self._give_up_waiting(inf)
             self._tell_all()
         faults.nowhere()
         if self._ended is None:
-            self._interrupted(torn, may_go_on)
-            return self._metrics.figures()
+            figures = self._metrics.figures()
+            unfinished = len(self._rules.open) if asked is None else max(asked - figures.completed, 0)
+            self._interrupted(unfinished, torn, may_go_on)
+            return figures
         if torn:
             faults.add("end", "", "a torn line follows the end of the run")
         for job, task in self._rules.running:
@@ -161,12 +164,12 @@ class Check:
             faults.notes.append(note)
         return figures
 
-    def _interrupted(self, torn: bool, may_go_on: bool) -> None:
+    def _interrupted(self, unfinished: int, torn: bool, may_go_on: bool) -> None:
         self.faults.interrupted = True
         if may_go_on and not torn:
             self.faults.notes.append("the run had not ended when this was written: what is open is no fault")
             return
-        self.faults.add("end", "", did_not_end(self._header, len(self._rules.open), torn))
+        self.faults.add("end", "", did_not_end(self._header, unfinished, torn))
 
 
 def did_not_end(header: Header, unfinished: int, torn: bool = False) -> str:

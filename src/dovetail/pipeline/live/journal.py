@@ -63,8 +63,9 @@ class RunJournal:
     """Any thread may tell it something. Times that it is given are on this host's monotonic clock, or, in visits, on
     that of whoever was visited; what it writes counts from the moment at which the first microbatch can be fed.
 
-    The file begins at that moment, when all clocks and devices are known. What led to it comes first, at its own times,
-    which are before 0.
+    The header is written before anything is started, and made anew, before any record, if clocks or devices turn out to
+    be others than could be known then. What led to the first microbatch is written when that can be fed, at its own
+    times, which are before 0.
     """
 
     def __init__(
@@ -77,20 +78,20 @@ class RunJournal:
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._plan, self._total, self._options = path, plan, total, options
+        self._path, self._plan, self._observers, self._clock_s = path, plan, observers, clock
         self._carriers = dict(carried)
-        self._origin_s = 0.0
-        self._observers, self._clock_s = observers, clock
+        self._origin_s: float | None = None
         self._lock = threading.Lock()
         self._offsets: dict[str, Offset] = {DATA_HOST: Offset()}
-        self._recorder: Recorder | None = None
-        self._metrics: Metrics | None = None
         self._early: list[tuple[float, list[Any]]] = []
-        self._routes: dict[int, Route] = {}
         self._plans: dict[int, Plan] = {}
-        self.ids: dict[str, int] = {}  # of the devices, by name
+        self._routes: dict[int, Route] = {}
+        route = self._route(1, plan)
+        self.ids = {name: i for i, name in enumerate(route.devices)}  # of the devices, by name
         self._open: dict[_Key, _Life] = {}
         self._rejected: dict[_Key, _Life] = {}
+        self._metrics = Metrics(route.pool)
+        self._recorder = self._record(self._header(route, total, options))
 
     # --- the start --------------------------------------------------------------------------------
 
@@ -99,56 +100,64 @@ class RunJournal:
         with self._lock:
             self._offsets[host] = offset
             carrier = self._carriers.get(host)
-            if carrier is not None and self._recorder is None:
+            if carrier is not None and self._origin_s is None:
                 self._carriers[host] = msgspec.structs.replace(carrier, name=device)
             facts = {"host": host, "device": device, "offset_s": offset.offset_s, "error_s": offset.error_s}
             self._note(self._clock_s(), [Observed("device", facts)])
 
     def open(self) -> None:
-        """Begin to write, if that has not begun."""
+        """The first microbatch can be fed, if that has not been said: time counts from now."""
         with self._lock:
-            if self._recorder is None:
+            if self._origin_s is None:
                 self._begin(self._clock_s())
 
-    def _begin(self, origin_s: float) -> Recorder:
-        self._origin_s = origin_s
-        route = self._route(1, self._plan)
-        devices = route.devices
-        self.ids = {name: i for i, name in enumerate(devices)}
-        pool = make_pool(list(devices.values()))
-        hardware: dict[str, list[str]] = {}
-        for carrier in self._carriers.values():
-            hardware.setdefault(carrier.type, []).append(carrier.hardware)
-        one_host = all(offset.shared for offset in self._offsets.values())
+    def _header(self, route: Route, total: int, options: RunOptions) -> Header:
         header = Header(
             level="pipeline",
             words=WORDS,
             policy=self._plan.method,
-            options={"microbatches": self._total, "buffers": self._options.buffers},
+            options={"microbatches": total, "buffers": options.buffers},
             mode="live",
-            pool=pool,
+            pool=route.pool,
             graphs=(TaskGraphRecord.of(route.graph(graph_name(1))),),
-            clock=self._clock(),
             order="written",
-            hardware={kind: "; ".join(dict.fromkeys(names)) for kind, names in hardware.items() if kind in pool.types}
-            | {LINK: "TCP on this host" if one_host else "TCP between hosts"},
             facts={
                 "model": self._plan.model,
-                "devices": list(devices),
+                "devices": list(route.devices),
                 "lanes": self._lanes(route),
-                "hosts": self._carriers,
                 "without": self._absent(),
                 "plan": msgspec.to_builtins(self._plan),
-                "patience": self._options.patience,
+                "patience": options.patience,
             }
             | as_fact(curves_of(self._plan)),
         )
-        self._metrics = Metrics(pool)
-        self._recorder = Recorder(self._path, header, [self._metrics, *self._observers])
+        return self._with_hardware(header)
+
+    def _with_hardware(self, header: Header) -> Header:
+        """The header with what is known of clocks and devices."""
+        hardware: dict[str, list[str]] = {}
+        for carrier in self._carriers.values():
+            hardware.setdefault(carrier.type, []).append(carrier.hardware)
+        one_host = all(offset.shared for offset in self._offsets.values())
+        told = {kind: "; ".join(dict.fromkeys(names)) for kind, names in hardware.items() if kind in header.pool.types}
+        return msgspec.structs.replace(
+            header,
+            clock=self._clock(),
+            hardware=told | {LINK: "TCP on this host" if one_host else "TCP between hosts"},
+            facts=header.facts | {"hosts": dict(self._carriers)},
+        )
+
+    def _record(self, header: Header) -> Recorder:
+        return Recorder(self._path, header, [self._metrics, *self._observers])
+
+    def _begin(self, origin_s: float) -> None:
+        self._origin_s = origin_s
+        if (header := self._with_hardware(self._recorder.header)) != self._recorder.header:
+            self._recorder.close()
+            self._recorder = self._record(header)
         for at_s, events in self._early:
             self._note(at_s, events)
         self._early.clear()
-        return self._recorder
 
     def _clock(self) -> Clock:
         """Two stamps are wrong against each other by the errors of both hosts at most."""
@@ -229,11 +238,10 @@ class RunJournal:
             visit, station = visits[i], route.stations[i]
             start_s, end_s = self._at(key, i, visit.start_s), self._at(key, i, visit.end_s)
             if start_s >= life.until_s:  # a stage went on with what had been given up: seen, but no pass of the run
-                self._note(
-                    end_s, [Observed("in vain", {"job": job, "task": station.name, "from_s": start_s - self._origin_s})]
-                )
+                vain = {"job": job, "task": station.name, "from_s": self._since(start_s)}
+                self._note(end_s, [Observed("in vain", vain)])
                 continue
-            ready_s = (self._at(key, i - 1, visits[i - 1].end_s) if i else life.fed_s) - self._origin_s
+            ready_s = self._since(self._at(key, i - 1, visits[i - 1].end_s) if i else life.fed_s)
             device = self.ids[station.device(key[1])]
             start = Start(job, station.name, station.name, (device,), ready_s, station.seconds, _WHY)
             sent = [Observed("transfer", {"task": station.name, "bits": visit.bits, "bytes": visit.size})]
@@ -265,25 +273,29 @@ class RunJournal:
     def end(self) -> None:
         """The run came to its end, whatever that was."""
         with self._lock:
-            recorder = self._recorder or self._begin_late()
-            assert self._metrics is not None
-            recorder.end(self._clock_s() - self._origin_s, recount(self._metrics.figures()))
+            self._begin_late()
+            self._recorder.end(self._since(self._clock_s()), recount(self._metrics.figures()))
 
     def flush(self) -> None:
         """Send what was noted on its way to the disk now; it is, at the latest with the first note after a moment."""
-        if self._recorder is not None:
-            self._recorder.flush()
+        self._recorder.flush()
 
     def close(self) -> None:
         with self._lock:
-            (self._recorder or self._begin_late()).close()
+            self._begin_late()
+            self._recorder.close()
 
-    def _begin_late(self) -> Recorder:
+    def _begin_late(self) -> None:
         """Of a run that never fed anything, what led to that."""
-        return self._begin(self._early[0][0] if self._early else self._clock_s())
+        if self._origin_s is None:
+            self._begin(self._early[0][0] if self._early else self._clock_s())
+
+    def _since(self, at_s: float) -> float:
+        assert self._origin_s is not None
+        return at_s - self._origin_s
 
     def _note(self, at_s: float, events: list[Any]) -> None:
-        if self._recorder is None:
+        if self._origin_s is None:
             self._early.append((at_s, events))
         else:
             self._recorder.note(at_s - self._origin_s, *events)
