@@ -236,11 +236,7 @@ class Coordinator:
         if self._generation:  # all hosts of this plan have left the last one, so nothing more comes of it
             self._journal.over(self._generation, self._why, self._lost)
         self._generation, self._lost = generation, []
-        work = self._work
-        numbers = range(self.delivered, work.total)
-        self._flow = Flow(
-            generation, numbers, work.inputs, work.deliver, self._outlets, inlets, self._journal, self._events.put
-        )
+        self._flow = Flow(generation, self.delivered, self._work, self._outlets, inlets, self._journal, self._events)
 
     def _halt(self) -> None:
         for outlet in self._outlets:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
 
+from dovetail.pipeline.live.jobs import MicrobatchStream
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.quantise import decode, encode
 from dovetail.pipeline.live.supervisor import Broke, Delivered, Erred, Event
 from dovetail.pipeline.live.wire import Items
 from dovetail.pipeline.route import DATA_HOST
-
-if TYPE_CHECKING:
-    from dovetail.pipeline.models.spec import Value
 
 
 class Flow:
@@ -24,19 +22,18 @@ class Flow:
     def __init__(
         self,
         generation: int,
-        numbers: range,
-        inputs: Callable[[int], Value],
-        deliver: Callable[[int, Value], None],
+        first: int,
+        work: MicrobatchStream,
         outlets: Sequence[Outlet],
         inlets: Sequence[Inlet],
         journal: RunJournal,
-        post: Callable[[Event], None],
+        events: SimpleQueue[Event],
     ) -> None:
-        self.delivered = numbers.start
-        self._generation, self._numbers = generation, numbers
-        self._inputs, self._deliver = inputs, deliver
+        """`first` is the number of the first microbatch; what happens goes to `events`."""
+        self.delivered = first
+        self._generation, self._numbers, self._work = generation, range(first, work.total), work
         self._outlets, self._inlets = outlets, inlets
-        self._journal, self._post = journal, post
+        self._journal, self._events = journal, events
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in (self._feed, self._collect)
@@ -57,14 +54,14 @@ class Flow:
             loop()
         except OSError as error:
             if not self._stopped:
-                self._post(Broke(DATA_HOST, self._generation, str(error)))
+                self._events.put(Broke(DATA_HOST, self._generation, str(error)))
         except Exception as error:
             if not self._stopped:
-                self._post(Erred(DATA_HOST, f"{type(error).__name__}: {error}"))
+                self._events.put(Erred(DATA_HOST, f"{type(error).__name__}: {error}"))
 
     def _feed(self) -> None:
         for number in self._numbers:
-            value = self._inputs(number)
+            value = self._work.inputs(number)
             self._journal.fed(self._generation, number, time.monotonic())
             heads, buffers = encode(value)
             items = Items(self._generation, number, not isinstance(value, tuple), heads)
@@ -76,7 +73,7 @@ class Flow:
             items, buffers = inlet.take(self._generation, number)
             visits = [*items.visits, inlet.visit(items, buffers)]
             inlet.free()
-            self._deliver(number, decode(items.heads, buffers, items.single))
+            self._work.deliver(number, decode(items.heads, buffers, items.single))
             self._journal.delivered(self._generation, number, visits)
             self.delivered = number + 1
-            self._post(Delivered(number + 1))
+            self._events.put(Delivered(number + 1))

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
 from dovetail.pipeline.live.quantise import decode, encode
 from dovetail.pipeline.live.width import choose_bits
-from dovetail.pipeline.live.wire import Items, StageJob, Trace, Trouble, Visit, WireMessage
+from dovetail.pipeline.live.wire import Beat, Connection, Items, StageJob, Trace, Trouble, Visit, WireMessage
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
 
 _WINDOW = 8  # microbatches between two looks at the rate of a link
+
+
+class Reports:
+    """What a stage tells its coordinator. Any thread may; who is gone is not told."""
+
+    def __init__(self, control: Connection) -> None:
+        self._control = control
+        self._traces: deque[Trace] = deque()
+
+    def tell(self, message: WireMessage) -> None:
+        with suppress(OSError):  # the thread that receives ends the process
+            self._control.send(message)
+
+    def note(self, trace: Trace) -> None:
+        """Something was computed: it goes with the next sign of life."""
+        self._traces.append(trace)
+
+    def beat(self, layout: Layout | None) -> None:
+        traces = [self._traces.popleft() for _ in range(len(self._traces))]
+        self.tell(Beat(0 if layout is None else layout.generation, traces))
 
 
 class Layout:
@@ -33,12 +54,12 @@ class Layout:
         inlets: Sequence[Inlet],
         outlets: Sequence[Outlet],
         device: str,
-        note: Callable[[Trace], None],
-        tell: Callable[[WireMessage], None],
+        reports: Reports,
     ) -> None:
+        self.generation = job.generation
         self._job, self._run, self._device = job, run, device
         self._inlets, self._outlets = inlets, outlets
-        self._note, self._tell = note, tell
+        self._reports = reports
         self._stopped = False
         # What is received is bounded by what senders may send before a buffer is free.
         self._inbox: Channel[tuple[int, Value, list[Visit], Inlet]] = Channel(job.buffers * len(inlets))
@@ -49,11 +70,6 @@ class Layout:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def state(self) -> tuple[int, int, int]:
-        """Its generation, how many microbatches wait to be computed, and how many to be sent."""
-        return self._job.generation, len(self._inbox), len(self._outbox)
 
     def stop(self) -> None:
         """Close everything and wait until nothing runs any more."""
@@ -81,7 +97,7 @@ class Layout:
         if not self._stopped:
             self._stopped = True
             self._close()
-            self._tell(Trouble(self._job.generation, why, fatal))
+            self._reports.tell(Trouble(self._job.generation, why, fatal))
 
     def _receive(self) -> None:
         job = self._job
@@ -106,7 +122,7 @@ class Layout:
                 result = self._run(value)
                 wait_for_device()  # before the input is let go: its memory belongs to another stream
                 visits = [*visits, Visit(start_s, time.monotonic())]
-                self._note(Trace(job.generation, number, visits))
+                self._reports.note(Trace(job.generation, number, visits))
                 self._outbox.put((number, result, visits))
                 del value, result
 

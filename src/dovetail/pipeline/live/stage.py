@@ -7,20 +7,17 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from dovetail.pipeline.hardware import device_name
-from dovetail.pipeline.live.layout import Layout
+from dovetail.pipeline.live.layout import Layout, Reports
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.wire import (
     Address,
-    Beat,
     ClockReading,
     Connection,
     Greeting,
@@ -28,9 +25,7 @@ from dovetail.pipeline.live.wire import (
     Listener,
     Ready,
     StageJob,
-    Trace,
     Trouble,
-    WireMessage,
     own_clock,
 )
 from dovetail.pipeline.models.load import load
@@ -64,7 +59,6 @@ class StageWorker:
         self._stopping = False
         self._changed = threading.Condition()
         self._layout: Layout | None = None
-        self._traces: deque[Trace] = deque()
         self._loaded: tuple[ModelSpec, Chain] | None = None
 
     def serve(self) -> None:
@@ -82,6 +76,7 @@ class StageWorker:
             device=device_name(settings.device),
         )
         self._control = Connection.open(settings.control, hello)
+        self._reports = Reports(self._control)
         threading.Thread(target=self._beat, daemon=True, name="beat").start()
         threading.Thread(target=self._do_jobs, daemon=True, name="jobs").start()
         try:
@@ -100,18 +95,14 @@ class StageWorker:
             except OSError:
                 return  # without a coordinator there is nothing to do
             if isinstance(message, ClockReading):
-                self._tell(ClockReading(message.ours_s, time.monotonic()))
+                self._reports.tell(ClockReading(message.ours_s, time.monotonic()))
             elif isinstance(message, StageJob):
                 with self._changed:
                     self._job = message
                     self._changed.notify_all()
             elif isinstance(message, Leave):
-                self._report()
+                self._reports.beat(self._layout)
                 return
-
-    def _tell(self, message: WireMessage) -> None:
-        with suppress(OSError):  # the thread that receives ends the process
-            self._control.send(message)
 
     def _take(self, connection: Connection, hello: Greeting) -> None:
         with self._changed:
@@ -121,13 +112,7 @@ class StageWorker:
     def _beat(self) -> None:
         while not self._stopping:
             time.sleep(self._settings.heartbeat_s)
-            self._report()
-
-    def _report(self) -> None:
-        layout = self._layout
-        traces = [self._traces.popleft() for _ in range(len(self._traces))]
-        generation, waiting, leaving = layout.state if layout else (0, 0, 0)
-        self._tell(Beat(generation, traces, waiting, leaving))
+            self._reports.beat(self._layout)
 
     def _do_jobs(self) -> None:
         job: StageJob | None = None
@@ -138,9 +123,9 @@ class StageWorker:
             try:
                 self._set_up(job)
             except OSError as error:
-                self._tell(Trouble(job.generation, f"cannot connect: {error}"))
+                self._reports.tell(Trouble(job.generation, f"cannot connect: {error}"))
             except Exception as error:
-                self._tell(Trouble(job.generation, f"{type(error).__name__}: {error}", fatal=True))
+                self._reports.tell(Trouble(job.generation, f"{type(error).__name__}: {error}", fatal=True))
 
     def _next_job(self, done: StageJob | None) -> StageJob | None:
         with self._changed:
@@ -163,8 +148,8 @@ class StageWorker:
             for outlet in outlets:
                 outlet.close()
             return
-        self._layout = Layout(job, run, inlets, outlets, self._settings.device, self._traces.append, self._tell)
-        self._tell(Ready(job.generation))
+        self._layout = Layout(job, run, inlets, outlets, self._settings.device, self._reports)
+        self._reports.tell(Ready(job.generation))
 
     def _layers(self, job: StageJob) -> Callable[[Value], Value]:
         """The function of this job's layers. The model stays loaded, so that another job of it starts at once."""

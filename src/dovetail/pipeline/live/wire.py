@@ -104,8 +104,6 @@ class Beat(WireMessage, frozen=True):
 
     generation: int
     traces: list[Trace] = []
-    waiting: int = 0  # received, not yet computed
-    leaving: int = 0  # computed, not yet sent
 
 
 class Trouble(WireMessage, frozen=True):
