@@ -14,7 +14,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 from dovetail.pipeline.inputs.problem import Pipeline
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import CheapestChain, cheapest_by_devices
+from dovetail.pipeline.optimise.labels import CheapestChain, Found, cheapest_by_devices
 from dovetail.pipeline.optimise.search import LABEL_WORK, Search
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Plan
@@ -59,11 +59,8 @@ def front(
             f"{search.costs.work:.0e}: use fewer devices or types"
         )
     sweep = _Sweep(search, least.bottleneck_s, max(int(_EFFORT / max(search.costs.work, 1.0)), 50), progress)
-    made = []
-    for found in sweep.run():
-        one = finish(tables, constraints, "throughput", found.stages, 0.0, 0.0, sweep.complete, "exact", 0)
-        one.value = one.bottleneck_s
-        made.append(one)
+    chains = sweep.run()
+    made = [finish(tables, constraints, "throughput", Found(chain.stages, optimal=sweep.complete)) for chain in chains]
     kept = _undominated(made, constraints.latency_cap_s)
     shown = kept if points is None else _spread(kept, points)
     for one in shown:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.pipeline.inputs.problem import Pipeline
 from dovetail.pipeline.optimise.finish import finish
+from dovetail.pipeline.optimise.labels import Found
 from dovetail.pipeline.optimise.search import Search
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
@@ -35,15 +36,13 @@ def plan(
     cuts = None if constraints.allowed_cuts is None else set(constraints.allowed_cuts)
     tables = Tables(pipeline, cuts)
     if not pipeline.layers:
-        return finish(tables, constraints, objective, [], 0.0, 0.0, True, "exact", 0)
+        return finish(tables, constraints, objective, Found.best([], 0.0))
     if not tables.counts or not len(tables.candidates):
         return _infeasible(tables, constraints)
-    search = Search(tables, constraints)
-    found = search.run(objective, microbatches, slack)
+    found = Search(tables, constraints).run(objective, microbatches, slack)
     if found is None:
         return _infeasible(tables, constraints)
-    stages, value, bound, optimal, method = found
-    made = finish(tables, constraints, objective, stages, value, bound, optimal, method, search.probes)
+    made = finish(tables, constraints, objective, found)
     made.microbatches, made.slack = microbatches, slack
     return made
 

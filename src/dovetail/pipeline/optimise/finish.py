@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.pipeline.inputs.problem import MIB, Pipeline
-from dovetail.pipeline.optimise.labels import Option
+from dovetail.pipeline.optimise.labels import Found, Option, Stages
 from dovetail.pipeline.optimise.tables import Tables, data_s
 from dovetail.pipeline.plan import Constraints, Objective, Plan, Stage
 
@@ -12,75 +12,80 @@ def finish(
     tables: Tables,
     constraints: Constraints,
     objective: Objective,
-    chosen: list[tuple[Option, int, int]],
-    value: float,
-    bound: float,
-    optimal: bool,
-    method: str,
-    probes: int,
+    found: Found,
     ends_s: tuple[float, float] | None = None,
 ) -> Plan:
     """Name the hosts, choose the widths on the links, and compute every figure of the plan from its stages.
 
-    `ends_s` are the transfers from and to a data host, where they are not those of the constraints.
+    `ends_s` are the transfers from and to a data host, where they are not those of the constraints. Without a value of
+    its own the plan has its bottleneck for one.
     """
-    p = tables.pipeline
-    computes = [float(tables.compute[o.k, i, j]) / o.devices for o, i, j in chosen]
-    widths = sorted(constraints.link_bits)
+    p, chosen = tables.pipeline, found.stages
     if ends_s is None and chosen:
         ends_s = (
             data_s(p, chosen[0][0].k, 0, constraints.data_mbps),
             data_s(p, chosen[-1][0].k, p.layers, constraints.data_mbps),
         )
     enter_s, leave_s = ends_s or (0.0, 0.0)
-    least = [_sends(tables, chosen, x, widths[0], leave_s) for x in range(len(chosen))]
+    computes = [float(tables.compute[o.k, i, j]) / o.devices for o, i, j in chosen]
+    least = [_sends(tables, chosen, x, min(constraints.link_bits), leave_s) for x in range(len(chosen))]
     bottleneck = max([*computes, *least, enter_s], default=0.0)
-    stages, sends, hosts = [], [], _named(p, constraints, [option for option, _, _ in chosen])
-    for x, (option, i, j) in enumerate(chosen):
-        bits = max(b for b in widths if b == widths[0] or _sends(tables, chosen, x, b, leave_s) <= bottleneck)
-        sends.append(_sends(tables, chosen, x, bits, leave_s))
-        device = p.classes[option.k]
-        mem_mib = float(tables.need_bytes[i, j]) / MIB
-        stages.append(
-            Stage(
-                host=hosts[x][0],
-                type=device.type,
-                layers=(i + 1, j),
-                compute_s=computes[x],
-                send_s=sends[x],
-                send_bits=bits,
-                mem_mib=mem_mib,
-                mem_limit_mib=device.mem_mib,
-                utilisation=computes[x] / bottleneck if bottleneck else 0.0,
-                replicas=hosts[x][1:],
-                slack_s=bottleneck - computes[x],
-                send_slack_s=bottleneck - sends[x],
-                mem_slack_mib=device.mem_mib - mem_mib,
-            )
-        )
+    stages = _stages(tables, constraints, chosen, bottleneck, leave_s)
     singles = [float(tables.compute[o.k, i, j]) for o, i, j in chosen]
     waits = [_sends(tables, chosen, x, stage.send_bits, leave_s, alone=True) for x, stage in enumerate(stages)]
-    latency = sum(singles) + sum(waits) + enter_s
     return Plan(
         model=p.model,
         objective=objective,
-        method=method,
+        method=found.method,
         batch_size=p.batch_size,
         bottleneck_s=bottleneck,
-        latency_s=latency,
+        latency_s=sum(singles) + sum(waits) + enter_s,
         throughput_items_s=p.batch_size / bottleneck if bottleneck else 0.0,
-        value=value,
-        bound_s=bound,
-        optimal=optimal,
+        value=bottleneck if found.value is None else found.value,
+        bound_s=found.bound_s,
+        optimal=found.optimal,
         binding=_binding(stages, bottleneck, enter_s),
         stages=stages,
         enter_s=enter_s,
         energy_j_per_item=_energy_j(p, chosen, computes, bottleneck),
         money_per_item=_money(p, chosen, bottleneck),
-        probes=probes,
+        probes=found.probes,
         problem=p,
         constraints=constraints,
     )
+
+
+def _stages(
+    tables: Tables, constraints: Constraints, chosen: Stages, bottleneck_s: float, leave_s: float
+) -> list[Stage]:
+    p, widths = tables.pipeline, sorted(constraints.link_bits)
+    hosts = _named(p, constraints, [option for option, _, _ in chosen])
+    stages = []
+    for x, (option, i, j) in enumerate(chosen):
+        bits = max(b for b in widths if b == widths[0] or _sends(tables, chosen, x, b, leave_s) <= bottleneck_s)
+        compute_s, send_s = (
+            float(tables.compute[option.k, i, j]) / option.devices,
+            _sends(tables, chosen, x, bits, leave_s),
+        )
+        device, mem_mib = p.classes[option.k], float(tables.need_bytes[i, j]) / MIB
+        stages.append(
+            Stage(
+                host=hosts[x][0],
+                type=device.type,
+                layers=(i + 1, j),
+                compute_s=compute_s,
+                send_s=send_s,
+                send_bits=bits,
+                mem_mib=mem_mib,
+                mem_limit_mib=device.mem_mib,
+                utilisation=compute_s / bottleneck_s if bottleneck_s else 0.0,
+                replicas=hosts[x][1:],
+                slack_s=bottleneck_s - compute_s,
+                send_slack_s=bottleneck_s - send_s,
+                mem_slack_mib=device.mem_mib - mem_mib,
+            )
+        )
+    return stages
 
 
 def _named(p: Pipeline, constraints: Constraints, options: list[Option]) -> list[list[str]]:
@@ -94,9 +99,7 @@ def _named(p: Pipeline, constraints: Constraints, options: list[Option]) -> list
     ]
 
 
-def _energy_j(
-    p: Pipeline, chosen: list[tuple[Option, int, int]], computes: list[float], bottleneck_s: float
-) -> float | None:
+def _energy_j(p: Pipeline, chosen: Stages, computes: list[float], bottleneck_s: float) -> float | None:
     """Joules per item: what devices draw while busy and while they wait for the slowest; None if watts are unknown."""
     if not any(c.watts_busy or c.watts_idle for c in p.classes):
         return None
@@ -107,7 +110,7 @@ def _energy_j(
     return drawn / p.batch_size
 
 
-def _money(p: Pipeline, chosen: list[tuple[Option, int, int]], bottleneck_s: float) -> float | None:
+def _money(p: Pipeline, chosen: Stages, bottleneck_s: float) -> float | None:
     """What an item costs at the devices' hourly prices; None if no prices are known."""
     if not any(c.price_per_hour for c in p.classes):
         return None
@@ -115,9 +118,7 @@ def _money(p: Pipeline, chosen: list[tuple[Option, int, int]], bottleneck_s: flo
     return per_hour / 3600 * bottleneck_s / p.batch_size
 
 
-def _sends(
-    tables: Tables, chosen: list[tuple[Option, int, int]], x: int, bits: int, leave_s: float, alone: bool = False
-) -> float:
+def _sends(tables: Tables, chosen: Stages, x: int, bits: int, leave_s: float, alone: bool = False) -> float:
     """Seconds to send what a stage gives: the pace of its link, or what one microbatch waits for it."""
     p = tables.pipeline
     option, _, j = chosen[x]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from dovetail.pipeline.inputs.problem import MIB, Pipeline
 from dovetail.pipeline.optimise.costs import StageCosts
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import CheapestChain, cheapest
+from dovetail.pipeline.optimise.labels import CheapestChain, Found, cheapest
 from dovetail.pipeline.optimise.search import LABEL_WORK, Search
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints
@@ -122,7 +122,7 @@ def _about(name: str, tables: Tables, constraints: Constraints) -> str:
 
 def _slowest_link(tables: Tables, constraints: Constraints, best: CheapestChain) -> str:
     """Which link takes most of the least latency, where any takes some of it."""
-    made = finish(tables, constraints, "latency", best.stages, best.value, best.value, True, "exact", 0)
+    made = finish(tables, constraints, "latency", Found.best(best.stages, best.value))
     hosts = ["the data host", *(stage.host for stage in made.stages), "the data host"]
     sends = [made.enter_s, *(stage.send_s for stage in made.stages)]
     x = max(range(len(sends)), key=sends.__getitem__)

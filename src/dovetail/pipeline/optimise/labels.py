@@ -24,6 +24,9 @@ class Option(NamedTuple):
     devices: int = 1
 
 
+Stages = list[tuple[Option, int, int]]  # each with its first and last cut
+
+
 class CostChain(Struct):
     """Costs by option: `stage[v][i, j]`, `link[u][v][j]`, of entering `enter[v]` and leaving `leave[v]`; infinite is
     forbidden."""
@@ -39,7 +42,24 @@ class CostChain(Struct):
 
 class CheapestChain(NamedTuple):
     value: float
-    stages: list[tuple[Option, int, int]]
+    stages: Stages
+
+
+class Found(NamedTuple):
+    """What a search or a rule found: the stages, the value of the objective (None: its bottleneck is), and the least
+    that any plan can have."""
+
+    stages: Stages
+    value: float | None = None
+    bound_s: float = 0.0
+    optimal: bool = False
+    method: str = "exact"
+    probes: int = 0
+
+    @classmethod
+    def best(cls, stages: Stages, value: float, probes: int = 0) -> Found:
+        """No other is better."""
+        return cls(stages, value, value, True, probes=probes)
 
 
 def cheapest(chain: CostChain, combine: Literal["sum", "max"]) -> CheapestChain | None:
@@ -62,9 +82,7 @@ def cheapest_by_devices(chain: CostChain, combine: Literal["sum", "max"]) -> dic
 _End = tuple[float, int, int, int]  # the cost of a chain, how many devices it uses, its row and last option
 
 
-def _solve(
-    chain: CostChain, combine: Literal["sum", "max"]
-) -> tuple[list[_End], Callable[[_End], list[tuple[Option, int, int]]]]:
+def _solve(chain: CostChain, combine: Literal["sum", "max"]) -> tuple[list[_End], Callable[[_End], Stages]]:
     """The ends of the cheapest chains, one per number of devices, and the way from an end to its chain's stages."""
     join = np.add if combine == "sum" else np.maximum
     cuts = chain.stage[0].shape[0]
@@ -104,13 +122,11 @@ def _starts(chain: CostChain, best: Sequence[Floats], level: int, rows: Ints, v:
     return np.asarray(join(below, links[None, :, :]).min(axis=1))
 
 
-def _trace(
-    chain: CostChain, vectors: CountVectors, best: Sequence[Floats], found: _End, join: np.ufunc
-) -> list[tuple[Option, int, int]]:
+def _trace(chain: CostChain, vectors: CountVectors, best: Sequence[Floats], found: _End, join: np.ufunc) -> Stages:
     _, level, row, v = found
     vector = [int(c) for c in vectors.levels[level][row]]
     end = chain.stage[0].shape[0] - 1
-    stages: list[tuple[Option, int, int]] = []
+    stages: Stages = []
     while True:
         option = chain.options[v]
         wanted = best[sum(vector)][vectors.row(vector), v, end]

@@ -14,15 +14,13 @@ import numpy as np
 from dovetail.core.errors import InputError
 from dovetail.pipeline.optimise.costs import StageCosts
 from dovetail.pipeline.optimise.furthest import Prober, capacity_bound, least_bottleneck
-from dovetail.pipeline.optimise.labels import CheapestChain, Option, cheapest
+from dovetail.pipeline.optimise.labels import CheapestChain, Found, Option, cheapest
 from dovetail.pipeline.optimise.ordered import best_in_order, improve_order
 from dovetail.pipeline.optimise.tables import Floats, Tables
 from dovetail.pipeline.plan import Constraints, Objective
 
 LABEL_WORK = 4e8  # additions up to which the general planner is used
 _PROBE_SIZE = 2e8  # count vectors (bytes) up to which a probe is used
-
-Result = tuple[list[tuple[Option, int, int]], float, float, bool, str]
 
 
 class Search:
@@ -32,10 +30,9 @@ class Search:
         self.tables = tables
         self.constraints = constraints
         self.costs = StageCosts(tables, constraints)
-        self.probes = 0
         self._latency: dict[float, CheapestChain | None] = {}
 
-    def run(self, objective: Objective, microbatches: int, slack: float) -> Result | None:
+    def run(self, objective: Objective, microbatches: int, slack: float) -> Found | None:
         if objective == "throughput":
             return self._throughput()
         if self.costs.work > LABEL_WORK:
@@ -44,38 +41,40 @@ class Search:
                 f"{self.costs.work:.0e}: use fewer devices or types, or objective throughput"
             )
         if objective == "latency":
-            best = self.latency(inf)
-            return None if best is None else (best.stages, best.value, best.value, True, "exact")
+            return _best(self.latency(inf))
         least = self._throughput()
-        if least is None:
-            return None
-        least_s = least[1]
+        found = None if least is None else self._under(objective, least, microbatches, slack)
+        return None if least is None or found is None else found._replace(probes=least.probes)
+
+    def _under(self, objective: Objective, least: Found, microbatches: int, slack: float) -> Found | None:
+        """The best for an objective that depends on the least bottleneck."""
+        assert least.value is not None
+        least_s = least.value
         if objective == "devices":
             options = self.costs.options
             chain = self.costs.chain(least_s * (1 + slack), lambda i: np.asarray(float(options[i].devices)))
-            best = cheapest(chain, "sum")
-            return None if best is None else (best.stages, best.value, best.value, True, "exact")
+            return _best(cheapest(chain, "sum"))
         if objective == "batch":
             return self._over_caps(least_s, lambda cap: self.latency(cap), lambda cap: (microbatches - 1) * cap)
         return self._spent(objective, least_s)
 
-    def _throughput(self) -> Result | None:
+    def _throughput(self) -> Found | None:
         """The least bottleneck, with as few devices as it allows where that can be had exactly."""
         cap = self.constraints.latency_cap_s
         if self.constraints.plain and self.tables.pipeline.link_mbps is None and self.constraints.link_bits == (32,):
             if Prober.size(self.tables.counts) > _PROBE_SIZE:
                 return self._anytime()
             prober = Prober(self.tables)
-            value, self.probes = least_bottleneck(self.tables, prober)
+            value, probes = least_bottleneck(self.tables, prober)
             if value is None:
                 return None
             stages = [(Option(k), i, j) for k, i, j in prober.stages(value)]
-            return stages, value, value, True, "exact"
+            return Found.best(stages, value, probes)
         if self.costs.work > LABEL_WORK:
             return self._anytime()
         best = cheapest(self.costs.chain(inf), "max")
         if best is None or cap is None:
-            return None if best is None else (best.stages, best.value, best.value, True, "exact")
+            return _best(best)
         return self._capped(best.value, cap)
 
     def latency(self, cap_s: float) -> CheapestChain | None:
@@ -84,7 +83,7 @@ class Search:
             self._latency[cap_s] = cheapest(self.costs.latency_chain(cap_s), "sum")
         return self._latency[cap_s]
 
-    def _capped(self, least_s: float, latency_cap_s: float) -> Result | None:
+    def _capped(self, least_s: float, latency_cap_s: float) -> Found | None:
         """The least bottleneck with a latency within a cap: latency falls as the bottleneck may rise."""
         candidates = self.candidates(least_s)
         low, high = 0, len(candidates) - 1
@@ -102,7 +101,7 @@ class Search:
         value = float(candidates[high])
         best = self.latency(value)
         assert best is not None
-        return best.stages, value, value, True, "exact"
+        return Found.best(best.stages, value)
 
     def candidates(self, least_s: float) -> Floats:
         """All values that the bottleneck can have, from the least on."""
@@ -114,7 +113,7 @@ class Search:
 
     def _over_caps(
         self, least_s: float, under: Callable[[float], CheapestChain | None], extra: Callable[[float], float]
-    ) -> Result | None:
+    ) -> Found | None:
         """Minimise under(cap) + extra(cap), where `under` falls and `extra` grows with the cap: intervals of caps whose
         best possible sum is no better than the best known are dropped, the others halved."""
         caps = self.candidates(least_s)
@@ -148,9 +147,9 @@ class Search:
             return None
         found = under(float(caps[best[1]]))
         assert found is not None
-        return found.stages, best[0], best[0], True, "exact"
+        return Found.best(found.stages, best[0])
 
-    def _spent(self, objective: Objective, least_s: float) -> Result | None:
+    def _spent(self, objective: Objective, least_s: float) -> Found | None:
         """Joules or money per item: what devices spend while busy, and while they wait for the slowest."""
         classes, items = self.tables.pipeline.classes, self.tables.pipeline.batch_size
         idle, busy = [], []
@@ -187,9 +186,9 @@ class Search:
             if low < high:
                 middle = (low + high) // 2
                 open_intervals += [(middle + 1, high), (low, middle)]
-        return None if best is None else (best[1].stages, best[0], best[0], True, "exact")
+        return None if best is None else Found.best(best[1].stages, best[0])
 
-    def _anytime(self) -> Result | None:
+    def _anytime(self) -> Found | None:
         """Too large for proof: the best order found by local search, beside the capacity bound."""
         if not self.constraints.plain:
             raise InputError("constraints on a pool of this size are more than the exact planner can take")
@@ -204,4 +203,8 @@ class Search:
         if found is None:
             return None
         value, stages = found
-        return [(Option(k), i, j) for k, i, j in stages], value, bound, value <= bound, "local search"
+        return Found([(Option(k), i, j) for k, i, j in stages], value, bound, value <= bound, "local search")
+
+
+def _best(chain: CheapestChain | None) -> Found | None:
+    return None if chain is None else Found.best(chain.stages, chain.value)

@@ -14,7 +14,7 @@ from dovetail.core.registry import policy
 from dovetail.pipeline.inputs.pool import by_host
 from dovetail.pipeline.inputs.problem import Pipeline
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import Option
+from dovetail.pipeline.optimise.labels import Found, Option
 from dovetail.pipeline.optimise.ordered import best_in_order
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link
@@ -71,9 +71,10 @@ def auction(
         _keep_largest(tables)
     enter = [_data_s(tables, k, 0, data_host) for k in ranks]
     leave = [_data_s(tables, k, one.layers, data_host) for k in ranks]
+    found: tuple[float | None, list[tuple[int, int, int]]] | None
     if mode == "greedy":
         stages = _greedy(tables, ranks)
-        found = None if stages is None else (0.0, stages)
+        found = None if stages is None else (None, stages)
     else:
         found = best_in_order(
             tables,
@@ -92,10 +93,8 @@ def auction(
     chosen = [(Option(k), i, j) for k, i, j in chain]
     objective: Literal["latency", "throughput"] = "latency" if mode == "latency" else "throughput"
     ends_s = (enter[ranks.index(chain[0][0])], leave[ranks.index(chain[-1][0])]) if chain else None
-    made = finish(tables, Constraints(), objective, chosen, value, 0.0, False, f"auction ({mode})", 0, ends_s)
+    made = finish(tables, Constraints(), objective, Found(chosen, value, method=f"auction ({mode})"), ends_s)
     made.problem = pipeline
-    if mode == "greedy":
-        made.value = made.bottleneck_s
     return made if made.bottleneck_s < inf else dead_link(made)
 
 

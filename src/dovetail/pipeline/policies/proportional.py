@@ -9,7 +9,7 @@ from math import inf
 from dovetail.core.registry import policy
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import Option
+from dovetail.pipeline.optimise.labels import Found, Option
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link
 
@@ -57,8 +57,7 @@ def _split(
             need = float(tables.need_bytes[i, j]) / 2**20
             why = f"layers {i + 1} to {j} need {need:.1f} MiB, a {device.type} has {device.mem_mib:.1f}"
             return Infeasible(model=pipeline.model, reasons=[why])
-    made = finish(tables, Constraints(), "throughput", chosen, 0.0, 0.0, False, name, 0)
-    made.value = made.bottleneck_s
+    made = finish(tables, Constraints(), "throughput", Found(chosen, method=name))
     return made if made.bottleneck_s < inf else dead_link(made)
 
 
