@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from time import perf_counter
@@ -109,19 +109,9 @@ def profile_chain(
     value = chain.inputs(batch_size, dtype, device, seed)
     if first > 1:
         value = chain.part(1, first - 1, device, dtype)(value)
-    runs = [chain.part(i, i, device, dtype) for i in range(first, last + 1)]
-    values, used = [value], []
-    for i, run in enumerate(runs, first):
-        try:
-            out, most_bytes = highest_use(run, values[-1], device)
-        except Exception as error:  # a layer raises whatever it finds wrong with its input
-            where = f"layer {i} ({chain.names[i - 1]})"
-            raise InputError(
-                f"{chain.name}: {where} fails on items of {shapes(values[-1])}: {one_line(error)}"
-            ) from error
-        values.append(out)
-        used.append(most_bytes)
-    times = _rounds(runs, values, device, effort, done)
+    runs = {i: chain.part(i, i, device, dtype) for i in range(first, last + 1)}
+    values, used = _first_pass(chain, runs, value, device)
+    times = _rounds(list(runs.values()), values, device, effort, done)
     runs.clear()  # before the whole is placed: a large model fits once, not twice
     with _limited(share):
         whole_s = _whole_s(chain.part(first, last, device, dtype), value, device, effort, share is not None)
@@ -129,17 +119,17 @@ def profile_chain(
     scale = whole_s / sum(medians) if scale_to_whole or share is not None else 1.0
     layers = [
         LayerProfile(
-            layer=i,
-            name=chain.names[i - 1],
-            time_s=medians[i - first] * scale,
+            layer=first + i,
+            name=chain.names[first + i - 1],
+            time_s=medians[i] * scale,
             spread_s=spread(taken) * scale,
             repeats=len(taken),
-            memory_mib=weight_bytes(chain.layers[i - 1], dtype) / MIB,
-            activation_mib=used[i - first] / MIB,
-            shape_in=shapes(values[i - first]),
-            shape_out=shapes(values[i - first + 1]),
+            memory_mib=weight_bytes(chain.layers[first + i - 1], dtype) / MIB,
+            activation_mib=used[i] / MIB,
+            shape_in=shapes(values[i]),
+            shape_out=shapes(values[i + 1]),
         )
-        for i, taken in enumerate(times, first)
+        for i, taken in enumerate(times)
     ]
     return ProfileResult(
         model=chain.name,
@@ -152,6 +142,22 @@ def profile_chain(
         whole_s=whole_s,
         share=share or 0.0,
     )
+
+
+def _first_pass(
+    chain: Chain, runs: Mapping[int, Callable[[Value], Value]], value: Value, device: str
+) -> tuple[list[Value], list[int]]:
+    """What goes into each layer, and what comes out of the last; the most bytes that each of them held."""
+    values, used = [value], []
+    for i, run in runs.items():
+        try:
+            out, most_bytes = highest_use(run, values[-1], device)
+        except Exception as error:  # a layer raises whatever it finds wrong with its input
+            where = f"{chain.name}: layer {i} ({chain.names[i - 1]})"
+            raise InputError(f"{where} fails on items of {shapes(values[-1])}: {one_line(error)}") from error
+        values.append(out)
+        used.append(most_bytes)
+    return values, used
 
 
 @contextmanager
