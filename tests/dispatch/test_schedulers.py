@@ -62,7 +62,7 @@ def test_what_the_hybrid_scheduler_refuses(
     devices: list[str], sizes: list[int], options: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(InputError, match=match):
-        _ = StaticHybridScheduler(devices, sizes, **options).devices
+        StaticHybridScheduler(devices, sizes, **options).resolved()
 
 
 def test_one_value_stands_for_all_devices() -> None:

@@ -30,7 +30,11 @@ class SimpleMPIScheduler(Struct, kw_only=True, forbid_unknown_fields=True):
     fewer_ranks: FewerRanks = "idle"
 
     def __post_init__(self) -> None:
-        devices_with(self.devices, self.sub_batch_sizes, self.capacities, exist=False)
+        self.resolved()
+
+    def resolved(self) -> list[NodeDevice]:
+        """The devices with their sizes, if they make sense."""
+        return devices_with(self.devices, self.sub_batch_sizes, self.capacities, exist=False)
 
     def device(self, comm: Any = None) -> NodeDevice:
         """This rank's device. All ranks of the communicator (by default, all) must ask together."""
@@ -41,7 +45,7 @@ class SimpleMPIScheduler(Struct, kw_only=True, forbid_unknown_fields=True):
             index = device_index(rank, ranks, len(self.devices), self.more_ranks, self.fewer_ranks)
             return resolve(devices[index])[0]  # of all devices, only this one must be here
 
-        devices = devices_with(self.devices, self.sub_batch_sizes, self.capacities, exist=False)
+        devices = self.resolved()
         hosts = comm.allgather(mpi().Get_processor_name())
         return agreed(comm, choose)
 

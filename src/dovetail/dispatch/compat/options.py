@@ -11,23 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document, Key, explain
-from dovetail.dispatch.compat.mpi import FewerRanks, MoreRanks, SimpleMPIScheduler
-from dovetail.dispatch.inputs.devices import NodeDevice, devices_with
+from dovetail.dispatch.compat.mpi import SimpleMPIScheduler
+from dovetail.dispatch.compat.schedulers import (
+    Devices,
+    PolicyScheduler,
+    SharedScheduler,
+    SimpleScheduler,
+    StaticHybridScheduler,
+)
 
-Devices = list[str | NodeDevice]
 # Keys that older inputs have, and ours for the same thing.
 _OLDER = {"batch_size": "sub_batch_size", "batch_sizes": "sub_batch_sizes"}
 
 
-class _RunOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RunOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What holds for every kind: how a dispatcher runs."""
+
+    kind: ClassVar[Any] = None
 
     mode: Literal["async", "sync"] = "async"
     backend: Literal["thread", "process", "ray"] = "thread"
@@ -41,110 +48,47 @@ class _RunOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
 
     def run_options(self) -> dict[str, Any]:
         """Those that were given, as a Dispatcher takes them."""
-        given = {
-            name: value for name, value in msgspec.to_builtins(self).items() if name in _RunOptions.__struct_fields__
-        }
-        return {name.removesuffix("_file"): value for name, value in given.items()}
-
-
-class SimpleOptions(_RunOptions):
-    """One device."""
-
-    device: str | NodeDevice = "cpu"
-    sub_batch_size: int = 0
-    capacity: int | None = None
+        given = msgspec.to_builtins(self)
+        return {name.removesuffix("_file"): given[name] for name in RunOptions.__struct_fields__ if name in given}
 
     def scheduler(self) -> Any:
-        from dovetail.dispatch.compat.schedulers import SimpleScheduler
-
-        devices_with(self.device, self.sub_batch_size, self.capacity, exist=False)
-        made: Any = SimpleScheduler
-        return made(self.device, self.sub_batch_size, self.capacity)
-
-
-class StaticHybridOptions(_RunOptions):
-    """Several devices with fixed sizes, capacities and priorities."""
-
-    devices: Devices
-    sub_batch_sizes: list[int]
-    capacities: list[int] | None = None
-    priorities: list[float] | None = None
-
-    def scheduler(self) -> Any:
-        from dovetail.dispatch.compat.schedulers import StaticHybridScheduler
-
-        devices_with(self.devices, self.sub_batch_sizes, self.capacities, self.priorities, exist=False)
-        made: Any = StaticHybridScheduler
-        return made(self.devices, self.sub_batch_sizes, self.capacities, self.priorities)
+        """The scheduler that the others are of, if they make sense."""
+        names = [name for name in self.__struct_fields__ if name not in RunOptions.__struct_fields__]
+        made = self.kind(**{name: getattr(self, name) for name in names})
+        made.resolved()
+        return made
 
 
-class MPIOptions(_RunOptions):
-    """One device per rank of an MPI program."""
-
-    devices: Devices
-    sub_batch_sizes: list[int] = msgspec.field(default_factory=lambda: [0])
-    capacities: list[int] | None = None
-    more_ranks: MoreRanks = "error"
-    fewer_ranks: FewerRanks = "idle"
-
-    def scheduler(self) -> Any:
-        return SimpleMPIScheduler(
-            devices=self.devices,
-            sub_batch_sizes=self.sub_batch_sizes,
-            capacities=self.capacities,
-            more_ranks=self.more_ranks,
-            fewer_ranks=self.fewer_ranks,
-        )
-
-
-class SharedOptions(_RunOptions):
+class SharedOptions(RunOptions):
     """Several tasks of this process share devices."""
 
-    devices: Devices = msgspec.field(default_factory=lambda: ["cpu"])
+    devices: str | Devices = "cpu"
     policy: str | None = None
 
     def scheduler(self) -> Any:
-        from dovetail.dispatch.compat.schedulers import SharedScheduler
-
         if self.backend != "thread":
             raise InputError(f"backend: found {self.backend}; a shared pool has threads")
-        devices_with(self.devices, exist=False)
         return SharedScheduler(self.devices, self.policy)
 
 
-class PolicyOptions(_RunOptions):
-    """Any devices under any policy; sizes that are not given are found by measuring."""
-
-    devices: Devices = msgspec.field(default_factory=lambda: ["cpu"])
-    policy: str | None = None
-    policy_options: dict[str, Any] = {}
-    sub_batch_sizes: list[int] | None = None
-    capacities: list[int] | None = None
-    priorities: list[float] | None = None
-
-    def scheduler(self) -> Any:
-        devices_with(self.devices, self.sub_batch_sizes, self.capacities, self.priorities, exist=False)
-        return _ByPolicy(self)
+def _options_of(kind: type[Struct]) -> type[RunOptions]:
+    """The options of a scheduler, and with them those of its dispatchers."""
+    field: Any = msgspec.field
+    own = [
+        (each.name, each.type, field(default=each.default, default_factory=each.default_factory))
+        for each in msgspec.structs.fields(kind)
+        if each.name not in RunOptions.__struct_fields__
+    ]
+    made: Any = msgspec.defstruct(kind.__name__, own, bases=(RunOptions,), namespace={"kind": kind}, kw_only=True)
+    return cast("type[RunOptions]", made)
 
 
-class _ByPolicy(NamedTuple):
-    given: PolicyOptions
-
-    def dispatcher(self, function: Any, **options: Any) -> Any:
-        from dovetail.dispatch.live.dispatcher import Dispatcher
-
-        g = self.given
-        sizes: dict[str, Any] = {"sizes": g.sub_batch_sizes, "capacities": g.capacities, "priorities": g.priorities}
-        return Dispatcher(function, g.devices, g.policy, options=g.policy_options, **sizes, **options)
-
-
-Options = SimpleOptions | StaticHybridOptions | MPIOptions | SharedOptions | PolicyOptions
-KINDS: dict[str, type[Any]] = {
-    "SimpleScheduler": SimpleOptions,
-    "StaticHybridScheduler": StaticHybridOptions,
-    "SimpleMPIScheduler": MPIOptions,
+KINDS: dict[str, type[RunOptions]] = {
+    "SimpleScheduler": _options_of(SimpleScheduler),
+    "StaticHybridScheduler": _options_of(StaticHybridScheduler),
+    "SimpleMPIScheduler": _options_of(SimpleMPIScheduler),
     "SharedScheduler": SharedOptions,
-    "Dispatcher": PolicyOptions,
+    "Dispatcher": _options_of(PolicyScheduler),
 }
 
 

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.dispatch.inputs.devices import NodeDevice, devices_with
-from dovetail.dispatch.live.dispatcher import Dispatcher
-from dovetail.dispatch.live.pool import WorkerPool
 from dovetail.dispatch.policies.base import Policy
+
+if TYPE_CHECKING:
+    from dovetail.dispatch.live.dispatcher import Dispatcher
+
+Devices = Sequence[str | NodeDevice]
+
+
+def _dispatcher(function: Any, devices: list[NodeDevice], policy: str | None, options: dict[str, Any]) -> Dispatcher:
+    from dovetail.dispatch.live.dispatcher import Dispatcher
+
+    return Dispatcher(function, devices, policy, **options)
 
 
 class SimpleScheduler(Struct, frozen=True, forbid_unknown_fields=True):
     """One device: chunks of `sub_batch_size` (0: the whole batch) while what is under way stays within `capacity`."""
 
-    device: str = "cpu"
+    device: str | NodeDevice = "cpu"
     sub_batch_size: int = 0
     capacity: int | None = None
     trace_file: str | None = None
 
-    @property
-    def devices(self) -> list[NodeDevice]:
-        return devices_with(self.device, self.sub_batch_size, self.capacity or self.sub_batch_size or None)
-
-    @property
-    def policy(self) -> str:
-        return "fixed"
+    def resolved(self) -> list[NodeDevice]:
+        """The device with its size, if they make sense."""
+        return devices_with(self.device, self.sub_batch_size, self.capacity or self.sub_batch_size or None, exist=False)
 
     def dispatcher(self, function: Any, **options: Any) -> Dispatcher:
         """A dispatcher that works as this scheduler says."""
-        return _dispatcher(self, function, options)
+        return _dispatcher(function, self.resolved(), "fixed", {"trace": self.trace_file, **options})
 
 
 class StaticHybridScheduler(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,39 +46,57 @@ class StaticHybridScheduler(Struct, frozen=True, forbid_unknown_fields=True):
     One value stands for all devices. At most one of them is the CPU.
     """
 
-    devices_given: list[str]
-    sub_batch_sizes: list[int]
-    capacities: list[int] | None = None
-    priorities: list[float] | None = None
+    devices: Devices
+    sub_batch_sizes: Sequence[int]
+    capacities: Sequence[int] | None = None
+    priorities: Sequence[float] | None = None
     trace_file: str | None = None
 
-    @property
-    def devices(self) -> list[NodeDevice]:
+    def resolved(self) -> list[NodeDevice]:
+        """The devices with their sizes, if they make sense."""
         if any(size < 1 for size in self.sub_batch_sizes) or not self.sub_batch_sizes:
             raise InputError(f"sub-batch sizes {self.sub_batch_sizes}: expected at least 1 item each")
-        return devices_with(
-            self.devices_given, self.sub_batch_sizes, self.capacities or self.sub_batch_sizes, self.priorities
-        )
-
-    @property
-    def policy(self) -> str:
-        return "fixed"
+        capacities = self.capacities or self.sub_batch_sizes
+        return devices_with(self.devices, self.sub_batch_sizes, capacities, self.priorities, exist=False)
 
     def dispatcher(self, function: Any, **options: Any) -> Dispatcher:
         """A dispatcher that works as this scheduler says."""
-        return _dispatcher(self, function, options)
+        return _dispatcher(function, self.resolved(), "fixed", {"trace": self.trace_file, **options})
+
+
+class PolicyScheduler(Struct, frozen=True, forbid_unknown_fields=True):
+    """Any devices under any policy; sizes that are not given are found by measuring."""
+
+    devices: str | Devices = "cpu"
+    policy: str | None = None
+    policy_options: dict[str, Any] = {}
+    sub_batch_sizes: Sequence[int] | None = None
+    capacities: Sequence[int] | None = None
+    priorities: Sequence[float] | None = None
+
+    def resolved(self) -> list[NodeDevice]:
+        """The devices with what was asked for them, if it makes sense."""
+        return devices_with(self.devices, self.sub_batch_sizes, self.capacities, self.priorities, exist=False)
+
+    def dispatcher(self, function: Any, **options: Any) -> Dispatcher:
+        """A dispatcher under this policy."""
+        return _dispatcher(function, self.resolved(), self.policy, {"options": self.policy_options, **options})
 
 
 class SharedScheduler:
     """Several tasks, in any threads of this process, share devices: each gets the device time of its weight."""
 
-    def __init__(self, devices: str | list[str | NodeDevice] = "cpu", policy: str | Policy | None = None) -> None:
+    def __init__(self, devices: str | Devices = "cpu", policy: str | Policy | None = None) -> None:
+        from dovetail.dispatch.live.pool import WorkerPool
+
         self.pool = WorkerPool(devices)
         self.devices = self.pool.devices
         self.policy = policy
 
     def dispatcher(self, function: Any, *, weight: float = 1.0, **options: Any) -> Dispatcher:
         """A dispatcher of one task."""
+        from dovetail.dispatch.live.dispatcher import Dispatcher
+
         return Dispatcher(function, policy=self.policy, pool=self.pool, weight=weight, **options)
 
     def close(self) -> None:
@@ -83,9 +107,3 @@ class SharedScheduler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _dispatcher(
-    scheduler: SimpleScheduler | StaticHybridScheduler, function: Any, options: dict[str, Any]
-) -> Dispatcher:
-    return Dispatcher(function, scheduler.devices, scheduler.policy, **{"trace": scheduler.trace_file, **options})
