@@ -11,11 +11,16 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.dispatch.derivatives.call import Call, Outputs, Wrt
 from dovetail.dispatch.derivatives.chunk_task import DerivativeTask, Kind, together
 from dovetail.dispatch.derivatives.torch_func import prepare
+from dovetail.dispatch.inputs.devices import resolve
+from dovetail.dispatch.live.dispatcher import Dispatcher
 from dovetail.dispatch.live.replicas import Replicas
+from dovetail.dispatch.live.tuning_cache import cache_folder, function_name
 
 
 class Derivatives:
@@ -41,7 +46,6 @@ class Derivatives:
         dim: int = 0,
         **options: Any,
     ) -> None:
-        import torch
 
         prepare()
         self._replicas = Replicas(function) if isinstance(function, torch.nn.Module) else None
@@ -150,7 +154,6 @@ class Derivatives:
         return DerivativeTask(function, self.parameters, self.batched, kind, self.dim, *details, alone=alone)
 
     def _dispatcher(self, task: DerivativeTask, reduce: Any) -> Any:
-        from dovetail.dispatch.live.dispatcher import Dispatcher
 
         key = task.kind, task.names, task.axes, task.out_axes
         if key not in self._dispatchers:
@@ -160,8 +163,6 @@ class Derivatives:
 
     def _cache(self, task: DerivativeTask) -> Any:
         """Each kind of derivative has its own speed: its curves are kept apart."""
-        from dovetail.dispatch.live.tuning_cache import cache_folder, function_name
-
         given = self._options.get("cache", True)
         if given is False:
             return False
@@ -170,8 +171,6 @@ class Derivatives:
 
     def _outputs(self, call: Call) -> Outputs:
         """Where the outputs have their rows: found once for inputs of these shapes, by calling with one row and two."""
-        from dovetail.dispatch.inputs.devices import resolve
-
         if call.signature not in self._known:
             device = resolve(self._devices)[0]
             function = self._task("value").on(device)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch.utils import _pytree as pytree
+
 from dovetail.core.errors import InputError
 from dovetail.dispatch.derivatives.chunk_task import Axis, kept_whole, together
 from dovetail.dispatch.live.replicas import where_of
@@ -17,7 +20,6 @@ class Outputs(NamedTuple):
     axes: tuple[Axis, ...]
 
     def structured(self, leaves: Sequence[Any]) -> Any:
-        from torch.utils import _pytree as pytree
 
         return pytree.tree_unflatten(list(leaves), self.spec)
 
@@ -50,8 +52,6 @@ class Call:
     """What a function is called with, cut into chunks along `dim`; a tuple of inputs holds several arguments."""
 
     def __init__(self, inputs: Any, batched: Mapping[str, Any], dim: int) -> None:
-        import torch
-        from torch.utils import _pytree as pytree
 
         self.several = isinstance(inputs, tuple)
         self.args = inputs if self.several else (inputs,)
@@ -80,8 +80,6 @@ class Call:
 
     def work(self, vectors: Sequence[Any] = ()) -> dict[str, Any]:
         """What a Dispatcher cuts into chunks."""
-        import torch
-
         first = torch.zeros(self.rows)
         first[:1] = 1
         first = first.reshape([1] * self.dim + [-1] if self.dim >= 0 else [-1] + [1] * (-self.dim - 1))
@@ -119,16 +117,12 @@ class Call:
 
     def like_inputs(self, found: Sequence[Any]) -> Any:
         """Results by input in the inputs' structure; None where an input cannot be differentiated by."""
-        from torch.utils import _pytree as pytree
-
         by_leaf = dict(zip(self.inputs().names, found, strict=True))
         nested = pytree.tree_unflatten([by_leaf.get(i) for i in range(len(self.leaves))], self.spec)
         return nested if self.several else nested[0]
 
     def probe(self, function: Callable[[dict[str, Any]], Any], device: Any) -> Outputs:
         """Where the outputs have their rows: the axis along which two rows give more than one row."""
-        from torch.utils import _pytree as pytree
-
         sizes = (1, 2) if self.rows >= 2 else (self.rows,)
         found = [pytree.tree_flatten(function(self._part(n, where_of(device)))) for n in sizes]
         leaves, spec = found[-1]
@@ -143,8 +137,6 @@ class Call:
 
     def _part(self, rows: int, where: str) -> dict[str, Any]:
         """The first rows, on a device."""
-        import torch
-        from torch.utils import _pytree as pytree
 
         def cut(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -179,13 +171,11 @@ def _row_shape(leaf: Any, axis: Axis) -> tuple[int, ...]:
 
 
 def _differentiable(leaf: Any) -> bool:
-    import torch
 
     return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _leaves_like(spec: Any, given: Any, what: str, like: str) -> list[Any]:
-    from torch.utils import _pytree as pytree
 
     leaves, found = pytree.tree_flatten(given)
     if found != spec:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import torch
+from torch.utils import _pytree as pytree
+
 from dovetail.dispatch.derivatives import torch_func
 from dovetail.dispatch.live.replicas import Mirror, Replicas
 
@@ -45,7 +48,6 @@ class DerivativeTask:
         return partial(self._chunk, function, held)
 
     def _chunk(self, function: Any, held: dict[str, Any], work: dict[str, Any]) -> Any:
-        from torch.utils import _pytree as pytree
 
         given = held | work["parameters"]
         if self.kind == "value":
@@ -80,8 +82,6 @@ class DerivativeTask:
 
 def evaluate(function: Any, args: tuple[Any, ...], parameters: dict[str, Any]) -> Any:
     """Call a module with other parameters, or a function with the keyword `parameters` if there are any."""
-    import torch
-
     if isinstance(function, torch.nn.Module):
         return torch.func.functional_call(function, parameters, args)
     return function(*args, parameters=parameters) if parameters else function(*args)
@@ -99,8 +99,6 @@ def restored(tensor: Any, dim: int) -> Any:
 
 def together(parts: Sequence[Any], axis: Axis, *, add: bool = False) -> Any:
     """What the chunks gave: joined along the rows; without rows, the sum or the one that all have."""
-    import torch
-
     if len(parts) == 1:
         return parts[0]
     if axis is not None:

@@ -15,6 +15,9 @@ from math import prod
 from threading import Condition
 from typing import Any
 
+import torch
+from torch import func
+
 from dovetail.core.errors import InputError
 
 Axes = Sequence[int | None]  # by leaf: along which axis its rows lie; None if it has none
@@ -75,8 +78,6 @@ _level = _Level()
 
 def jvp(call: Function, inputs: Sequence[Any], tangents: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The outputs and their tangents."""
-    import torch
-
     forward: Any = import_module("torch.autograd.forward_ad")
     with _level.share():
         duals = [forward.make_dual(x, tangent) for x, tangent in zip(inputs, tangents, strict=True)]
@@ -87,8 +88,6 @@ def jvp(call: Function, inputs: Sequence[Any], tangents: Sequence[Any]) -> tuple
 
 def vjp(call: Function, inputs: Sequence[Any], cotangents: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The outputs, and the inputs' cotangents."""
-    from torch import func
-
     found: Any = func.vjp(call, *inputs)
     return found[0], found[1](tuple(cotangents))
 
@@ -128,8 +127,6 @@ def base(tensor: Any, axis: int | None) -> tuple[int, ...]:
 
 def _basis(tensor: Any, axis: int | None) -> Any:
     """Unit vectors of a row's shape, each in all the rows at once: as many as a row has elements, stacked in front."""
-    import torch
-
     shape = base(tensor, axis)
     units = torch.eye(prod(shape), dtype=tensor.dtype, device=tensor.device).reshape(-1, *shape)
     return units if axis is None else units.unsqueeze(axis + 1).expand(-1, *tensor.shape)
@@ -142,9 +139,6 @@ def _by_columns(
 
     All columns at once are up to twice as fast, but that way works in one thread at a time.
     """
-    import torch
-    from torch import func
-
     blocks: list[list[Any]] = [[] for _ in outputs]
     still = [torch.zeros_like(x) for x in inputs]
     for i, (x, axis) in enumerate(zip(inputs, axes, strict=True)):
@@ -165,9 +159,6 @@ def _by_columns(
 
 def _by_rows(call: Function, inputs: Sequence[Any], axes: Axes, out_axes: Axes, rows: int) -> list[list[Any]]:
     """Reverse mode: how one element of the output depends on all inputs, in all rows; the function runs only once."""
-    import torch
-    from torch import func
-
     found: Any = func.vjp(call, *inputs)
     outputs, pull = found
     none = [torch.zeros_like(y) for y in outputs]

@@ -11,6 +11,9 @@ import threading
 from functools import cache
 from typing import Any
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 State = tuple[int, int, bool, int]  # version, address, whether it takes a gradient, and then: steps of optimisers
 _steps = 0
 
@@ -40,8 +43,6 @@ class Replicas:
 
     def on(self, device: Any) -> Any:
         """The module on this device, brought up to date; the master itself where all of it is on the device."""
-        import torch
-
         where = torch.device(where_of(device))
         if all(tensor.device == where for part in self.master.modules() for tensor in _tensors(part)):
             return self.master
@@ -79,7 +80,6 @@ class Mirror:
     """Tensors on one device that have the values of their originals; an original that is there is its own mirror."""
 
     def __init__(self, device: Any) -> None:
-        import torch
 
         self.device = torch.device(where_of(device))
         self._before: dict[int, tuple[Any, State, Any]] = {}
@@ -102,7 +102,6 @@ class Mirror:
 
 
 def _updated(ours: Any, tensor: Any, device: Any) -> Any:
-    import torch
 
     if ours is not None and ours.shape == tensor.shape and ours.dtype == tensor.dtype:
         with torch.no_grad():
@@ -149,7 +148,6 @@ def _state(tensor: Any) -> State:
 @cache
 def _count_steps() -> None:
     """Count the steps of all optimisers: fused ones change parameters without counting it there."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     def stepped(*_: Any) -> None:
         global _steps
