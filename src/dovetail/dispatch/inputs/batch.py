@@ -31,7 +31,20 @@ class Source(Protocol):
         """Nothing before `stop` will be asked for again."""
 
 
-class TensorBatch:
+class WholeBatch:
+    """A batch that is there as a whole."""
+
+    __slots__ = ()
+    total: int
+
+    def fetch(self, start: int, n: int) -> int:
+        return min(n, self.total - start)
+
+    def forget(self, stop: int) -> None:
+        pass
+
+
+class TensorBatch(WholeBatch):
     """One tensor, cut along a dimension. A view: nothing is copied."""
 
     __slots__ = ("dim", "tensor", "total")
@@ -41,19 +54,13 @@ class TensorBatch:
             raise InputError(f"a tensor of shape {list(tensor.shape)} has no dimension {dim} to cut")
         self.tensor = tensor
         self.dim = dim
-        self.total: int = tensor.shape[dim]
-
-    def fetch(self, start: int, n: int) -> int:
-        return min(n, self.total - start)
+        self.total = tensor.shape[dim]
 
     def slice(self, start: int, stop: int) -> Tensor:
         return self.tensor.narrow(self.dim, start, stop - start)
 
-    def forget(self, stop: int) -> None:
-        pass
 
-
-class TreeBatch:
+class TreeBatch(WholeBatch):
     """Dicts, tuples and lists of tensors, nested. Entries of size 1, or without the dimension, go whole to every chunk.
 
     >>> import torch
@@ -79,7 +86,7 @@ class TreeBatch:
         for place, size in sizes.items():
             if size not in (1, total):
                 raise InputError(f"sizes along dimension {dim} differ: expected 1 or {total}, found {size} for {place}")
-        self.total: int = total
+        self.total = total
         self._cut = _cutter(tree, dim, total)
 
     def whole(self) -> list[Tensor]:
@@ -87,14 +94,8 @@ class TreeBatch:
         found = [leaf for _, leaf in leaves(self.tree) if isinstance(leaf, Tensor)]
         return [leaf for leaf in found if _goes_whole(leaf, self.dim, self.total)]
 
-    def fetch(self, start: int, n: int) -> int:
-        return min(n, self.total - start)
-
     def slice(self, start: int, stop: int) -> Any:
         return self._cut(start, stop - start)
-
-    def forget(self, stop: int) -> None:
-        pass
 
 
 def leaves(tree: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
@@ -158,7 +159,7 @@ def _cutter(tree: Any, dim: int, total: int) -> Cut:
     return lambda start, n: tree
 
 
-class Slices:
+class Slices(WholeBatch):
     """Ranges of whole numbers, for functions that find their data themselves: the work of a chunk is a `slice`.
 
     >>> Slices(50, 2000).slice(0, 3)
@@ -169,16 +170,10 @@ class Slices:
         if start >= stop:
             raise InputError(f"slices from {start} to {stop}: expected start < stop")
         self.start = start
-        self.total: int = stop - start
-
-    def fetch(self, start: int, n: int) -> int:
-        return min(n, self.total - start)
+        self.total = stop - start
 
     def slice(self, start: int, stop: int) -> slice:
         return slice(self.start + start, self.start + stop, 1)
-
-    def forget(self, stop: int) -> None:
-        pass
 
 
 class Pieces:
@@ -222,17 +217,29 @@ class Pieces:
             del self._held[0]
 
 
+def grouped(function: Callable[[list[Any]], Any], trees: list[Any]) -> Any:
+    """A tree of the form that all of them have; each leaf is made of theirs.
+
+    >>> grouped(sum, [{"a": 1, "b": (2, [3])}, {"a": 10, "b": (20, [30])}])
+    {'a': 11, 'b': (22, [33])}
+    """
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: grouped(function, [tree[key] for tree in trees]) for key in first}
+    if isinstance(first, list | tuple):
+        parts = [grouped(function, list(group)) for group in zip(*trees, strict=True)]
+        return parts if isinstance(first, list) else _like(first, parts)
+    return function(trees)
+
+
 def joined(parts: list[Any], dim: int) -> Any:
     """Trees of the same form, put together leaf by leaf; what is no tensor with that dimension is the first's."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return cat(parts, dim) if -first.ndim <= dim < first.ndim else first
-    if isinstance(first, dict):
-        return {key: joined([part[key] for part in parts], dim) for key in first}
-    if isinstance(first, list | tuple):
-        made = [joined(list(group), dim) for group in zip(*parts, strict=True)]
-        return made if isinstance(first, list) else _like(first, made)
-    return first
+
+    def join(group: list[Any]) -> Any:
+        first = group[0]
+        return cat(group, dim) if isinstance(first, Tensor) and -first.ndim <= dim < first.ndim else first
+
+    return grouped(join, parts)
 
 
 def as_source(batch: Any, dim: int = 0) -> Source:

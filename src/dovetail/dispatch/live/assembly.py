@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.dispatch.chunk import ResultFormError
-from dovetail.dispatch.inputs.batch import joined, leaves, mapped
+from dovetail.dispatch.inputs.batch import grouped, leaves, mapped
 
 
 class BatchOutput(Protocol):
@@ -49,19 +49,15 @@ class Collected:
 
 def _join(values: list[Any], sizes: list[int], dim: int) -> Any:
     """Join what has each chunk's number of items along the dimension; the rest must be the same in all chunks."""
-    first = values[0]
-    if isinstance(first, dict):
-        return {key: _join([value[key] for value in values], sizes, dim) for key in first}
-    if isinstance(first, list | tuple):
-        parts = [_join(list(group), sizes, dim) for group in zip(*values, strict=True)]
-        return (
-            parts if isinstance(first, list) else (type(first)(*parts) if hasattr(first, "_fields") else tuple(parts))
-        )
-    if all(_is_batched(value, dim, size) for value, size in zip(values, sizes, strict=True)):
-        return first if len(values) == 1 else joined(values, dim)
-    for other in values[1:]:
-        _check_same(first, other)
-    return first
+
+    def join(group: list[Tensor]) -> Tensor:
+        if all(_is_batched(value, dim, size) for value, size in zip(group, sizes, strict=True)):
+            return group[0] if len(group) == 1 else torch.cat(group, dim)
+        for other in group[1:]:
+            _check_same(group[0], other)
+        return group[0]
+
+    return grouped(join, values)
 
 
 def _is_batched(leaf: Tensor, dim: int, size: int) -> bool:

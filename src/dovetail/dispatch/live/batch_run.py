@@ -15,7 +15,7 @@ from torch import Tensor
 from dovetail.core.errors import InputError
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.export import Span
-from dovetail.dispatch.inputs.batch import Slices, Source, TensorBatch, TreeBatch, leaves, mapped
+from dovetail.dispatch.inputs.batch import Source, TreeBatch, WholeBatch, leaves, mapped
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.assembly import BatchOutput
 from dovetail.dispatch.live.replicas import Replicas
@@ -119,7 +119,7 @@ class BatchRun:
     ) -> None:
         self.source = source
         self.slice = source.slice
-        self.forgets = not isinstance(source, TensorBatch | TreeBatch | Slices)
+        self.forgets = not isinstance(source, WholeBatch)
         self.scheduler = scheduler
         self.output = output
         self.calling = calling
