@@ -309,7 +309,7 @@ def test_a_failed_range_goes_to_another_device_and_then_fails_for_good() -> None
     book.failed(again, 2.0, ValueError("no"))
     assert [(chunk.start, chunk.attempt) for chunk, _ in book.failures] == [(0, 2)]
     assert book.finished
-    assert book.missing(0, 20) == [(0, 20)]
+    assert book.missing(20) == [(0, 20)]
 
 
 def test_bad_data_takes_no_device_out_and_a_bad_device_goes() -> None:

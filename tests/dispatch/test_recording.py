@@ -29,13 +29,13 @@ from dovetail.core.events import Arrived, Failed, Reject, Rows, Start
 from dovetail.core.journal import Reader
 from dovetail.dispatch import Device, Dispatcher, Pool
 from dovetail.dispatch.check import check_journal
-from dovetail.dispatch.chunk import ResultFormError
+from dovetail.dispatch.chunk import ResultFormError, gaps
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.fixed import Fixed
-from dovetail.dispatch.recording import LIVE, BatchJournal, gaps, header_of
+from dovetail.dispatch.recording import LIVE, BatchJournal, header_of
 from dovetail.dispatch.replay import RecordedScheduler, scheduler_for
 from dovetail.dispatch.simulate import SimDevice, simulate
 from dovetail.testing.dispatch import Emulated, Sleeper

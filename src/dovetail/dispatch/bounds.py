@@ -38,12 +38,18 @@ def kept_rate(items: int, spans: Iterable[tuple[float, float]]) -> float:
     >>> kept_rate(30, [(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     7.5
     """
+    busy_s = busy_time_s(spans)
+    return items / busy_s if busy_s else 0.0
+
+
+def busy_time_s(spans: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of these spans lasted."""
     busy_s, end_s = 0.0, float("-inf")
     for from_s, to_s in sorted(spans):
         if to_s > end_s:
             busy_s += to_s - max(from_s, end_s)
             end_s = to_s
-    return items / busy_s if busy_s else 0.0
+    return busy_s
 
 
 def bound_makespan_s(items: int, peaks: Sequence[float]) -> float:

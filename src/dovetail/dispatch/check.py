@@ -20,7 +20,8 @@ from dovetail.core.findings import Findings, Report, close
 from dovetail.core.journal import Ended, Header, Reader
 from dovetail.core.metrics import recount
 from dovetail.dispatch.bounds import bound_makespan_s, kept_rate
-from dovetail.dispatch.recording import SIMULATED, gaps
+from dovetail.dispatch.chunk import gaps
+from dovetail.dispatch.recording import SIMULATED
 
 CODES = core.CODES | {
     "range": "a chunk without a range of items, or with one that the batch does not have",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
@@ -12,39 +14,22 @@ class ResultFormError(InputError):
     """Results that cannot be put together; they would be the same on any device."""
 
 
+@dataclass(slots=True, eq=False)
 class Chunk:
     """A range of a batch in the hands of one device."""
 
-    __slots__ = (
-        "attempt",
-        "avoid",
-        "begun_s",
-        "claimed",
-        "device",
-        "due_s",
-        "error",
-        "rival",
-        "run",
-        "settled",
-        "start",
-        "stop",
-    )
-
-    def __init__(
-        self, start: int, stop: int, device: int, attempt: int = 1, avoid: frozenset[int] = frozenset()
-    ) -> None:
-        self.start = start
-        self.stop = stop
-        self.device = device
-        self.attempt = attempt
-        self.avoid = avoid  # devices that failed on it
-        self.begun_s = 0.0
-        self.due_s = inf
-        self.rival: Chunk | None = None  # the same range on another device
-        self.claimed = False  # it was the first to end, and its result counts
-        self.settled = False  # its result has been stored
-        self.error: BaseException | None = None  # why it came back
-        self.run: Any = None
+    start: int
+    stop: int
+    device: int
+    attempt: int = 1
+    avoid: frozenset[int] = frozenset()  # devices that failed on it
+    begun_s: float = 0.0
+    due_s: float = inf
+    rival: Chunk | None = None  # the same range on another device
+    claimed: bool = False  # it was the first to end, and its result counts
+    settled: bool = False  # its result has been stored
+    error: BaseException | None = None  # why it came back
+    run: Any = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -60,3 +45,17 @@ class ChunkRow(NamedTuple):
     ended_s: float
     attempt: int
     state: str
+
+
+def gaps(ranges: Sequence[tuple[int, int]], items: int) -> list[tuple[int, int]]:
+    """What ranges leave out of so many items.
+
+    >>> gaps([(4, 6), (0, 3)], 8)
+    [(3, 4), (6, 8)]
+    """
+    found, at = [], 0
+    for start, stop in sorted([*ranges, (items, items)]):
+        if start > at:
+            found.append((at, start))
+        at = max(at, stop)
+    return found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from dovetail.dispatch.bounds import busy_time_s
 from dovetail.dispatch.chunk import ChunkRow
 from dovetail.dispatch.export import Span, write_trace
 from dovetail.dispatch.scheduler import ChunkScheduler
@@ -63,7 +64,7 @@ def report_of(
     for i, (name, state) in enumerate(zip(names, scheduler.view.devices, strict=True)):
         rows = [row for row in log if row.device == i]
         items = sum(row.stop - row.start for row in rows if row.state == "done")
-        busy_s = _union_s(rows)
+        busy_s = busy_time_s((row.begun_s, row.ended_s) for row in rows)
         alone = state.curve.rate / state.factor if state.curve is not None and state.factor > 0 else 0.0
         rate = items / busy_s if busy_s else 0.0
         share = min(1.0, busy_s / wall_s)
@@ -71,13 +72,3 @@ def report_of(
     items, total = sum(device.items for device in devices), scheduler.view.total
     whole = None if total == inf else int(total)
     return BatchReport(items, wall_s, devices, log, begun_s, list(spans), whole)
-
-
-def _union_s(rows: Sequence[ChunkRow]) -> float:
-    """How long at least one chunk was under way."""
-    busy, end = 0.0, float("-inf")
-    for row in sorted(rows, key=lambda row: row.begun_s):
-        if row.ended_s > end:
-            busy += row.ended_s - max(row.begun_s, end)
-            end = row.ended_s
-    return busy

@@ -15,14 +15,12 @@ from threading import Event, RLock
 from time import perf_counter
 from typing import Any
 
-import msgspec
-
 from dovetail.core.events import Rows
 from dovetail.core.journal import Clock, Header
 from dovetail.core.recorder import Recorder
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.dispatch.bounds import bound_makespan_s, kept_rate
-from dovetail.dispatch.chunk import Chunk, ChunkRow
+from dovetail.dispatch.chunk import Chunk, ChunkRow, gaps
 from dovetail.dispatch.replay import Call, RecordedScheduler
 from dovetail.dispatch.words import WORDS
 
@@ -52,8 +50,15 @@ def header_of(
     they are known before; `items`: of the batch, None if nobody knows."""
     names = [state.name for state in scheduler.view.devices]
     slots = [name for name, state in zip(names, scheduler.view.devices, strict=True) for _ in range(state.slots)]
-    own = {"items": items, "devices": names, "kinds": KINDS, "why": WHY, "peaks": list(peaks), "zero_s": zero_s}
-    own["scheduler"] = msgspec.to_builtins(scheduler.record())
+    own: dict[str, Any] = {
+        "items": items,
+        "devices": names,
+        "kinds": KINDS,
+        "why": WHY,
+        "peaks": list(peaks),
+        "zero_s": zero_s,
+    }
+    own["scheduler"] = scheduler.record()
     return Header(
         level="dispatch",
         policy=policy,
@@ -195,17 +200,3 @@ def _called(calls: Sequence[Call]) -> list[Rows]:
     given = [(start, stop) for call, _, _, start, stop, _ in calls if call == "ask"]
     ranges = {"start": [start for start, _ in given], "stop": [stop for _, stop in given]}
     return [Rows("asks", columns), Rows("given", ranges, decided=True)]
-
-
-def gaps(ranges: Sequence[tuple[int, int]], items: int) -> list[tuple[int, int]]:
-    """What ranges leave out of so many items.
-
-    >>> gaps([(4, 6), (0, 3)], 8)
-    [(3, 4), (6, 8)]
-    """
-    found, at = [], 0
-    for start, stop in sorted([*ranges, (items, items)]):
-        if start > at:
-            found.append((at, start))
-        at = max(at, stop)
-    return found

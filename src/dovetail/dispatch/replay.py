@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from math import inf
 from typing import Any
 
@@ -15,8 +16,8 @@ from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
 from dovetail.dispatch.chunk import Chunk, ResultFormError
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
-from dovetail.dispatch.inputs.size_search import SizeSearch
-from dovetail.dispatch.policies.base import DeviceState, Policy, StateRecord
+from dovetail.dispatch.inputs.curves import Curve
+from dovetail.dispatch.policies.base import DeviceState, Policy
 from dovetail.dispatch.scheduler import ChunkScheduler
 
 Call = tuple[
@@ -40,20 +41,19 @@ class RecordedScheduler(ChunkScheduler):
     def __init__(self, cursor: Cursor, policy: Policy, devices: list[DeviceState], **options: Any) -> None:
         self._left = _Seen(cursor)
         super().__init__(self._left, policy, devices, **options)
-        self.before = [StateRecord.of(state) for state in devices]
         for state in devices:  # several runs may search at once: what the others find is not in this one's log
-            state.search = SizeSearch.restored(state.search.record()) if state.search is not None else None
+            state.search = deepcopy(state.search)
         self.calls: list[Call] = []
         self._several = len(devices) > 1
         self._away: dict[int, float] = {}
         self._now_s = 0.0
         self._nested = False
 
-    def record(self) -> SchedulerRecord:
-        """What the same scheduler is made of, before the first call."""
+    def record(self) -> dict[str, Any]:
+        """What the same scheduler is made of, as a journal keeps it; asked before the first call."""
         own = self._left.cursor
-        return SchedulerRecord(
-            self.before,
+        record = SchedulerRecord(
+            self.view.devices,
             own.stop if isinstance(own, LocalCursor) else None,
             None if self.view.total == inf else self.view.total,
             self.backup,
@@ -61,6 +61,8 @@ class RecordedScheduler(ChunkScheduler):
             self.on_error,
             [(chunk.start, chunk.stop) for chunk in self.returned],
         )
+        kept: dict[str, Any] = msgspec.to_builtins(record, enc_hook=lambda curve: curve.points, str_keys=True)
+        return kept
 
     def _log(self, call: str, chunk: Chunk, now_s: float, number: float = 0.0) -> None:
         self._now_s = now_s
@@ -114,7 +116,7 @@ class SchedulerRecord(Struct, frozen=True):
     """A scheduler before its first call. `stop`: the end of a batch that it has to itself; None: others take from it,
     or only its end will tell. `total`: None if nobody knows it."""
 
-    states: list[StateRecord]
+    devices: list[DeviceState]
     stop: int | None
     total: float | None
     backup: bool
@@ -162,7 +164,7 @@ class ReplayedScheduler:
         self._scheduler = ChunkScheduler(
             self._again or LocalCursor(0, int(record.stop or 0)),
             policy,
-            [state.state() for state in record.states],
+            record.devices,
             total=inf if record.total is None else record.total,
             backup=record.backup,
             retries=record.retries,
@@ -223,8 +225,9 @@ def scheduler_for(reader: Reader, policy: Policy | None = None) -> ReplayedSched
     """The scheduler of a recorded run, to decide again; `policy` if the run had one that has no name."""
     header = reader.header
     try:
-        record = msgspec.convert(header.facts.get("scheduler"), SchedulerRecord)
-    except msgspec.ValidationError as error:
+        given, curve = header.facts.get("scheduler"), lambda _, points: Curve(points)
+        record = msgspec.convert(given, SchedulerRecord, dec_hook=curve, str_keys=True)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise InputError(f"{reader.path}:1: facts.scheduler: {error}") from None
     if policy is None:
         if not header.facts.get("by_name", True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from dovetail.dispatch.chunk import Chunk, ChunkRow, ResultFormError
+from dovetail.dispatch.chunk import Chunk, ChunkRow, ResultFormError, gaps
 from dovetail.dispatch.inputs.cursor import Cursor
 from dovetail.dispatch.policies.base import DECLINE, DeviceState, Policy, View
 
@@ -85,7 +85,7 @@ class ChunkScheduler:
             if not self._nobody(device):
                 return None
             n = state.best
-        chunk = self._cut(device, n if n < state.limit else int(state.limit))
+        chunk = self._cut(device, n if n < state.limit else state.limit)
         if chunk is not None:
             self._begin(chunk, now_s)
         return chunk
@@ -311,8 +311,8 @@ class ChunkScheduler:
         open_ = [*self.active, *self.returned, *(failed for failed, _ in self.failures)]
         return min((each.start for each in open_), default=chunk.stop)
 
-    def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The ranges between start and stop without a result.
+    def missing(self, items: int) -> list[tuple[int, int]]:
+        """The ranges of so many items that have no result.
 
         >>> from dovetail.dispatch.inputs.cursor import LocalCursor
         >>> from dovetail.dispatch.policies.fixed import Fixed
@@ -320,15 +320,7 @@ class ChunkScheduler:
         >>> chunk = scheduler.take(0, 0.0)
         >>> scheduler.claim(chunk), scheduler.done(chunk, 1.0, 1.0)
         (True, None)
-        >>> scheduler.missing(0, 10)
+        >>> scheduler.missing(10)
         [(4, 10)]
         """
-        gaps, at = [], start
-        for row in sorted(self.log, key=lambda row: row.start):
-            if row.state == "done":
-                if row.start > at:
-                    gaps.append((at, row.start))
-                at = max(at, row.stop)
-        if at < stop:
-            gaps.append((at, stop))
-        return gaps
+        return gaps([(row.start, row.stop) for row in self.log if row.state == "done"], items)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf
-
-from msgspec import Struct
+from dataclasses import dataclass, field
 
 from dovetail.dispatch.inputs.curves import Curve
 
+UNLIMITED = 1 << 62  # items
 _FIRST = 32  # items; some models are fastest at that
 _FIRST_ON_ACCELERATOR = 256
 _GROWTH = 4
@@ -16,20 +15,7 @@ _SHORT_S = 0.005  # a chunk this short is measured twice, for little disturbs it
 _LONG_S = 0.5  # a chunk this long hides any latency
 
 
-class SearchRecord(Struct, frozen=True, omit_defaults=True):
-    """Where a search stands, as a journal keeps it."""
-
-    size: int
-    accelerator: bool = False
-    largest: float | None = None
-    settled: bool = False
-    times: list[tuple[int, float]] = []
-    warm: bool = False
-    misses: int = 0
-    refining: list[int] = []
-    paid: list[int] = []
-
-
+@dataclass
 class SizeSearch:
     """Sizes to try, one after the other; the first call of all is not counted, for it pays for what is lazy.
 
@@ -40,67 +26,54 @@ class SizeSearch:
     131072
     """
 
-    def __init__(self, *, largest: float = inf, accelerator: bool = False) -> None:
-        self.size = _FIRST_ON_ACCELERATOR if accelerator else _FIRST
-        self.accelerator = accelerator  # the first chunk of a size also pays for memory there
-        self._paid: set[int] = set()
-        self.largest = largest  # what fits in memory, or was allowed
-        self.settled = False
-        self.times: dict[int, float] = {}
-        self._warm = False
-        self._misses = 0
-        self._refining: list[int] = []
+    size: int = 0
+    accelerator: bool = False  # the first chunk of a size also pays for memory there
+    largest: int = UNLIMITED  # what fits in memory, or was allowed
+    settled: bool = False
+    times: dict[int, float] = field(default_factory=dict)
+    warm: bool = False
+    misses: int = 0
+    refining: list[int] = field(default_factory=list)
+    paid: set[int] = field(default_factory=set)
 
-    def record(self) -> SearchRecord:
-        """All that decides about the sizes to come."""
-        largest = None if self.largest == inf else self.largest
-        open_ = (self._warm, self._misses, list(self._refining), sorted(self._paid))
-        return SearchRecord(self.size, self.accelerator, largest, self.settled, list(self.times.items()), *open_)
-
-    @classmethod
-    def restored(cls, record: SearchRecord) -> SizeSearch:
-        """The search that such a record is of."""
-        search = cls(largest=inf if record.largest is None else record.largest, accelerator=record.accelerator)
-        search.size, search.settled, search.times = record.size, record.settled, dict(record.times)
-        search._warm, search._misses = record.warm, record.misses
-        search._refining, search._paid = list(record.refining), set(record.paid)
-        return search
+    def __post_init__(self) -> None:
+        self.size = self.size or (_FIRST_ON_ACCELERATOR if self.accelerator else _FIRST)
 
     def add(self, size: int, seconds: float) -> None:
         """A chunk of this size took so long; the next size follows from it."""
-        if not self._warm:
-            self._warm = True
+        if not self.warm:
+            self.warm = True
             return
-        if self.accelerator and size not in self._paid:
-            self._paid.add(size)
+        if self.accelerator and size not in self.paid:
+            self.paid.add(size)
             return
         first = size not in self.times
         if self.settled or not self._record(size, seconds) or (first and seconds < _SHORT_S):
             return
         best = self._best(exclude=size)
         gained = best is None or size / self.times[size] > _GAIN * best / self.times[best]
-        self._misses = 0 if gained else self._misses + 1
-        if self._refining:
-            self._refine(self._refining.pop(0))
-        elif self._misses >= 2 or seconds > _LONG_S or size * _GROWTH > self.largest:
+        self.misses = 0 if gained else self.misses + 1
+        if self.refining:
+            self._refine(self.refining.pop(0))
+        elif self.misses >= 2 or seconds > _LONG_S or size * _GROWTH > self.largest:
             best = self._best() or size
             long = self.times[best] > _LONG_S / 2
-            self._refining = [best // 2] if best > 1 else []
-            self._refining += [] if long or best * 2 > self.largest else [best * 2]
-            self._refine(self._refining.pop(0) if self._refining else 0)
+            self.refining = [best // 2] if best > 1 else []
+            self.refining += [] if long or best * 2 > self.largest else [best * 2]
+            self._refine(self.refining.pop(0) if self.refining else 0)
         else:
             self.size = size * _GROWTH
 
     def wants(self, size: int, seconds: float) -> bool:
         """Whether a chunk of this size that took so long tells something about sizes."""
-        if not self._warm or size == self.size or self.is_new(size):
+        if not self.warm or size == self.size or self.is_new(size):
             return True
         return seconds > _LONG_S and size in self.times
 
     def resume(self, points: list[tuple[float, float]], further: int) -> None:
         """Go on from what was measured before."""
         self.times = {int(size): seconds for size, seconds in points}
-        self.size, self._warm = further, True
+        self.size, self.warm = further, True
 
     def _record(self, size: int, seconds: float) -> bool:
         """Keep a measurement; False if it is of another size than the one to be tried, so that nothing follows."""
@@ -115,17 +88,17 @@ class SizeSearch:
 
     def _refine(self, size: int) -> None:
         self.settled = not size or size in self.times
-        if self.settled and self._refining:
-            self._refine(self._refining.pop(0))
+        if self.settled and self.refining:
+            self._refine(self.refining.pop(0))
             return
         self.size = size or self.size
 
-    def limit(self, largest: float) -> None:
+    def limit(self, largest: int) -> None:
         """Chunks above this do not fit."""
         self.largest = min(self.largest, largest)
         if self.size > self.largest:
             self.settled = bool(self.times)
-            self.size = max(1, int(self.largest))
+            self.size = max(1, self.largest)
 
     def _best(self, exclude: int = 0) -> int | None:
         sizes = [size for size in self.times if size != exclude]

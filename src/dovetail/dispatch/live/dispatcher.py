@@ -17,13 +17,13 @@ from torch import Tensor
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.recorder import host_clock
 from dovetail.dispatch.bounds import measured_peak
-from dovetail.dispatch.chunk import Chunk
+from dovetail.dispatch.chunk import Chunk, gaps
 from dovetail.dispatch.inputs.batch import (
-    Slices,
     Source,
     SourceCursor,
     TensorBatch,
     TreeBatch,
+    WholeBatch,
     as_source,
     form_of,
     handed_over,
@@ -43,7 +43,7 @@ from dovetail.dispatch.metrics import BatchReport, report_of
 from dovetail.dispatch.policies import default_policy, name_of, policy_of
 from dovetail.dispatch.policies.base import Policy
 from dovetail.dispatch.policies.fixed import Fixed
-from dovetail.dispatch.recording import LIVE, BatchJournal, gaps, header_of
+from dovetail.dispatch.recording import LIVE, BatchJournal, header_of
 from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
 
@@ -181,7 +181,7 @@ class Dispatcher:
         source, spread = self._source(args, kwargs)
         if source.total == 0 and resume is None:
             return self._empty(source, spread)
-        if resume is not None and not isinstance(source, TensorBatch | TreeBatch | Slices):
+        if resume is not None and not isinstance(source, WholeBatch):
             raise InputError("what was read from a generator is gone: only a batch of known size can be resumed")
         output = self._output(source) if resume is None or resume.output is None else resume.output
         run, form = self._batch_run(source, output, spread, cursor, resume)
@@ -278,8 +278,13 @@ class Dispatcher:
             if not is_out_of_memory(error):
                 raise
             return self.attempt(batch).unwrap()
-        self._latest = _Direct(self, batch.shape[self.dim], begun, perf_counter())
+        self._latest = partial(self._report_direct, batch.shape[self.dim], begun, perf_counter())
         return result
+
+    def _report_direct(self, items: int, begun_s: float, ended_s: float) -> BatchReport:
+        scheduler = ChunkScheduler(LocalCursor(0, 0), self.policy, self.tuning.states(self._direct_like))
+        scheduler.rows.append((0, 0, items, begun_s, ended_s, 1, "done"))
+        return report_of(scheduler, [self.devices[0].name], begun_s, ended_s)
 
     # -- the engine's way
 
@@ -304,7 +309,7 @@ class Dispatcher:
         if cursor is None:
             if resume is not None:
                 cursor = LocalCursor(0, 0)
-            elif isinstance(source, TensorBatch | TreeBatch):
+            elif isinstance(source, WholeBatch):
                 cursor = LocalCursor(0, source.total)
             else:
                 cursor = SourceCursor(source)
@@ -385,7 +390,7 @@ class Dispatcher:
             for chunk, error in scheduler.failures
         ]
         total = run.source.total
-        missing = scheduler.missing(0, total) if whole and total is not None and scheduler.done_items != total else []
+        missing = scheduler.missing(total) if whole and total is not None and scheduler.done_items != total else []
         result = run.output.result() if self.reduce is None or not failures else None
         if self._cuda:
             handed_over(result)
@@ -400,20 +405,3 @@ class Dispatcher:
         report = BatchReport(0, 0.0, [], [], now)
         self._latest = lambda: report
         return BatchOutcome(self.reduce([result]) if self.reduce else result, [], [], lambda: report)
-
-
-class _Direct:
-    """The report of a direct call, made only if somebody asks."""
-
-    __slots__ = ("begun", "dispatcher", "ended", "items")
-
-    def __init__(self, dispatcher: Dispatcher, items: int, begun: float, ended: float) -> None:
-        self.dispatcher, self.items, self.begun, self.ended = dispatcher, items, begun, ended
-
-    def __call__(self) -> BatchReport:
-        cursor = LocalCursor(0, 0)
-        scheduler = ChunkScheduler(
-            cursor, self.dispatcher.policy, self.dispatcher.tuning.states(self.dispatcher._direct_like)
-        )
-        scheduler.rows.append((0, 0, self.items, self.begun, self.ended, 1, "done"))
-        return report_of(scheduler, [self.dispatcher.devices[0].name], self.begun, self.ended)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.dispatch.chunk import gaps
 from dovetail.dispatch.inputs.batch import as_source
 from dovetail.dispatch.live.assembly import Collected
 from dovetail.dispatch.live.mpi import agreed, mpi
@@ -113,17 +114,8 @@ def missing_of(taken: Sequence[Range], done: Sequence[Range]) -> list[Range]:
     >>> missing_of([(0, 4), (8, 12)], [(0, 4), (10, 12)])
     [(8, 10)]
     """
-    found = []
-    for start, stop in taken:
-        at = start
-        for first, last in sorted(done):
-            if start <= first < stop:
-                if first > at:
-                    found.append((at, first))
-                at = last
-        if at < stop:
-            found.append((at, stop))
-    return found
+    end = max((stop for _, stop in taken), default=0)
+    return gaps([*gaps(taken, end), *done], end)
 
 
 def _redone(dispatcher: Any, source: Any, comm: Any, lost: list[Range], failure: Exception | None) -> list[Part]:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import inspect
 import os
-from math import inf
 from pathlib import Path
 from types import CellType, CodeType
 from typing import Any
@@ -18,6 +17,7 @@ from dovetail.core.errors import DovetailError
 from dovetail.core.output import written_whole
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.inputs.devices import NodeDevice
+from dovetail.dispatch.inputs.size_search import UNLIMITED
 from dovetail.dispatch.policies.base import DeviceState
 
 _VERSION = 2
@@ -147,12 +147,12 @@ class TuningCache:
             with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
                 found = msgspec.json.decode(self._path(device, form).read_bytes(), type=Tuned)
                 state.known(Curve(found.points), found.next)
-                state.limit = found.limit or inf
+                state.limit = found.limit or UNLIMITED
         return state
 
     def _save(self, device: NodeDevice, form: Any, state: DeviceState) -> None:
         assert state.curve is not None
-        limit = None if state.limit == inf else int(state.limit)
+        limit = None if state.limit == UNLIMITED else state.limit
         place, hardware, further = device.place, hardware_name(device), state.search.size if state.search else None
         tuned = Tuned(self.function, repr(form), place, hardware, state.curve.points, limit, further)
         path = self._path(device, form)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import inf, log
 from typing import Protocol
 
-from msgspec import Struct
-
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.inputs.size_search import SearchRecord, SizeSearch
+from dovetail.dispatch.inputs.size_search import UNLIMITED, SizeSearch
 
 DECLINE = 0  # the others finish it sooner; ask again whenever a chunk ends
 WAIT = -1  # full; ask again when one of this device's own chunks ends
@@ -18,63 +17,35 @@ _NEW = 0.1  # least weight of the newest observation
 _FAR = 0.4  # a time this far off, as a logarithm, is no noise: the device has changed
 
 
+@dataclass(slots=True, eq=False)
 class DeviceState:
     """What is known of one device during a run: its curve, how far it is off, and what it is busy with."""
 
-    __slots__ = (
-        "alive",
-        "away",
-        "begun_s",
-        "busy_until_s",
-        "capacity",
-        "chunks",
-        "curve",
-        "factor",
-        "limit",
-        "load",
-        "mean_s",
-        "name",
-        "priority",
-        "probing",
-        "search",
-        "seen",
-        "settled",
-        "size",
-        "slots",
-        "spread",
-        "window",
-    )
+    name: str
+    curve: Curve | None = None
+    size: int | None = None  # as the user asked; None: to be found
+    capacity: int | None = None  # items that may be under way
+    priority: float = 1.0
+    slots: int = 1  # chunks it can hold at once, so that copies and computing overlap
+    search: SizeSearch | None = None
+    settled: bool = True  # no sizes are left to try
+    limit: int = UNLIMITED  # the largest chunk that fits in its memory, as far as is known
+    factor: float = 1.0  # actual time / time by the curve
+    spread: float = 0.03  # how much its times are off, as a share of them
+    mean_s: float = 0.0  # of recent chunks; a short one tells little about a long one
+    seen: int = 0  # chunks observed
+    window: list[tuple[float, float]] = field(default_factory=list)  # overlapped chunks: seconds, and by the curve
+    begun_s: float = 0.0  # when it began what it is doing
+    busy_until_s: float = 0.0  # when it is expected to be free
+    load: int = 0
+    chunks: int = 0
+    alive: bool = True
+    away: bool = False  # busy with another batch
+    probing: bool = False  # what it is doing is a measurement
 
-    def __init__(
-        self,
-        name: str,
-        curve: Curve | None = None,
-        size: int | None = None,
-        capacity: int | None = None,
-        priority: float = 1.0,
-        slots: int = 1,
-    ) -> None:
-        self.name = name
-        self.curve = curve
-        self.search = SizeSearch(accelerator=slots > 1) if curve is None and size is None else None
-        self.settled = self.search is None  # no sizes are left to try
-        self.size = size  # as the user asked; None: to be found
-        self.capacity = capacity  # items that may be under way
-        self.priority = priority
-        self.slots = slots  # chunks it can hold at once, so that copies and computing overlap
-        self.limit: float = inf  # the largest chunk that fits in its memory, as far as is known
-        self.factor = 1.0  # actual time / time by the curve
-        self.spread = 0.03  # how much its times are off, as a share of them
-        self.mean_s = 0.0  # of recent chunks; a short one tells little about a long one
-        self.seen = 0  # chunks observed
-        self.window: list[tuple[float, float]] = []  # of overlapped chunks: seconds, and what the curve says
-        self.begun_s = 0.0  # when it began what it is doing
-        self.busy_until_s = 0.0  # when it is expected to be free
-        self.load = 0
-        self.chunks = 0
-        self.alive = True
-        self.away = False  # busy with another batch
-        self.probing = False  # what it is doing is a measurement
+    def __post_init__(self) -> None:
+        if self.curve is None and self.size is None and self.search is None:
+            self.search, self.settled = SizeSearch(accelerator=self.slots > 1), False
 
     def seconds(self, size: float) -> float:
         """How long this device is expected to take for so many items."""
@@ -136,15 +107,10 @@ class DeviceState:
 
     def fork(self) -> DeviceState:
         """What is known of the device, for another batch: idle, in service."""
-        twin = DeviceState.__new__(DeviceState)
-        twin.name, twin.curve, twin.search, twin.settled = self.name, self.curve, self.search, self.settled
-        twin.size, twin.capacity, twin.priority, twin.limit = self.size, self.capacity, self.priority, self.limit
-        twin.slots, twin.window = self.slots, []
-        twin.factor, twin.spread, twin.mean_s, twin.seen = self.factor, self.spread, self.mean_s, self.seen
-        twin.begun_s = twin.busy_until_s = 0.0
-        twin.load = twin.chunks = 0
-        twin.alive, twin.away, twin.probing = True, False, False
-        return twin
+        asked = self.name, self.curve, self.size, self.capacity, self.priority, self.slots
+        return DeviceState(
+            *asked, self.search, self.settled, self.limit, self.factor, self.spread, self.mean_s, self.seen
+        )
 
     def lower_limit(self, limit: int) -> None:
         """Chunks above this do not fit in the device's memory."""
@@ -152,52 +118,6 @@ class DeviceState:
         if self.search is not None:
             self.search.limit(self.limit)
             self.settled = self.search.settled or self.size is not None
-
-
-class StateRecord(Struct, frozen=True, omit_defaults=True):
-    """A device state as a journal keeps it, so that a policy can be asked again; None stands for no limit."""
-
-    name: str
-    points: list[tuple[float, float]] | None = None
-    size: int | None = None
-    capacity: int | None = None
-    priority: float = 1.0
-    slots: int = 1
-    limit: float | None = None
-    settled: bool = True
-    factor: float = 1.0
-    spread: float = 0.03
-    mean_s: float = 0.0
-    seen: int = 0
-    search: SearchRecord | None = None
-
-    @classmethod
-    def of(cls, state: DeviceState) -> StateRecord:
-        return cls(
-            state.name,
-            state.curve.points if state.curve is not None else None,
-            state.size,
-            state.capacity,
-            state.priority,
-            state.slots,
-            None if state.limit == inf else state.limit,
-            state.settled,
-            state.factor,
-            state.spread,
-            state.mean_s,
-            state.seen,
-            state.search.record() if state.search is not None else None,
-        )
-
-    def state(self) -> DeviceState:
-        """The device state again: idle, in service."""
-        curve = Curve(self.points) if self.points is not None else None
-        state = DeviceState(self.name, curve, self.size, self.capacity, self.priority, self.slots)
-        state.limit = inf if self.limit is None else self.limit
-        state.search = SizeSearch.restored(self.search) if self.search is not None else None
-        state.settled, state.factor, state.spread = self.settled, self.factor, self.spread
-        state.mean_s, state.seen = self.mean_s, self.seen
-        return state
 
 
 class View:
