@@ -31,7 +31,7 @@ from dovetail.dispatch.compat.schedulers import (
 _OLDER = {"batch_size": "sub_batch_size", "batch_sizes": "sub_batch_sizes"}
 
 
-class RunOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class DispatcherOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What holds for every kind: how a dispatcher runs."""
 
     kind: ClassVar[Any] = None
@@ -49,17 +49,19 @@ class RunOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults
     def run_options(self) -> dict[str, Any]:
         """Those that were given, as a Dispatcher takes them."""
         given = msgspec.to_builtins(self)
-        return {name.removesuffix("_file"): given[name] for name in RunOptions.__struct_fields__ if name in given}
+        return {
+            name.removesuffix("_file"): given[name] for name in DispatcherOptions.__struct_fields__ if name in given
+        }
 
     def scheduler(self) -> Any:
         """The scheduler that the others are of, if they make sense."""
-        names = [name for name in self.__struct_fields__ if name not in RunOptions.__struct_fields__]
+        names = [name for name in self.__struct_fields__ if name not in DispatcherOptions.__struct_fields__]
         made = self.kind(**{name: getattr(self, name) for name in names})
         made.resolved()
         return made
 
 
-class SharedOptions(RunOptions):
+class SharedOptions(DispatcherOptions):
     """Several tasks of this process share devices."""
 
     devices: str | Devices = "cpu"
@@ -71,19 +73,21 @@ class SharedOptions(RunOptions):
         return SharedScheduler(self.devices, self.policy)
 
 
-def _options_of(kind: type[Struct]) -> type[RunOptions]:
+def _options_of(kind: type[Struct]) -> type[DispatcherOptions]:
     """The options of a scheduler, and with them those of its dispatchers."""
     field: Any = msgspec.field
     own = [
         (each.name, each.type, field(default=each.default, default_factory=each.default_factory))
         for each in msgspec.structs.fields(kind)
-        if each.name not in RunOptions.__struct_fields__
+        if each.name not in DispatcherOptions.__struct_fields__
     ]
-    made: Any = msgspec.defstruct(kind.__name__, own, bases=(RunOptions,), namespace={"kind": kind}, kw_only=True)
-    return cast("type[RunOptions]", made)
+    made: Any = msgspec.defstruct(
+        kind.__name__, own, bases=(DispatcherOptions,), namespace={"kind": kind}, kw_only=True
+    )
+    return cast("type[DispatcherOptions]", made)
 
 
-KINDS: dict[str, type[RunOptions]] = {
+KINDS: dict[str, type[DispatcherOptions]] = {
     "SimpleScheduler": _options_of(SimpleScheduler),
     "StaticHybridScheduler": _options_of(StaticHybridScheduler),
     "SimpleMPIScheduler": _options_of(SimpleMPIScheduler),
