@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.core import cgroups
 from dovetail.core.cgroups import Groups
+from dovetail.core.errors import InputError
 
 CONTROLLERS = ("cpuset", "freezer", "cpuacct", "memory")
 
@@ -102,3 +103,143 @@ def test_a_group_is_left_over_if_no_process_has_its_number() -> None:
     assert cgroups._names_no_process(Path(f"dovetail-{ended.pid}"))
     assert not cgroups._names_no_process(Path(f"dovetail-{os.getpid()}"))
     assert not cgroups._names_no_process(Path("dovetail-service"))
+
+
+# --- where groups are ------------------------------------------------------------------------------
+
+V1 = {name: Path("ours") for name in ("cpuset", "freezer", "cpuacct")}
+
+
+def test_a_process_has_a_group_for_each_controller(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("12:cpuset:/a/b\n3:cpu,cpuacct:/c\n0::/d:e\n")
+    found = cgroups.own_groups(f"..{tmp_path}")
+    assert found == {"cpuset": Path("a/b"), "cpu": Path("c"), "cpuacct": Path("c"), "": Path("d:e")}
+
+
+@pytest.mark.parametrize("own", [{"": Path("above/mine")}, {**V1, "": Path("above")}])
+def test_the_groups_of_a_process_are_read_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Path]
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "own_groups", lambda pid: own)
+    at = tmp_path / ("cpuacct/ours" if "cpuacct" in own else "above/mine")
+    at.mkdir(parents=True)
+    (at / "cpu.stat").write_text("usage_usec 1500000\n")
+    (at / "cpuacct.usage").write_text("1500000000\n")
+    assert cgroups.groups_of(7).cpu_s() == 1.5
+
+
+def tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_folders_of_version_1_take_over_the_processors_above_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    tree(tmp_path, {f"{name}/ours/dovetail/cgroup.procs": "" for name in V1})
+    tree(tmp_path, {"cpuset/ours/cpuset.cpus": "0-3", "cpuset/ours/cpuset.mems": "0", "memory/ours/x": ""})
+    monkeypatch.setattr(cgroups, "own_groups", lambda: V1 | ({"memory": Path("ours")} if memory else {}))
+    found = cgroups.find_parents("dovetail", tmp_path)
+    expected = [*V1, "memory"] if memory else [*V1]
+    assert found == {name: tmp_path / name / "ours/dovetail" for name in expected}
+    assert (tmp_path / "cpuset/ours/dovetail/cpuset.cpus").read_text() == "0-3"
+    assert (tmp_path / "cpuset/ours/dovetail/cpuset.mems").read_text() == "0"
+    assert memory == (tmp_path / "memory/ours/dovetail").exists()
+    (tmp_path / "freezer/ours/dovetail/cgroup.procs").unlink()  # nothing may be put there
+    assert cgroups.find_parents("dovetail", tmp_path) is None
+
+
+@pytest.mark.parametrize("delegated", [True, False])
+def test_folders_of_version_2_stand_beside_a_group_that_holds_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delegated: bool
+) -> None:
+    own = "service/daemon" if delegated else "service"
+    tree(tmp_path, {"service/cgroup.subtree_control": "cpu cpuset", "service/cgroup.procs": ""})
+    tree(tmp_path, {"service/dovetail/cgroup.procs": "", "service/dovetail/cgroup.subtree_control": ""})
+    if delegated:
+        tree(tmp_path, {f"{own}/cgroup.type": "domain"})
+    monkeypatch.setattr(cgroups, "own_groups", lambda: {"": Path(own)})
+    assert cgroups.find_parents("dovetail", tmp_path) == {"": tmp_path / "service/dovetail"}
+    for group in ("service", "service/dovetail"):
+        assert (tmp_path / group / "cgroup.subtree_control").read_text() == "+memory"  # the last that was asked for
+        (tmp_path / group / "cgroup.procs").rename(tmp_path / group / "kept")
+        assert cgroups.find_parents("dovetail", tmp_path) is None
+        (tmp_path / group / "kept").rename(tmp_path / group / "cgroup.procs")
+    (tmp_path / "service/cgroup.subtree_control").unlink()
+    assert cgroups.find_parents("dovetail", tmp_path) is None
+
+
+def test_only_groups_of_programs_that_are_gone_are_removed(tmp_path: Path) -> None:
+    parents = {name: tmp_path / name for name in ("cpuset", "freezer")}
+    for name in ("gone", "kept"):
+        for parent in parents.values():
+            (parent / name).mkdir(parents=True)
+    tree(tmp_path, {"cpuset/busy/process": ""})
+    cgroups.remove_empty(parents, {"kept"})
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*")) == [
+        "cpuset/busy",
+        "cpuset/kept",
+        "freezer/kept",
+    ]
+    (tmp_path / "freezer/kept").rmdir()
+    cgroups.remove_parents(parents)
+    assert [path.name for path in tmp_path.iterdir()] == ["cpuset"]
+
+
+def test_a_group_is_removed_once_it_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "_FREEZE_LIMIT_S", 0.0)
+    groups = Groups({"": tmp_path}, "program")
+    groups.remove()  # it is not there
+    (tmp_path / "program").mkdir()
+    assert groups.exist()
+    groups.remove()
+    assert not groups.exist()
+    tree(tmp_path, {"program/process": ""})
+    with pytest.raises(TimeoutError, match="it does not leave its control group within 0 s"):
+        groups.remove()
+
+
+# --- a share of a processor -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cores", "quota"), [(0.05, 1000), (0.2, 4000), (3.0, 60000)])
+def test_a_share_is_a_quota_of_each_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, cores: float, quota: int
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "_FREEZE_LIMIT_S", 0.0)
+    monkeypatch.setattr(cgroups, "own_groups", lambda: {"": Path("ours")})
+    above = tmp_path / ("cpu" if version == 1 else "ours")
+    tree(above, {"cpu.cfs_quota_us": "-1"} if version == 1 else {"cgroup.type": "domain"})
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for left in (ended.pid, os.getpid()):
+        (above / f"dovetail-{left}").mkdir()
+    share = cgroups.CpuShare(4711, cores)
+    assert share.group == above / "dovetail-4711"
+    if version == 1:
+        assert (share.group / "cpu.cfs_period_us").read_text() == "20000"
+        assert (share.group / "cpu.cfs_quota_us").read_text() == str(quota)
+    else:
+        assert (share.group / "cpu.max").read_text() == f"{quota} 20000"
+    assert (share.group / "cgroup.procs").read_text() == "4711"
+    assert not (above / f"dovetail-{ended.pid}").exists()
+    assert (above / f"dovetail-{os.getpid()}").exists()
+    share.release()
+    assert (above / "cgroup.procs").read_text() == "4711"  # it is set free
+
+
+@pytest.mark.parametrize("cores", [0.04, 4097.0])
+def test_a_share_that_is_none_is_refused(cores: float) -> None:
+    with pytest.raises(InputError, match=rf"share: expected cores from 0.05, found {cores:g}"):
+        cgroups.CpuShare(4711, cores)
+
+
+def test_a_share_where_no_group_can_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "nowhere")
+    monkeypatch.setattr(cgroups, "own_groups", dict)
+    with pytest.raises(InputError, match=r"cannot be shared out here \(.*dovetail-4711: No such file or directory\)"):
+        cgroups.CpuShare(4711, 1.0)
