@@ -573,6 +573,49 @@ def test_dovetail_reserved_gpus_are_given_only_to_who_finishes_in_time(tmp_path:
     assert reserved > 20
 
 
+def best_by_definition(policy: Dovetail, view: View) -> tuple[float, int, Window]:
+    """What `Dovetail` says of itself, without short cuts: the smallest key over every ready node and free window."""
+    waiting = max(len(view.requests), policy.patience) / view.size
+    keys = []
+    for queue in view.queues.values():
+        options = []
+        for window in view.free_windows(queue.model):
+            setup_s = view.residents.setup(window, queue.model)
+            evicted = [(gpu, other) for gpu in window for other in view.residents.evicted(gpu, queue.model)]
+            wasted = setup_s * queue.width
+            for other in {other for _, other in evicted if view.queues.get(other)}:
+                wasted += view.residents.reload_s(queue.model, other) * view.models[other].width
+            regret = sum(
+                view.residents.reload_s(queue.model, other)
+                * (policy.look_ahead if view.demand[other] > 0 else 1.0)
+                / (1 + (view.now - view.idle_since[gpu]) / 100)
+                for gpu, other in evicted
+            )
+            warm = all(queue.model in view.residents.held[gpu] for gpu in window)
+            options.append((not warm, wasted + regret, window, wasted))
+        if options:
+            cold, _, window, wasted = min(options)
+            node = queue.head
+            keys.append((node.rank + (waiting * wasted if cold else 0.0), node.seq, window))
+    return min(keys)
+
+
+def test_dovetail_takes_the_smallest_key_of_all(tmp_path: Path) -> None:
+    decided = cold = 0
+    for _, problem in cases(tmp_path, range(60)):
+        policy = Dovetail(starvation=1e9)  # no reservations
+
+        def rule(view: View, choice: Place | None, policy: Dovetail = policy) -> None:
+            nonlocal decided, cold
+            if choice is not None:
+                key, seq, window = best_by_definition(policy, view)
+                decided, cold = decided + 1, cold + (choice.why == "worth the switch")
+                assert (choice.node.seq, choice.window) == (seq, window), key
+
+        run(problem, Watched(policy, rule))
+    assert decided > cold > 200
+
+
 # --- heterogeneous GPUs ---------------------------------------------------------------------------
 
 
