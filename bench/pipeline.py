@@ -24,7 +24,7 @@ import yaml
 
 from bench import show
 from dovetail.core.parallel import run_all
-from dovetail.pipeline.inputs.files import read_pipeline
+from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.planner import plan
@@ -65,7 +65,7 @@ def golden() -> dict[str, Any]:
         folder = GOLDEN / "cases" / name
         if not folder.exists():
             continue
-        found = plan(read_pipeline(*[folder / file for file in FILES], model="synth"))
+        found = plan(load(*[folder / file for file in FILES], model="synth"))
         cpu_s, _ = command(folder)
         rows[name] = {
             "equal": isinstance(found, Plan) and found.bottleneck_s == row["bottleneck_s"],
@@ -93,7 +93,7 @@ def large() -> dict[str, Any]:
             if recorded_s is not None:
                 row |= {"recorded_cpu_s": recorded_s, "ratio": round(recorded_s / cpu_s)}
             if optimum_s is not None:
-                found = plan(read_pipeline(*[folder / file for file in FILES], model="synth"))
+                found = plan(load(*[folder / file for file in FILES], model="synth"))
                 row["equal"] = isinstance(found, Plan) and f"{found.bottleneck_s:.6f}" == f"{optimum_s:.6f}"
             rows[title] = row
     return rows

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dovetail import check_journal
+from dovetail import InputError, check_journal, pipeline
 from dovetail.cli import main
 from dovetail.core.events import Decided, Observed
 from dovetail.core.journal import Reader
@@ -27,6 +27,7 @@ from dovetail.pipeline.live import LiveResult, Patience, RunOptions, run_plan
 from dovetail.pipeline.live.coordinator import PipelineStoppedError
 from dovetail.pipeline.live.local import LocalEngine
 from dovetail.pipeline.live.stage import StageSettings
+from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.planner import plan as make_plan
@@ -265,13 +266,46 @@ def test_command_with_files(small: Any, tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*words, "--slow-factor", "0", "--journal", str(tmp_path / "run.jsonl"), "--format", "json"]) == 0
     shown = msgspec.json.decode(capsys.readouterr().out)
     assert (shown["completed"], shown["items"]) == (5, 9)
-    from dovetail.pipeline.models.load import load
-
     whole = load(small.spec).part(1, small.layers)
     expected = torch.cat([whole(part) for part in items.split(2)])
     assert np.array_equal(np.load(tmp_path / "out.npy"), expected.numpy())
     assert main(["check", str(tmp_path / "run.jsonl")]) == 0
     assert main(["report", str(tmp_path / "run.jsonl"), "--out", str(tmp_path / "report.html")]) == 0
+
+
+def test_arrays_go_in_and_come_out(small: Any, tmp_path: Path) -> None:
+    """The same from Python: a plan as it is saved, an array in, a tensor out, and a run that can be asked."""
+    path = small.plan("a", "b", transfer_s=0.0001).save(tmp_path / "plan.json")
+    items = torch.randn(9, 16, 32)
+    told: list[str] = []
+    run = pipeline.run(path, small.spec, input=items.numpy(), on=CPU, slow_factor=0, notice=told.append)
+    whole = load(small.spec).part(1, small.layers)
+    assert torch.equal(run.outputs, torch.cat([whole(part) for part in items.split(2)]))
+    assert (run.metrics["completed"], run.metrics["items"]) == (5, 9)
+    assert told == [f"plan 1 runs on {', '.join(run.plan.hosts)}"]
+    assert run.check().valid
+    assert run.plot().svg.startswith("<svg")
+    assert {link.sender for link in run.rates.links.values()} == {"data host", "a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"on": {"a": 3}}, r"on\[\.\.\.\]|on\..*: expected str, found int"),
+        ({"input": "nowhere.npy"}, "nowhere.npy: no such file"),
+        ({"input": ["text"]}, "input: expected a file, or arrays of numbers"),
+        ({"buffers": "2"}, "buffers: expected int, found str"),
+        ({"heartbeat_s": 0}, "heartbeat-s 0: expected a positive number"),
+        ({"slow_factor": 0.5}, "slow-factor 0.5: expected more than 1, or 0 for never"),
+        ({"engine": "mpi"}, "engine: expected local or ray, found 'mpi'"),
+        ({"microbatches": 2.5}, r"microbatches: expected int \| null, found float"),
+        ({"hosts": {"z": {}}}, "hosts: z: is not a host of the plan"),
+        ({"input_dtype": "zz"}, "unknown dtype 'zz'"),
+    ],
+)
+def test_what_cannot_be_run_is_told(small: Any, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pipeline.run(small.plan("a", "b"), **({"model": small.spec.source, "on": CPU} | asked))
 
 
 class Command(NamedTuple):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from dovetail.pipeline.compat.sched_pipeline import main
-from dovetail.pipeline.inputs.files import read_pipeline
+from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.planner import plan
 
@@ -24,7 +24,7 @@ def test_every_optimum_is_the_reference_to_the_last_bit(golden: Path) -> None:
             continue
         model = name if name.startswith("google/") else "synth"
         files = [folder / file for file in ("models.yml", "device_types.yml", "devices.yml")]
-        found = plan(read_pipeline(*files, model=model))
+        found = plan(load(*files, model=model))
         assert isinstance(found, Plan)
         assert found.bottleneck_s == row["bottleneck_s"], name
         assert all(stage.mem_mib < stage.mem_limit_mib for stage in found.stages)

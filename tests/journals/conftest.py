@@ -55,12 +55,12 @@ def _host(folder: Path) -> None:
 def _pipeline(folder: Path) -> None:
     from dovetail.pipeline.plan import Plan
     from dovetail.pipeline.planner import plan
-    from dovetail.pipeline.simulate import record
+    from dovetail.pipeline.simulate import simulate
     from dovetail.testing.pipeline import random_pipeline
 
     plans = (plan(random_pipeline(seed)) for seed in range(40))
     made = max((each for each in plans if isinstance(each, Plan)), key=lambda each: len(each.stages))
-    record(made, 8, 1, folder / "pipeline.jsonl")
+    simulate(made, 8, 1, folder / "pipeline.jsonl")
 
 
 def _workflow(folder: Path) -> None:

@@ -21,7 +21,7 @@ from dovetail.pipeline.live.jobs import RunOptions
 from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.simulate import record
+from dovetail.pipeline.simulate import simulate
 from dovetail.testing.damage import damaged
 from dovetail.testing.pipeline import random_pipeline
 from dovetail.testing.pipeline_live import PlayedRun, even_plan
@@ -32,7 +32,7 @@ def simulated(path: Path, seed: int, buffers: int = 1) -> Path | None:
     made = plan(random_pipeline(seed, links=seed % 2 == 0), constraints=constraints)
     if not isinstance(made, Plan):
         return None
-    record(made, 7, buffers, path)
+    simulate(made, 7, buffers, path)
     return path
 
 

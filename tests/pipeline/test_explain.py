@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from dovetail.core.charts import charts_of
 from dovetail.core.journal import Reader
 from dovetail.pipeline import explain as module
-from dovetail.pipeline.explain import curves, curves_of
+from dovetail.pipeline.explain import curves
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
-from dovetail.pipeline.simulate import record
+from dovetail.pipeline.simulate import simulate
 from dovetail.testing.pipeline import random_pipeline
 
 
@@ -22,11 +22,11 @@ def test_every_point_is_the_best_plan() -> None:
     for seed in range(60):
         pipeline = random_pipeline(seed, links=seed % 2 == 0)
         limits = Constraints(replicas=1 + seed % 2, data_mbps=(None, 50.0)[seed % 3 == 0], latency_cap_s=99.0)
-        charts = {chart.title: chart for chart in curves(pipeline, limits)}
-        free = replace(limits, latency_cap_s=None)
-        if not isinstance(plan(pipeline, constraints=free), Plan):
-            assert not charts
+        made = plan(pipeline, constraints=limits)
+        if not isinstance(made, Plan):
             continue
+        charts = {chart.title: chart for chart in curves(made)}
+        free = replace(limits, latency_cap_s=None)
         for devices, pace in charts["Throughput by number of devices"].series[0].points if charts else ():
             found = plan(pipeline, constraints=replace(free, max_stages=int(devices)))
             assert isinstance(found, Plan)
@@ -54,21 +54,23 @@ def test_every_point_is_the_best_plan() -> None:
 
 def test_too_much_work_leaves_points_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = random_pipeline(60)
-    assert [len(chart.series[0].points) for chart in curves(pipeline)][1] == 9
+    made = plan(pipeline)
+    assert isinstance(made, Plan)
+    assert [len(chart.series[0].points) for chart in curves(made)][1] == 9
     monkeypatch.setattr(module, "_MOST_LOOK_UPS", 5.0 * 4 * 4 * len(pipeline.classes))
     monkeypatch.setattr(module, "_MOST_ADDITIONS", 0.0)
-    (only,) = curves(pipeline)
+    (only,) = curves(made)
     assert only.log_x
     assert 3 <= len(only.series[0].points) < 9
     monkeypatch.setattr(module, "_MOST_LOOK_UPS", 0.0)
-    assert curves(pipeline) == []
+    assert curves(made) == []
 
 
 def test_a_journal_holds_them(tmp_path: Path) -> None:
     made = plan(random_pipeline(60))
     assert isinstance(made, Plan)
-    record(made, 3, 1, tmp_path / "run.jsonl")
+    simulate(made, 3, 1, tmp_path / "run.jsonl")
     header = Reader(tmp_path / "run.jsonl").header
-    assert charts_of(header.facts, "run") == curves_of(made) != []
+    assert charts_of(header.facts, "run") == curves(made) != []
     made.problem = None
-    assert curves_of(made) == []
+    assert curves(made) == []

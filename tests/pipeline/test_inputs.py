@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.inputs.files import read_pipeline
+from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.inputs.problem import Pipeline
 
 MODELS: dict[str, Any] = {
@@ -34,7 +34,7 @@ def read(folder: Path, change: dict[str, Any] | None = None, links: Any = None, 
     if links is not None:
         options["links"] = folder / "links.yml"
         options["links"].write_text(yaml.safe_dump(links))
-    return read_pipeline(*paths, **({"model": "m"} | options))
+    return load(*paths, **({"model": "m"} | options))
 
 
 def test_bytes_profiles_and_hosts(tmp_path: Path) -> None:

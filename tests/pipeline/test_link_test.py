@@ -85,7 +85,7 @@ def test_unlike_directions_are_two_entries() -> None:
 
 
 def test_a_links_file_is_extended_and_the_planner_reads_it(tmp_path: Path) -> None:
-    from dovetail.pipeline.inputs.files import read_pipeline
+    from dovetail.pipeline.inputs.files import load
 
     path = tmp_path / "links.yml"
     path.write_text("latency_s: 0.5\nlinks:\n- {from: a, to: c, bw_Mbps: 7}\n- {from: b, to: a, bw_Mbps: 1}\n")
@@ -105,7 +105,7 @@ def test_a_links_file_is_extended_and_the_planner_reads_it(tmp_path: Path) -> No
     for name, content in {"models": {"m": model}, "types": {"t": kind}, "devices": {"t": ["a", "b", "c"]}}.items():
         (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(content))
     files = [tmp_path / f"{name}.yml" for name in ("models", "types", "devices")]
-    pipeline = read_pipeline(*files, model="m", links=path)
+    pipeline = load(*files, model="m", links=path)
     assert pipeline.link_mbps is not None
     place = {c.name: i for i, c in enumerate(pipeline.classes)}
     assert pipeline.link_mbps[place["a"]][place["b"]] == 100.0

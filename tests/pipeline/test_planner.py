@@ -202,7 +202,7 @@ def test_without_watts_and_prices_nothing_is_said_of_energy_and_money() -> None:
 def test_what_one_device_more_or_fewer_changes() -> None:
     now = plan(simple())
     assert isinstance(now, Plan)
-    rows = {(row.type, row.change): row.bottleneck_s for row in what_if(simple(), now)}
+    rows = {(row["type"], row["change"]): row["bottleneck_s"] for row in what_if(now)}
     assert rows == {("fast", 1): 2.0, ("fast", -1): 4.0, ("slow", 1): 2.0, ("slow", -1): 3.0}
 
 

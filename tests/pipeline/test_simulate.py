@@ -21,7 +21,7 @@ from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.plan import Constraints, Plan, read_plan
 from dovetail.pipeline.planner import plan
 from dovetail.pipeline.route import Route
-from dovetail.pipeline.simulate import record, run
+from dovetail.pipeline.simulate import run, simulate
 from dovetail.testing.pipeline import random_pipeline
 
 
@@ -113,7 +113,7 @@ def test_replicas_take_turns_and_order_is_kept(tmp_path: Path) -> None:
     one = max(plans(100), key=lambda p: (max(len(stage.replicas) for stage in p.stages), len(p.stages)))
     route = Route.planned(one)
     journal = tmp_path / "run.jsonl"
-    record(one, 9, 1, journal)
+    simulate(one, 9, 1, journal)
     starts: dict[str, list[tuple[str, int]]] = {}
     finished: list[str] = []
     for _, _, event in Reader(journal):

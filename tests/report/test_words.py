@@ -12,7 +12,7 @@ from dovetail.core.journal import Reader
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan
 from dovetail.pipeline.route import Route
-from dovetail.pipeline.simulate import record
+from dovetail.pipeline.simulate import simulate
 from dovetail.report import perfetto
 from dovetail.report.collect import collect
 from dovetail.report.html import page
@@ -33,7 +33,7 @@ def shown(html: str) -> str:
 
 def test_stages_links_and_microbatches(tmp_path: Path, made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     journal = tmp_path / "run.jsonl"
-    record(made, 6, 1, journal)
+    simulate(made, 6, 1, journal)
     cli.main(["check", str(journal)])
     assert " passes run, " in capsys.readouterr().out
     story = collect(journal)

@@ -54,10 +54,7 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
 
 
 def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
-    from dovetail.core import registry
-    from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
-    from dovetail.pipeline.plan import Plan
-    from dovetail.pipeline.simulate import record
+    from dovetail.pipeline import DeviceClass, Pipeline, plan, simulate
 
     layers = [0.02 + 0.01 * (i % 4) for i in range(12)]
     pipeline = Pipeline(
@@ -72,17 +69,12 @@ def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
         batch_size=8,
         dtype="torch.float32",
     )
-    table, exact = [], None
+    table = []
     for method in ("equal", "speed-proportional", "auction", "exact"):
-        found = registry.create("pipeline", method, {"pipeline": pipeline})
-        if isinstance(found, Plan):
-            exact = found
-            pace = round(found.throughput_items_s, 1)
-            table.append({"method": method, "bottleneck_s": round(found.bottleneck_s, 4), "items_s": pace})
-    assert exact is not None
-    journal = out / "pipeline_journal.jsonl"
-    record(exact, 24, 1, journal)
-    return table, journal
+        found = plan(pipeline, method=method)
+        pace = round(found.throughput_items_s, 1)
+        table.append({"method": method, "bottleneck_s": round(found.bottleneck_s, 4), "items_s": pace})
+    return table, simulate(found, 24, journal=out / "pipeline_journal.jsonl").journal
 
 
 def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from importlib import import_module
 from typing import Any
 
 from dovetail.core.charts import Chart, Series
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.frames import as_frame, columns_of
-from dovetail.core.run import _DRAWN_BY, Picture
+from dovetail.core.run import Picture
 
 _SHOWN = 20
 
@@ -64,7 +63,7 @@ class Comparison:
         if not lines:
             raise InputError(f"no row has both {x!r} and {y!r} as numbers{did_you_mean(y, columns_of(self.rows))}")
         chart = Chart(f"{y} over {x}", x, y, [Series(name, sorted(points)) for name, points in lines.items()])
-        return Picture(import_module(_DRAWN_BY).chart_of(chart))
+        return Picture.of(chart)
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         names = self._columns or [

@@ -126,6 +126,10 @@ class RateTable:
         _refuse_doubles(doc, "switches", [_change(switch) for switch in content.switches])
         return cls(content.rates, content.switches, content.links)
 
+    def add_to(self, path: Path) -> None:
+        """Write into a file what this table holds; what else the file holds is kept."""
+        (RateTable.read(path) | self if path.exists() else self).write(path)
+
     def write(self, path: Path) -> None:
         content = _RateFile(list(self.rates.values()), list(self.switches.values()), list(self.links.values()))
         with written_whole(path) as file:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from dovetail.core.charts import Chart
 from dovetail.core.check import check_journal
 from dovetail.core.errors import InputError
 from dovetail.core.explain import explain, sentences
@@ -69,6 +70,11 @@ class Picture(Struct, frozen=True):
     """A drawing as SVG. Notebooks show it; `save` writes it."""
 
     svg: str
+
+    @classmethod
+    def of(cls, chart: Chart) -> Picture:
+        """A line chart."""
+        return cls(import_module(_DRAWN_BY).chart_of(chart))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the picture to a file, whose name ends in .svg."""

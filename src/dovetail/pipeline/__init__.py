@@ -1,14 +1,14 @@
 """Contiguous layers of a model over a chain of unlike devices: planned exactly, simulated, or run for real.
 
 >>> from dovetail import pipeline
->>> device = pipeline.DeviceClass("t", "t", ["a", "b"], bw_mbps=1000.0, mem_mib=100.0, time_s=[0.1, 0.2, 0.3])
+>>> fast = pipeline.DeviceClass("fast", "fast", ["a", "b"], bw_mbps=1000.0, mem_mib=100.0, time_s=[0.1, 0.2, 0.3])
 >>> problem = pipeline.Pipeline(
-...     model="m", layers=3, mem_mib=[1.0] * 3, cut_bytes=[0] * 4, classes=[device], batch_size=1, dtype="torch.float32"
+...     model="m", layers=3, mem_mib=[1.0] * 3, cut_bytes=[0] * 4, classes=[fast], batch_size=1, dtype="torch.float32"
 ... )
->>> best = pipeline.best_plan([problem])[1]
+>>> best = pipeline.plan(problem)
 >>> [stage.layers for stage in best.stages], round(best.bottleneck_s, 6)
 ([(1, 2), (3, 3)], 0.3)
->>> round(pipeline.simulate_plan(best, 10).makespan_s, 6)
+>>> round(pipeline.simulate(best, microbatches=10).metrics["makespan_s"], 6)
 3.3
 """
 
@@ -17,38 +17,49 @@ from typing import TYPE_CHECKING
 from dovetail.core.lazy import exports
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.check import check_journal
-    from dovetail.pipeline.explain import curves, what_if
-    from dovetail.pipeline.inputs.files import read_pipeline
+    from dovetail.pipeline.explain import Curves, curves, what_if
+    from dovetail.pipeline.inputs.files import load
     from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
-    from dovetail.pipeline.live.run import run_plan
-    from dovetail.pipeline.models.load import load as load_model
+    from dovetail.pipeline.live.run import run
+    from dovetail.pipeline.metrics import PipelineRun
     from dovetail.pipeline.models.spec import ModelSpec
-    from dovetail.pipeline.pareto import front
-    from dovetail.pipeline.plan import Constraints, Infeasible, Plan, read_plan
+    from dovetail.pipeline.pareto import Front, front
+    from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Plan, Stage, read_plan
     from dovetail.pipeline.planner import again
-    from dovetail.pipeline.policies.base import best_plan
-    from dovetail.pipeline.profile.measure import profile_chain
-    from dovetail.pipeline.simulate import run as simulate_plan
+    from dovetail.pipeline.policies.base import plan
+    from dovetail.pipeline.profile.convert import Conversion, convert
+    from dovetail.pipeline.profile.link_test import LinkTest, link_test, serve_link
+    from dovetail.pipeline.profile.measure import ProfileResult
+    from dovetail.pipeline.profile.profile import profile
+    from dovetail.pipeline.simulate import simulate
 
 __all__ = [
     "Constraints",
+    "Conversion",
+    "Curves",
     "DeviceClass",
+    "Front",
     "Infeasible",
+    "InfeasibleError",
+    "LinkTest",
     "ModelSpec",
     "Pipeline",
+    "PipelineRun",
     "Plan",
+    "ProfileResult",
+    "Stage",
     "again",
-    "best_plan",
-    "check_journal",
+    "convert",
     "curves",
     "front",
-    "load_model",
-    "profile_chain",
-    "read_pipeline",
+    "link_test",
+    "load",
+    "plan",
+    "profile",
     "read_plan",
-    "run_plan",
-    "simulate_plan",
+    "run",
+    "serve_link",
+    "simulate",
     "what_if",
 ]
 
@@ -56,22 +67,31 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "Constraints": "plan",
+        "Conversion": "profile.convert",
+        "Curves": "explain",
         "DeviceClass": "inputs.problem",
+        "Front": "pareto",
         "Infeasible": "plan",
+        "InfeasibleError": "plan",
+        "LinkTest": "profile.link_test",
         "ModelSpec": "models.spec",
         "Pipeline": "inputs.problem",
+        "PipelineRun": "metrics",
         "Plan": "plan",
+        "ProfileResult": "profile.measure",
+        "Stage": "plan",
         "again": "planner",
-        "best_plan": "policies.base",
-        "check_journal": "check",
+        "convert": "profile.convert",
         "curves": "explain",
         "front": "pareto",
-        "load_model": "models.load:load",
-        "profile_chain": "profile.measure",
-        "read_pipeline": "inputs.files",
+        "link_test": "profile.link_test",
+        "load": "inputs.files",
+        "plan": "policies.base",
+        "profile": "profile.profile",
         "read_plan": "plan",
-        "run_plan": "live.run",
-        "simulate_plan": "simulate:run",
+        "run": "live.run",
+        "serve_link": "profile.link_test",
+        "simulate": "simulate",
         "what_if": "explain",
     },
 )

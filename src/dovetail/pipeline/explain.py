@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.charts import Chart, Series
+from dovetail.core.comparison import Comparison
+from dovetail.core.errors import InputError
+from dovetail.core.files import Source
+from dovetail.core.run import Picture
 from dovetail.pipeline.inputs.pool import with_hosts
 from dovetail.pipeline.inputs.problem import Pipeline
 from dovetail.pipeline.optimise.costs import StageCosts
 from dovetail.pipeline.optimise.furthest import Prober
 from dovetail.pipeline.optimise.labels import cheapest_by_devices
 from dovetail.pipeline.optimise.tables import Tables
-from dovetail.pipeline.plan import Constraints, Objective, Plan
-from dovetail.pipeline.planner import plan
+from dovetail.pipeline.plan import Constraints, Objective, Plan, read_plan
+from dovetail.pipeline.planner import plan as plan_exactly
 
 # Effort, so that both curves take about a second at most: points are left out where all would take more.
 _MOST_ADDITIONS = 3e8
 _MOST_LOOK_UPS = 1e7
+_BY_DEVICES, _BY_LINKS = "Throughput by number of devices", "Throughput by speed of the links"
 _FACTORS = tuple(2.0**i for i in range(-4, 5))
 
 
-def curves(pipeline: Pipeline, constraints: Constraints | None = None) -> list[Chart]:
-    """Throughput against the number of devices, and against the speed of all links; what is too large is left out.
+class Curves(list[Chart]):
+    """Charts; a notebook shows them."""
+
+    def plot(self, what: Literal["devices", "links"] = "devices") -> Picture:
+        """The throughput of the best plan by number of devices, or by speed of the links."""
+        title = {"devices": _BY_DEVICES, "links": _BY_LINKS}.get(what)
+        if title is None:
+            raise InputError(f"what {what!r}: expected devices or links")
+        chart = next((chart for chart in self if chart.title == title), None)
+        if chart is None:
+            raise InputError(f"what {what!r}: the problem is too large for this curve")
+        return Picture.of(chart)
+
+    def _repr_html_(self) -> str:
+        return "".join(Picture.of(chart).svg for chart in self)
+
+
+def curves(plan: Plan | Source) -> Curves:
+    """Throughput against the number of devices, and against the speed of all links, for the problem that a plan was
+    made for; what is too large is left out.
 
     The limits on latency and on the number of stages are those of one plan, and are not kept here.
     """
-    free = replace(constraints or Constraints(), latency_cap_s=None, max_stages=None)
-    return [chart for chart in (_by_devices(pipeline, free), _by_bandwidth(pipeline, free)) if chart.series]
-
-
-def curves_of(made: Plan) -> list[Chart]:
-    """The curves of the problem that a plan was made for; none if it does not hold it."""
-    return curves(made.problem, made.constraints) if made.problem is not None else []
+    made = read_plan(plan)
+    if made.problem is None:
+        return Curves()
+    free = replace(made.constraints or Constraints(), latency_cap_s=None, max_stages=None)
+    return Curves(c for c in (_by_devices(made.problem, free), _by_bandwidth(made.problem, free)) if c.series)
 
 
 def _by_devices(pipeline: Pipeline, constraints: Constraints) -> Chart:
-    chart = Chart("Throughput by number of devices", "devices, at most", "items/s", [])
+    chart = Chart(_BY_DEVICES, "devices, at most", "items/s", [])
     tables = Tables(pipeline, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
     if not tables.counts:
         return chart
@@ -56,7 +77,7 @@ def _by_devices(pipeline: Pipeline, constraints: Constraints) -> Chart:
 
 
 def _by_bandwidth(pipeline: Pipeline, constraints: Constraints) -> Chart:
-    chart = Chart("Throughput by speed of the links", "all links so many times as fast", "items/s", [], log_x=True)
+    chart = Chart(_BY_LINKS, "all links so many times as fast", "items/s", [], log_x=True)
     plain = constraints.plain and pipeline.link_mbps is None and constraints.link_bits == (32,)
     tables = Tables(pipeline)
     if plain:
@@ -66,7 +87,7 @@ def _by_bandwidth(pipeline: Pipeline, constraints: Constraints) -> Chart:
     thinned = (_FACTORS[::step] for step in (1, 2, 4))
     points = []
     for factor in next((factors for factors in thinned if len(factors) <= most), ()):
-        found = plan(*_faster(pipeline, constraints, factor))
+        found = plan_exactly(*_faster(pipeline, constraints, factor))
         if isinstance(found, Plan) and found.bottleneck_s:
             points.append((factor, found.throughput_items_s))
     chart.series = [Series("best plan", points)] if points else []
@@ -84,29 +105,34 @@ def _faster(pipeline: Pipeline, constraints: Constraints, factor: float) -> tupl
     return faster, "throughput", replace(constraints, data_mbps=data_mbps and data_mbps * factor)
 
 
-class WhatIf(Struct):
-    """A change of the pool and the least bottleneck after it; None if there is no plan any more."""
+def what_if(plan: Plan | Source) -> Comparison:
+    """The least bottleneck with one device more and one fewer of each class, for the problem that a plan was made for:
+    a row each with `type`, `change`, `bottleneck_s` (None if there is no plan any more) and the `ratio` to now.
 
-    type: str
-    change: int
-    bottleneck_s: float | None
-    ratio: float | None
-
-
-def what_if(pipeline: Pipeline, now: Plan, constraints: Constraints | None = None) -> list[WhatIf]:
-    """The least bottleneck with one device more and one fewer of each class."""
+    >>> from dovetail import pipeline
+    >>> device = pipeline.DeviceClass("t", "t", ["a"], bw_mbps=1000.0, mem_mib=99.0, time_s=[0.25, 0.25])
+    >>> problem = pipeline.Pipeline(model="m", layers=2, mem_mib=[1.0] * 2, cut_bytes=[0] * 3, classes=[device],
+    ...     batch_size=1, dtype="torch.float32")
+    >>> pipeline.what_if(pipeline.plan(problem))
+    type  change  bottleneck_s  ratio
+    t          1          0.25    0.5
+    t         -1             -      -
+    """
+    now = read_plan(plan)
+    if now.problem is None:
+        raise InputError("plan: it does not hold the problem it was made for; make it again with this version")
     rows = []
-    for k, device in enumerate(pipeline.classes):
+    for k, device in enumerate(now.problem.classes):
         for change in (1, -1):
             if change > 0:
                 hosts = [*device.hosts, f"one more {device.name}"]
             else:  # hosts of a class are alike but for a pin
-                free = [host for host in device.hosts if constraints is None or host not in constraints.pinned]
+                free = [host for host in device.hosts if now.constraints is None or host not in now.constraints.pinned]
                 if not free:
                     continue
                 hosts = [host for host in device.hosts if host != free[-1]]
-            other = plan(with_hosts(pipeline, k, hosts), "throughput", constraints)
+            other = plan_exactly(with_hosts(now.problem, k, hosts), "throughput", now.constraints)
             value = other.bottleneck_s if isinstance(other, Plan) else None
             ratio = value / now.bottleneck_s if value is not None and now.bottleneck_s else None
-            rows.append(WhatIf(device.type, change, value, ratio))
-    return rows
+            rows.append({"type": device.type, "change": change, "bottleneck_s": value, "ratio": ratio})
+    return Comparison(rows)

@@ -7,7 +7,8 @@ of caps with the same latencies at both ends are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -17,8 +18,11 @@ from dovetail.pipeline.optimise.finish import finish
 from dovetail.pipeline.optimise.labels import CheapestChain, Found, cheapest_by_devices
 from dovetail.pipeline.optimise.search import LABEL_WORK, Search
 from dovetail.pipeline.optimise.tables import Tables
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan
+from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Plan
 from dovetail.pipeline.planner import plan
+
+if TYPE_CHECKING:
+    from dovetail.core.comparison import Comparison
 
 _EFFORT = 2e9  # additions after which the front found so far must do
 _ROUNDING = 1e-9  # sums differ by rounding with the order in which they are added
@@ -37,28 +41,76 @@ class Front(Struct, kw_only=True):
     problem: Pipeline
     constraints: Constraints
 
+    @property
+    def table(self) -> Comparison:
+        """A row per plan; energy and money only where they are known."""
+        from dovetail.core.comparison import Comparison
+
+        priced = [key for key in ("energy_j_per_item", "money_per_item") if any(getattr(p, key) for p in self.points)]
+        keys = ("bottleneck_s", "throughput_items_s", "latency_s")
+        rows = [
+            {key: getattr(p, key) for key in keys}
+            | {"devices": len(p.hosts)}
+            | {key: getattr(p, key) for key in priced}
+            | {"stages": ", ".join(f"{stage.host} {stage.layers[0]}-{stage.layers[1]}" for stage in p.stages)}
+            for p in self.points
+        ]
+        return Comparison(rows)
+
+    def frame(self) -> Any:
+        """A row per plan: a frame of pandas or polars where one is installed, else columns."""
+        return self.table.frame()
+
+    def __repr__(self) -> str:
+        return f"<Front {self.model}: {len(self.points)} of {self.found} plans>\n{self.table}"
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
 
 def front(
-    pipeline: Pipeline,
-    constraints: Constraints | None = None,
-    points: int | None = None,
-    progress: Callable[[float], None] = lambda share: None,
-) -> Front | Infeasible:
-    """All plans that no other beats in bottleneck, latency and number of devices; at most `points` of them."""
-    if points is not None and points < 2:
+    problem: Pipeline,
+    *,
+    points: int | None = 20,
+    latency_cap_s: float | None = None,
+    first: str | None = None,
+    last: str | None = None,
+    max_stages: int | None = None,
+    cuts: Sequence[int] = (),
+    data_mbps: float | None = None,
+    replicas: int = 1,
+    link_bits: Sequence[int] = (32,),
+    progress: Callable[[float], None] | None = None,
+) -> Front:
+    """All plans that no other beats in bottleneck, latency and number of devices; at most `points` of them, spread from
+    end to end. `InfeasibleError` if there is no plan; `progress` is told how much is done, from 0 to 1."""
+    if not isinstance(problem, Pipeline):
+        raise InputError(f"problem: expected what pipeline.load gives, found {problem!r:.80}")
+    if points is not None and not (type(points) is int and points >= 2):
         raise InputError(f"points: expected 2 or more, found {points}")
-    constraints = constraints or Constraints()
-    least = plan(pipeline, "throughput", constraints)
+    constraints = Constraints.given(
+        problem,
+        cuts,
+        latency_cap_s=latency_cap_s,
+        first=first,
+        last=last,
+        max_stages=max_stages,
+        data_mbps=data_mbps,
+        replicas=replicas,
+        link_bits=link_bits,
+    )
+    least = plan(problem, "throughput", constraints)
     if isinstance(least, Infeasible):
-        return least
-    tables = Tables(pipeline, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
+        raise InfeasibleError(least.reasons)
+    tables = Tables(problem, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
     search = Search(tables, constraints)
     if search.costs.work > LABEL_WORK:
         raise InputError(
             f"the Pareto front is exact only up to some {LABEL_WORK:.0e} additions per step; this pool and model need "
             f"{search.costs.work:.0e}: use fewer devices or types"
         )
-    sweep = _Sweep(search, least.bottleneck_s, max(int(_EFFORT / max(search.costs.work, 1.0)), 50), progress)
+    most_caps = max(int(_EFFORT / max(search.costs.work, 1.0)), 50)
+    sweep = _Sweep(search, least.bottleneck_s, most_caps, progress or (lambda _: None))
     chains = sweep.run()
     made = [finish(tables, constraints, "throughput", Found(chain.stages, optimal=sweep.complete)) for chain in chains]
     kept = _undominated(made, constraints.latency_cap_s)
@@ -66,11 +118,11 @@ def front(
     for one in shown:
         one.problem = one.constraints = None  # kept once, beside the points
     return Front(
-        model=pipeline.model,
+        model=problem.model,
         complete=sweep.complete,
         found=len(kept),
         points=shown,
-        problem=pipeline,
+        problem=problem,
         constraints=constraints,
     )
 

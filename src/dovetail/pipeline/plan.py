@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+import yaml
 from msgspec import Struct, field
 
-from dovetail.core.files import Document, Key
-from dovetail.pipeline.inputs.problem import Pipeline, check_number
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.files import Document, Key, Source, as_path
+from dovetail.core.output import atomic_write
+from dovetail.core.rates import Rate, RateTable
+from dovetail.pipeline.inputs.problem import Pipeline, check_number, checked
+
+if TYPE_CHECKING:
+    from dovetail.core.comparison import Comparison
 
 Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money"]
 
@@ -35,15 +46,29 @@ class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Whether none of them needs the general planner."""
         return self == Constraints(allowed_cuts=self.allowed_cuts, link_bits=self.link_bits)
 
-    def problem(self) -> str | None:
-        """What is wrong with these values, or None."""
+    @classmethod
+    def given(cls, pipeline: Pipeline, cuts: Sequence[int] = (), **limits: Any) -> Constraints:
+        """What a user asks for, if a plan of this problem can respect it."""
+        made = checked(cls, allowed_cuts=cuts or None, **limits)
         for name in ("latency_cap_s", "max_stages", "data_mbps", "replicas"):
-            value = getattr(self, name)
+            value = getattr(made, name)
             if value is not None and not value > 0:
-                return f"--{name.replace('_', '-')}: expected a positive number, found {value}"
-        if not self.link_bits or any(not 1 <= bits <= 32 for bits in self.link_bits):
-            return f"--link-bits: expected widths from 1 to 32, found {list(self.link_bits)}"
-        return None
+                raise InputError(f"{flag(name)}: expected a positive number, found {value}")
+        if not made.link_bits or any(not 1 <= bits <= 32 for bits in made.link_bits):
+            raise InputError(f"{flag('link_bits')}: expected widths from 1 to 32, found {list(made.link_bits)}")
+        outside = [cut for cut in made.allowed_cuts or () if not 1 <= cut <= pipeline.layers]
+        if outside:
+            raise InputError(f"--cuts {min(outside)}: {pipeline.model} has layers 1 to {pipeline.layers}")
+        return made
+
+
+def flag(name: str) -> str:
+    """What the command line calls a constraint.
+
+    >>> flag("max_stages"), flag("allowed_cuts")
+    ('--max-stages', '--cuts')
+    """
+    return "--cuts" if name == "allowed_cuts" else f"--{name.replace('_', '-')}"
 
 
 class Stage(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +129,80 @@ class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
         """All hosts that the plan uses."""
         return [host for stage in self.stages for host in stage.hosts]
 
+    @property
+    def rates(self) -> RateTable:
+        """How fast the plan runs its model, as another level reads it: the chain of stages is one device."""
+        if not self.stages:
+            return RateTable()
+        return RateTable([Rate(self.model, self.chain, self.throughput_items_s, source="estimated", unit="items/s")])
+
+    def schedule(self) -> str:
+        """The schedule in the form that pipeline runtimes read: `- host: [first, last]`, in the order of the stages."""
+        rows = [{stage.host: list(stage.layers)} for stage in self.stages]
+        return yaml.safe_dump(rows, default_flow_style=None, sort_keys=False, allow_unicode=True)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan as JSON, complete in itself; or, if the name ends in .yml or .yaml, its schedule."""
+        place = as_path(path, "path")
+        as_yaml = place.suffix in (".yml", ".yaml")
+        atomic_write(place, self.schedule() if as_yaml else msgspec.json.format(msgspec.json.encode(self)))
+        return place
+
+    def frame(self) -> Any:
+        """A row per stage: a frame of pandas or polars where one is installed, else columns."""
+        return self._table.frame()
+
+    @property
+    def _table(self) -> Comparison:
+        from dovetail.core.comparison import Comparison
+
+        rows = [
+            {"host": " + ".join(stage.hosts), "type": stage.type, "first": stage.layers[0], "last": stage.layers[1]}
+            | {key: getattr(stage, key) for key in ("compute_s", "send_s", "send_bits", "mem_mib", "utilisation")}
+            for stage in self.stages
+        ]
+        return Comparison(rows)
+
+    def proof(self) -> str:
+        """How good it is known to be."""
+        if self.optimal:
+            return "optimal"
+        above = f", at most {100 * (self.value / self.bound_s - 1):.2f} % above the best possible"
+        return f"by {self.method}" + (above if self.bound_s else "")
+
+    def _headline(self) -> str:
+        return (
+            f"{self.model} in {len(self.stages)} stages: {self.throughput_items_s:,.6g} items/s, bottleneck "
+            f"{self.bottleneck_s:.6g} s per microbatch of {self.batch_size} ({self.proof()}): {self.binding}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Plan {self._headline()}>\n{self._table}"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>Plan</b> {escape(self._headline())}</p>{self._table._repr_html_()}"
+
+
+class InfeasibleError(DovetailError):
+    """There is no plan; `reasons` say why.
+
+    >>> str(InfeasibleError(["memory is short by 3.0 MiB"]))
+    'no plan: memory is short by 3.0 MiB'
+    """
+
+    exit_code = 3
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__(list(reasons))
+
+    @property
+    def reasons(self) -> list[str]:
+        found: list[str] = self.args[0]
+        return found
+
+    def __str__(self) -> str:
+        return f"no plan: {'; '.join(self.reasons)}"
+
 
 class Infeasible(Struct, kw_only=True):
     """There is no plan, and why."""
@@ -117,9 +216,10 @@ def dead_link(made: Plan) -> Infeasible:
     return Infeasible(model=made.model, reasons=[f"{made.method} would use {made.binding}, whose bandwidth is 0"])
 
 
-def read_plan(path: Path) -> Plan:
-    """A plan as `dovetail pipeline plan --format json` printed it."""
-    doc = Document.read(path)
+def read_plan(source: Plan | Source) -> Plan:
+    """A plan as `dovetail pipeline plan --format json` printed it, or `Plan.save` wrote it; or one that is there, as it
+    is or as a dict."""
+    doc = Document.of(source, "plan")
     data: Any = doc.data
     if isinstance(data, dict) and data.get("feasible") is False:
         raise doc.error(("feasible",), "holds no plan: planning found none")

@@ -6,6 +6,7 @@ engine, guard and journal serve as for any other level.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,15 +14,20 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.charts import as_fact
-from dovetail.core.engine import simulate
+from dovetail.core.engine import simulate as drive
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.core.executor import SimExecutor
+from dovetail.core.files import Source
 from dovetail.core.journal import Header, Observer, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
+from dovetail.core.output import refuse_overwrite
+from dovetail.core.run import JournalFile, JournalPath
 from dovetail.core.tasks import TaskGraphRecord
-from dovetail.pipeline.explain import curves_of
-from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.explain import curves
+from dovetail.pipeline.inputs.problem import checked
+from dovetail.pipeline.metrics import PipelineRun
+from dovetail.pipeline.plan import Plan, read_plan
 from dovetail.pipeline.route import Route
 from dovetail.pipeline.scheduler import PipelineScheduler
 from dovetail.pipeline.words import WORDS
@@ -52,7 +58,7 @@ def run(plan: Plan, microbatches: int, buffers: int = 1, observers: Sequence[Obs
     metrics = Metrics(pool)
     names, types = [station.name for station in route.stations], [device.type for device in pool.devices]
     scheduler = PipelineScheduler(names, route.lanes, types, buffers)
-    steps, _ = simulate(scheduler, pool, {graph.name: graph}, arrivals, SimExecutor(), [metrics, *observers])
+    steps, _ = drive(scheduler, pool, {graph.name: graph}, arrivals, SimExecutor(), [metrics, *observers])
     figures = metrics.figures()
     items = microbatches * plan.batch_size
     pace = items / figures.makespan_s if figures.makespan_s else 0.0
@@ -79,15 +85,48 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
             "lanes": {station.name: lanes for station, lanes in zip(route.stations, route.lanes, strict=True)},
             "bound_makespan_s": route.least_s(microbatches),
         }
-        | as_fact(curves_of(plan)),
+        | as_fact(curves(plan)),
     )
 
 
-def record(plan: Plan, microbatches: int, buffers: int, journal: Path | None) -> SimulationResult:
-    """Simulate a plan, and write its journal if a path is given."""
-    if journal is None:
-        return run(plan, microbatches, buffers)
-    with Writer(journal, header(plan, microbatches, buffers)) as writer:
-        outcome = run(plan, microbatches, buffers, [writer])
-        writer.end(outcome.steps + 1, outcome.makespan_s, recount(outcome.figures))
-    return outcome
+class _Options(Struct):
+    microbatches: int
+    buffers: int
+
+
+def simulate(plan: Plan | Source, microbatches: int = 64, buffers: int = 1, journal: JournalPath = None) -> PipelineRun:
+    """Send microbatches through a plan in virtual time: stages and links run side by side, each one microbatch at a
+    time, with so many buffers before each stage.
+
+    A plan may also be a file or a dict. The journal is written to a path, without one to a temporary file, and with
+    False not at all.
+
+    >>> from dovetail import pipeline
+    >>> device = pipeline.DeviceClass("t", "t", ["a", "b"], bw_mbps=1000.0, mem_mib=99.0, time_s=[0.5, 0.25, 0.25])
+    >>> problem = pipeline.Pipeline(model="m", layers=3, mem_mib=[1.0] * 3, cut_bytes=[0] * 4, classes=[device],
+    ...     batch_size=8, dtype="torch.float32")
+    >>> run = pipeline.simulate(pipeline.plan(problem), microbatches=10)
+    >>> run
+    <PipelineRun exact, makespan 5.5 s (0.0 % above the bound)>
+    >>> run.metrics["throughput_items_s"], run.check().valid
+    (14.545454545454545, True)
+    """
+    made = read_plan(plan)
+    asked = checked(_Options, microbatches=microbatches, buffers=buffers)
+    file = JournalFile(journal)
+    if file.path is None:
+        outcome = run(made, asked.microbatches, asked.buffers)
+    else:
+        if isinstance(plan, str | os.PathLike):
+            refuse_overwrite([file.path], [Path(plan)])
+        with Writer(file.path, header(made, asked.microbatches, asked.buffers)) as writer:
+            outcome = run(made, asked.microbatches, asked.buffers, [writer])
+            writer.end(outcome.steps + 1, outcome.makespan_s, recount(outcome.figures))
+    metrics = {
+        "microbatches": outcome.microbatches,
+        "makespan_s": outcome.makespan_s,
+        "predicted_s": outcome.predicted_s,
+        "throughput_items_s": outcome.throughput_items_s,
+        "utilisation": outcome.uses,
+    }
+    return PipelineRun(file, metrics)

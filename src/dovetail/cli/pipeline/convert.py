@@ -9,7 +9,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.common import Force, print_table
-from dovetail.core.errors import InputError
 
 MemoryMB = Annotated[float | None, Parameter(name=["--memory-mb", "-dtm"])]
 BandwidthMbps = Annotated[float | None, Parameter(name=["--bandwidth-mbps", "-dtb"])]
@@ -52,24 +51,22 @@ def convert(
     force
         Replace what is there already.
     """
-    from dovetail.core.output import refuse_overwrite
-    from dovetail.pipeline.profile.convert import PlannerFile, check_reference, to_rates
-    from dovetail.pipeline.profile.files import read_profiles
+    from dovetail.pipeline import convert as convert_profiles
 
-    path = output or Path("models.yml" if device_type is None else "device_types.yml")
-    refuse_overwrite([path, *([rates] if rates is not None else [])], [input])
-    if device_type is None and (memory_mb is not None or bandwidth_mbps is not None or rates is not None):
-        raise InputError("memory, bandwidth and rates belong to a device type: name one")
-    if (rates is None) != (reference is None):
-        raise InputError("--rates and --reference belong together")
-    profiles = read_profiles(input)
-    if rates is not None and reference is not None and reference != device_type:
-        check_reference(path, profiles[0].model_name, reference)
-    for warning in PlannerFile(path, device_type, memory_mb, bandwidth_mbps, force).extend(profiles):
+    made = convert_profiles(
+        device_type,
+        input=input,
+        output=output,
+        memory_mb=memory_mb,
+        bandwidth_mbps=bandwidth_mbps,
+        rates=rates,
+        reference=reference,
+        force=force,
+    )
+    for warning in made.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"Written: {path}")
-    if rates is not None and reference is not None:
-        made = to_rates(path, profiles[0].model_name, reference, rates)
-        print_table(["model", "device type", "rate"], [[rate.kind, rate.device, rate.rate] for rate in made])
+    print(f"Written: {made.path}")
+    if rates is not None:
+        print_table(["model", "device type", "rate"], [[rate.kind, rate.device, rate.rate] for rate in made.rates])
         print(f"Written: {rates}")
     return 0

@@ -28,11 +28,9 @@ def serve_link(*, address: str = "127.0.0.1", port: int = 0, clients: int | None
     clients
         End after so many; by default only when interrupted.
     """
-    from dovetail.pipeline.profile.link_test import listen, serve
+    from dovetail.pipeline import serve_link as answer
 
-    with listen(address, port) as listener:
-        print(f"listening on {address} port {listener.getsockname()[1]}", flush=True)
-        serve(listener, clients=clients, told=lambda line: print(line, flush=True))
+    answer(address, port, clients=clients, notice=lambda line: print(line, flush=True))
     return 0
 
 
@@ -75,18 +73,15 @@ def connect(
     format
         table or json.
     """
-    from dovetail.pipeline.profile.link_test import link_entries, measure_link, other_links, write_links
+    from dovetail.pipeline import link_test as measure
 
     if out is not None:
         check_writable(out)
-        other_links(out, here, there or address, force=force)  # an error now, not after the measurement
-    result = measure_link(address, port, repeats=repeats, seconds=seconds)
-    entries = link_entries(result, here, there or address)
-    if out is not None:
-        write_links(out, entries, force=force)
+    found = measure(address, port, here=here, there=there, repeats=repeats, seconds=seconds, out=out, force=force)
     if format == "json":
-        print_json({"result": result, "links": entries})
+        print_json(found)
         return 0
+    result = found.result
     rows: list[list[object]] = [
         [f"{here} -> {there or address}", result.to_mbps, result.to_spread_mbps, result.latency_s],
         [f"{there or address} -> {here}", result.from_mbps, result.from_spread_mbps, result.latency_s],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -13,9 +14,7 @@ from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
     from dovetail.core.charts import Chart
-    from dovetail.pipeline.explain import WhatIf
-    from dovetail.pipeline.inputs.problem import Pipeline
-    from dovetail.pipeline.plan import Constraints, Infeasible, Plan
+    from dovetail.pipeline import Front, InfeasibleError, Plan, Stage
 
 _Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money", "pareto"]
 
@@ -115,36 +114,14 @@ def plan(
     format
         table, json, or yaml: the schedule that a pipeline runtime reads.
     """
-    from dovetail.pipeline.explain import curves as make_curves
-    from dovetail.pipeline.explain import what_if
-    from dovetail.pipeline.export import add_rates, plan_rates
-    from dovetail.pipeline.inputs.files import read_pipeline
-    from dovetail.pipeline.plan import Constraints, Infeasible
-    from dovetail.pipeline.policies.base import best_plan, check_method
+    from dovetail.pipeline import InfeasibleError, front, load, what_if
+    from dovetail.pipeline import curves as draw_curves
+    from dovetail.pipeline import plan as make_plan
 
     if not batch_size:
         raise InputError("--batch-size: expected at least one value")
-    options = pairs("--option", option)
-    constraints = Constraints(
-        latency_cap_s=latency_cap_s,
-        first=first,
-        last=last,
-        max_stages=max_stages,
-        allowed_cuts=frozenset(cuts) or None,
-        data_mbps=data_mbps,
-        replicas=replicas,
-        link_bits=link_bits or (32,),
-    )
-    problem = constraints.problem()
-    if problem:
-        raise InputError(problem)
-    if method != "exact":
-        check_method(method, options)
-        _check_unconstrained(method, objective, constraints)
-    elif options:
-        raise InputError(f"--option {next(iter(options))}: method exact has no options")
     problems = [
-        read_pipeline(
+        load(
             models_file,
             dev_types_file,
             dev_file,
@@ -157,112 +134,108 @@ def plan(
         )
         for size in batch_size
     ]
-    _check_cuts(problems[0], cuts)
-    for warning in dict.fromkeys(warning for pipeline in problems for warning in pipeline.warnings):
+    for warning in dict.fromkeys(warning for problem in problems for warning in problem.warnings):
         print(f"warning: {warning}", file=sys.stderr)
-    if objective == "pareto":
-        if len(problems) > 1:
-            raise InputError("--objective pareto: expected one batch size")
-        return _pareto(problems[0], constraints, points, format)
-    found = best_plan(
-        problems,
-        method,
-        options,
-        objective=objective,
-        constraints=constraints,
-        microbatches=microbatches,
-        slack=slack,
-    )
-    if isinstance(found, Infeasible):
-        return _infeasible(found, format)
-    pipeline, best = found
-    changes = what_if(pipeline, best, constraints) if what_ifs else []
-    if rates_out is not None and best.stages:
-        add_rates(rates_out, plan_rates(best))
-    _show(best, changes, make_curves(pipeline, constraints) if curves else [], format)
+    limits: dict[str, Any] = {"latency_cap_s": latency_cap_s, "first": first, "last": last, "max_stages": max_stages}
+    limits |= {"cuts": cuts, "data_mbps": data_mbps, "replicas": replicas, "link_bits": link_bits or (32,)}
+    try:
+        if objective == "pareto":
+            _check_pareto(batch_size, method, format)
+            with progress("sweeping caps on the bottleneck", total=1.0) as done:
+                found = front(problems[0], points=points, progress=done, **limits)
+            _show_front(found, format)
+            return 0
+        best = make_plan(
+            problems,
+            objective=objective,
+            microbatches=microbatches,
+            slack=slack,
+            method=method,
+            option=pairs("--option", option),
+            **limits,
+        )
+    except InfeasibleError as error:
+        return _infeasible(error, format)
+    if rates_out is not None and best.rates:
+        best.rates.add_to(rates_out)
+    _show(best, what_if(best).rows if what_ifs else [], draw_curves(best) if curves else [], format)
     return 0
 
 
-def _check_cuts(pipeline: Pipeline, cuts: tuple[int, ...]) -> None:
-    outside = [cut for cut in cuts if not 1 <= cut <= pipeline.layers]
-    if outside:
-        raise InputError(f"--cuts {outside[0]}: {pipeline.model} has layers 1 to {pipeline.layers}")
-
-
-def _check_unconstrained(method: str, objective: str, constraints: Constraints) -> None:
-    """Methods for comparison know neither objectives nor constraints: to ask them for some is an error."""
-    from dovetail.pipeline.plan import Constraints
-
-    if objective != "throughput":
-        raise InputError(f"--objective {objective}: expected method exact, found {method}")
-    free = Constraints()
-    for name in constraints.__struct_fields__:
-        if getattr(constraints, name) != getattr(free, name):
-            flag = "--cuts" if name == "allowed_cuts" else f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag}: expected method exact, found {method}, which keeps no constraints")
-
-
-def _pareto(pipeline: Pipeline, constraints: Constraints, points: int, format: str) -> int:
-    from dovetail.pipeline.export import front_rows
-    from dovetail.pipeline.pareto import front
-    from dovetail.pipeline.plan import Infeasible
-
+def _check_pareto(batch_size: tuple[int, ...], method: str, format: str) -> None:
+    if method != "exact":
+        raise InputError(f"--objective pareto: expected method exact, found {method}")
+    if len(batch_size) > 1:
+        raise InputError("--objective pareto: expected one batch size")
     if format == "yaml":
         raise InputError("--format yaml is for one plan; expected table or json")
-    with progress("sweeping caps on the bottleneck", total=1.0) as done:
-        found = front(pipeline, constraints, points, done)
-    if isinstance(found, Infeasible):
-        return _infeasible(found, format)
+
+
+def _show_front(found: Front, format: str) -> None:
     if format == "json":
         print_json(found)
-        return 0
-    print_table(*front_rows(found))
+        return
+    titles = {"bottleneck_s": "bottleneck s", "throughput_items_s": "items/s", "latency_s": "latency s"}
+    titles |= {"energy_j_per_item": "J/item", "money_per_item": "money/item"}
+    digits = {"bottleneck_s": 6, "throughput_items_s": 3, "latency_s": 6}
+    rows = [
+        [round(value, digits[key]) if key in digits else value for key, value in row.items()] for row in found.table
+    ]
+    print_table([titles.get(key, key) for key in found.table[0]], rows)
     shown = f"{len(found.points)} of {found.found} plans" if len(found.points) < found.found else f"{found.found} plans"
     print(f"\n{shown} that no other beats in bottleneck, latency and devices")
     if not found.complete:
         print("There may be more: the search was cut short.")
     print("Plan for one of them with --max-stages DEVICES --latency-cap-s LATENCY (rounded up).")
-    return 0
 
 
-def _infeasible(found: Infeasible, format: str) -> int:
-    from dovetail.pipeline.export import schedule_yaml
-
+def _infeasible(error: InfeasibleError, format: str) -> int:
     if format == "json":
-        print_json({"feasible": False, "reasons": found.reasons})
+        print_json({"feasible": False, "reasons": error.reasons})
     elif format == "yaml":
-        print(schedule_yaml(None), end="")
-    for reason in found.reasons:
+        print("[]")
+    for reason in error.reasons:
         print(f"no plan: {reason}", file=sys.stderr)
-    return 3
+    return error.exit_code
 
 
-def _show(best: Plan, changes: list[WhatIf], charts: list[Chart], format: str) -> None:
-    from dovetail.pipeline.export import COLUMNS, schedule_yaml, stage_rows
-
+def _show(best: Plan, changes: list[dict[str, Any]], charts: Sequence[Chart], format: str) -> None:
     if format == "yaml":
-        print(schedule_yaml(best), end="")
+        print(best.schedule(), end="")
         return
     if format == "json":
         rows = {key: getattr(best, key) for key in best.__struct_fields__}
-        print_json(rows | ({"what_if": changes} if changes else {}) | ({"curves": charts} if charts else {}))
+        print_json(rows | ({"what_if": changes} if changes else {}) | ({"curves": list(charts)} if charts else {}))
         return
     if not best.stages:
         print(f"{best.model} has no layers: there is nothing to plan")
         return
-    print_table(COLUMNS, stage_rows(best))
-    proof = "optimal" if best.optimal else f"by {best.method}"
-    if not best.optimal and best.bound_s:
-        proof += f", at most {100 * (best.value / best.bound_s - 1):.2f} % above the best possible"
-    print(f"\nbottleneck {best.bottleneck_s:.6f} s per microbatch of {best.batch_size} ({proof})")
+    columns = ["host", "type", "layers", "compute s", "send s", "slack s", "memory MiB", "left MiB", "use %"]
+    print_table(columns, [_row(stage) for stage in best.stages])
+    print(f"\nbottleneck {best.bottleneck_s:.6f} s per microbatch of {best.batch_size} ({best.proof()})")
     print(f"throughput {best.throughput_items_s:.3f} items/s, latency of one microbatch {best.latency_s:.6f} s")
     print(f"binding: {best.binding}")
     if changes:
         print()
         shown = [
-            [f"{c.change:+d} {c.type}", c.bottleneck_s, c.ratio and round(100 * (c.ratio - 1), 2)] for c in changes
+            [f"{c['change']:+d} {c['type']}", c["bottleneck_s"], c["ratio"] and round(100 * (c["ratio"] - 1), 2)]
+            for c in changes
         ]
         print_table(["what if", "bottleneck s", "change %"], shown)
     for chart in charts:
         print(f"\n{chart.title}\n")
         print_table([chart.x, chart.y], [[x, round(y, 3)] for series in chart.series for x, y in series.points])
+
+
+def _row(stage: Stage) -> list[object]:
+    return [
+        " + ".join(stage.hosts),
+        stage.type,
+        f"{stage.layers[0]} to {stage.layers[1]}",
+        round(stage.compute_s, 6),
+        round(stage.send_s, 6),
+        round(stage.slack_s, 6),
+        round(stage.mem_mib, 1),
+        round(stage.mem_slack_mib, 1),
+        round(100 * stage.utilisation, 1),
+    ]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -25,12 +23,9 @@ from dovetail.cli.common import (
     whole_numbers,
 )
 from dovetail.cli.pipeline.convert import BandwidthMbps, MemoryMB
-from dovetail.core.errors import InputError, did_you_mean
-from dovetail.pipeline.models.spec import FLOAT_DTYPES
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.models.spec import Chain
-    from dovetail.pipeline.profile.measure import ProfileResult
+    from dovetail.pipeline import ProfileResult
 
 Many = Parameter(consume_multiple=True, negative=())
 
@@ -141,112 +136,47 @@ def profile(
     format
         table or json.
     """
-    from dovetail.core.output import refuse_overwrite
-    from dovetail.pipeline.models.load import load
-    from dovetail.pipeline.models.spec import ModelSpec
-    from dovetail.pipeline.profile.convert import PlannerFile
-    from dovetail.pipeline.profile.files import expected_in, merge_into, profile_of, write_profiles
+    from dovetail.pipeline import profile as profile_model
 
     files = to or []
-    source = Path(model.rpartition(":")[0] or model)
-    refuse_overwrite([out, *files], [source if source.is_file() else None, weights])
     check_writable(out, *files)
-    targets = [PlannerFile(path, _device_type(path, device_type), memory_mb, bandwidth_mbps, force) for path in files]
-    spec = ModelSpec(
-        source=model,
-        arguments={key: value(text) for key, text in pairs("--argument", argument).items()},
-        shapes=tuple(whole_numbers("--shape", text) for text in shape or []),
-        input_dtype=input_dtype and _dtype(input_dtype),
-        weights=None if weights is None else str(weights),
-        seed=seed,
-        cut=cut,
-    )
-    runs = [(size, _dtype(name, FLOAT_DTYPES)) for name in dtype for size in batch_size]
-    _check_sizes(batch_size)
-    chain = load(spec)
-    chain.name = model_name or chain.name
-    part = layers or (1, len(chain.layers))
-    if not 1 <= part[0] <= part[1] <= len(chain.layers):
-        raise InputError(f"--layers {part[0]} {part[1]}: {chain.name} has layers 1 to {len(chain.layers)}")
-    expected = expected_in(out, chain.name, len(chain.layers), part, runs, force=force)
-    for target in targets:  # an error now, not after the measurement
-        target.extend(expected, write=False)
-    if estimate_for is not None:
-        if layers is not None or share is not None or scale_to_whole:
-            raise InputError("--layers, --share and --scale-to-whole: an estimate is of all layers on a whole device")
-        from dovetail.pipeline.profile.roofline import estimate_chain, given_peak
-
-        peak = given_peak(estimate_for, [kind for _, kind in runs], peak_tflops, memory_gbps)
-        results = [estimate_chain(chain, peak, size, dtype, efficiency=efficiency) for size, dtype in runs]
-    elif peak_tflops is not None or memory_gbps is not None:
-        raise InputError("--peak-tflops and --memory-gbps: name the device with --estimate-for")
-    else:
-        from dovetail.pipeline.hardware import placed_on
-        from dovetail.pipeline.profile.measure import Effort
-
-        effort = Effort(warmup, repeats, max(200, repeats), seconds=seconds)
-        placed = placed_on(threads, whole_numbers("--cores", cores))
-        how = {
-            "device": device,
-            "effort": effort,
-            "share": share,
-            "scale_to_whole": scale_to_whole,
-        }
-        results = _measured(chain, runs, part, placed, how)
-    together = merge_into(out, [profile_of(result) for result in results], force=force)
-    write_profiles(out, together)
-    fresh = [each for each in together if (each.batch_size, each.dtype) in runs]
-    for warning in [warning for target in targets for warning in target.extend(fresh)]:
-        print(f"warning: {warning}", file=sys.stderr)
+    with progress("profiling", total=len(batch_size) * len(dtype)) as done:
+        results = profile_model(
+            model,
+            argument={key: value(text) for key, text in pairs("--argument", argument).items()},
+            model_name=model_name,
+            shape=[whole_numbers("--shape", text) for text in shape or []],
+            input_dtype=input_dtype,
+            weights=weights,
+            cut=cut,
+            seed=seed,
+            batch_size=batch_size,
+            dtype=dtype,
+            layers=layers,
+            device=device,
+            threads=threads,
+            cores=whole_numbers("--cores", cores),
+            share=share,
+            scale_to_whole=scale_to_whole,
+            warmup=warmup,
+            repeats=repeats,
+            seconds=seconds,
+            estimate_for=estimate_for,
+            peak_tflops=peak_tflops,
+            memory_gbps=memory_gbps,
+            efficiency=efficiency,
+            out=out,
+            to=files,
+            device_type=device_type,
+            memory_mb=memory_mb,
+            bandwidth_mbps=bandwidth_mbps,
+            force=force,
+            progress=done,
+            notice=lambda text: print(f"warning: {text}", file=sys.stderr),
+        )
     _show(results, format)
     print(f"Written: {', '.join(map(str, [out, *files]))}", file=sys.stderr)
     return 0
-
-
-def _device_type(path: Path, device_type: str | None) -> str | None:
-    """The device type that a file of the planner is extended by; None for models.yml."""
-    if "device" in path.name:
-        if device_type is None:
-            raise InputError(f"--to {path}: name the device with --device-type")
-        return device_type
-    if "model" in path.name:
-        return None
-    raise InputError(f"--to {path}: expected a name with 'models' or 'device_types' in it")
-
-
-def _check_sizes(batch_sizes: Sequence[int]) -> None:
-    if not batch_sizes or min(batch_sizes) < 1:
-        raise InputError(f"--batch-size: expected 1 or more, found {min(batch_sizes, default='none')}")
-
-
-def _dtype(name: str, known: Sequence[str] = (*FLOAT_DTYPES, "torch.int64", "torch.int32")) -> str:
-    full = name if name.startswith("torch.") else f"torch.{name}"
-    if full not in known:
-        raise InputError(f"unknown dtype {name!r}{did_you_mean(full, known)}")
-    return full
-
-
-def _measured(
-    chain: Chain,
-    runs: Sequence[tuple[int, str]],
-    part: tuple[int, int],
-    placed: AbstractContextManager[None],
-    how: dict[str, Any],
-) -> list[ProfileResult]:
-    from dovetail.pipeline.profile.measure import profile_chain
-
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
-        print("warning: other programs keep this machine busy; times will be longer than they are", file=sys.stderr)
-    results = []
-    with placed, progress("profiling", total=len(runs)) as done:
-        for number, (size, dtype) in enumerate(runs):
-
-            def tell(share: float, number: int = number) -> None:
-                done(number + min(share, 1.0))
-
-            first, last = part
-            results.append(profile_chain(chain, size, dtype, first=first, last=last, done=tell, **how))
-    return results
 
 
 def _show(results: Sequence[ProfileResult], format: str) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -24,10 +24,6 @@ from dovetail.cli.common import (
     value,
     whole_numbers,
 )
-from dovetail.core.errors import InputError
-
-if TYPE_CHECKING:
-    from dovetail.pipeline.live import LiveResult
 
 _Texts = Annotated[tuple[str, ...], Parameter(negative=())]
 
@@ -130,78 +126,42 @@ def run(
     format
         table or json.
     """
-    from dovetail.core.output import refuse_overwrite
-    from dovetail.pipeline.live import Patience, RunOptions, read_hosts, run_plan
-    from dovetail.pipeline.models.spec import ModelSpec, need_torch, torch_dtype
-    from dovetail.pipeline.plan import read_plan
+    from dovetail.pipeline import run as run_plan
 
-    given = read_plan(plan)
-    need_torch("running a pipeline")
-    refuse_overwrite([path for path in (journal, output, rates_out) if path], [plan, hosts, input, weights])
     check_writable(journal, output, rates_out)
-    _positive("--heartbeat-s", heartbeat_s)
-    _positive("--heartbeat-limit-s", heartbeat_limit_s)
-    if slow_factor and not slow_factor > 1:
-        raise InputError(f"--slow-factor {slow_factor:g}: expected more than 1, or 0 for never")
-    classes = given.problem.classes if given.problem else []
-    known = {host for device in classes for host in device.hosts} or {
-        host for stage in given.stages for host in (stage.host, *stage.replicas)
-    }
-    settings = read_hosts(hosts, known, engine == "local") if hosts else {}
-    spec = ModelSpec(
-        source=model,
-        arguments={name: value(text) for name, text in pairs("--argument", argument).items()},
-        shapes=tuple(whole_numbers("--shape", text) for text in shape),
-        input_dtype=input_dtype and str(torch_dtype(input_dtype)),
-        weights=str(weights) if weights else None,
-        seed=seed,
-        cut=cut,
-    )
-    options = RunOptions(
-        buffers=buffers,
-        link_bits=link_bits,
-        clip=clip,
-        target_items_s=target_rate,
-        shape_links=shape_links,
-        heartbeat_s=heartbeat_s,
-        patience=Patience(heartbeat_limit_s=heartbeat_limit_s, slow_factor=slow_factor),
-    )
-    inputs = None
-    if input is not None:
-        from dovetail.pipeline.live.arrays import read_inputs
-
-        inputs = read_inputs(input, given.batch_size, given.problem.dtype if given.problem else "torch.float32")
-    outputs: list[Any] = []
-    try:
-        total = microbatches or (len(inputs) if inputs is not None else 64)
-        with _ended_politely(), progress("running", total) as done:
-            outcome = run_plan(
-                given,
-                spec,
-                microbatches=microbatches,
-                inputs=inputs,
-                hosts=settings,
-                on=pairs("--on", on, verbatim=True),
-                emulate=emulate,
-                engine=engine,
-                address=address,
-                options=options,
-                journal=journal,
-                deliver=(lambda _, value: outputs.append(value)) if output else None,
-                watch=done,
-                notice=lambda text: print(text, file=sys.stderr, flush=True),
-            )
-    finally:
-        if output is not None and outputs:
-            from dovetail.pipeline.live.arrays import write_outputs
-
-            write_outputs(output, outputs)
-            print(f"{len(outputs)} microbatches written to {output}", file=sys.stderr)
-    if rates_out is not None:
-        from dovetail.pipeline.export import add_rates
-
-        add_rates(rates_out, outcome.rates)
-    _show(outcome, journal, format)
+    with _ended_politely(), progress("running", microbatches or (64 if input is None else None)) as done:
+        outcome = run_plan(
+            plan,
+            model,
+            shape=[whole_numbers("--shape", text) for text in shape],
+            argument={name: value(text) for name, text in pairs("--argument", argument).items()},
+            input_dtype=input_dtype,
+            weights=weights,
+            seed=seed,
+            cut=cut,
+            hosts=hosts,
+            on=pairs("--on", on, verbatim=True),
+            emulate=emulate,
+            microbatches=microbatches,
+            input=input,
+            output=output,
+            engine=engine,
+            address=address,
+            buffers=buffers,
+            link_bits=link_bits,
+            clip=clip,
+            target_rate=target_rate,
+            shape_links=shape_links,
+            slow_factor=slow_factor,
+            heartbeat_s=heartbeat_s,
+            heartbeat_limit_s=heartbeat_limit_s,
+            journal=journal if journal is not None else False,
+            rates_out=rates_out,
+            keep_outputs=False,
+            progress=done,
+            notice=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    _show(outcome.metrics, journal, format)
     return 0
 
 
@@ -222,54 +182,44 @@ def _ended_politely() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _positive(flag: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise InputError(f"{flag} {value:g}: expected a positive number")
-
-
-def _show(outcome: LiveResult, journal: Path | None, format: str) -> None:
+def _show(found: dict[str, Any], journal: Path | None, format: str) -> None:
     if format == "json":
-        print_json(
-            {name: getattr(outcome, name) for name in outcome.__struct_fields__ if name not in ("outputs", "rates")}
-        )
+        print_json(found)
         return
     columns = ["host", "layers", "predicted compute s", "compute s", "predicted send s", "send s", "bits", "use %"]
+    measured = ("predicted_compute_s", "compute_s", "predicted_send_s", "send_s", "send_bits")
     rows = [
         [
-            " + ".join([stage.host, *stage.replicas]),
-            f"{stage.layers[0]}-{stage.layers[1]}",
-            stage.predicted_compute_s,
-            stage.compute_s,
-            stage.predicted_send_s,
-            stage.send_s,
-            stage.send_bits,
-            round(100 * stage.utilisation, 1),
+            " + ".join([stage["host"], *stage["replicas"]]),
+            f"{stage['layers'][0]}-{stage['layers'][1]}",
+            *(stage[key] for key in measured),
+            round(100 * stage["utilisation"], 1),
         ]
-        for stage in outcome.stages
+        for stage in found["stages"]
     ]
     print_table(columns, rows)
-    print(f"\n{outcome.completed} microbatches ({outcome.items} items) in {outcome.elapsed_s:.3f} s")
-    print(f"throughput {outcome.throughput_items_s:.3f} items/s overall", end="")
-    if outcome.steady_items_s is not None:
-        print(f", {outcome.steady_items_s:.3f} when filled", end="")
-    if outcome.difference_percent is not None:
-        print(f"; predicted {outcome.predicted_items_s:.3f} ({outcome.difference_percent:+.1f} %)", end="")
-    elif outcome.as_planned:
-        print(f"; predicted {outcome.predicted_items_s:.3f}", end="")
+    print(f"\n{found['completed']} microbatches ({found['items']} items) in {found['elapsed_s']:.3f} s")
+    print(f"throughput {found['throughput_items_s']:.3f} items/s overall", end="")
+    if found["steady_items_s"] is not None:
+        print(f", {found['steady_items_s']:.3f} when filled", end="")
+    if found["difference_percent"] is not None:
+        print(f"; predicted {found['predicted_items_s']:.3f} ({found['difference_percent']:+.1f} %)", end="")
+    elif found["as_planned"]:
+        print(f"; predicted {found['predicted_items_s']:.3f}", end="")
     print()
-    for change in outcome.changes:
-        print(f"new plan after {change.at_s:.3f} s: {change.why}")
+    for change in found["changes"]:
+        print(f"new plan after {change['at_s']:.3f} s: {change['why']}")
     if journal is not None:
         print(f"Journal written to {journal}")
-    print(f"Ran on {_hardware(outcome)}")
+    print(f"Ran on {_hardware(found)}")
 
 
-def _hardware(outcome: LiveResult) -> str:
+def _hardware(found: dict[str, Any]) -> str:
     """Who carried which hosts, and whether that is what the plan was made for."""
     carried: dict[str, list[str]] = {}
-    for host, hardware in outcome.hardware.items():
+    for host, hardware in found["hardware"].items():
         carried.setdefault(hardware, []).append(host)
     told = "; ".join(f"{hardware} ({', '.join(hosts)})" for hardware, hosts in carried.items())
-    if outcome.as_planned:
+    if found["as_planned"]:
         return told
-    return f"{told}, not on what the plan was made for: it predicts {outcome.predicted_items_s:.3f} items/s there"
+    return f"{told}, not on what the plan was made for: it predicts {found['predicted_items_s']:.3f} items/s there"

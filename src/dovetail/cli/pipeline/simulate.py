@@ -35,28 +35,17 @@ def simulate(
     format
         table or json.
     """
-    from dovetail.core.output import refuse_overwrite
-    from dovetail.pipeline.plan import read_plan
-    from dovetail.pipeline.simulate import record
+    from dovetail.pipeline import simulate as simulate_plan
 
-    given = read_plan(plan)
-    if journal is not None:
-        refuse_overwrite([journal], [plan])
-    outcome = record(given, microbatches, buffers, journal)
-    figures = {
-        "microbatches": outcome.microbatches,
-        "makespan_s": outcome.makespan_s,
-        "predicted_s": outcome.predicted_s,
-        "throughput_items_s": outcome.throughput_items_s,
-        "utilisation": outcome.uses,
-    }
+    figures = simulate_plan(plan, microbatches, buffers, journal if journal is not None else False).metrics
     if format == "json":
         print_json(figures)
         return 0
-    print_table(["device or link", "use %"], [[name, round(100 * use, 1)] for name, use in outcome.uses.items()])
-    off = round(100 * (outcome.makespan_s / outcome.predicted_s - 1), 6) if outcome.predicted_s else 0.0
-    print(f"\n{microbatches} microbatches in {outcome.makespan_s:.6f} s, {outcome.throughput_items_s:.3f} items/s")
-    print(f"the formula predicts {outcome.predicted_s:.6f} s ({off + 0.0:+.6f} %)")
+    uses, makespan_s, predicted_s = figures["utilisation"], figures["makespan_s"], figures["predicted_s"]
+    print_table(["device or link", "use %"], [[name, round(100 * use, 1)] for name, use in uses.items()])
+    off = round(100 * (makespan_s / predicted_s - 1), 6) if predicted_s else 0.0
+    print(f"\n{microbatches} microbatches in {makespan_s:.6f} s, {figures['throughput_items_s']:.3f} items/s")
+    print(f"the formula predicts {predicted_s:.6f} s ({off + 0.0:+.6f} %)")
     if journal is not None:
         print(f"Journal written to {journal}")
     return 0

@@ -42,12 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _schedule(words: argparse.Namespace) -> int:
-    from dovetail.pipeline.export import schedule_yaml
-    from dovetail.pipeline.inputs.files import read_pipeline
+    from dovetail.pipeline.inputs.files import load
     from dovetail.pipeline.plan import Infeasible
     from dovetail.pipeline.planner import plan
 
-    pipeline = read_pipeline(
+    pipeline = load(
         words.models_file,
         words.dev_types_file,
         words.dev_file,
@@ -61,9 +60,9 @@ def _schedule(words: argparse.Namespace) -> int:
         print(f"Warning: {warning}", file=sys.stderr)
     found = plan(pipeline)
     if isinstance(found, Infeasible):
-        print(schedule_yaml(None), end="")
+        print("[]")
         for reason in found.reasons:
             print(f"no schedule: {reason}", file=sys.stderr)
         return 3
-    print(schedule_yaml(found), end="")
+    print(found.schedule(), end="")
     return 0

@@ -8,9 +8,17 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files import Document, Source
 from dovetail.pipeline.inputs.links import apply_links
-from dovetail.pipeline.inputs.problem import DTYPE_BYTES, LARGEST, DeviceClass, Pipeline, check_names, check_number
+from dovetail.pipeline.inputs.problem import (
+    DTYPE_BYTES,
+    LARGEST,
+    DeviceClass,
+    Pipeline,
+    check_names,
+    check_number,
+    checked,
+)
 
 
 class ModelEntry(Struct, forbid_unknown_fields=True):
@@ -41,19 +49,41 @@ class DeviceTypeEntry(Struct, forbid_unknown_fields=True):
     price_per_hour: float = 0.0
 
 
-def read_pipeline(
-    models: Path,
-    device_types: Path,
-    devices: Path,
+class _Options(Struct):
+    model: str | None
+    batch_size: int
+    dtype: str
+    buffers_in: int
+    buffers_out: int
+
+
+def load(
+    models: Source,
+    device_types: Source,
+    devices: Source,
     *,
-    model: str,
+    model: str | None = None,
     batch_size: int = 8,
     dtype: str = "torch.float32",
     buffers_in: int = 2,
     buffers_out: int = 2,
-    links: Path | None = None,
+    links: Source | None = None,
 ) -> Pipeline:
-    """Read and validate; types without hosts are left out, and with a warning those without a matching profile."""
+    """The problem of placing a model's layers on devices, read and validated.
+
+    Each file is a path, or what it would hold as dicts. The model must be named if there are several. Types without
+    hosts are left out, and with a warning (`warnings`) those without a profile of this batch size and dtype.
+
+    >>> from dovetail import pipeline
+    >>> profile = {"batch_size": 8, "dtype": "torch.float32", "time_s": [0.1, 0.2]}
+    >>> pipeline.load(
+    ...     {"m": {"layers": 2, "mem_MB": [1, 1], "parameters_in": 10, "parameters_out": [10, 10]}},
+    ...     {"l4": {"bw_Mbps": 1000, "mem_MB": 64, "model_profiles": {"m": [profile]}}},
+    ...     {"l4": ["gpu-0", "gpu-1"]},
+    ... )
+    <Pipeline m: 2 layers, batches of 8, torch.float32, on 2 l4>
+    """
+    checked(_Options, model=model, batch_size=batch_size, dtype=dtype, buffers_in=buffers_in, buffers_out=buffers_out)
     if dtype not in DTYPE_BYTES:
         raise InputError(f"unsupported dtype {dtype!r}{did_you_mean(dtype, DTYPE_BYTES)}")
     for name, value, least in (
@@ -63,7 +93,7 @@ def read_pipeline(
     ):
         if not least <= value <= LARGEST:
             raise InputError(f"{name}: expected {least} or more, found {value}")
-    entry, warnings = _read_model(models, model)
+    model, entry, warnings = _read_model(models, model)
     bytes_each = DTYPE_BYTES[dtype] * batch_size
     counts = [entry.parameters_in, *_repeated(entry.parameters_out, entry.layers)]
     classes = _read_classes(device_types, devices, model, entry, batch_size, dtype, warnings)
@@ -84,18 +114,22 @@ def read_pipeline(
     return pipeline
 
 
-def _mapping(path: Path, what: str) -> tuple[Document, dict[str, Any]]:
-    doc = Document.read(path)
+def _mapping(source: Source, name: str, what: str) -> tuple[Document, dict[str, Any]]:
+    doc = Document.of(source, name)
     if not isinstance(doc.data, dict):
         raise doc.error((), f"expected a mapping of {what}, found {type(doc.data).__name__}")
     check_names(doc, doc.data)
     return doc, doc.data
 
 
-def _read_model(path: Path, model: str) -> tuple[ModelEntry, list[str]]:
-    doc, data = _mapping(path, "model names")
+def _read_model(models: Source, model: str | None) -> tuple[str, ModelEntry, list[str]]:
+    doc, data = _mapping(models, "models", "model names")
+    if model is None and len(data) == 1:
+        (model,) = data
+    if model is None:
+        raise InputError(f"{doc.path}: has {len(data)} models: name one{did_you_mean('', data)}")
     if model not in data:
-        raise InputError(f"{path}: model not found: {model}{did_you_mean(model, map(str, data))}")
+        raise InputError(f"{doc.path}: model not found: {model}{did_you_mean(model, map(str, data))}")
     entry = doc.convert(data[model], ModelEntry, (model,))
     if entry.layers < 0:
         raise doc.error((model, "layers"), f"expected 0 or more, found {entry.layers}")
@@ -115,7 +149,7 @@ def _read_model(path: Path, model: str) -> tuple[ModelEntry, list[str]]:
         warnings.append(
             f"Model parameters_out length {len(entry.parameters_out)} < {entry.layers}: block will be repeated"
         )
-    return entry, warnings
+    return model, entry, warnings
 
 
 def _repeated(values: list[int], length: int) -> list[int]:
@@ -123,16 +157,16 @@ def _repeated(values: list[int], length: int) -> list[int]:
 
 
 def _read_classes(
-    device_types: Path,
-    devices: Path,
+    device_types: Source,
+    devices: Source,
     model: str,
     entry: ModelEntry,
     batch_size: int,
     dtype: str,
     warnings: list[str],
 ) -> list[DeviceClass]:
-    doc, data = _mapping(device_types, "device types")
-    hosts = _read_hosts(devices, data, warnings)
+    doc, data = _mapping(device_types, "device_types", "device types")
+    place, hosts = _read_hosts(devices, data, warnings)
     classes = []
     for name in sorted(data):
         given = doc.convert(data[name], DeviceTypeEntry, (name,))
@@ -169,12 +203,13 @@ def _read_classes(
                 )
             )
     if not any(hosts.values()):
-        warnings.append(f"{devices} lists no hosts")
+        warnings.append(f"{place} lists no hosts")
     return classes
 
 
-def _read_hosts(path: Path, types: dict[str, Any], warnings: list[str]) -> dict[str, list[str]]:
-    doc, data = _mapping(path, "device types to hosts")
+def _read_hosts(devices: Source, types: dict[str, Any], warnings: list[str]) -> tuple[Path, dict[str, list[str]]]:
+    """Where they stand, and the hosts of each type."""
+    doc, data = _mapping(devices, "devices", "device types to hosts")
     hosts: dict[str, list[str]] = {}
     seen: dict[str, str] = {}
     for name, given in data.items():
@@ -188,4 +223,4 @@ def _read_hosts(path: Path, types: dict[str, Any], warnings: list[str]) -> dict[
             if host in seen:
                 raise doc.error((name, i), f"host {host!r} is listed twice (before under {seen[host]})")
             seen[host] = name
-    return hosts
+    return doc.path, hosts

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dovetail.core.errors import did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files import Document, Source
 from dovetail.pipeline.inputs.pool import by_host, regroup
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline, check_names, check_number
 
@@ -32,12 +30,12 @@ class _Neighbour(Struct, forbid_unknown_fields=True):
     bw_Mbps: float  # noqa: N815
 
 
-def apply_links(pipeline: Pipeline, path: Path) -> Pipeline:
+def apply_links(pipeline: Pipeline, links: Source) -> Pipeline:
     """The problem with the bandwidths and latencies of a file, of whichever form.
 
     Either `links` between hosts or types, or the map of hosts to their neighbours that the older auction reads.
     """
-    doc = Document.read(path)
+    doc = Document.of(links, "links")
     neighbours = isinstance(doc.data, dict) and not {"links", "latency_s"} & doc.data.keys()
     if neighbours and all(value is None or isinstance(value, dict) for value in doc.data.values()):
         return _with_neighbours(pipeline, doc)

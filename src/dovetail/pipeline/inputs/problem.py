@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct, field
 
-from dovetail.core.files import Document, Key
+from dovetail.core.errors import InputError
+from dovetail.core.files import Document, Key, explain
+from dovetail.core.plain import plain
+
+T = TypeVar("T")
 
 LARGEST = 1e15  # of seconds, MiB, Mbit/s and values: sums and products of them stay finite
 DTYPE_BYTES = {"torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2, "torch.float64": 8, "torch.int8": 1}
@@ -49,6 +54,14 @@ class Pipeline(Struct, kw_only=True):
     link_s: list[list[float]] | None = None
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def hosts(self) -> list[str]:
+        return [host for c in self.classes for host in c.hosts]
+
+    def __repr__(self) -> str:
+        pool = ", ".join(f"{len(c.hosts)} {c.name}" for c in self.classes) or "no devices"
+        return f"<Pipeline {self.model}: {self.layers} layers, batches of {self.batch_size}, {self.dtype}, on {pool}>"
+
 
 def check_names(doc: Document, names: Iterable[Any]) -> None:
     """Keys of a mapping are names: YAML reads some words and numbers as something else."""
@@ -61,3 +74,17 @@ def check_number(doc: Document, keys: Sequence[Key], value: float) -> None:
     """What is measured is neither negative nor beyond measure."""
     if not 0 <= value <= LARGEST:
         raise doc.error(keys, f"expected a number from 0 to {LARGEST:g}, found {value}")
+
+
+def checked(to: type[T], **given: Any) -> T:
+    """What a user gave by keyword, as a struct; an error names the keyword.
+
+    >>> checked(DeviceClass, name=3)
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: name: expected str, found int
+    """
+    try:
+        return msgspec.convert(plain(given), to)
+    except msgspec.ValidationError as error:
+        keys, message = explain(error, to)
+        raise InputError(": ".join([".".join(map(str, keys)), message] if keys else [message])) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import open_bytes
+from dovetail.core.files import as_path, open_bytes
 from dovetail.core.output import written_whole
 
 if TYPE_CHECKING:
@@ -42,30 +43,59 @@ class Microbatches(Sequence["Value"]):
         return values if len(values) > 1 else values[0]
 
 
-def read_inputs(path: Path, batch_size: int, dtype: str) -> Microbatches:
-    """The microbatches of a .npy file (one input) or a .npz file (several, in the file's order)."""
+def read_inputs(given: Any, batch_size: int, dtype: str) -> Microbatches:
+    """The microbatches of a .npy file (one input) or a .npz file (several, in the file's order), or of one or several
+    arrays or tensors."""
     import torch
 
+    if isinstance(given, str | os.PathLike):
+        where, arrays = str(given), _from_file(as_path(given, "input"))
+    else:
+        where, arrays = "input", [_array(each) for each in (given if isinstance(given, tuple) else (given,))]
+    counts = {len(array) if array.ndim else 0 for array in arrays}
+    if len(counts) != 1 or 0 in counts:
+        raise InputError(f"{where}: expected arrays with one row per item, found {sorted(counts) or 'none'} rows")
+    return Microbatches(arrays, batch_size, getattr(torch, dtype.removeprefix("torch.")))
+
+
+def _from_file(path: Path) -> list[np.ndarray[Any, Any]]:
     open_bytes(path).close()
     try:
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
-        arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[name] for name in loaded.files]
+        return [loaded] if isinstance(loaded, np.ndarray) else [loaded[name] for name in loaded.files]
     except (ValueError, OSError, EOFError) as error:
         raise InputError(f"{path}: expected a .npy or .npz file of numbers: {error}") from None
-    counts = {len(array) if array.ndim else 0 for array in arrays}
-    if len(counts) != 1 or 0 in counts:
-        raise InputError(f"{path}: expected arrays with one row per item, found {sorted(counts) or 'none'} rows")
-    return Microbatches(arrays, batch_size, getattr(torch, dtype.removeprefix("torch.")))
+
+
+def _array(given: Any) -> np.ndarray[Any, Any]:
+    try:
+        found: np.ndarray[Any, Any] = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"input: expected arrays of numbers: {error}") from None
+    if found.dtype.kind not in "fiub":
+        raise InputError(f"input: expected a file, or arrays of numbers, found {given!r:.80}")
+    return found
+
+
+def together(outputs: Sequence[Value]) -> Value:
+    """All outputs, one row per item."""
+    import torch
+
+    rows = [value if isinstance(value, tuple) else (value,) for value in outputs]
+    columns = tuple(torch.cat(column) for column in zip(*rows, strict=True))
+    return columns if isinstance(outputs[0], tuple) else columns[0]
 
 
 def write_outputs(path: Path, outputs: Sequence[Value]) -> None:
     """All outputs, one row per item: a .npz file if the model gives several tensors or the name says so."""
     import torch
 
-    rows = [value if isinstance(value, tuple) else (value,) for value in outputs]
-    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
+    columns = together(outputs) if outputs else ()
     # NumPy has no bfloat16.
-    arrays = [(c.float() if c.dtype == torch.bfloat16 else c).numpy() for c in columns]
+    arrays = [
+        (c.float() if c.dtype == torch.bfloat16 else c).numpy()
+        for c in (columns if isinstance(columns, tuple) else (columns,))
+    ]
     with written_whole(path) as file:
         if path.suffix == ".npz" or len(arrays) > 1:
             np.savez(file, *arrays)

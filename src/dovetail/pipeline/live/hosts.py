@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from pathlib import Path
 
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files import Document, Source
 from dovetail.pipeline.hardware import check_device
 
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -27,9 +26,9 @@ class HostSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     node: str | None = None
 
 
-def read_hosts(path: Path, known: Collection[str], local: bool = True) -> dict[str, HostSettings]:
+def read_hosts(hosts: Source, known: Collection[str], local: bool = True) -> dict[str, HostSettings]:
     """Settings by host. `local` also checks that the cores exist here."""
-    doc = Document.read(path)
+    doc = Document.of(hosts, "hosts")
     found = doc.convert(doc.data, dict[str, HostSettings])
     here = os.sched_getaffinity(0)
     for host, settings in found.items():

@@ -23,7 +23,7 @@ from dovetail.core.journal import Clock, Header, Observer
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.recorder import Recorder, host_clock
 from dovetail.core.tasks import TaskGraphRecord
-from dovetail.pipeline.explain import curves_of
+from dovetail.pipeline.explain import curves
 from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.live.jobs import RunOptions
 from dovetail.pipeline.live.supervisor import Action, Assign, Event
@@ -129,7 +129,7 @@ class RunJournal:
                 "plan": msgspec.to_builtins(self._plan),
                 "patience": options.patience,
             }
-            | as_fact(curves_of(self._plan)),
+            | as_fact(curves(self._plan)),
         )
         return self._with_hardware(header)
 

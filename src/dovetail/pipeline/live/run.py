@@ -2,29 +2,158 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+from msgspec import Struct
+
 from dovetail.core.errors import InputError
+from dovetail.core.files import Source, as_path
+from dovetail.core.output import refuse_overwrite
+from dovetail.core.run import JournalFile, JournalPath
+from dovetail.pipeline.inputs.problem import checked
+from dovetail.pipeline.live.arrays import read_inputs, together, write_outputs
 from dovetail.pipeline.live.carriers import carriers
 from dovetail.pipeline.live.coordinator import Coordinator
-from dovetail.pipeline.live.hosts import HostSettings
+from dovetail.pipeline.live.hosts import HostSettings, read_hosts
 from dovetail.pipeline.live.jobs import MicrobatchStream, RunOptions
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.local import LocalEngine, StageEngine
 from dovetail.pipeline.live.quantise import WIDTHS
 from dovetail.pipeline.live.results import LiveResult, ResultCounter, evaluate
+from dovetail.pipeline.metrics import PipelineRun
 from dovetail.pipeline.models.load import load
-from dovetail.pipeline.models.spec import ModelSpec, need_torch
-from dovetail.pipeline.plan import Plan
+from dovetail.pipeline.models.spec import ModelSpec, model_spec, need_torch
+from dovetail.pipeline.plan import Plan, flag, read_plan
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
 
 _KEPT_BYTES = 256 << 20  # of random inputs
+
+
+class _Limits(Struct):
+    """Numbers that a user gives, as they must be."""
+
+    heartbeat_s: float
+    heartbeat_limit_s: float
+    slow_factor: float
+    microbatches: int | None
+
+
+def run(
+    plan: Plan | Source,
+    model: str | ModelSpec,
+    *,
+    shape: Sequence[Sequence[int]] = (),
+    argument: Mapping[str, Any] | None = None,
+    input_dtype: str = "",
+    weights: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    cut: Literal["auto", "sequential", "graph"] = "auto",
+    hosts: Source | None = None,
+    on: Mapping[str, str] | None = None,
+    emulate: bool = False,
+    microbatches: int | None = None,
+    input: Any = None,
+    output: str | os.PathLike[str] | None = None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    buffers: int = 2,
+    link_bits: int | None = None,
+    clip: bool = False,
+    target_rate: float | None = None,
+    shape_links: bool = False,
+    slow_factor: float = 1.5,
+    heartbeat_s: float = 0.25,
+    heartbeat_limit_s: float = 5.0,
+    journal: JournalPath = None,
+    rates_out: str | os.PathLike[str] | None = None,
+    keep_outputs: bool = True,
+    progress: Callable[[int], None] = lambda _: None,
+    notice: Callable[[str], None] = lambda _: None,
+) -> PipelineRun:
+    """Run a plan for real: one process per stage, on this machine or over a Ray cluster, with what comes out in
+    `outputs`.
+
+    Every host of the plan is matched to a device that this machine has; `on` says what carries the others, by host, by
+    type or for all (`on={"all": "cpu"}`), and `emulate` carries them with the processor. `input` is a .npy or .npz
+    file, an array or tensor with one row per item, or a tuple of those; without it random microbatches are made.
+    `hosts` is a file or a dict. The other arguments are those of `dovetail pipeline run`. `progress` is told how many
+    microbatches have come out, `notice` when a plan begins or ends. What came out before an error is written to
+    `output` all the same.
+    """
+    made, spec = (
+        read_plan(plan),
+        model_spec(model, argument=argument, shape=shape, input_dtype=input_dtype, weights=weights, seed=seed, cut=cut),
+    )
+    need_torch("running a pipeline")
+    file = JournalFile(journal)
+    paths = {name: as_path(path, name) for name, path in (("output", output), ("rates_out", rates_out)) if path}
+    read = [Path(each) for each in (plan, hosts, input, weights) if isinstance(each, str | os.PathLike)]
+    refuse_overwrite([*([file.path] if file.path else []), *paths.values()], read)
+    limits = checked(
+        _Limits,
+        heartbeat_s=heartbeat_s,
+        heartbeat_limit_s=heartbeat_limit_s,
+        slow_factor=slow_factor,
+        microbatches=microbatches,
+    )
+    for name in ("heartbeat_s", "heartbeat_limit_s"):
+        if not 0 < getattr(limits, name) < float("inf"):
+            raise InputError(f"{flag(name)} {getattr(limits, name):g}: expected a positive number")
+    if slow_factor and not slow_factor > 1:
+        raise InputError(f"--slow-factor {slow_factor:g}: expected more than 1, or 0 for never")
+    options = checked(
+        RunOptions,
+        buffers=buffers,
+        link_bits=link_bits,
+        clip=clip,
+        target_items_s=target_rate,
+        shape_links=shape_links,
+        heartbeat_s=heartbeat_s,
+        patience={"heartbeat_limit_s": heartbeat_limit_s, "slow_factor": slow_factor},
+    )
+    if engine not in ("local", "ray"):
+        raise InputError(f"engine: expected local or ray, found {engine!r}")
+    dtype = made.problem.dtype if made.problem else "torch.float32"
+    inputs = None if input is None else read_inputs(input, made.batch_size, dtype)
+    came: list[Any] = []
+    keeps = keep_outputs or "output" in paths
+    try:
+        outcome = run_plan(
+            made,
+            spec,
+            microbatches=microbatches,
+            inputs=inputs,
+            hosts=None if hosts is None else read_hosts(hosts, _known(made), engine == "local"),
+            on=checked(_On, on=on or {}).on,
+            emulate=emulate,
+            engine=engine,
+            address=address,
+            options=options,
+            journal=file.path,
+            deliver=(lambda _, value: came.append(value)) if keeps else None,
+            watch=progress,
+            notice=notice,
+        )
+    finally:
+        if "output" in paths and came:
+            write_outputs(paths["output"], came)
+            notice(f"{len(came)} microbatches written to {paths['output']}")
+    if "rates_out" in paths:
+        outcome.rates.add_to(paths["rates_out"])
+    metrics = {name: getattr(outcome, name) for name in outcome.__struct_fields__ if name not in ("outputs", "rates")}
+    return PipelineRun(file, msgspec.to_builtins(metrics), outcome.rates, together(came) if came else None)
+
+
+class _On(Struct):
+    on: dict[str, str]
 
 
 def run_plan(

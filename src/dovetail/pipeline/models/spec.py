@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, MissingExtraError, did_you_mean
+from dovetail.core.files import as_path
+from dovetail.pipeline.inputs.problem import checked
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +25,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 FLOAT_DTYPES = ("torch.float32", "torch.float16", "torch.bfloat16", "torch.float64")
+INPUT_DTYPES = (*FLOAT_DTYPES, *(f"torch.{name}" for name in ("int64", "int32", "int16", "int8", "uint8", "bool")))
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +43,43 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weights: str | None = None
     seed: int = 0
     cut: Literal["auto", "sequential", "graph"] = "auto"
+
+
+def model_spec(
+    model: str | ModelSpec,
+    *,
+    argument: Mapping[str, Any] | None = None,
+    shape: Sequence[Sequence[int]] = (),
+    input_dtype: str = "",
+    weights: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    cut: Literal["auto", "sequential", "graph"] = "auto",
+) -> ModelSpec:
+    """Where a model comes from, by what a user says of it."""
+    if isinstance(model, ModelSpec):
+        return model
+    return checked(
+        ModelSpec,
+        source=model,
+        arguments=argument or {},
+        shapes=tuple(shape),
+        input_dtype=input_dtype and full_dtype(input_dtype, INPUT_DTYPES),
+        weights=None if weights is None else str(as_path(weights, "weights")),
+        seed=seed,
+        cut=cut,
+    )
+
+
+def full_dtype(name: str, known: Sequence[str] = FLOAT_DTYPES) -> str:
+    """A dtype by its name, with or without `torch.` before it.
+
+    >>> full_dtype("float16")
+    'torch.float16'
+    """
+    full = f"torch.{str(name).removeprefix('torch.')}"
+    if full not in known:
+        raise InputError(f"unknown dtype {name!r}{did_you_mean(full, known)}")
+    return full
 
 
 class Built(NamedTuple):

@@ -18,7 +18,7 @@ from dovetail.pipeline.optimise.finish import finish
 from dovetail.pipeline.optimise.labels import CheapestChain, Found, cheapest
 from dovetail.pipeline.optimise.search import LABEL_WORK, Search
 from dovetail.pipeline.optimise.tables import Tables
-from dovetail.pipeline.plan import Constraints
+from dovetail.pipeline.plan import Constraints, flag
 
 _FREE_MBPS = 1e12  # a link that costs next to nothing
 _MOST_LINKS = 64  # dead links that are tried one by one
@@ -87,12 +87,8 @@ def _constraints(tables: Tables, constraints: Constraints) -> list[str]:
     alone = [name for name in given if _possible(p, replace(constraints, **{name: None}))]
     reasons = [_about(name, tables, constraints) for name in alone]
     if not alone and given:
-        reasons.append(f"{', '.join(map(_flag, given))} together leave no plan; without any of them there is one")
+        reasons.append(f"{', '.join(map(flag, given))} together leave no plan; without any of them there is one")
     return reasons
-
-
-def _flag(name: str) -> str:
-    return {"allowed_cuts": "--cuts"}.get(name, "--" + name.replace("_", "-"))
 
 
 def _about(name: str, tables: Tables, constraints: Constraints) -> str:

@@ -1,56 +1,178 @@
 """What a planning method is: a function from a problem to a plan, or to why there is none, with options of its own.
 
-Methods are registered for the level `pipeline`. Whatever they choose must be a valid plan: every layer once, in order,
-on hosts of the problem, within their memory, over links that can be used.
+Methods are registered for the level `pipeline`, or are a user's own. Whatever they choose must be a valid plan: every
+layer once, in order, on hosts of the problem, within their memory, over links that can be used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, Literal, get_args
+
+from msgspec import Struct
 
 from dovetail.core import registry
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.pipeline.compat.auction_options import renamed
-from dovetail.pipeline.inputs.problem import Pipeline
-from dovetail.pipeline.plan import Infeasible, Plan
-from dovetail.pipeline.planner import plan
+from dovetail.pipeline.inputs.pool import by_host
+from dovetail.pipeline.inputs.problem import MIB, Pipeline, checked
+from dovetail.pipeline.optimise.finish import finish
+from dovetail.pipeline.optimise.labels import Found, Option, Stages
+from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Objective, Plan, dead_link, flag
+from dovetail.pipeline.planner import plan as plan_exactly
+
+Method = Literal["exact"] | str | Callable[..., Any]
 
 
-def check_method(method: str, options: Mapping[str, Any]) -> None:
+def plan(
+    problem: Pipeline | Sequence[Pipeline],
+    *,
+    objective: Objective = "throughput",
+    microbatches: int = 8,
+    slack: float = 0.0,
+    latency_cap_s: float | None = None,
+    first: str | None = None,
+    last: str | None = None,
+    max_stages: int | None = None,
+    cuts: Sequence[int] = (),
+    data_mbps: float | None = None,
+    replicas: int = 1,
+    link_bits: Sequence[int] = (32,),
+    method: Method = "exact",
+    option: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Where to cut a model and which device gets which layers; `InfeasibleError` if there is no plan.
+
+    Of several problems, such as several batch sizes, the plan with the highest throughput is given. The exact method
+    keeps the objective and the constraints, which are those of `dovetail pipeline plan`; others, for comparison, know
+    neither: a name with its options (`option`), `file.py:name`, or a function of one's own. That takes the problem, and
+    gives a plan or just the stages, as hosts with their first and last layer.
+
+    >>> from dovetail import pipeline
+    >>> fast = pipeline.DeviceClass("fast", "fast", ["a", "b"], bw_mbps=1000.0, mem_mib=99.0, time_s=[0.1, 0.2, 0.3])
+    >>> problem = pipeline.Pipeline(model="m", layers=3, mem_mib=[1.0] * 3, cut_bytes=[0] * 4, classes=[fast],
+    ...     batch_size=1, dtype="torch.float32")
+    >>> pipeline.plan(problem)
+    <Plan m in 2 stages: 3.33333 items/s, bottleneck 0.3 s per microbatch of 1 (optimal): compute on a (layers 1 to 2)>
+    host  type  first  last  compute_s  send_s  send_bits  mem_mib  utilisation
+    a     fast      1     2        0.3       0         32        2            1
+    b     fast      3     3        0.3       0         32        1            1
+    >>> pipeline.plan(problem, method=lambda problem: [("b", 1, 1), ("a", 2, 3)]).bottleneck_s
+    0.5
+    >>> pipeline.plan(problem, latency_cap_s=0.5)
+    Traceback (most recent call last):
+    dovetail.pipeline.plan.InfeasibleError: no plan: --latency-cap-s 0.5 leaves no plan: the least latency ... 0.6 s
+    """
+    problems = problems_of(problem)
+    if objective not in (known := get_args(Objective)):
+        raise InputError(f"objective: expected one of {', '.join(known)}, found {objective!r}")
+    checked(_Numbers, microbatches=microbatches, slack=slack)
+    constraints = Constraints.given(
+        problems[0],
+        cuts,
+        latency_cap_s=latency_cap_s,
+        first=first,
+        last=last,
+        max_stages=max_stages,
+        data_mbps=data_mbps,
+        replicas=replicas,
+        link_bits=link_bits,
+    )
+    if method == "exact":
+        if option:
+            raise InputError(f"--option {next(iter(option))}: method exact has no options")
+        tried = [plan_exactly(p, objective, constraints, microbatches=microbatches, slack=slack) for p in problems]
+    else:
+        _check_method(method, option or {})
+        _check_unconstrained(method, objective, constraints)
+        tried = [plan_by(method, p, option or {}) for p in problems]
+    made = [found for found in tried if isinstance(found, Plan)]
+    if made:
+        return max(made, key=lambda found: found.throughput_items_s)
+    reasons = [reason for found in tried if isinstance(found, Infeasible) for reason in found.reasons]
+    raise InfeasibleError(list(dict.fromkeys(reasons)))
+
+
+class _Numbers(Struct):
+    microbatches: int
+    slack: float
+
+
+def problems_of(given: Any) -> list[Pipeline]:
+    """One problem or several, if that is what was given."""
+    problems = [given] if isinstance(given, Pipeline) else given
+    if not isinstance(problems, list | tuple) or not problems or not all(isinstance(p, Pipeline) for p in problems):
+        raise InputError(f"problem: expected what pipeline.load gives, or a list of that; found {given!r:.80}")
+    return list(problems)
+
+
+def _check_method(method: Method, options: Mapping[str, Any]) -> None:
     """Refuse a method that is not registered, and options that it does not take."""
+    if callable(method):
+        return
+    if not isinstance(method, str):
+        raise InputError(f"method: expected a name, file.py:name or a function of your own, found {method!r}")
     known = registry.names("pipeline")
-    if method not in known:
+    if method not in known and ".py:" not in method:
         raise InputError(f"--method {method}: unknown{did_you_mean(method, known)}")
-    taken = [name for name in registry.options_of("pipeline", method) if name != "pipeline"]
+    taken = list(registry.options_of("pipeline", method))[1:]
     for name in renamed(options) if method == "auction" else options:
         if name not in taken:
             raise InputError(f"--option {name}: method {method} has no such option{did_you_mean(name, taken)}")
 
 
-def best_plan(
-    problems: Sequence[Pipeline],
-    method: str = "exact",
-    options: Mapping[str, Any] | None = None,
-    **how: Any,
-) -> tuple[Pipeline, Plan] | Infeasible:
-    """The plan with the highest throughput for one of several problems, such as several batch sizes; `how` goes to the
-    exact planner (objective, constraints, ...)."""
-    tried = [
-        (problem, plan(problem, **how) if method == "exact" else plan_by(method, problem, options or {}))
-        for problem in problems
-    ]
-    made = [(problem, found) for problem, found in tried if isinstance(found, Plan)]
-    if made:
-        return max(made, key=lambda pair: pair[1].throughput_items_s)
-    reasons = [reason for _, found in tried if isinstance(found, Infeasible) for reason in found.reasons]
-    return Infeasible(model=problems[0].model, reasons=list(dict.fromkeys(reasons)))
+def _check_unconstrained(method: Method, objective: str, constraints: Constraints) -> None:
+    """Methods for comparison know neither objectives nor constraints: to ask them for some is an error."""
+    name = method if isinstance(method, str) else _name(method)
+    if objective != "throughput":
+        raise InputError(f"--objective {objective}: expected method exact, found {name}")
+    free = Constraints()
+    for key in constraints.__struct_fields__:
+        if getattr(constraints, key) != getattr(free, key):
+            raise InputError(f"{flag(key)}: expected method exact, found {name}, which keeps no constraints")
 
 
-def plan_by(method: str, pipeline: Pipeline, options: Mapping[str, Any]) -> Plan | Infeasible:
+def _name(method: Any) -> str:
+    return str(getattr(method, "__name__", type(method).__name__))
+
+
+def plan_by(method: Method, pipeline: Pipeline, options: Mapping[str, Any]) -> Plan | Infeasible:
     """The plan of a method for comparison, with its options as text or values."""
+    if not isinstance(method, str):
+        return _from_stages(pipeline, method(pipeline, **options), _name(method))
     given = renamed(options) if method == "auction" else dict(options)
     if isinstance(given.get("order"), str):
         given["order"] = given["order"].split(",")
-    found: Plan | Infeasible = registry.create("pipeline", method, {"pipeline": pipeline} | given)
-    return found
+    takes = next(iter(registry.options_of("pipeline", method)), "")
+    return _from_stages(pipeline, registry.create("pipeline", method, {takes: pipeline} | given), method)
+
+
+def _from_stages(pipeline: Pipeline, found: Any, name: str) -> Plan | Infeasible:
+    """What a method gave, as a plan; stages are a host, its first and its last layer."""
+    if isinstance(found, Plan | Infeasible):
+        return found
+    one = by_host(pipeline)
+    hosts, tables = [c.name for c in one.classes], Tables(one)
+    chosen: Stages = []
+    at = 0
+    for stage in found if isinstance(found, list | tuple) else [found]:
+        try:
+            host, first, last = stage
+            k = hosts.index(host)
+        except (TypeError, ValueError):
+            expected = f"a host of {', '.join(hosts)} with its first and last layer"
+            raise InputError(f"method {name}: expected a plan, or stages: {expected}; found {stage!r}") from None
+        if first != at + 1 or not first <= last <= one.layers or any(k == option.k for option, _, _ in chosen):
+            raise InputError(f"method {name}: {stage!r} does not go on from layer {at} on a host that is free")
+        if not tables.fits[k, at, last]:
+            need = float(tables.need_bytes[at, last]) / MIB
+            return Infeasible(model=one.model, reasons=[f"{host} has no room for {need:.1f} MiB of {first} to {last}"])
+        chosen.append((Option(k), at, last))
+        at = last
+    if at != one.layers:
+        raise InputError(f"method {name}: expected stages for layers 1 to {one.layers}, found them up to {at}")
+    made = finish(tables, Constraints(), "throughput", Found(chosen, method=name))
+    made.problem = pipeline
+    return made if made.bottleneck_s < inf else dead_link(made)

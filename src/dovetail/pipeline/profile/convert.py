@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,51 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files import Document, as_path
+from dovetail.core.output import refuse_overwrite
 from dovetail.core.rates import Rate, RateTable
 from dovetail.pipeline.inputs.files import DeviceTypeEntry, ModelEntry
 from dovetail.pipeline.inputs.problem import DTYPE_BYTES, LARGEST
-from dovetail.pipeline.profile.files import ModelProfile, dump_yaml, parameters
+from dovetail.pipeline.profile.files import ModelProfile, dump_yaml, parameters, read_profiles
+
+AnyPath = str | os.PathLike[str]
+
+
+class Conversion(Struct, frozen=True):
+    """The file that was extended, warnings about it, and the rates that were written, if that was asked for."""
+
+    path: Path
+    warnings: list[str]
+    rates: list[Rate]
+
+
+def convert(
+    device_type: str | None = None,
+    *,
+    input: AnyPath = "profiler_results.yml",
+    output: AnyPath | None = None,
+    memory_mb: float | None = None,
+    bandwidth_mbps: float | None = None,
+    rates: AnyPath | None = None,
+    reference: str | None = None,
+    force: bool = False,
+) -> Conversion:
+    """Turn a profile file into the planner's files: models.yml is extended by the model, or, if a device type is named,
+    device_types.yml by the layers' times on it. The arguments are those of `dovetail pipeline convert`."""
+    path = as_path(output or ("models.yml" if device_type is None else "device_types.yml"), "output")
+    source, table = as_path(input, "input"), None if rates is None else as_path(rates, "rates")
+    refuse_overwrite([path, *([table] if table is not None else [])], [source])
+    if device_type is None and (memory_mb is not None or bandwidth_mbps is not None or rates is not None):
+        raise InputError("memory, bandwidth and rates belong to a device type: name one")
+    if (rates is None) != (reference is None):
+        raise InputError("--rates and --reference belong together")
+    profiles = read_profiles(source)
+    model = profiles[0].model_name
+    if reference is not None and reference != device_type:
+        check_reference(path, model, reference)
+    warnings = PlannerFile(path, device_type, memory_mb, bandwidth_mbps, force).extend(profiles)
+    made = to_rates(path, model, reference, table) if table is not None and reference is not None else []
+    return Conversion(path, warnings, made)
 
 
 class PlannerFile(Struct, frozen=True):
@@ -149,13 +190,12 @@ def to_rates(device_types: Path, model: str, reference: str, rates: Path) -> lis
             speeds[name] = max(found)
     if reference not in speeds:
         raise doc.error((reference,), f"has no profile of {model}")
-    table = RateTable.read(rates) if rates.exists() else RateTable()
     base = speeds[reference][0]
     made = [
         Rate(model, name, speed / base, source="estimated" if source == "estimated" else "measured")
         for name, (speed, source) in speeds.items()
     ]
-    (table | RateTable(made)).write(rates)
+    RateTable(made).add_to(rates)
     return made
 
 

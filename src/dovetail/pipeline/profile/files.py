@@ -178,11 +178,17 @@ def merge_into(path: Path, new: Iterable[ModelProfile], *, force: bool = False) 
 
 
 def expected_in(
-    path: Path, model: str, layers: int, part: tuple[int, int], runs: Iterable[tuple[int, str]], *, force: bool = False
+    path: Path | None,
+    model: str,
+    layers: int,
+    part: tuple[int, int],
+    runs: Iterable[tuple[int, str]],
+    *,
+    force: bool = False,
 ) -> list[ModelProfile]:
     """Which layers a file would have of each batch size and dtype once some more are measured; an error if there is no
     room for them. To be asked before anything is measured: the times are empty."""
-    old = read_profiles(path) if path.exists() else []
+    old = read_profiles(path) if path is not None and path.exists() else []
     found = []
     for size, dtype in runs:
         rows = [LayerRow(layer, 0, [], [], 0) for layer in range(part[0], part[1] + 1)]

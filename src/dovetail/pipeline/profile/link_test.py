@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import Document
+from dovetail.core.files import Document, as_path
 from dovetail.pipeline.profile.files import dump_yaml
 
 _HELLO = b"dovetail-link-1\n"
@@ -36,6 +37,13 @@ class LinkResult(Struct, frozen=True, kw_only=True):
     repeats: int
 
 
+class LinkTest(Struct, frozen=True):
+    """What was measured, and what a links file says about it."""
+
+    result: LinkResult
+    links: list[dict[str, Any]]
+
+
 def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
     """A socket for `serve`; port 0 takes a free one."""
     _check_port(port, 0)
@@ -52,6 +60,19 @@ def _check_port(port: int, least: int) -> None:
 
 def _family(address: str, port: int) -> socket.AddressFamily:
     return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+
+
+def serve_link(
+    address: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    clients: int | None = None,
+    notice: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Answer link tests of other hosts, so many or for ever. `notice` is told where it listens, and of each client."""
+    with listen(address, port) as listener:
+        notice(f"listening on {address} port {listener.getsockname()[1]}")
+        serve(listener, clients=clients, told=notice)
 
 
 def serve(listener: socket.socket, *, clients: int | None = None, told: Callable[[str], None] = lambda _: None) -> None:
@@ -85,6 +106,32 @@ def _answer(connection: socket.socket) -> None:
             connection.sendall(_PING)
         else:
             _pour(connection, size)
+
+
+def link_test(
+    address: str,
+    port: int,
+    *,
+    here: str = "here",
+    there: str | None = None,
+    repeats: int = 9,
+    seconds: float = 0.2,
+    out: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> LinkTest:
+    """Measure the link to a host where `serve_link` runs, and add it to a links file if one is named.
+
+    `here` and `there` are what the hosts or their types are called in devices.yml. Transfers are made large enough to
+    last about so many seconds each.
+    """
+    place = None if out is None else as_path(out, "out")
+    if place is not None:
+        other_links(place, here, there or address, force=force)  # an error now, not after the measurement
+    result = measure_link(address, port, repeats=repeats, seconds=seconds)
+    entries = link_entries(result, here, there or address)
+    if place is not None:
+        write_links(place, entries, force=force)
+    return LinkTest(result, entries)
 
 
 def measure_link(address: str, port: int, *, repeats: int = 9, seconds: float = 0.2) -> LinkResult:

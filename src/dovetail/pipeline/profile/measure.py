@@ -11,9 +11,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from dovetail.core.errors import InputError
+from dovetail.core.frames import as_frame, columns_of
 from dovetail.pipeline.hardware import check_device, device_name
 from dovetail.pipeline.inputs.problem import MIB
 from dovetail.pipeline.models.spec import Chain, need_torch, one_line
@@ -57,6 +58,14 @@ class ProfileResult(Struct, frozen=True, kw_only=True):
     def sum_s(self) -> float:
         """What a planner takes the whole to be: the layers' times, added."""
         return sum(layer.time_s for layer in self.profile)
+
+    def frame(self) -> Any:
+        """A row per layer: a frame of pandas or polars where one is installed, else columns."""
+        return as_frame(columns_of([asdict(layer) for layer in self.profile]))
+
+    def __repr__(self) -> str:
+        of = f"{self.model}: {len(self.profile)} layers, batches of {self.batch_size}, {self.dtype}"
+        return f"<ProfileResult {of}, {self.source} for {self.device}: {self.sum_s:.6g} s>"
 
 
 class Effort(Struct, frozen=True):
