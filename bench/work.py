@@ -55,26 +55,22 @@ def calls(function: Callable[[], T]) -> tuple[int, T]:
 
 def workflow(folder: Path) -> dict[str, float]:
     """An overloaded pool of 8 GPUs: calls and bytes of journal per node, and what ten times the requests add."""
-    from dovetail.workflow.inputs.configuration import read_system
-    from dovetail.workflow.inputs.generate import generate
-    from dovetail.workflow.inputs.synthetic import synthetic_system
-    from dovetail.workflow.inputs.write import write_requests
-    from dovetail.workflow.problem import WorkflowProblem
-    from dovetail.workflow.simulate import record, run
+    from dovetail.workflow import generate, load, run, synthetic_system
 
     config = folder / "config.json"
     config.write_bytes(msgspec.json.encode(synthetic_system(1, models=3, workflows=2, max_width=4, max_nodes=4)))
     found: dict[str, float] = {}
     for requests in (200, 2000):
         path = folder / f"{requests}.jsonl"
-        write_requests(generate(read_system(config), requests=requests, rate_per_min=25.0, seed=1), path, "jsonl")
-        problem = WorkflowProblem.read(config, path, gpus="8")
+        generate(config, requests=requests, rate=25.0, seed=1).write(path)
+        problem = load(config, path, gpus=8)
         nodes = sum(len(problem.graphs[arrived.of].tasks) for _, arrived in problem.requests.arrivals())
         for policy in ("baseline", "dovetail"):
-            run(problem, policy)  # what is imported or cached once does not count
-            found[f"{policy}_calls_per_node_{requests}"] = calls(lambda p=problem, n=policy: run(p, n))[0] / nodes  # type: ignore[misc]
+            run(problem, policy, journal=False)  # what is imported or cached once does not count
+            counted, _ = calls(lambda p=problem, n=policy: run(p, n, journal=False))  # type: ignore[misc]
+            found[f"{policy}_calls_per_node_{requests}"] = counted / nodes
         journal = folder / f"{requests}.journal"
-        record(problem, "baseline", {}, journal)
+        run(problem, "baseline", journal=journal)
         found[f"journal_bytes_per_node_{requests}"] = journal.stat().st_size / nodes
     for policy in ("baseline", "dovetail"):
         found[f"{policy}_growth"] = found[f"{policy}_calls_per_node_2000"] / found[f"{policy}_calls_per_node_200"]

@@ -25,14 +25,10 @@ from typing import Any
 import msgspec
 
 from bench import show
+from dovetail import workflow
 from dovetail.core.parallel import run_all
-from dovetail.workflow.inputs.configuration import read_system
-from dovetail.workflow.inputs.generate import generate, statistics
-from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
-from dovetail.workflow.inputs.system import System
-from dovetail.workflow.inputs.write import write_requests
-from dovetail.workflow.problem import WorkflowProblem
-from dovetail.workflow.simulate import run
+from dovetail.workflow import generate, run, synthetic_system, thrash_system
+from dovetail.workflow.problem import source_of
 from dovetail.workflow.study import StudyCell, run_cell
 
 GOLDEN = Path(os.environ.get("DOVETAIL_GOLDEN", Path(__file__).parents[1] / "../shared/golden")).resolve() / "workflow"
@@ -74,8 +70,8 @@ def speed(folder: Path, share: float) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for requests in (500, 1000, 2000, 4000, 16000):
         path = _requests(config, folder, _part(requests, share), 25.0, 42, "json")
-        problem = WorkflowProblem.read(config, path, gpus="8")
-        best = min(run(problem, "baseline").simulation_s for _ in range(3))
+        problem = workflow.load(config, path, gpus=8)
+        best = min(run(problem, "baseline", journal=False).simulation_s for _ in range(3))
         command_s, command_cpu_s, _ = _command(config, path, folder, "baseline", "offline")
         nodes = sum(len(problem.graphs[request.of].tasks) for _, request in problem.requests.arrivals())
         rows[str(requests)] = {
@@ -131,8 +127,7 @@ def _speed_config(folder: Path) -> Path:
 
 def _requests(config: Path, folder: Path, requests: int, rate: float, seed: int, suffix: str) -> Path:
     path = folder / f"requests_{requests}.{suffix}"
-    rows = generate(read_system(config), requests=requests, rate_per_min=rate, seed=seed)
-    write_requests(rows, path, "json" if suffix == "json" else "jsonl")
+    generate(config, requests=requests, rate=rate, seed=seed).write(path)
     return path
 
 
@@ -227,32 +222,27 @@ def _ratio(base: dict[str, Any], ours: dict[str, Any], key: str) -> float:
 
 def _pair(name: str, config: Path, requests: Path, gpus: str, mode: Any) -> list[tuple[str, StudyCell]]:
     """The same cell under both policies; faulty requests of the golden sets are rejected under both."""
-    return [
-        (name, StudyCell(config=config, requests=requests, policy=policy, gpus=gpus, mode=mode, on_error="reject"))
-        for policy in ("baseline", "dovetail")
-    ]
+    source = source_of(config, requests, mode=mode, on_error="reject")
+    return [(name, StudyCell(source=source, gpus=gpus, policy=policy)) for policy in ("baseline", "dovetail")]
 
 
 def _loads(
     name: str, config: Path, gpus: int, loads: tuple[str | float, ...], seed: int, folder: Path, part: float
 ) -> list[tuple[str, StudyCell]]:
-    system = read_system(config)
-    per_request = _gpu_s_per_request(system, seed)
+    per_request = _gpu_s_per_request(config, seed)
     cells = []
     for load in loads:
         share = 1.0 if isinstance(load, str) else load
         path = folder / f"{config.stem}_{load}.jsonl"
         rate = 60 * share * gpus / per_request
-        write_requests(
-            generate(system, requests=_part(HELD_OUT_REQUESTS, part), rate_per_min=rate, seed=seed), path, "jsonl"
-        )
+        generate(config, requests=_part(HELD_OUT_REQUESTS, part), rate=rate, seed=seed).write(path)
         mode = "offline" if load == "offline" else "online"
         cells += _pair(f"{name} {load if mode == 'offline' else f'load {load}'}", config, path, str(gpus), mode)
     return cells
 
 
-def _gpu_s_per_request(system: System, seed: int) -> float:
-    counted = statistics(system, generate(system, requests=500, rate_per_min=1.0, seed=seed))
+def _gpu_s_per_request(config: Path, seed: int) -> float:
+    counted = generate(config, requests=500, rate=1.0, seed=seed).statistics()
     return 3600 * sum(counted.gpu_hours.values()) / counted.requests
 
 

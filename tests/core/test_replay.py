@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
-from dovetail.workflow.problem import WorkflowProblem
-from dovetail.workflow.simulate import record
+from dovetail.workflow import load, run
 
 ROOT = Path(__file__).parents[2]
 CONFIG, REQUESTS = (ROOT / "examples" / name for name in ("system_config.yaml", "workflow_requests.yaml"))
@@ -20,7 +19,7 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    record(WorkflowProblem.read(CONFIG, REQUESTS, gpus="4"), journal=tmp_path / "journal.jsonl")
+    run(load(CONFIG, REQUESTS, gpus=4), journal=tmp_path / "journal.jsonl")
     return tmp_path / "journal.jsonl"
 
 

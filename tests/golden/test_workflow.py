@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
-from dovetail.core.journal import Writer
+from dovetail.workflow import load, run
 from dovetail.workflow.check import check_journal
-from dovetail.workflow.metrics import summary
-from dovetail.workflow.problem import WorkflowProblem
-from dovetail.workflow.simulate import run
 
 CASES = [(name, gpus, mode) for name in ("simple", "complex") for gpus in (2, 4, 8) for mode in ("offline", "online")]
 EXACT = ("makespan_s", "switches", "switch_time_s", "avg_request_s", "p99_request_s")
@@ -51,12 +48,8 @@ def test_baseline_gives_the_older_numbers_as_doubles(
     golden: Path, tmp_path: Path, name: str, gpus: int, mode: Any
 ) -> None:
     row = expected(golden, name, gpus, mode)
-    problem = WorkflowProblem.read(*files(golden, name), gpus=str(gpus), mode=mode, compat="gswarm")
-    header = problem.header("baseline", {}, 0)
-    with Writer(tmp_path / "journal.jsonl", header) as journal:
-        outcome = run(problem, "baseline", observers=[journal])
-        figures = summary(header, outcome.figures, outcome.bounds)
-        journal.end(outcome.steps + 1, outcome.end_s, figures)
+    problem = load(*files(golden, name), gpus=str(gpus), mode=mode, compat="gswarm")
+    figures = run(problem, "baseline", journal=tmp_path / "journal.jsonl").metrics
     assert {key: figures[key] for key in EXACT} == {key: row[key] for key in EXACT}
     completed = COMPLETED[name, gpus]
     assert (figures["completed"], figures["rejected"]) == (completed, SIZES[name] - completed)
@@ -96,14 +89,14 @@ def test_without_compat_the_broken_edge_is_refused(golden: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("mode", ["offline", "online"])
 def test_rejecting_the_broken_workflow_runs_the_rest(golden: Path, mode: Any) -> None:
-    problem = WorkflowProblem.read(*files(golden, "complex"), gpus="8", mode=mode, on_error="reject")
+    problem = load(*files(golden, "complex"), gpus="8", mode=mode, on_error="reject")
     figures = run(problem).figures
     assert (figures.completed, figures.rejected) == (651, 349)
 
 
 @pytest.mark.parametrize(("name", "gpus", "mode"), [case for case in CASES if case[1] > 2])
 def test_the_default_policy_is_never_later_than_baseline(golden: Path, name: str, gpus: int, mode: Any) -> None:
-    problem = WorkflowProblem.read(*files(golden, name), gpus=str(gpus), mode=mode, on_error="reject")
+    problem = load(*files(golden, name), gpus=str(gpus), mode=mode, on_error="reject")
     ours, baseline = run(problem).figures, run(problem, "baseline").figures
     assert ours.makespan_s <= baseline.makespan_s
     assert ours.response_s.mean < baseline.response_s.mean

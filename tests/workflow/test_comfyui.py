@@ -88,7 +88,7 @@ def validated(found: Imported, folder: Path) -> System:
     read = Requests(folder / "requests.json", system)
     assert len(read) == len(found.requests)
     assert not read.warnings
-    assert len(list(generate(system, requests=5, rate_per_min=1, seed=1))) == 5
+    assert len(list(generate(system, requests=5, rate=1, seed=1))) == 5
     return system
 
 

@@ -15,12 +15,10 @@ import pytest
 
 from dovetail.core import registry
 from dovetail.core.events import Arrived, Finished, Start
-from dovetail.core.journal import Writer
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.choices import Mode
 from dovetail.workflow.compat.heap_order import HeapOrder
-from dovetail.workflow.metrics import summary
-from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.problem import load
 from dovetail.workflow.simulate import run
 
 Run = tuple[str, str, tuple[int, ...], float, float]  # request, node, GPUs, start, end
@@ -202,11 +200,9 @@ def test_every_node_starts_where_and_when_the_older_scheduler_started_it(tmp_pat
         config, rows, gpus = workload(seed)
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "requests.json").write_text(json.dumps({"requests": rows}))
-        problem = WorkflowProblem.read(
-            tmp_path / "config.json", tmp_path / "requests.json", gpus=str(gpus), mode=mode, compat="gswarm"
-        )
+        problem = load(tmp_path / "config.json", tmp_path / "requests.json", gpus=str(gpus), mode=mode, compat="gswarm")
         starts = Starts()
-        figures = run(problem, "baseline", observers=[starts]).figures
+        figures = run(problem, "baseline", observers=[starts], journal=False).figures
         arrivals = [float(row["timestamp"] - rows[0]["timestamp"]) if mode == "online" else 0.0 for row in rows]
         older = Older(config, rows, gpus, arrivals)
         assert starts.runs == older.runs, f"case {seed}"
@@ -230,9 +226,6 @@ def test_every_policy_copes_with_the_files_and_the_order_of_the_older_scheduler(
         config_path.write_text(json.dumps(config))
         requests_path.write_text(json.dumps({"requests": rows}))
         mode: Mode = "online" if seed % 2 and policy != "optimise" else "offline"
-        problem = WorkflowProblem.read(config_path, requests_path, gpus=str(gpus), mode=mode, compat="gswarm")
-        header = problem.header(policy, options, 0)
-        with Writer(journal_path, header) as journal:
-            outcome = run(problem, policy, options, observers=[journal])
-            journal.end(outcome.steps + 1, outcome.end_s, summary(header, outcome.figures, outcome.bounds))
+        problem = load(config_path, requests_path, gpus=str(gpus), mode=mode, compat="gswarm")
+        run(problem, policy, options=options, journal=journal_path)
         assert check_journal(journal_path, config_path, requests_path).faults == [], f"case {seed}"

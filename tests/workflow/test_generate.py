@@ -23,7 +23,7 @@ from dovetail.core.errors import InputError
 from dovetail.workflow.choices import ArrivalPattern, FileFormat
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.fit import check_fit, make_pool
-from dovetail.workflow.inputs.generate import Statistics, draw_s, generate, statistics
+from dovetail.workflow.inputs.generate import Statistics, draw_s, generate
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
@@ -56,16 +56,12 @@ def model(**fields: Any) -> Model:
 def test_the_same_seed_gives_the_same_bytes_in_another_process(
     format: FileFormat, system: System, tmp_path: Path
 ) -> None:
-    given_here = {"requests": 30, "duration_min": 2.0, "seed": 5, "arrivals": "bursty"}
-    write_requests(generate(system, **given_here), tmp_path / "here", format, given_here)  # type: ignore[arg-type]
+    given_here: dict[str, Any] = {"requests": 30, "duration": 2.0, "seed": 5, "arrivals": "bursty"}
+    generate(system, **given_here).write(tmp_path / "here", format)
     program = (
-        "import sys, json; from pathlib import Path\n"
-        "from dovetail.workflow.inputs.generate import generate\n"
-        "from dovetail.workflow.inputs.write import write_requests\n"
-        "from dovetail.workflow.inputs.configuration import read_system\n"
+        "import sys, json; from pathlib import Path; from dovetail.workflow import generate\n"
         "folder, format, given = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])\n"
-        "rows = generate(read_system(folder / 'system.json'), **given)\n"
-        "write_requests(rows, folder / 'there', format, given)\n"
+        "generate(folder / 'system.json', **given).write(folder / 'there', format)\n"
     )
     there = [sys.executable, "-c", program, str(tmp_path), format, json.dumps(given_here)]
     subprocess.run(there, check=True, env={**os.environ, "PYTHONHASHSEED": "12345"})
@@ -73,12 +69,12 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process(
 
 
 def test_another_seed_gives_other_requests(system: System) -> None:
-    one, two = (list(generate(system, requests=5, rate_per_min=1, seed=seed)) for seed in (1, 2))
+    one, two = (list(generate(system, requests=5, rate=1, seed=seed)) for seed in (1, 2))
     assert one != two
 
 
 def test_a_shorter_run_at_the_same_rate_is_the_beginning_of_a_longer_one(system: System) -> None:
-    short, long = (list(generate(system, requests=n, rate_per_min=10, seed=1)) for n in (7, 90))
+    short, long = (list(generate(system, requests=n, rate=10, seed=1)) for n in (7, 90))
     assert short == long[:7]
 
 
@@ -112,11 +108,12 @@ def test_every_synthetic_system_and_its_requests_are_valid(
     config = synthetic_system(seed, models=models, workflows=workflows, max_width=max_width, max_nodes=max_nodes)
     system = system_of(config, folder)
     pool = make_pool(system, None)
-    check_fit(system, pool, folder, "fail", False)
+    check_fit(system, pool, folder)
+    assert system.faults == {}
     assert len(system.models) == models
     assert len(system.workflows) == workflows
     assert all(1 <= len(workflow.nodes) <= max_nodes for workflow in system.workflows.values())
-    rows = list(generate(system, requests=12, rate_per_min=30, seed=seed, arrivals=arrivals))
+    rows = list(generate(system, requests=12, rate=30, seed=seed, arrivals=arrivals))
     for row in rows:
         nodes = [node.id for node in system.workflows[row["workflow_id"]].nodes]
         assert list(row["node_execution_times"]) == nodes
@@ -131,7 +128,7 @@ def test_every_synthetic_system_and_its_requests_are_valid(
 @pytest.mark.parametrize("format", ["json", "yaml", "jsonl"])
 def test_what_is_written_is_read_as_it_was(format: FileFormat, system: System, tmp_path: Path) -> None:
     file = tmp_path / "deep" / f"requests.{format}"
-    rows = list(generate(system, requests=20, duration_min=3, seed=1))
+    rows = list(generate(system, requests=20, duration=3, seed=1))
     assert write_requests(iter(rows), file, format, {"seed": 1}) == 20
     if format == "jsonl":
         assert [json.loads(line) for line in file.read_text().splitlines()] == rows
@@ -146,14 +143,14 @@ def test_no_requests_make_an_empty_but_valid_file(
     format: FileFormat, empty: Any, system: System, tmp_path: Path
 ) -> None:
     file = tmp_path / "requests"
-    assert write_requests(generate(system, requests=0, duration_min=20, seed=1), file, format) == 0
+    assert write_requests(generate(system, requests=0, duration=20, seed=1), file, format) == 0
     assert yaml.safe_load(file.read_text()) == empty
 
 
 def test_ids_have_digits_enough_to_sort(system: System) -> None:
-    rows = generate(system, requests=123456, rate_per_min=1, seed=1)
-    assert next(rows)["request_id"] == "req_000001"
-    assert next(generate(system, requests=3, rate_per_min=1, seed=1))["request_id"] == "req_0001"
+    rows = generate(system, requests=123456, rate=1, seed=1)
+    assert next(iter(rows))["request_id"] == "req_000001"
+    assert next(iter(generate(system, requests=3, rate=1, seed=1)))["request_id"] == "req_0001"
 
 
 def test_options_come_from_the_model_and_only_those_a_node_lists(tmp_path: Path) -> None:
@@ -161,7 +158,7 @@ def test_options_come_from_the_model_and_only_those_a_node_lists(tmp_path: Path)
     (name,) = config["models"]
     config["models"][name]["config"] = {"temperature": [0.1, 0.9], "steps": [1], "fixed": "always"}
     config["workflows"]["workflow_1"]["nodes"][0]["config_options"] = ["temperature", "fixed", "unknown"]
-    rows = list(generate(system_of(config, tmp_path), requests=40, rate_per_min=1, seed=1))
+    rows = list(generate(system_of(config, tmp_path), requests=40, rate=1, seed=1))
     drawn = [row["node_configs"]["step_1"] for row in rows]
     assert all(set(options) == {"temperature", "fixed"} and options["fixed"] == "always" for options in drawn)
     assert {options["temperature"] for options in drawn} == {0.1, 0.9}
@@ -171,7 +168,8 @@ def test_the_examples_are_valid() -> None:
     for name in ("system_config.yaml", "mixed_gpus.yaml"):
         system = read_system(EXAMPLES / name)
         pool = make_pool(system, system.gpus or "4")
-        check_fit(system, pool, EXAMPLES / name, "fail", False)
+        check_fit(system, pool, EXAMPLES / name)
+        assert system.faults == {}
         read = Requests(EXAMPLES / "workflow_requests.yaml", system, "online")
         assert len(read) == 20
         assert not read.warnings
@@ -181,7 +179,7 @@ def test_the_examples_are_valid() -> None:
 
 
 def _gaps(system: System, arrivals: ArrivalPattern, requests: int) -> list[float]:
-    rows = generate(system, requests=requests, duration_min=requests / 60, seed=11, arrivals=arrivals)
+    rows = generate(system, requests=requests, duration=requests / 60, seed=11, arrivals=arrivals)
     times = [_seconds(row["timestamp"]) for row in rows]
     return [b - a for a, b in pairwise(times)]
 
@@ -207,13 +205,13 @@ def test_poisson_gaps_are_exponential_and_bursty_ones_are_not(system: System) ->
 
 
 def test_uniform_arrivals_are_evenly_spaced(system: System) -> None:
-    rows = generate(system, requests=4, duration_min=0.2, seed=1, arrivals="uniform")
+    rows = generate(system, requests=4, duration=0.2, seed=1, arrivals="uniform")
     assert [_seconds(row["timestamp"]) for row in rows] == [0, 3, 6, 9]
 
 
 def test_workflows_are_drawn_by_weight(system: System) -> None:
     weights = {"workflow_1": 3.0, "workflow_3": 1.0, "workflow_2": 0.0}
-    drawn = statistics(system, generate(system, requests=4000, rate_per_min=60, seed=1, workflows=weights)).workflows
+    drawn = generate(system, requests=4000, rate=60, seed=1, workflows=weights).statistics().workflows
     assert set(drawn) == {"workflow_1", "workflow_3"}
     assert abs(drawn["workflow_1"] - 3000) < 4 * math.sqrt(4000 * 0.75 * 0.25)
 
@@ -280,7 +278,7 @@ def test_statistics_count_gpu_hours_on_the_way(tmp_path: Path) -> None:
     (name,) = config["models"]
     config["models"][name]["gpus_required"] = 4
     system = system_of(config, tmp_path)
-    rows = list(generate(system, requests=50, rate_per_min=1, seed=1))
+    rows = list(generate(system, requests=50, rate=1, seed=1))
     counted = Statistics()
     assert list(counted.count(system, iter(rows))) == rows
     hours = 4 * math.fsum(row["node_execution_times"]["step_1"] for row in rows) / 3600
@@ -301,7 +299,7 @@ def test_the_thrashing_system_has_more_models_than_gpus_and_loads_longer_than_it
 
 
 def test_a_million_requests_are_not_made_before_they_are_asked_for(system: System) -> None:
-    rows = generate(system, requests=10**9, rate_per_min=1, seed=1)
+    rows = generate(system, requests=10**9, rate=1, seed=1)
     assert [row["request_id"] for row in islice(rows, 2)] == ["req_0000000001", "req_0000000002"]
 
 
@@ -341,11 +339,16 @@ def test_a_folder_cannot_be_written(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"requests": -1}, "--requests -1: expected 0 or more"),
-        ({"rate_per_min": None}, "either the duration or the rate"),
-        ({"duration_min": 3.0}, "either the duration or the rate"),
-        ({"rate_per_min": 0.0}, "--rate 0.0: expected a positive number"),
-        ({"rate_per_min": math.nan}, "--rate nan: expected a positive number"),
-        ({"rate_per_min": None, "duration_min": -2.0}, "--duration -2.0: expected a positive number"),
+        ({"requests": 2.5}, "--requests 2.5: expected a whole number"),
+        ({"duration": 3.0}, "either the duration or the rate"),
+        ({"rate": 0.0}, "--rate 0.0: expected a positive number"),
+        ({"rate": "fast"}, "--rate fast: expected a positive number"),
+        ({"rate": math.nan}, "--rate nan: expected a positive number"),
+        ({"rate": None, "duration": -2.0}, "--duration -2.0: expected a positive number"),
+        ({"arrivals": "burst"}, "--arrivals 'burst': expected poisson or uniform or bursty"),
+        ({"start": None}, "--start None: not a time"),
+        ({"workflows": ["workflow_1"]}, "expected names of workflows and their weights"),
+        ({"workflows": {"workflow_1": "much"}}, "--workflow workflow_1: expected a weight >= 0"),
         ({"start": "yesterday"}, "--start yesterday: not a time"),
         ({"workflows": {"workflow1": 1.0}}, "--workflow workflow1: not a workflow; did you mean 'workflow_1'"),
         ({"workflows": {"workflow_1": -1.0}}, "--workflow workflow_1: expected a weight >= 0"),
@@ -355,11 +358,11 @@ def test_a_folder_cannot_be_written(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused_before_the_first_request(
     changed: dict[str, Any], message: str, system: System
 ) -> None:
-    arguments = {"requests": 3, "rate_per_min": 1.0, "seed": 1} | changed
+    arguments = {"requests": 3, "rate": 1.0, "seed": 1} | changed
     with pytest.raises(InputError, match=message):
         generate(system, **arguments)
 
 
 def test_a_duration_beyond_the_calendar_is_an_input_error(system: System) -> None:
     with pytest.raises(InputError, match="after the year 9999"):
-        list(generate(system, requests=3, duration_min=1e12, seed=1))
+        list(generate(system, requests=3, duration=1e12, seed=1))

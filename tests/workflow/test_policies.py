@@ -62,7 +62,7 @@ def watch(folder: Path, name: str, rule: Rule, options: dict[str, Any] | None = 
     decisions = 0
     for case, problem in cases(folder):
         watched = Watched(registry.create("workflow", name, options), rule)
-        run(problem, watched, failure_rate=case.failure_rate, retries=case.retries)
+        run(problem, watched, failure_rate=case.failure_rate, retries=case.retries, journal=False)
         decisions += watched.decisions
     assert decisions > 500
 
@@ -327,11 +327,11 @@ def test_with_admission_only_a_hopeless_request_is_rejected_and_at_once(tmp_path
     for _, problem in cases(tmp_path):
         fates = Fates()
         watched = Watched(registry.create("workflow", "deadline", {"admit": True}), rule)
-        run(problem, watched, observers=[fates])
+        run(problem, watched, observers=[fates], journal=False)
         assert fates.rejected.keys() <= fates.due.keys()
         rejected += len(fates.rejected)
         plain = Fates()
-        run(problem, "deadline", observers=[plain])
+        run(problem, "deadline", observers=[plain], journal=False)
         assert plain.rejected == {}
     assert rejected > 10
 
@@ -370,7 +370,13 @@ def test_a_list_policy_weighs_rank_against_the_price_of_the_switch(tmp_path: Pat
         assert view.setup_s(choice.window, choice.node.model) == min(prices)
 
     for case, problem in cases(tmp_path):
-        run(problem, Watched(Oldest(hysteresis=hysteresis), rule), failure_rate=case.failure_rate)
+        run(
+            problem,
+            Watched(Oldest(hysteresis=hysteresis), rule),
+            failure_rate=case.failure_rate,
+            retries=0,
+            journal=False,
+        )
 
 
 # --- static ---------------------------------------------------------------------------------------
@@ -406,7 +412,7 @@ def test_static_runs_a_model_only_where_it_is_pinned(tmp_path: Path) -> None:
                 assert choice.window in static.pins[choice.node.model]
                 assert choice.node.seq == min(node.seq for node in view.queues[choice.node.model].nodes())
 
-        run(problem, Watched(static, rule), failure_rate=case.failure_rate, retries=case.retries)
+        run(problem, Watched(static, rule), failure_rate=case.failure_rate, retries=case.retries, journal=False)
 
 
 def pins(forecast: dict[str, float], gpus: int) -> dict[str, list[Window]]:
@@ -569,7 +575,7 @@ def test_dovetail_reserved_gpus_are_given_only_to_who_finishes_in_time(tmp_path:
             ends_s = view.now + view.setup_s(choice.window, choice.node.model) + view.run_s(choice.node, choice.window)
             assert not set(kept) & set(choice.window) or ends_s <= view.free_at(kept)
 
-        run(problem, Watched(policy, rule))
+        run(problem, Watched(policy, rule), journal=False)
     assert reserved > 20
 
 

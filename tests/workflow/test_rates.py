@@ -17,8 +17,8 @@ from dovetail.core.rates import Link, Rate, RateTable, Switch
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.rates import ModelRates, model_rates
-from dovetail.workflow.problem import WorkflowProblem
-from dovetail.workflow.simulate import record
+from dovetail.workflow.problem import load
+from dovetail.workflow.simulate import run as simulated
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG: dict[str, Any] = {
@@ -47,7 +47,7 @@ def write(folder: Path, name: str, content: Any) -> Path:
 
 
 def known(tmp_path: Path, *rates: Rate, switches: tuple[Switch, ...] = ()) -> ModelRates:
-    problem = WorkflowProblem.read(write(tmp_path, "c.json", CONFIG), write(tmp_path, "r.json", {"requests": []}))
+    problem = load(write(tmp_path, "c.json", CONFIG), write(tmp_path, "r.json", {"requests": []}))
     return model_rates(read_system(tmp_path / "c.json"), problem.pool, RateTable(rates, switches))
 
 
@@ -112,7 +112,7 @@ def run(folder: Path, requests: list[dict[str, Any]], **more: Any) -> dict[str, 
     config, rows = write(folder, "c.json", CONFIG | more), write(folder, "r.json", {"requests": requests})
     rates = folder / "rates.json" if (folder / "rates.json").exists() else None
     journal = folder / "journal.jsonl"
-    record(WorkflowProblem.read(config, rows, rates=rates), "baseline", journal=journal)
+    simulated(load(config, rows, rates=rates), "baseline", journal=journal)
     assert check_journal(journal, config, rows).faults == []
     assert main(["replay", str(journal)]) == 0
     return {entry.event.job: entry.event for entry in Reader(journal) if isinstance(entry.event, Start)}

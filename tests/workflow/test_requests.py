@@ -12,12 +12,13 @@ import yaml
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.workflow.choices import Mode
+from dovetail.workflow.compat.gswarm_files import reading
 from dovetail.workflow.inputs import requests as module
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.fit import check_fit, make_pool
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.inputs.system import System
-from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.problem import load
 from dovetail.workflow.simulate import run
 
 SYSTEM: dict[str, Any] = {
@@ -63,7 +64,7 @@ class Reader:
     def __call__(self, text: str, name: str = "requests.yaml", **options: Any) -> Requests:
         path = self.folder / name
         path.write_text(text)
-        return Requests(path, self.system, **options)
+        return reading(options.pop("compat", False)).requests(path, self.system, **options)
 
     def refused(self, text: str, name: str = "requests.yaml", **options: Any) -> str:
         with pytest.raises(InputError) as caught:
@@ -402,7 +403,7 @@ def test_a_broken_line_is_told_wherever_it_stands(read: Reader, line: str, messa
 
 
 def test_a_request_whose_workflow_is_faulty_tells_why(tmp_path: Path, read: Reader) -> None:
-    check_fit(read.system, make_pool(read.system, "1"), tmp_path / "system.json", "reject", False)
+    check_fit(read.system, make_pool(read.system, "1"), tmp_path / "system.json")
     message = (
         "requests.yaml:4: requests.0.workflow_id: request 'a': workflow 'story' cannot run: "
         "system.json: workflows.story: node 'draw' (model 'sd') needs 2 GPUs, the pool has 1 (and 1 more like it)"
@@ -414,7 +415,7 @@ def test_a_workflow_that_nobody_asks_for_may_be_too_wide(tmp_path: Path) -> None
     config = {**SYSTEM, "workflows": {**SYSTEM["workflows"], "talk": {"nodes": [{"id": "say", "model": "llm"}]}}}
     (tmp_path / "s.json").write_text(json.dumps(config))
     (tmp_path / "r.jsonl").write_text('{"request_id": "a", "workflow_id": "talk"}\n')
-    problem = WorkflowProblem.read(tmp_path / "s.json", tmp_path / "r.jsonl", gpus="1")
+    problem = load(tmp_path / "s.json", tmp_path / "r.jsonl", gpus="1")
     assert run(problem).figures.completed == 1
 
 
@@ -445,7 +446,7 @@ def test_a_rejected_request_arrives_at_its_time_if_that_can_be_read(read: Reader
 def test_stand_in_names_do_not_break_a_run(tmp_path: Path, system: System) -> None:
     items = [rows()[0], rows()[0], {**rows()[0], "request_id": "a#2"}, {"workflow_id": "story"}, {}]
     (tmp_path / "r.json").write_text(json.dumps({"requests": items}))
-    problem = WorkflowProblem.read(tmp_path / "system.json", tmp_path / "r.json", gpus="2", on_error="reject")
+    problem = load(tmp_path / "system.json", tmp_path / "r.json", gpus="2", on_error="reject")
     figures = run(problem).figures
     assert figures.completed >= 1
     assert figures.completed + figures.rejected == 5

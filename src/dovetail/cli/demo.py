@@ -79,24 +79,17 @@ def _pipeline(out: Path) -> tuple[list[dict[str, Any]], Path]:
 
 def _workflow(out: Path) -> tuple[list[dict[str, Any]], list[Path]]:
     from dovetail import check_journal
-    from dovetail.workflow.inputs.configuration import read_system
-    from dovetail.workflow.inputs.generate import generate
-    from dovetail.workflow.inputs.synthetic import synthetic_system
-    from dovetail.workflow.inputs.write import write_config, write_requests
-    from dovetail.workflow.study import StudyCell, run_cell
+    from dovetail.workflow import generate, load, run, synthetic_system, write_config
 
     config, requests = out / "system_config.yaml", out / "workflow_requests.jsonl"
     made = synthetic_system(_SEED, models=6, workflows=4, max_width=4)
     write_config(config, made)
-    rows = generate(read_system(config), requests=_REQUESTS, rate_per_min=_RATE, seed=_SEED)
-    write_requests(rows, requests, "jsonl")
+    generate(config, requests=_REQUESTS, rate=_RATE, seed=_SEED).write(requests)
+    problem = load(config, requests, mode="online")
     table, journals = [], []
     for policy in _POLICIES:
         journal = out / f"{policy}_journal.jsonl"
-        cell = StudyCell(
-            config=config, requests=requests, policy=policy, gpus=str(made["gpus"]), mode="online", journal=journal
-        )
-        figures = run_cell(cell)
+        figures = run(problem, policy, journal=journal).metrics
         report = check_journal(journal, config=config, requests=requests)
         if not report.valid:
             raise DovetailError(f"{journal}: the checker found faults: {report.faults_by_code}")

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.files import Document
+from dovetail.core import files
 from dovetail.core.output import written_whole
 
 Source = Literal["measured", "estimated", "given"]
@@ -105,8 +105,9 @@ class RateTable:
         return found.seconds if found else None
 
     @classmethod
-    def read(cls, path: Path) -> RateTable:
-        doc = Document.read(path)
+    def read(cls, source: files.Source) -> RateTable:
+        """A table from a file, or from dicts in its place."""
+        doc = files.Document.of(source, "rates")
         content = doc.convert(doc.data, _RateFile)
         for i, rate in enumerate(content.rates):
             if not 0 < rate.rate < inf:
@@ -144,7 +145,7 @@ def _change(switch: Switch) -> tuple[str, str, str]:
     return switch.previous, switch.to, switch.device
 
 
-def _refuse_doubles(doc: Document, key: str, entries: Sequence[Hashable]) -> None:
+def _refuse_doubles(doc: files.Document, key: str, entries: Sequence[Hashable]) -> None:
     """Of two numbers for one thing, nobody could say which one counts."""
     first: dict[Hashable, int] = {}
     for i, entry in enumerate(entries):

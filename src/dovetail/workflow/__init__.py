@@ -1,11 +1,9 @@
 """Nodes of many-model workflows on a pool of GPUs, where loading another model has a price.
 
->>> from pathlib import Path
 >>> from dovetail import workflow
->>> problem = workflow.WorkflowProblem.read(
-...     Path("examples/system_config.yaml"), Path("examples/workflow_requests.yaml"), gpus="4"
-... )
->>> workflow.run(problem, "dovetail").figures.completed == len(problem.requests)
+>>> problem = workflow.load("examples/system_config.yaml", "examples/workflow_requests.yaml", gpus=4)
+>>> found = workflow.run(problem, "dovetail")
+>>> found.metrics["completed"] == len(problem.requests)
 True
 """
 
@@ -16,40 +14,90 @@ from typing import TYPE_CHECKING
 from dovetail.core.lazy import exports
 
 if TYPE_CHECKING:
-    from dovetail.workflow.check import check_journal
+    from dovetail.workflow.bounds import Bounds
+    from dovetail.workflow.choices import (
+        DEFAULT_POLICY,
+        DEFAULT_RETRIES,
+        ArrivalPattern,
+        Compat,
+        FileFormat,
+        Mode,
+        OnError,
+    )
     from dovetail.workflow.export import write_logs
-    from dovetail.workflow.inputs.configuration import read_system
-    from dovetail.workflow.inputs.generate import generate
-    from dovetail.workflow.problem import WorkflowProblem
-    from dovetail.workflow.simulate import WorkflowResult, record, run
-    from dovetail.workflow.study import StudyCell, compare, fewest_gpus
+    from dovetail.workflow.inputs.generate import GeneratedRequests, generate
+    from dovetail.workflow.inputs.importers.comfyui import import_comfyui
+    from dovetail.workflow.inputs.importers.common import Imported
+    from dovetail.workflow.inputs.importers.wfcommons import import_wfcommons
+    from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
+    from dovetail.workflow.inputs.write import write_config
+    from dovetail.workflow.optimise.exact import Exact, optimum
+    from dovetail.workflow.problem import WorkflowProblem, bound, load
+    from dovetail.workflow.simulate import WorkflowRun, run
+    from dovetail.workflow.study import Capacity, WorkflowComparison, compare, fewest_gpus, list_policies
 
 __all__ = [
-    "StudyCell",
+    "DEFAULT_POLICY",
+    "DEFAULT_RETRIES",
+    "ArrivalPattern",
+    "Bounds",
+    "Capacity",
+    "Compat",
+    "Exact",
+    "FileFormat",
+    "GeneratedRequests",
+    "Imported",
+    "Mode",
+    "OnError",
+    "WorkflowComparison",
     "WorkflowProblem",
-    "WorkflowResult",
-    "check_journal",
+    "WorkflowRun",
+    "bound",
     "compare",
     "fewest_gpus",
     "generate",
-    "read_system",
-    "record",
+    "import_comfyui",
+    "import_wfcommons",
+    "list_policies",
+    "load",
+    "optimum",
     "run",
+    "synthetic_system",
+    "thrash_system",
+    "write_config",
     "write_logs",
 ]
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "StudyCell": "study",
+        "ArrivalPattern": "choices",
+        "Bounds": "bounds",
+        "Capacity": "study",
+        "Compat": "choices",
+        "DEFAULT_POLICY": "choices",
+        "DEFAULT_RETRIES": "choices",
+        "Exact": "optimise.exact",
+        "FileFormat": "choices",
+        "GeneratedRequests": "inputs.generate",
+        "Imported": "inputs.importers.common",
+        "Mode": "choices",
+        "OnError": "choices",
+        "WorkflowComparison": "study",
         "WorkflowProblem": "problem",
-        "WorkflowResult": "simulate",
-        "check_journal": "check",
+        "WorkflowRun": "simulate",
+        "bound": "problem",
         "compare": "study",
         "fewest_gpus": "study",
         "generate": "inputs.generate",
-        "read_system": "inputs.configuration",
-        "record": "simulate",
+        "import_comfyui": "inputs.importers.comfyui",
+        "import_wfcommons": "inputs.importers.wfcommons",
+        "list_policies": "study",
+        "load": "problem",
+        "optimum": "optimise.exact",
         "run": "simulate",
+        "synthetic_system": "inputs.synthetic",
+        "thrash_system": "inputs.synthetic",
+        "write_config": "inputs.write",
         "write_logs": "export",
     },
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
 from dovetail.core.errors import InputError, cannot_write
+from dovetail.core.files import as_path
 from dovetail.core.journal import Observer, Reader
 from dovetail.core.metrics import Metrics
+from dovetail.core.output import refuse_overwrite
+from dovetail.core.run import Run
 from dovetail.workflow.bounds import bounds_for
 from dovetail.workflow.compat.execution_log import ExecutionLog
 from dovetail.workflow.compat.text_log import TextLog
@@ -16,29 +20,34 @@ from dovetail.workflow.facts import WorkflowFacts
 
 
 def write_logs(
-    journal: Path,
+    journal: str | os.PathLike[str] | Run,
     *,
-    log: Path | None = None,
-    executions: Path | None = None,
+    log: str | os.PathLike[str] | None = None,
+    executions: str | os.PathLike[str] | None = None,
     console: TextIO | None = None,
     console_lines: int | None = None,
 ) -> None:
-    """Write the logs that are given a path; the console may get the first lines of the text log.
+    """Write the logs of a recorded run that are given a path: the text log, a line per thing that happened, and the
+    execution log, a row per node and request. The console may get the first lines of the text log.
 
     Of a run that did not end there is a text log as far as the journal goes, and of its requests those that were
     completed or rejected.
     """
-    reader = Reader(journal)
-    header, facts = reader.header, WorkflowFacts.of(reader.header, journal)
+    place = journal.journal if isinstance(journal, Run) else as_path(journal, "journal")
+    text_file = None if log is None else as_path(log, "log")
+    rows_file = None if executions is None else as_path(executions, "executions")
+    refuse_overwrite([path for path in (text_file, rows_file) if path is not None], [place])
+    reader = Reader(place)
+    header, facts = reader.header, WorkflowFacts.of(reader.header, place)
     followers: list[Observer] = []
     with ExitStack() as stack:
-        if log is not None or console is not None:
-            text = TextLog(_open(log or Path("/dev/null"), stack), console, console_lines)
+        if text_file is not None or console is not None:
+            text = TextLog(_open(text_file or Path("/dev/null"), stack), console, console_lines)
             stack.callback(text.close)
             text.begin(header, (facts.requests.total or 0) - facts.skipped)
             followers.append(text)
-        if executions is not None:
-            rows = stack.enter_context(ExecutionLog(header, executions))
+        if rows_file is not None:
+            rows = stack.enter_context(ExecutionLog(header, rows_file))
             metrics = Metrics(header.pool)
             bounds = bounds_for(header.pool, header.build_graphs(), facts.models, facts.costs, facts.table)
             followers += [rows, metrics, bounds]
@@ -47,9 +56,9 @@ def write_logs(
                 for follower in followers:
                     follower.step(n, at_s, events)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                where = f"{journal}: step {n} at {at_s} s cannot have happened ({type(error).__name__}: {error})"
+                where = f"{place}: step {n} at {at_s} s cannot have happened ({type(error).__name__}: {error})"
                 raise InputError(f"{where}; `dovetail check` tells more") from error
-        if executions is not None:
+        if rows_file is not None:
             rows.write(metrics.figures(), bounds.result())
 
 

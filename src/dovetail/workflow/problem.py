@@ -1,7 +1,8 @@
-"""From files to figures: a problem (what is to be scheduled, on what, at which prices) and its simulated runs."""
+"""A problem: what is to be scheduled, on what, at which prices, read from files or from what stands in their place."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,75 +11,65 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
+from dovetail.core.files import Source, as_path
 from dovetail.core.journal import Header
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph, TaskGraphRecord
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
-from dovetail.workflow.choices import Compat, Mode, OnError
-from dovetail.workflow.inputs.configuration import read_system
+from dovetail.workflow.choices import Compat, Mode, OnError, check_choice, check_count
+from dovetail.workflow.compat.gswarm_files import reading
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.inputs.fit import check_fit, make_pool
+from dovetail.workflow.inputs.fit import make_pool
+from dovetail.workflow.inputs.generate import GeneratedRequests
 from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.policies.base import View
 from dovetail.workflow.words import WORDS
 
 
-class WorkflowProblem(Struct, frozen=True, kw_only=True):
-    """Validated inputs, ready to be scheduled by any policy."""
+class ProblemSource(Struct, frozen=True, kw_only=True):
+    """What a problem is read from, and how; the pool may be another each time."""
 
-    config: Path
-    requests: Requests
-    mode: Mode
-    compat: bool
-    pool: Pool
-    graphs: dict[str, TaskGraph]
-    models: dict[str, ModelCost]
-    costs: CostRules
-    rates: RateTable
-    item_s: dict[str, float] = {}
-    units: dict[str, str] = {}
-    notes: list[str] = []
+    config: Any
+    requests: Any
+    mode: Mode = "offline"
+    on_error: OnError = "fail"
+    compat: Compat | None = None
+    costs: tuple[tuple[str, Any], ...] = ()
+    rates: Any = None
+    gpus_per_server: int = 8
 
-    @classmethod
-    def read(
-        cls,
-        config: Path,
-        requests: Path,
-        *,
-        gpus: str | None = None,
-        mode: Mode = "offline",
-        on_error: OnError = "fail",
-        compat: Compat | None = None,
-        costs: Mapping[str, Any] | None = None,
-        rates: Path | None = None,
-        gpus_per_server: int = 8,
-    ) -> WorkflowProblem:
+    @property
+    def files(self) -> list[Path] | None:
+        """The files that it is read from; None if something is given in the place of one."""
+        given = [source for source in (self.config, self.requests, self.rates) if source is not None]
+        return [Path(source) for source in given] if all(isinstance(s, str | os.PathLike) for s in given) else None
+
+    def read(self, gpus: str | int | None) -> WorkflowProblem:
         """Read and validate everything before anything runs."""
-        for path in (config, requests):
-            if path.exists() and not path.is_file() and not path.is_dir():
+        for path in (self.config, self.requests):
+            if isinstance(path, Path) and path.exists() and not path.is_file() and not path.is_dir():
                 raise InputError(f"{path}: expected a file, not a pipe or device: it is read more than once")
-        old = compat == "gswarm"
-        options = ({"window": "primary"} if old else {}) | dict(costs or {})
-        system = read_system(config, on_error, old, options)
-        pool = make_pool(system, gpus, gpus_per_server)
+        by = reading(self.compat is not None)
+        system = by.read_system(self.config, self.on_error, dict(self.costs))
+        config = self.config if isinstance(self.config, Path) else Path("config")
+        pool = make_pool(system, gpus, self.gpus_per_server)
         table = RateTable()
-        for path in [*system.rates, *([rates] if rates else [])]:
-            table |= RateTable.read(path)
+        for given in [*system.rates, *([self.rates] if self.rates is not None else [])]:
+            table |= given if isinstance(given, RateTable) else RateTable.read(given)
         known = model_rates(system, pool, table)
         system.item_s, system.units = known.item_s, known.units
-        check_fit(system, pool, config, "reject", old)  # too wide a workflow matters to those who ask for it
+        by.check_fit(system, pool, config)  # too wide a workflow matters to those who ask for it
         if system.costs.resident == "memory" and None in pool.memories:
             raise InputError(
                 "costs.resident: memory needs the memory of every GPU: give gpu_types with memory_gb in the "
                 "configuration, and --gpus TYPE:COUNT"
             )
-        return cls(
-            config=config,
-            requests=Requests(requests, system, mode, on_error, old),
-            mode=mode,
-            compat=old,
+        return WorkflowProblem(
+            source=self,
+            gpus=gpus if gpus is not None else system.gpus or len(pool),
+            requests=by.requests(self.requests, system, self.mode, self.on_error),
             pool=pool,
             graphs=system.graphs(),
             models=system.model_costs,
@@ -88,6 +79,124 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             units=known.units,
             notes=[f"the rate table's {what} is nothing that {config} has: ignored" for what in known.ignored],
         )
+
+
+def load(
+    config: Source,
+    requests: Source,
+    *,
+    gpus: str | int | None = None,
+    mode: Mode = "offline",
+    on_error: OnError = "fail",
+    compat: Compat | None = None,
+    costs: Mapping[str, Any] | None = None,
+    rates: Source | RateTable | None = None,
+    gpus_per_server: int = 8,
+) -> WorkflowProblem:
+    """Read and validate what is to be scheduled, on what, at which prices; nothing runs.
+
+    `config` and `requests` are files, or what stands in their place: dicts, lists of them, or a frame of requests.
+    `gpus` is a number of GPUs, or so many of each type (`"a100:2,l4:4"`); without it the configuration's `gpus` counts.
+    In `mode` offline everything is there at time 0, online it arrives at its timestamps. A request that cannot run
+    is an error, or with `on_error` counted as rejected (`"reject"`) or left out (`"skip"`). `costs` go over those of
+    the configuration, `rates` is a table of measured speeds and switches, and `compat="gswarm"` reads, prices and
+    orders as that scheduler did.
+
+    >>> model = {"memory_gb": 14, "gpus_required": 1, "load_time_seconds": 30}
+    >>> config = {"models": {"llm": model}, "workflows": {"chat": {"nodes": [{"id": "answer", "model": "llm"}]}}}
+    >>> asked = [{"request_id": f"r{i}", "workflow_id": "chat", "node_execution_times": {"answer": 8}} for i in "123"]
+    >>> load(config, asked, gpus=2)
+    <WorkflowProblem 3 requests for 1 workflow on 2 GPUs, offline>
+    """
+    source = source_of(
+        config,
+        requests,
+        mode=mode,
+        on_error=on_error,
+        compat=compat,
+        costs=costs,
+        rates=rates,
+        gpus_per_server=gpus_per_server,
+    )
+    return source.read(gpus)
+
+
+def source_of(
+    config: Any,
+    requests: Any,
+    *,
+    mode: Mode,
+    on_error: OnError = "fail",
+    compat: Compat | None = None,
+    costs: Mapping[str, Any] | None = None,
+    rates: Any = None,
+    gpus_per_server: int = 8,
+) -> ProblemSource:
+    """What a user gave, as far as that can be checked before anything is read."""
+    check_choice("mode", mode, Mode)
+    check_choice("on_error", on_error, OnError)
+    if compat is not None:
+        check_choice("compat", compat, Compat)
+    check_count("gpus_per_server", gpus_per_server)
+    if costs is not None and not isinstance(costs, Mapping):
+        raise InputError(f"costs {costs!r}: expected names and values of cost rules")
+    if isinstance(requests, GeneratedRequests):
+        requests = list(requests)
+    given = {"config": config, "requests": requests, "rates": rates}
+    paths = {name: as_path(source, name) for name, source in given.items() if isinstance(source, str | os.PathLike)}
+    rules = tuple((costs or {}).items())
+    how = {"mode": mode, "on_error": on_error, "compat": compat, "costs": rules, "gpus_per_server": gpus_per_server}
+    return ProblemSource(**given | paths | how)
+
+
+def bound(problem: WorkflowProblem) -> Bounds:
+    """What no schedule of these requests on this pool can beat: makespan, mean, median and P99.
+
+    >>> problem = load("examples/system_config.yaml", "examples/workflow_requests.yaml", gpus=4)
+    >>> round(bound(problem).makespan_s, 1), bound(problem).binding
+    (208.3, 'area')
+    """
+    return checked(problem).lower_bounds()
+
+
+def checked(problem: WorkflowProblem) -> WorkflowProblem:
+    """What a user gave as a problem, if it is one."""
+    if not isinstance(problem, WorkflowProblem):
+        raise InputError(f"problem: expected what dovetail.workflow.load gives, found {problem!r}")
+    return problem
+
+
+class WorkflowProblem(Struct, frozen=True, kw_only=True):
+    """Validated inputs, ready to be scheduled by any policy."""
+
+    source: ProblemSource
+    gpus: str | int  # as they were given
+    requests: Requests
+    pool: Pool
+    graphs: dict[str, TaskGraph]
+    models: dict[str, ModelCost]
+    costs: CostRules
+    rates: RateTable
+    item_s: dict[str, float] = {}
+    units: dict[str, str] = {}
+    notes: list[str] = []
+
+    @property
+    def mode(self) -> Mode:
+        return self.source.mode
+
+    @property
+    def compat(self) -> bool:
+        return self.source.compat is not None
+
+    def on(self, gpus: str | int) -> WorkflowProblem:
+        """The same requests on another pool."""
+        return self.source.read(gpus)
+
+    def warnings(self) -> list[str]:
+        """What a user should know of the files, though they can be run."""
+        path = self.requests.path
+        return self.notes + [f"{path}: {text} ({n} requests)" for text, n in self.requests.warnings.items()]
 
     def header(self, policy: str, options: Mapping[str, Any], seed: int, **facts: Any) -> Header:
         """A journal's first line: everything that a checker or a reader must know."""
@@ -131,6 +240,12 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         for at_s, request in self.requests.arrivals():
             bounds.add(at_s, request)
         return bounds.result()
+
+    def __repr__(self) -> str:
+        workflows = f"{len(self.graphs)} workflow{'' if len(self.graphs) == 1 else 's'}"
+        return (
+            f"<WorkflowProblem {len(self.requests):,} requests for {workflows} on {len(self.pool)} GPUs, {self.mode}>"
+        )
 
     def describe(self) -> dict[str, Any]:
         """What was read, in numbers."""

@@ -1,107 +1,148 @@
-"""Simulated runs of a problem, with or without a journal."""
+"""Simulated runs of a problem, recorded in a journal unless none is wanted."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from dovetail.core import registry
 from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError
+from dovetail.core.events import Complete, Reject
 from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Observer, Writer
 from dovetail.core.metrics import Figures, Metrics
+from dovetail.core.output import refuse_overwrite
+from dovetail.core.run import JournalFile, JournalPath, Run
 from dovetail.workflow.bounds import Bounds
-from dovetail.workflow.choices import DEFAULT_POLICY, Mode
+from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count
 from dovetail.workflow.compat.heap_order import HeapOrder
-from dovetail.workflow.metrics import summary
+from dovetail.workflow.metrics import RejectionReasons, metrics_block, summary
 from dovetail.workflow.policies.base import WorkflowPolicy
-from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.problem import WorkflowProblem, checked
 from dovetail.workflow.scheduler import WorkflowScheduler
 
+Progress = Callable[[int], None]
 
-def make_policy(name: str, options: Mapping[str, Any] | None, mode: Mode) -> WorkflowPolicy:
-    """A policy by name, for a mode that it can work in."""
-    chosen: WorkflowPolicy = registry.create("workflow", name, options)
+
+def make_policy(policy: Any, options: Mapping[str, Any] | None, mode: Mode) -> tuple[str, WorkflowPolicy]:
+    """A policy by name, or a user's own, for a mode that it can work in; and what it is called."""
+    name, chosen = registry.choose("workflow", policy, options)
+    if not isinstance(chosen, WorkflowPolicy):
+        raise InputError(f"policy {name}: expected a WorkflowPolicy (see dovetail.workflow.policies), found {chosen!r}")
     if chosen.plans_ahead and mode == "online":
         raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline)")
-    return chosen
+    return name, chosen
 
 
-class WorkflowResult(Struct, frozen=True):
-    """What a run came to. `bounds` are over the requests that were completed."""
+class WorkflowRun(Run):
+    """A simulated run. `figures` are all its figures, `lower` the lower bounds over the requests that it completed,
+    `policy` who decided; `simulation_s` is how long the simulation itself took."""
 
-    figures: Figures
-    bounds: Bounds
-    steps: int
-    end_s: float
-    simulation_s: float  # how long the simulation itself took
+    def __init__(
+        self,
+        journal: JournalFile,
+        metrics: dict[str, Any],
+        notes: list[str],
+        *,
+        policy: WorkflowPolicy,
+        figures: Figures,
+        lower: Bounds,
+        simulation_s: float,
+    ) -> None:
+        super().__init__(journal, metrics, notes)
+        self.policy = policy
+        self.figures = figures
+        self.lower = lower
+        self.simulation_s = simulation_s
+
+    def text(self) -> str:
+        """The figures as a block of text, beside their lower bounds."""
+        return metrics_block(self.figures, self.lower, self.metrics["rejections"], self.metrics["skipped"])
 
 
 def run(
     problem: WorkflowProblem,
-    policy: str | WorkflowPolicy = DEFAULT_POLICY,
-    options: Mapping[str, Any] | None = None,
+    policy: str | WorkflowPolicy | type[WorkflowPolicy] | Callable[[], WorkflowPolicy] = DEFAULT_POLICY,
     *,
+    options: Mapping[str, Any] | None = None,
     seed: int = 0,
     failure_rate: float = 0.0,
-    retries: int = 0,
-    observers: Sequence[Observer] = (),
-) -> WorkflowResult:
-    """Simulate a problem under a policy; observers follow every step."""
-    chosen = make_policy(policy, options, problem.mode) if isinstance(policy, str) else policy
-    scheduler = WorkflowScheduler(problem.new_view(), problem.graphs, chosen, retries)
-    metrics, bounds = Metrics(problem.pool), problem.new_bounds()
-    executor = SimExecutor(seed, problem.costs.noise, failure_rate)
-    arrivals = problem.requests.arrivals()
-    began = time.perf_counter()
-    steps, end_s = simulate(
-        scheduler,
-        problem.pool,
-        problem.graphs,
-        () if problem.compat else arrivals,
-        executor,
-        [metrics, bounds, *observers],
-        HeapOrder(arrivals) if problem.compat else None,
-    )
-    took = time.perf_counter() - began
-    return WorkflowResult(metrics.figures(), bounds.result(), steps, end_s, took)
-
-
-def record(
-    problem: WorkflowProblem,
-    policy: str = DEFAULT_POLICY,
-    options: Mapping[str, Any] | None = None,
-    journal: Path | None = None,
-    *,
-    seed: int = 0,
-    failure_rate: float = 0.0,
-    retries: int = 0,
+    retries: int = DEFAULT_RETRIES,
+    journal: JournalPath = None,
     resume: bool = False,
-    observers: Sequence[Observer] = (),
-) -> tuple[WorkflowResult, dict[str, Any]]:
-    """Run a policy on a problem, write its journal if a path is given, and sum it up.
+    progress: Progress | None = None,
+    observers: Iterable[Observer] = (),
+) -> WorkflowRun:
+    """Simulate a problem under a policy: by name, in a file of yours (`"mine.py:Mine"`), or a policy object or class.
 
-    With `resume`, an interrupted run's journal is completed, after proving that what it holds is this run.
+    `seed` is for noise and injected failures: an attempt at a node fails with the chance `failure_rate`, and is tried
+    again `retries` times. The journal goes to a path, to a temporary file that lives as long as the result, or with
+    `journal=False` nowhere. With `resume`, an interrupted run's journal is completed, after proving that what it holds
+    is this run. `progress` is told how many requests are done; `observers` follow every step.
+
+    >>> from dovetail import workflow
+    >>> problem = workflow.load("examples/system_config.yaml", "examples/workflow_requests.yaml", gpus=4)
+    >>> found = workflow.run(problem)
+    >>> found
+    <WorkflowRun dovetail, 20 of 20 completed, makespan 235.075 s (12.9 % above the bound)>
+    >>> found.check().valid
+    True
     """
-    options = options or {}
-    header = problem.header(policy, options, seed, retries=retries, failure_rate=failure_rate)
-    with Writer(journal, header, resume) if journal is not None else nullcontext() as writer:
-        result = run(
-            problem,
-            policy,
-            options,
-            seed=seed,
-            failure_rate=failure_rate,
-            retries=retries,
-            observers=[*observers, writer] if writer is not None else observers,
-        )
-        figures = summary(header, result.figures, result.bounds, problem.requests.skipped_count)
+    checked(problem)
+    if not isinstance(failure_rate, int | float) or not 0 <= failure_rate < 1:
+        raise InputError(f"--failure-rate {failure_rate}: expected 0 or more, and less than 1")
+    check_count("--retries", retries)
+    check_count("--seed", seed, -(1 << 63))
+    name, chosen = make_policy(policy, options, problem.mode)
+    file = JournalFile(journal)
+    if resume and (journal is None or file.path is None):
+        raise InputError("--resume goes on with a journal: name it")
+    if file.path is not None:
+        refuse_overwrite([file.path], problem.source.files or [])
+    header = problem.header(name, options or {}, seed, retries=retries, failure_rate=failure_rate)
+    scheduler = WorkflowScheduler(problem.new_view(), problem.graphs, chosen, retries)
+    metrics, bounds, rejections = Metrics(problem.pool), problem.new_bounds(), RejectionReasons()
+    followers: list[Observer] = [
+        metrics,
+        bounds,
+        rejections,
+        *([_Done(progress)] if progress is not None else []),
+        *observers,
+    ]
+    executor = SimExecutor(seed, problem.costs.noise, failure_rate)
+    arrivals, agenda = problem.requests.arrivals(), None
+    if problem.compat:
+        arrivals, agenda = iter(()), HeapOrder(arrivals)
+    with Writer(file.path, header, resume) if file.path is not None else nullcontext() as writer:
         if writer is not None:
-            writer.end(result.steps + 1, result.end_s, figures)
-    return result, figures
+            followers.append(writer)
+        began = time.perf_counter()
+        steps, end_s = simulate(scheduler, problem.pool, problem.graphs, arrivals, executor, followers, agenda)
+        took = time.perf_counter() - began
+        figures, lower = metrics.figures(), bounds.result()
+        summed = summary(header, figures, lower, problem.requests.skipped_count)
+        if writer is not None:
+            writer.end(steps + 1, end_s, summed)
+    notes = [*problem.warnings(), *[f"skipped: {text}" for text in problem.requests.skipped]]
+    told = summed | {"rejections": rejections.reasons}
+    return WorkflowRun(file, told, notes, policy=chosen, figures=figures, lower=lower, simulation_s=took)
+
+
+class _Done:
+    """Counts finished requests."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._count = 0
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        before = self._count
+        self._count += sum([isinstance(event, Complete | Reject) for event in events])
+        if self._count // _TOLD > before // _TOLD:
+            self._progress(self._count)
+
+
+_TOLD = 64  # finished requests from one call of `progress` to the next

@@ -2,126 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from dovetail.core import registry
+from dovetail.core.comparison import Comparison
 from dovetail.core.errors import InputError
+from dovetail.core.files import Source, as_path
+from dovetail.core.output import refuse_overwrite
 from dovetail.core.parallel import run_all
 from dovetail.core.policy_source import REQUIRED
+from dovetail.core.rates import RateTable
 from dovetail.workflow.bounds import Bounds
-from dovetail.workflow.choices import Compat, Mode, OnError, Target
-from dovetail.workflow.problem import WorkflowProblem
-from dovetail.workflow.simulate import record
+from dovetail.workflow.choices import DEFAULT_POLICY, Mode, OnError, Target, check_count
+from dovetail.workflow.policies.base import WorkflowPolicy
+from dovetail.workflow.problem import ProblemSource, WorkflowProblem, checked, source_of
+from dovetail.workflow.simulate import Progress, make_policy, run
 
 _SCANNED = 16  # pool sizes tried one by one
 _KEYS: dict[Target, str] = {"makespan": "makespan_s", "mean": "avg_request_s", "p99": "p99_request_s"}
+_SHOWN = ("policy", "gpus", "makespan_s", "gap_makespan", "avg_request_s", "p99_request_s", "switches", "completed")
 
 
 class StudyCell(Struct, frozen=True, kw_only=True):
     """One run of a study."""
 
-    config: Path
-    requests: Path
-    policy: str
-    gpus: str
+    source: ProblemSource
+    gpus: str | int | None = None
+    policy: Any = DEFAULT_POLICY
+    name: str = DEFAULT_POLICY
     seed: int = 0
-    options: Mapping[str, Any] = {}
-    mode: Mode = "offline"
-    on_error: OnError = "fail"
-    compat: Compat | None = None
-    costs: Mapping[str, Any] = {}
-    rates: Path | None = None
     journal: Path | None = None
 
-    def problem(self) -> WorkflowProblem:
-        return _read(
-            self.config,
-            self.requests,
-            self.gpus,
-            self.mode,
-            self.on_error,
-            self.compat,
-            tuple(self.costs.items()),
-            self.rates,
-            tuple(_version(path) for path in (self.config, self.requests, self.rates)),
-        )
-
-
-def _version(path: Path | None) -> tuple[int, int] | None:
-    if path is None or not path.exists():
-        return None
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+    def figures(self, problem: WorkflowProblem) -> dict[str, Any]:
+        policy = self.policy if isinstance(self.policy, str) else deepcopy(self.policy)
+        found = run(problem, policy, seed=self.seed, journal=self.journal or False)
+        figures = {key: value for key, value in found.metrics.items() if key != "rejections"}
+        pool = figures["gpus"] if self.gpus is None else self.gpus
+        told = {"policy": self.name, "gpus": pool, "seed": self.seed, "simulation_s": found.simulation_s}
+        return figures | told
 
 
 @lru_cache(maxsize=4)
-def _read(
-    config: Path,
-    requests: Path,
-    gpus: str,
-    mode: Mode,
-    on_error: OnError,
-    compat: Compat | None,
-    costs: tuple[tuple[str, Any], ...],
-    rates: Path | None,
-    versions: tuple[tuple[int, int] | None, ...],
-) -> WorkflowProblem:
+def _read(source: ProblemSource, gpus: str | int | None, versions: tuple[Any, ...]) -> WorkflowProblem:
     """Cells that differ only in policy or seed share their inputs within a process, until a file changes."""
-    return WorkflowProblem.read(
-        config, requests, gpus=gpus, mode=mode, on_error=on_error, compat=compat, costs=dict(costs), rates=rates
-    )
+    return source.read(gpus)
 
 
 def run_cell(cell: StudyCell) -> dict[str, Any]:
-    """Run one cell, in whatever process; gives the summary's figures."""
-    result, figures = record(cell.problem(), cell.policy, cell.options, cell.journal, seed=cell.seed)
-    return figures | {"gpus": cell.gpus, "seed": cell.seed, "simulation_s": result.simulation_s}
+    """Run one cell whose inputs are files, in whatever process; gives the summary's figures."""
+    found = [path.stat() for path in cell.source.files or () if path.exists()]
+    return cell.figures(_read(cell.source, cell.gpus, tuple((file.st_mtime_ns, file.st_size) for file in found)))
+
+
+def list_policies() -> list[registry.Listed]:
+    """All policies: their names, what they promise, and their options with defaults.
+
+    >>> [policy.name for policy in list_policies() if policy.traits["plans_ahead"]]
+    ['optimise']
+    """
+    return registry.listing("workflow", ["plans_ahead"])
 
 
 def policies_for(mode: Mode) -> list[str]:
     """All policies that can work in a mode and need no option."""
-    listed = registry.listing("workflow", ["plans_ahead"])
-    usable = [policy for policy in listed if REQUIRED not in policy.options.values()]
+    usable = [policy for policy in list_policies() if REQUIRED not in policy.options.values()]
     return [policy.name for policy in usable if mode == "offline" or not policy.traits["plans_ahead"]]
 
 
-def grid(
-    base: StudyCell, policies: Sequence[str], gpus: Sequence[str], seeds: Sequence[int], journals: Path | None = None
-) -> list[StudyCell]:
-    """Every policy on every pool with every seed; with a folder, the first seed's runs leave a journal there.
+class WorkflowComparison(Comparison):
+    """A row for each policy and pool; `journals` are the runs of the first seed, where a folder was given for them."""
 
-    The inputs are read once for each pool, so that a fault in them shows before any process starts. Seeds make a
-    difference only where there is noise; elsewhere the first one stands for all.
-    """
-    noise = max(replace(base, gpus=pool).problem().costs.noise for pool in gpus)
-    return [
-        replace(base, gpus=pool, policy=policy, seed=seed, journal=_journal(journals, policy, pool, seed == seeds[0]))
-        for pool in gpus
-        for policy in policies
-        for seed in (seeds if noise else seeds[:1])
-    ]
-
-
-def _journal(folder: Path | None, policy: str, pool: str, first: bool) -> Path | None:
-    name = "".join(c if c.isalnum() else "-" for c in pool)
-    return folder / f"{policy}_{name}_journal.jsonl" if folder is not None and first else None
+    journals: list[Path]
 
 
 def compare(
-    cells: Sequence[StudyCell], jobs: int | None = None, progress: Callable[[int], None] = lambda done: None
-) -> list[dict[str, Any]]:
-    """Run all cells in parallel; one row per (policy, pool), figures averaged over seeds, with their spread."""
-    rows = run_all(run_cell, cells, jobs, progress)
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["gpus"], row["policy"]), []).append(row)
-    return [_average(group) for group in groups.values()]
+    problem: WorkflowProblem,
+    policies: str | WorkflowPolicy | Iterable[Any] = ("baseline", DEFAULT_POLICY),
+    *,
+    gpus: str | int | Iterable[str | int] | None = None,
+    seeds: int | Iterable[int] = (0,),
+    journals: str | Path | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> WorkflowComparison:
+    """Run every policy on every pool with every seed: one row per policy and pool, figures averaged over seeds.
+
+    `policies` are names, or policies of your own, or `"all"`; `gpus` the pools, by default the problem's own. Seeds
+    make a difference only where there is noise; elsewhere the first one stands for all. The runs are spread over
+    `jobs` processes, by default one per core, where all inputs are files and all policies names. A folder for
+    `journals` gets those of the first seed.
+
+    >>> from dovetail import workflow
+    >>> problem = workflow.load("examples/system_config.yaml", "examples/workflow_requests.yaml", gpus=4)
+    >>> found = workflow.compare(problem, ["baseline", "dovetail"], jobs=1)
+    >>> found.best("makespan_s")["policy"]
+    'dovetail'
+    """
+    checked(problem)
+    chosen = policies_for(problem.mode) if policies == "all" else _several(policies, "policies")
+    names = _names(chosen, problem.mode)
+    pools, numbers = [problem.gpus] if gpus is None else _several(gpus, "gpus"), _several(seeds, "seeds")
+    for seed in numbers:
+        check_count("--seed", seed, -(1 << 63))
+    folder = None if journals is None else as_path(journals, "journals")
+    noise = max((problem if pool == problem.gpus else problem.on(pool)).costs.noise for pool in pools)
+    if not noise:
+        numbers = numbers[:1]
+    cells = [
+        StudyCell(
+            source=problem.source,
+            gpus=pool,
+            policy=policy,
+            name=name,
+            seed=seed,
+            journal=_journal(folder, name, pool) if seed == numbers[0] else None,
+        )
+        for pool in pools
+        for name, policy in zip(names, chosen, strict=True)
+        for seed in numbers
+    ]
+    written = [cell.journal for cell in cells if cell.journal is not None]
+    refuse_overwrite(written, problem.source.files or [])
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be made: {error.strerror}") from error
+    told = progress or (lambda done: None)
+    if problem.source.files is not None and all(isinstance(policy, str) for policy in chosen):
+        rows = run_all(run_cell, cells, jobs, told)
+    else:
+        on = lru_cache(maxsize=1)(lambda pool: problem if pool == problem.gpus else problem.on(pool))
+        rows = run_all(lambda cell: cell.figures(on(cell.gpus)), cells, 1, told)
+    groups = [rows[i : i + len(numbers)] for i in range(0, len(rows), len(numbers))]
+    found = WorkflowComparison([_average(group) for group in groups], _SHOWN, problem.warnings())
+    found.journals = written
+    return found
+
+
+def _several(given: Any, name: str) -> list[Any]:
+    """One thing or several, each once."""
+    found: list[Any] = []
+    for one in [given] if isinstance(given, str) or not isinstance(given, Iterable) else given:
+        if one not in found:
+            found.append(one)
+    if not found:
+        raise InputError(f"{name}: expected at least one value")
+    return found
+
+
+def _names(policies: list[Any], mode: Mode) -> list[str]:
+    """What policies are called; a second one of the same name gets a number."""
+    names: list[str] = []
+    for policy in policies:
+        name, _ = make_policy(policy, None, mode)
+        same = sum(known.partition(" ")[0] == name for known in names)
+        names.append(f"{name} {same + 1}" if same else name)
+    return names
+
+
+def _journal(folder: Path | None, policy: str, pool: str | int) -> Path | None:
+    plain = ["".join(c if c.isalnum() else "-" for c in str(pool)), "journal.jsonl"]
+    return folder / "_".join([*policy.rpartition(":")[2].split(), *plain]) if folder is not None else None
 
 
 def _average(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -150,43 +198,62 @@ class Capacity(Struct):
 
 
 def fewest_gpus(
-    cell: StudyCell,
-    target: Target,
-    limit_s: float,
-    most: int = 1024,
-    progress: Callable[[int], None] = lambda done: None,
+    config: Source,
+    requests: Source,
+    *,
+    p99: float | None = None,
+    mean: float | None = None,
+    makespan: float | None = None,
+    policy: Any = DEFAULT_POLICY,
+    options: Mapping[str, Any] | None = None,
+    mode: Mode = "online",
+    on_error: OnError = "fail",
+    costs: Mapping[str, Any] | None = None,
+    rates: Source | RateTable | None = None,
+    seed: int = 0,
+    max_gpus: int = 1024,
+    progress: Progress | None = None,
 ) -> Capacity:
-    """The fewest GPUs with which a figure stays within a limit.
+    """The fewest GPUs with which P99, mean or makespan stays within a limit, in seconds: give one of them.
 
     Sizes whose lower bound exceeds the limit are ruled out without a run. More GPUs do not always help a heuristic, so
     the next sizes are tried one by one; beyond them the size is doubled, and then bisected: there the answer is that
     this size meets the limit and the next smaller one does not.
+
+    >>> from dovetail import workflow
+    >>> found = workflow.fewest_gpus("examples/system_config.yaml", "examples/workflow_requests.yaml", p99=300)
+    >>> found.gpus, found.reason
+    (4, 'the widest node needs 4 GPUs')
     """
-    if not limit_s > 0:
-        raise InputError(f"the limit must be positive, found {limit_s}")
+    target, limit_s = _limit({"p99": p99, "makespan": makespan, "mean": mean})
+    source = source_of(config, requests, mode=mode, on_error=on_error, costs=costs, rates=rates)
+    make_policy(policy, options, mode)
+    check_count("--max-gpus", max_gpus)
     tried: dict[int, float] = {}
     ruled_out: dict[int, float] = {}
 
     def value(gpus: int) -> float:
         if gpus not in tried and gpus not in ruled_out:
-            problem = replace(cell, gpus=str(gpus)).problem()
+            problem = source.read(gpus)
             bound = _bound(problem.lower_bounds(), target)
             if bound > limit_s:
                 ruled_out[gpus] = bound
             else:
-                result, figures = record(problem, cell.policy, cell.options, seed=cell.seed)
-                if result.figures.rejected:
-                    raise InputError(f"{result.figures.rejected} requests were rejected: a target needs them all")
-                tried[gpus] = figures[_KEYS[target]]
-            progress(len(tried) + len(ruled_out))
+                chosen = policy if isinstance(policy, str) else deepcopy(policy)
+                found = run(problem, chosen, options=options, seed=seed, journal=False)
+                if found.figures.rejected:
+                    raise InputError(f"{found.figures.rejected} requests were rejected: a target needs them all")
+                tried[gpus] = found.metrics[_KEYS[target]]
+            if progress is not None:
+                progress(len(tried) + len(ruled_out))
         return tried.get(gpus, ruled_out.get(gpus, 0.0))
 
-    least = _widest(cell)
-    if least > most:
+    least = _widest(source)
+    if least > max_gpus:
         return Capacity(target, limit_s, None, None, f"the widest node needs {least} GPUs", tried, ruled_out)
-    size = first = _first_open(value, ruled_out, least, most)
-    while value(size) > limit_s and size < most:
-        size = size + 1 if size < first + _SCANNED else min(2 * size, most)
+    size = first = _first_open(value, ruled_out, least, max_gpus)
+    while value(size) > limit_s and size < max_gpus:
+        size = size + 1 if size < first + _SCANNED else min(2 * size, max_gpus)
     if value(size) > limit_s:
         reason = f"{size} GPUs give {value(size):.2f} s"
         if size in ruled_out:
@@ -208,6 +275,16 @@ def fewest_gpus(
     return Capacity(target, limit_s, size, tried[size], reason, tried, ruled_out)
 
 
+def _limit(limits: Mapping[Target, float | None]) -> tuple[Target, float]:
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    if len(given) != 1:
+        raise InputError("give one limit: --p99, --mean or --makespan SECONDS")
+    [(target, limit_s)] = given.items()
+    if not isinstance(limit_s, int | float) or not limit_s > 0:
+        raise InputError(f"the limit must be positive, found {limit_s}")
+    return target, limit_s
+
+
 def _first_open(value: Callable[[int], float], ruled_out: Mapping[int, float], least: int, most: int) -> int:
     """The first size that no lower bound rules out (bounds only fall as a pool grows, so bisection finds it)."""
     high = least
@@ -224,9 +301,9 @@ def _first_open(value: Callable[[int], float], ruled_out: Mapping[int, float], l
     return high
 
 
-def _widest(cell: StudyCell) -> int:
+def _widest(source: ProblemSource) -> int:
     """The fewest GPUs on which every node of the requests fits."""
-    problem = replace(cell, gpus="4096").problem()
+    problem = source.read(4096)
     used = {request.of for _, request in problem.requests.arrivals() if not request.fault}
     return max([node.width for name in used for node in problem.graphs[name].tasks], default=1) or 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,10 +10,10 @@ from cyclopts import App
 from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_table
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow.choices import ArrivalPattern, FileFormat
+from dovetail.workflow import ArrivalPattern, FileFormat
 
 if TYPE_CHECKING:
-    from dovetail.workflow.inputs.importers.common import Imported
+    from dovetail.workflow import Imported
 
 import_app = App(name="import", help="Turn workflows of other systems into our files.")
 
@@ -65,37 +64,27 @@ def generate(
     format
         How the statistics are printed: table or json.
     """
-    from dovetail.workflow.inputs.configuration import read_system
-    from dovetail.workflow.inputs.generate import Statistics
-    from dovetail.workflow.inputs.generate import generate as make_rows
-    from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
-    from dovetail.workflow.inputs.write import file_format as format_of
-    from dovetail.workflow.inputs.write import write_config, write_requests
+    from dovetail.workflow import generate as make_requests
+    from dovetail.workflow import synthetic_system, thrash_system, write_config
 
     refuse_overwrite([out], [config])
     if preset is not None and config.exists():
         raise InputError(f"{config}: exists already; name another file for the preset's configuration")
-    chosen = file_format or format_of(out)
-    weights = {
-        name: _number(name, value) for name, value in pairs("--workflow", workflow, verbatim=True).items()
-    } or None
-    if preset is not None:
-        made = thrash_system() if preset == "thrash" else synthetic_system(seed)
-        write_config(config, made)
-    system = read_system(config)
-    if rate is None and duration is None:
-        duration = 20.0
-    asked: dict[str, Any] = {
-        "requests": requests,
-        "duration_min": duration,
-        "rate_per_min": rate,
-        "seed": seed,
-        "start": start,
-        "workflows": weights,
-        "arrivals": arrivals,
-    }
-    counted = Statistics()
-    write_requests(counted.count(system, make_rows(system, **asked)), out, chosen, asked)
+    weights = {name: _number(name, value) for name, value in pairs("--workflow", workflow, verbatim=True).items()}
+    system = None if preset is None else thrash_system() if preset == "thrash" else synthetic_system(seed)
+    made = make_requests(
+        config if system is None else system,
+        requests=requests,
+        duration=duration,
+        rate=rate,
+        arrivals=arrivals,
+        workflows=weights or None,
+        seed=seed,
+        start=start,
+    )
+    counted = made.write(out, file_format)
+    if system is not None:
+        write_config(config, system)
     if format == "json":
         print_json(counted)
     else:
@@ -142,11 +131,11 @@ def comfyui(
     format
         table or json.
     """
-    from dovetail.workflow.inputs.importers.comfyui import import_comfyui
+    from dovetail.workflow import import_comfyui
 
-    _refuse(files, out, requests, force)
+    refuse_overwrite([out] if requests is None else [out, requests], files)
     result = import_comfyui(files, keep_utility=keep_utility, keep_loaders=keep_loaders)
-    return _finish(result, out, requests, format)
+    return _finish(result, out, requests, force, format)
 
 
 @import_app.command
@@ -182,43 +171,19 @@ def wfcommons(
     format
         table or json.
     """
-    from dovetail.workflow.inputs.importers.wfcommons import import_wfcommons
+    from dovetail.workflow import import_wfcommons
 
-    _refuse(files, out, requests, force)
-    return _finish(import_wfcommons(files, width=width, switch_s=switch_s), out, requests, format)
-
-
-def _refuse(files: Sequence[Path], out: Path, requests: Path | None, force: bool) -> None:
-    """Before anything is read: what cannot be written, or must not be."""
-    from dovetail.workflow.inputs.write import file_format as format_of
-
-    outputs = [path for path in (out, requests) if path is not None]
-    refuse_overwrite(outputs, files)
-    for path in outputs:
-        format_of(path)
-        if path.is_file() and not force:
-            raise InputError(f"{path}: exists already; --force writes over it")
+    refuse_overwrite([out, requests], files)
+    return _finish(import_wfcommons(files, width=width, switch_s=switch_s), out, requests, force, format)
 
 
-def _finish(result: Imported, out: Path, requests: Path | None, format: Format) -> int:
-    from dovetail.workflow.inputs.write import file_format as format_of
-    from dovetail.workflow.inputs.write import write_config, write_requests
-
-    write_config(out, result.config)
-    if requests is not None:
-        write_requests(result.requests, requests, format_of(requests))
-    facts: dict[str, Any] = {
-        "models": len(result.config["models"]),
-        "workflows": len(result.config["workflows"]),
-        "nodes": sum(len(w["nodes"]) for w in result.config["workflows"].values()),
-        "requests": len(result.requests),
-        "dropped": result.dropped,
-        "notes": result.notes,
-    }
+def _finish(result: Imported, out: Path, requests: Path | None, force: bool, format: Format) -> int:
+    result.write(out, requests, force)
+    facts: dict[str, Any] = result.counts()
     if format == "json":
-        print_json(facts)
+        print_json(facts | {"dropped": result.dropped, "notes": result.notes})
         return 0
-    print_table(["what", "count"], [[key, facts[key]] for key in ("models", "workflows", "nodes", "requests")])
+    print_table(["what", "count"], [[key, count] for key, count in facts.items()])
     if result.dropped:
         print("\nDropped, order kept: " + ", ".join(f"{name} x{count}" for name, count in result.dropped.items()))
     for note in result.notes:

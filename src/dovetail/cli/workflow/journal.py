@@ -32,16 +32,13 @@ def explain(
     format
         table for sentences, json for data.
     """
-    from dovetail.core.explain import explain as tell
-    from dovetail.core.explain import sentences
-    from dovetail.core.journal import open_journal
+    from dovetail import read_journal
 
-    journal = journal or _newest()
-    stories = tell(open_journal(journal), request, node)
+    found = read_journal(journal or _newest()).explain(request, node)
     if format == "json":
-        print_json(stories)
+        print_json(found.stories)
     else:
-        print("\n\n".join("\n".join(sentences(story)) for story in stories))
+        print(found)
     return 0
 
 
@@ -68,11 +65,11 @@ def export(
     force
         Write over files that exist.
     """
-    from dovetail.core.journal import open_journal
-    from dovetail.workflow.export import write_logs
+    from dovetail import read_journal
+    from dovetail.workflow import write_logs
 
     journal = journal or _newest()
-    open_journal(journal)  # what is wrong with it is said first
+    read_journal(journal)  # what is wrong with it is said first
     outputs = [path for path in (log, executions) if path is not None]
     if not outputs:
         raise InputError("nothing to write: give --log FILE, --executions FILE or both")

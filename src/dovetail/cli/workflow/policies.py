@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dovetail.cli.common import Format, print_json, print_table
-from dovetail.core import registry
 
 
 def policies(*, format: Format = "table") -> int:
@@ -16,7 +15,9 @@ def policies(*, format: Format = "table") -> int:
     format
         table or json.
     """
-    listed = registry.listing("workflow")
+    from dovetail.workflow import list_policies
+
+    listed = list_policies()
     if format == "json":
         print_json([{"policy": name, "promise": promise, "options": options} for name, promise, options, _ in listed])
     else:

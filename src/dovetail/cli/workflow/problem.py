@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_table
 from dovetail.cli.workflow.words import CONFIG, REQUESTS, warn
-from dovetail.workflow.choices import Mode, OnError
+from dovetail.workflow import Mode, OnError
 
 
 def validate(
@@ -38,9 +38,9 @@ def validate(
     format
         table or json.
     """
-    from dovetail.workflow.problem import WorkflowProblem
+    from dovetail.workflow import load
 
-    problem = WorkflowProblem.read(config, requests, gpus=gpus, mode=mode, rates=rates)
+    problem = load(config, requests, gpus=gpus, mode=mode, rates=rates)
     warn(problem)
     facts = problem.describe()
     if format == "json":
@@ -92,16 +92,13 @@ def bound(
     """
     from msgspec import structs
 
-    from dovetail.workflow.problem import WorkflowProblem
+    from dovetail.workflow import bound as lower_bounds
+    from dovetail.workflow import load, optimum
 
-    problem = WorkflowProblem.read(
-        config, requests, gpus=gpus, mode=mode, on_error=on_error, costs=pairs("--cost", cost), rates=rates
-    )
+    problem = load(config, requests, gpus=gpus, mode=mode, on_error=on_error, costs=pairs("--cost", cost), rates=rates)
     warn(problem)
-    figures: dict[str, Any] = {f"bound_{key}": value for key, value in structs.asdict(problem.lower_bounds()).items()}
+    figures: dict[str, Any] = {f"bound_{key}": value for key, value in structs.asdict(lower_bounds(problem)).items()}
     if exact:
-        from dovetail.workflow.optimise.exact import optimum
-
         best = optimum(problem, time_limit_s)
         figures |= {"best_makespan_s": best.value_s, "best_is_optimal": best.optimal, "exact_bound_s": best.bound_s}
     if format == "json":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,11 +12,7 @@ from dovetail.cli.common import Flag, Format, Pairs, make_folder, pairs, print_j
 from dovetail.cli.workflow.words import CONFIG, REQUESTS, warn
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError
-
-if TYPE_CHECKING:
-    from dovetail.workflow.problem import WorkflowProblem
-    from dovetail.workflow.simulate import WorkflowResult
+from dovetail.workflow import DEFAULT_POLICY, DEFAULT_RETRIES, Compat, Mode, OnError
 
 Output = Literal["journal", "log", "executions"]
 
@@ -43,7 +38,7 @@ def run(
     resume: Flag = False,
     seed: int = 0,
     failure_rate: float = 0.0,
-    retries: int = 2,
+    retries: int = DEFAULT_RETRIES,
     rates: Path | None = None,
     gpus_per_server: int = 8,
     log_lines: int = 1000,
@@ -105,21 +100,18 @@ def run(
         raise InputError(f"--simulate {simulate}: expected true or false")
     if simulate.lower() == "true":
         raise InputError("--simulate true: calling real models is not part of this version; use --simulate false")
-    if not 0 <= failure_rate < 1:
-        raise InputError(f"--failure-rate {failure_rate}: expected 0 or more, and less than 1")
-    for flag, number in (("--retries", retries), ("--log-lines", log_lines)):
-        if number < 0:
-            raise InputError(f"{flag} {number}: expected 0 or more")
+    if log_lines < 0:
+        raise InputError(f"--log-lines {log_lines}: expected 0 or more")
     if resume and "journal" not in write:
         raise InputError("--resume goes on with a journal: let --write name it")
-    from dovetail.workflow.problem import WorkflowProblem
-    from dovetail.workflow.simulate import make_policy
+    from dovetail.workflow import load, write_logs
+    from dovetail.workflow import run as simulated
 
-    options = pairs("--option", option)
-    make_policy(policy, options, mode)  # a wrong name or option shows before anything is read or written
-    paths = {kind: out / _FILES[kind].format(policy) for kind in dict.fromkeys(write)}
+    named = policy.rpartition(":")[2]  # of FILE.py:NAME
+    paths = {kind: out / _FILES[kind].format(named) for kind in dict.fromkeys(write)}
+    logs = {kind: path for kind, path in paths.items() if kind != "journal"}
     refuse_overwrite([*paths.values()], [config, requests, rates])
-    problem = WorkflowProblem.read(
+    problem = load(
         config,
         requests,
         gpus=gpus,
@@ -132,19 +124,30 @@ def run(
     )
     warn(problem)
     make_folder(out)
-    asked = {"seed": seed, "failure_rate": failure_rate, "retries": retries, "resume": resume}
-    console_lines = log_lines if format == "table" and not quiet else None
-    result, figures = _record(problem, policy, options, asked, paths, out, console_lines)
+    for path in logs.values():
+        _remove(path)  # those of an earlier run would not belong to this journal
+    shown = format == "table" and not quiet
+    with progress("simulating", len(problem.requests)) as done:
+        found = simulated(
+            problem,
+            policy,
+            options=pairs("--option", option),
+            seed=seed,
+            failure_rate=failure_rate,
+            retries=retries,
+            journal=paths.get("journal", None if logs or shown else False),
+            resume=resume,
+            progress=done if sys.stderr.isatty() else None,
+        )
+    if logs or shown:
+        write_logs(found, **logs, console=sys.stdout if shown else None, console_lines=log_lines)
     if format == "json":
-        print_json(figures)
+        print_json(found.metrics)
     else:
-        from dovetail.workflow.metrics import metrics_block
-
-        skipped = problem.requests.skipped_count
-        print(metrics_block(result.figures, result.bounds, figures["rejections"], skipped), end="\n\n")
+        print(found.text(), end="\n\n")
         for kind, path in paths.items():
             print(f"{_TITLES[kind]} written to {path}")
-    return 3 if result.figures.rejected else 0
+    return 3 if found.metrics["rejected"] else 0
 
 
 _FILES: dict[Output, str] = {
@@ -159,56 +162,8 @@ _TITLES: dict[Output, str] = {
 }
 
 
-def _record(
-    problem: WorkflowProblem,
-    policy: str,
-    options: dict[str, Any],
-    asked: dict[str, Any],
-    paths: dict[Output, Path],
-    out: Path,
-    console_lines: int | None,
-) -> tuple[WorkflowResult, dict[str, Any]]:
-    """Run, with a journal if anything is to be made of it, and make the logs from it."""
-    from dovetail.workflow.export import write_logs
-    from dovetail.workflow.metrics import RejectionReasons
-    from dovetail.workflow.simulate import record
-
-    logs = {kind: path for kind, path in paths.items() if kind != "journal"}
-    for path in logs.values():
-        _remove(path)  # those of an earlier run would not belong to this journal
-    rejections = RejectionReasons()
-    with TemporaryDirectory(dir=out, prefix=".dovetail-") as unasked:
-        journal = paths.get("journal")
-        if journal is None and (logs or console_lines is not None):
-            journal = Path(unasked) / "journal.jsonl"
-        with progress("simulating", len(problem.requests)) as done:
-            observers: list[Any] = [rejections, _Progress(done)] if sys.stderr.isatty() else [rejections]
-            result, figures = record(problem, policy, options, journal, observers=observers, **asked)
-        if journal is not None and (logs or console_lines is not None):
-            console = sys.stdout if console_lines is not None else None
-            files = {"log": paths.get("log"), "executions": paths.get("executions")}
-            write_logs(journal, **files, console=console, console_lines=console_lines)
-    return result, figures | {"rejections": rejections.reasons}
-
-
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-class _Progress:
-    """Counts finished requests for the progress bar."""
-
-    def __init__(self, done: Any) -> None:
-        from dovetail.core.events import Complete, Reject
-
-        self._closing = (Complete, Reject)
-        self._done = done
-        self._count = 0
-
-    def step(self, n: int, t: float, events: list[Any]) -> None:
-        self._count += sum([isinstance(event, self._closing) for event in events])
-        if n % 1024 == 0:
-            self._done(self._count)

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Format, Pairs, atomic_write, make_folder, pairs, print_json, print_table, progress
+from dovetail.cli.common import Format, Pairs, atomic_write, pairs, print_json, print_table, progress
 from dovetail.cli.workflow.words import CONFIG, REQUESTS
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError, Target
+from dovetail.workflow import DEFAULT_POLICY, Compat, Mode, OnError
 
 _COLUMNS = {
     "policy": "policy",
@@ -83,18 +83,12 @@ def compare(
     for flag, given in (("--gpus", gpus), ("--policy", policy), ("--seed", seed)):
         if not given:
             raise InputError(f"{flag}: expected at least one value")
-    from dovetail.workflow.simulate import make_policy
-    from dovetail.workflow.study import StudyCell, grid, policies_for
-    from dovetail.workflow.study import compare as run_cells
+    from dovetail.workflow import compare as run_all
+    from dovetail.workflow import load
 
-    names = policies_for(mode) if policy == ("all",) else list(dict.fromkeys(policy))
-    for name in names:
-        make_policy(name, None, mode)
-    gpus, seeds = tuple(dict.fromkeys(gpus)), tuple(dict.fromkeys(seed))
-    every = StudyCell(
-        config=config,
-        requests=requests,
-        policy=names[0],
+    problem = load(
+        config,
+        requests,
         gpus=gpus[0],
         mode=mode,
         on_error=on_error,
@@ -102,16 +96,14 @@ def compare(
         costs=pairs("--cost", cost),
         rates=rates,
     )
-    cells = grid(every, names, gpus, seeds, out)
-    journals = [cell.journal for cell in cells if cell.journal is not None]
     if out is not None:
-        refuse_overwrite([*journals, out / "compare.json", out / "compare.html"], [config, requests, rates])
+        refuse_overwrite([out / "compare.json", out / "compare.html"], [config, requests, rates])
+    with progress("comparing") as done:
+        policies = "all" if policy == ("all",) else policy
+        found = run_all(problem, policies, gpus=gpus, seeds=seed, journals=out, jobs=jobs, progress=done)
+    rows = found.rows
     if out is not None:
-        make_folder(out)
-    with progress("comparing", len(cells)) as done:
-        rows = run_cells(cells, jobs, done)
-    if out is not None:
-        _page(out, journals, rows)
+        _page(out, found.journals, rows)
     if format == "json":
         print_json(rows)
     else:
@@ -134,14 +126,13 @@ def _cell(row: dict[str, Any], key: str) -> Any:
 def _page(out: Path, journals: list[Path], rows: list[dict[str, Any]]) -> None:
     import msgspec
 
-    from dovetail.core.journal import Reader
     from dovetail.report.collect import collect
     from dovetail.report.html import page
 
     atomic_write(out / "compare.json", msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
     seeds = rows[0]["seeds"]
     title = None if len(seeds) == 1 else f"Seed {seeds[0]} of {len(seeds)} (compare.json has the means over all)"
-    atomic_write(out / "compare.html", page([collect(Reader(path)) for path in journals], title))
+    atomic_write(out / "compare.html", page([collect(path) for path in journals], title))
 
 
 def plan(
@@ -155,7 +146,7 @@ def plan(
     config: Path = CONFIG,
     requests: Path = REQUESTS,
     cost: Pairs | None = None,
-    most: Annotated[int, Parameter(name="--max-gpus")] = 1024,
+    max_gpus: int = 1024,
     seed: int = 0,
     format: Format = "table",
 ) -> int:
@@ -185,40 +176,37 @@ def plan(
         The requests.
     cost
         Cost rules over those of the configuration.
-    most
+    max_gpus
         Where to give up.
     seed
         For noise.
     format
         table or json.
     """
-    from dovetail.workflow.simulate import make_policy
-    from dovetail.workflow.study import StudyCell, fewest_gpus
+    from dovetail.workflow import fewest_gpus
 
-    limits: dict[Target, float | None] = {"p99": p99, "makespan": makespan, "mean": mean}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    if len(given) != 1:
-        raise InputError("give one limit: --p99, --mean or --makespan SECONDS")
-    [(target, limit)] = given.items()
-    make_policy(policy, pairs("--option", option), mode)
-    cell = StudyCell(
-        config=config,
-        requests=requests,
-        policy=policy,
-        gpus="1",
-        seed=seed,
-        options=pairs("--option", option),
-        mode=mode,
-        costs=pairs("--cost", cost),
-    )
     with progress("planning") as done:
-        answer = fewest_gpus(cell, target, limit, most, done)
+        answer = fewest_gpus(
+            config,
+            requests,
+            p99=p99,
+            mean=mean,
+            makespan=makespan,
+            policy=policy,
+            options=pairs("--option", option),
+            mode=mode,
+            costs=pairs("--cost", cost),
+            seed=seed,
+            max_gpus=max_gpus,
+            progress=done,
+        )
+    target, limit = answer.target, answer.limit_s
     if format == "json":
         print_json(answer)
     else:
         sizes = [(n, value, "simulated") for n, value in answer.tried.items()]
         sizes += [(n, value, "lower bound") for n, value in answer.ruled_out.items()]
         print_table(["GPUs", f"{target} s", "by", "meets it"], [[*row, row[1] <= limit] for row in sorted(sizes)])
-        found = f"{answer.gpus} GPUs" if answer.gpus is not None else f"no pool of up to {most} GPUs"
+        found = f"{answer.gpus} GPUs" if answer.gpus is not None else f"no pool of up to {max_gpus} GPUs"
         print(f"\n{target} <= {limit} s: {found} ({answer.reason})")
     return 0 if answer.gpus is not None else 1

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.workflow.problem import WorkflowProblem
+    from dovetail.workflow import WorkflowProblem
 
 CONFIG = Path("system_config.yaml")
 REQUESTS = Path("workflow_requests.yaml")
 
 
 def warn(problem: WorkflowProblem) -> None:
-    for note in problem.notes:
+    for note in problem.warnings():
         print(f"warning: {note}", file=sys.stderr)
-    for text, times in problem.requests.warnings.items():
-        print(f"warning: {problem.requests.path}: {text} ({times} requests)", file=sys.stderr)
     for text in problem.requests.skipped:
         print(f"skipped: {text}", file=sys.stderr)

@@ -16,8 +16,8 @@ from dovetail.workflow.check import check_journal
 from dovetail.workflow.choices import Mode, OnError
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.inputs.synthetic import RawSystem, synthetic_system, thrash_system
-from dovetail.workflow.problem import WorkflowProblem
-from dovetail.workflow.simulate import record
+from dovetail.workflow.problem import WorkflowProblem, load
+from dovetail.workflow.simulate import run
 
 MOST_GPUS = 9
 _USUAL: dict[str, dict[str, Any]] = {"optimise": {"schedules": 12}}
@@ -170,7 +170,7 @@ def read_case(case: RandomWorkload, folder: Path) -> WorkflowProblem:
     requests.write_bytes(msgspec.json.encode({"requests": case.rows}))
     if case.rates:
         rates.write_bytes(msgspec.json.encode(case.rates))
-    return WorkflowProblem.read(
+    return load(
         config,
         requests,
         gpus=case.gpus,
@@ -195,7 +195,8 @@ def options_of(policy: str, seed: int) -> dict[str, Any]:
 def run_case(problem: WorkflowProblem, case: RandomWorkload, policy: str, seed: int, journal: Path) -> None:
     """Run a policy on a case and write its journal."""
     options = options_of(policy, seed)
-    record(problem, policy, options, journal, seed=seed, failure_rate=case.failure_rate, retries=case.retries)
+    failures: dict[str, Any] = {"failure_rate": case.failure_rate, "retries": case.retries}
+    run(problem, policy, options=options, journal=journal, seed=seed, **failures)
 
 
 def check_case(seed: int, folder: Path) -> list[str]:
@@ -210,6 +211,6 @@ def check_case(seed: int, folder: Path) -> list[str]:
         except DovetailError as error:
             found.append(f"case {seed}, {policy}: {error}")
             continue
-        report = check_journal(journal, problem.config, problem.requests.path)
+        report = check_journal(journal, problem.source.config, problem.requests.path)
         found += [f"case {seed}, {policy}: {fault.code}: {fault.where}: {fault.message}" for fault in report.faults]
     return found

@@ -14,10 +14,8 @@ from dovetail.core.journal import Header
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.choices import Mode, OnError
+from dovetail.workflow.compat.gswarm_files import reading
 from dovetail.workflow.facts import WorkflowFacts
-from dovetail.workflow.inputs.configuration import read_system
-from dovetail.workflow.inputs.fit import check_fit
-from dovetail.workflow.inputs.requests import Requests
 
 
 class InputFiles:
@@ -29,12 +27,13 @@ class InputFiles:
         self._faults = faults
         self.notes: list[str] = []
         on_error: OnError = "skip" if facts.skipped else "reject"
-        system = read_system(config, on_error, facts.compat)
+        read = reading(facts.compat)
+        system = read.read_system(config, on_error, None)
         if facts.costs != system.costs:
             self.notes.append(
                 "the costs of the run are not those of the configuration: --cost or --compat changed them"
             )
-        check_fit(system, header.pool, config, on_error, facts.compat)
+        read.check_fit(system, header.pool, config)
         system.item_s, system.units = facts.item_s, facts.units
         graphs = {name: TaskGraphRecord.of(graph) for name, graph in system.graphs().items()}
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
@@ -48,7 +47,7 @@ class InputFiles:
         self._arrivals: Iterator[tuple[float, Arrived]] | None = None
         if requests is not None:
             mode: Mode = "online" if header.mode == "online" else "offline"
-            self._arrivals = Requests(requests, system, mode, on_error, facts.compat).arrivals()
+            self._arrivals = read.requests(requests, system, mode, on_error).arrivals()
         self._pending: dict[str, tuple[float, Arrived]] = {}
 
     def _compare(self, what: str, found: Any, expected: Any) -> None:

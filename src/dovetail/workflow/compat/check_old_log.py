@@ -22,6 +22,7 @@ from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 from dovetail.workflow.check.examination import Examination
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.choices import Mode
+from dovetail.workflow.compat.gswarm_files import GSWARM
 from dovetail.workflow.compat.log_rows import (
     ExecutionRow,
     LoggedRun,
@@ -32,10 +33,7 @@ from dovetail.workflow.compat.log_rows import (
     number,
 )
 from dovetail.workflow.facts import RateRecords
-from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.costs import CostRules
-from dovetail.workflow.inputs.fit import check_fit
-from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.inputs.system import DEFAULT_NODE_S, System
 from dovetail.workflow.residents import Residents
 
@@ -62,8 +60,8 @@ class OldLog:
             self._graphs = _guess_graphs(log.executions)
             self._notes.append("without --config, all but the first GPU of a window, order and prices were not checked")
         else:
-            self._system = read_system(config, "reject", compat=True)
-            check_fit(self._system, self._pool, config, "reject", True)
+            self._system = GSWARM.read_system(config, "reject", None)
+            GSWARM.check_fit(self._system, self._pool, config)
             self._graphs = self._system.graphs()
         if requests is None or self._system is None:
             self._known = self._mode == "offline"
@@ -72,7 +70,7 @@ class OldLog:
             self._arrivals = self._guess_arrivals()
         else:
             self._known = True
-            given = Requests(requests, self._system, self._mode, "reject", True).arrivals()
+            given = GSWARM.requests(requests, self._system, self._mode, "reject").arrivals()
             self._arrivals = [(t, self._as_guessed(event, self._system)) for t, event in given]
         self._arrived = {event.job: (t, event) for t, event in self._arrivals}
         self._ends: dict[tuple[str, str], float] = {}

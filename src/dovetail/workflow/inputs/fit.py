@@ -6,36 +6,33 @@ from pathlib import Path
 
 from dovetail.core.errors import InputError
 from dovetail.core.resources import Pool
-from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.costs import ModelCost
-from dovetail.workflow.inputs.system import System
+from dovetail.workflow.inputs.system import Node, System
 
 
-def make_pool(system: System, gpus: str | None, per_server: int = 8) -> Pool:
-    """The pool that `--gpus` (or the configuration's `gpus`) describes."""
+def make_pool(system: System, gpus: str | int | None, per_server: int = 8) -> Pool:
+    """The pool that `gpus` (or the configuration's `gpus`) describes."""
     text = gpus if gpus is not None else system.gpus
     if text is None:
         raise InputError("how many GPUs? give --gpus 4, or gpus: in the configuration")
-    return Pool.parse(text, system.gpu_types, per_server)
+    if isinstance(text, bool) or not isinstance(text, str | int):
+        raise InputError(f"--gpus {text!r}: expected a number of GPUs, or so many of each type: a100:2,l4:4")
+    return Pool.parse(str(text), system.gpu_types, per_server)
 
 
-def check_fit(system: System, pool: Pool, path: Path, on_error: OnError, compat: bool) -> None:
+def check_fit(system: System, pool: Pool, config: Path) -> None:
     """Mark the workflows that cannot run on this pool: a node wider than it, a model larger than its GPUs."""
-    for name, workflow in system.workflows.items():
-        if name in system.faults:
-            continue
-        for node in workflow.nodes:
-            problem = _misfit(system.models[node.model].cost, pool)
-            if problem is None:
-                continue
-            if compat:
-                system.never.setdefault(name, {})[node.id] = problem
-                continue
-            message = f"{path}: workflows.{name}: node {node.id!r} (model {node.model!r}) {problem}"
-            if on_error == "fail":
-                raise InputError(message)
-            system.faults[name] = message
-            break
+    for name, node, problem in misfits(system, pool):
+        message = f"{config}: workflows.{name}: node {node.id!r} (model {node.model!r}) {problem}"
+        system.faults.setdefault(name, message)
+
+
+def misfits(system: System, pool: Pool) -> list[tuple[str, Node, str]]:
+    """The nodes of usable workflows that a pool has no room for, each with its workflow, and why."""
+    usable = {name: workflow for name, workflow in system.workflows.items() if name not in system.faults}
+    nodes = [(name, node) for name, workflow in usable.items() for node in workflow.nodes]
+    problems = {model: _misfit(system.models[model].cost, pool) for model in {node.model for _, node in nodes}}
+    return [(name, node, problem) for name, node in nodes if (problem := problems[node.model]) is not None]
 
 
 def _misfit(model: ModelCost, pool: Pool) -> str | None:

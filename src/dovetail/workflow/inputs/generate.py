@@ -9,8 +9,10 @@ ever zero or negative.
 from __future__ import annotations
 
 import math
+import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Any
@@ -18,9 +20,13 @@ from typing import Any
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.workflow.choices import ArrivalPattern
+from dovetail.core.files import Source, as_path
+from dovetail.workflow.choices import ArrivalPattern, FileFormat, check_choice, check_count
+from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.inputs.system import DEFAULT_NODE_S, Model, System
+from dovetail.workflow.inputs.write import file_format as format_of
+from dovetail.workflow.inputs.write import write_requests
 
 RawRequest = dict[str, Any]  # as it stands in a file
 
@@ -65,64 +71,110 @@ def _std(given: float | None, mean: float) -> float:
     return SPREAD * mean if given is None else given
 
 
+class GeneratedRequests:
+    """Requests made up for a configuration, in the order in which they arrive: the same whenever they are gone through.
+    A million need no more memory than one."""
+
+    def __init__(self, system: System, asked: Mapping[str, Any], rows: Callable[[], Iterator[RawRequest]]) -> None:
+        self._system = system
+        self._asked = asked
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return int(self._asked["requests"])
+
+    def __iter__(self) -> Iterator[RawRequest]:
+        return self._rows()
+
+    def __repr__(self) -> str:
+        return f"<GeneratedRequests {len(self):,} requests, seed {self._asked['seed']}>"
+
+    def statistics(self) -> Statistics:
+        """What they ask for, all together."""
+        counted = Statistics()
+        deque(counted.count(self._system, self), maxlen=0)
+        return counted
+
+    def write(self, path: str | os.PathLike[str], file_format: FileFormat | None = None) -> Statistics:
+        """Write them as a file of requests, whose format its suffix tells if nothing else does."""
+        counted, place = Statistics(), as_path(path, "path")
+        chosen = file_format or format_of(place)
+        write_requests(counted.count(self._system, self), place, chosen, self._asked)
+        return counted
+
+
 def generate(
-    system: System,
+    config: Source | System,
     *,
-    requests: int,
-    duration_min: float | None = None,
-    rate_per_min: float | None = None,
-    seed: int,
-    start: str = "2024-01-01T00:00:00",
-    workflows: Mapping[str, float] | None = None,
+    requests: int = 500,
+    duration: float | None = None,
+    rate: float | None = None,
     arrivals: ArrivalPattern = "poisson",
-) -> Iterator[RawRequest]:
-    """Requests in the order in which they arrive, one at a time: a million need no more memory than one.
+    workflows: Mapping[str, float] | None = None,
+    seed: int = 0,
+    start: str = "2024-01-01T00:00:00",
+) -> GeneratedRequests:
+    """Make up requests for a configuration; a seed gives the same ones every time.
 
-    The mean gap is `duration_min / requests`, or `1 / rate_per_min`: give one of them. Gaps are exponential (`poisson`,
-    so the last request may come a little before or after the duration), all equal (`uniform`), or short within bursts
-    of 8 on average and long between them (`bursty`). `workflows` weighs the workflows; without it all are as likely.
+    The mean gap is `duration / requests`, or `1 / rate`, in minutes: give one of them, or neither for 20 minutes. Gaps
+    are exponential (`poisson`, so the last request may come a little before or after the duration), all equal
+    (`uniform`), or short within bursts of 8 on average and long between them (`bursty`). `workflows` weighs the
+    workflows; without it all are as likely.
 
-    >>> import json, tempfile
-    >>> from pathlib import Path
-    >>> from dovetail.workflow.inputs.configuration import read_system
     >>> from dovetail.workflow.inputs.synthetic import thrash_system
-    >>> file = Path(tempfile.mkdtemp()) / "system.json"
-    >>> _ = file.write_text(json.dumps(thrash_system()))
-    >>> for row in generate(read_system(file), requests=2, rate_per_min=6, seed=1):
+    >>> for row in generate(thrash_system(), requests=2, rate=6, seed=1):
     ...     row["request_id"], row["timestamp"], row["workflow_id"], row["node_execution_times"]
     ('req_0001', '2024-01-01T00:00:01.442911', 'pair_11', {'step_1': 1.69316, 'step_2': 1.746661})
     ('req_0002', '2024-01-01T00:00:16.988780', 'pair_2', {'step_1': 1.30653, 'step_2': 2.677976})
     """
-    if requests < 0:
-        raise InputError(f"--requests {requests}: expected 0 or more")
-    gap_s = _mean_gap_s(requests, duration_min, rate_per_min)
+    check_count("--requests", requests)
+    check_count("--seed", seed, -(1 << 63))
+    check_choice("--arrivals", arrivals, ArrivalPattern)
+    system = config if isinstance(config, System) else read_system(config)
+    duration = 20.0 if duration is None and rate is None else duration
+    gap_s = _mean_gap_s(requests, duration, rate)
     try:
         first = datetime.fromisoformat(start)
-    except ValueError:
+    except (TypeError, ValueError):
         raise InputError(f"--start {start}: not a time; expected 2024-01-01T00:00:00") from None
     names, bounds = _weights(system, workflows, needed=requests > 0)
-    return _rows(system, requests, SeededRandom(seed), first, names, bounds, gap_s, arrivals)
+    asked = {
+        "requests": requests,
+        "duration_min": duration,
+        "rate_per_min": rate,
+        "seed": seed,
+        "start": start,
+        "workflows": workflows,
+        "arrivals": arrivals,
+    }
+
+    def rows() -> Iterator[RawRequest]:
+        return _rows(system, requests, SeededRandom(seed), first, names, bounds, gap_s, arrivals)
+
+    return GeneratedRequests(system, asked, rows)
 
 
-def _mean_gap_s(requests: int, duration_min: float | None, rate_per_min: float | None) -> float:
-    if (duration_min is None) == (rate_per_min is None):
+def _mean_gap_s(requests: int, duration: float | None, rate: float | None) -> float:
+    if duration is not None and rate is not None:
         raise InputError("give either the duration or the rate of the requests")
-    for option, value in (("--duration", duration_min), ("--rate", rate_per_min)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
+    for option, value in (("--duration", duration), ("--rate", rate)):
+        if value is not None and not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
             raise InputError(f"{option} {value}: expected a positive number")
-    return 60.0 / rate_per_min if rate_per_min else 60.0 * (duration_min or 0.0) / max(requests, 1)
+    return 60.0 / rate if rate else 60.0 * (duration or 0.0) / max(requests, 1)
 
 
 def _weights(system: System, given: Mapping[str, float] | None, needed: bool) -> tuple[list[str], list[float]]:
     """The workflows that may be drawn, and their cumulated weights, from 0 to 1."""
     usable = [name for name in system.workflows if name not in system.faults]
     weights = dict.fromkeys(usable, 1.0) if given is None else given
+    if not isinstance(weights, Mapping):
+        raise InputError(f"--workflow {weights!r}: expected names of workflows and their weights")
     for name, weight in weights.items():
         if name in system.faults:
             raise InputError(f"--workflow {name}: cannot run: {system.faults[name]}")
         if name not in system.workflows:
             raise InputError(f"--workflow {name}: not a workflow{did_you_mean(name, usable)}")
-        if not (weight >= 0 and math.isfinite(weight)):
+        if not (isinstance(weight, int | float) and weight >= 0 and math.isfinite(weight)):
             raise InputError(f"--workflow {name}: expected a weight >= 0, found {weight}")
     names = [name for name in usable if weights.get(name, 0.0) > 0]
     if needed and not names:
@@ -212,11 +264,3 @@ class Statistics(Struct):
                 self.gpu_hours[node.model] = self.gpu_hours.get(node.model, 0.0) + hours
                 self.nodes += 1
             yield row
-
-
-def statistics(system: System, rows: Iterable[RawRequest]) -> Statistics:
-    """Count requests that are not needed afterwards."""
-    result = Statistics()
-    for _ in result.count(system, rows):
-        pass
-    return result

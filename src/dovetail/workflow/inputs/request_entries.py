@@ -18,7 +18,7 @@ from dovetail.core.events import Arrived
 from dovetail.core.files import Document, explain
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.choices import OnError
-from dovetail.workflow.inputs.system import DEFAULT_NODE_S, MOST, System
+from dovetail.workflow.inputs.system import MOST, System
 
 UNKNOWN_TIME = -(1 << 62)  # of a request whose timestamp cannot be read: it counts as the earliest
 _SHOWN = 20  # faults shown at once
@@ -43,10 +43,6 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
     priority: float = 1.0
 
 
-class _LooseEntry(RequestEntry, forbid_unknown_fields=False):
-    """As the older scheduler read it: unknown keys are ignored."""
-
-
 class _Name(Struct):
     """What a request is called, whatever else is wrong with it."""
 
@@ -57,19 +53,22 @@ class _Name(Struct):
 class EntryReader:
     """Reads the requests of one file, one after the other, and keeps count.
 
-    `forecast` is GPU-seconds per model, `estimates` how many durations came from where.
+    `forecast` is GPU-seconds per model, `estimates` how many durations came from where. A subclass may have other
+    rules.
     """
 
-    def __init__(self, path: Path, system: System, online: bool, on_error: OnError, compat: bool) -> None:
-        self.entry_type: type[RequestEntry] = _LooseEntry if compat else RequestEntry
+    entry_type: type[RequestEntry] = RequestEntry
+    above_s = 0.0  # what every run time must be
+
+    def __init__(self, path: Path, system: System, online: bool, on_error: OnError) -> None:
         self.doc: Document | None = None  # where a small file's lines are looked up
+        self.at: tuple[str, ...] = ("requests",)  # where in it they are
         self._path = path
         self._system = system
         self._graphs = system.graphs()
         self._online = online
         self._on_error = on_error
-        self._compat = compat
-        self._hints = {name: [self._guess(task.kind) for task in graph.tasks] for name, graph in self._graphs.items()}
+        self._hints = {name: [self.guess(task.kind) for task in graph.tasks] for name, graph in self._graphs.items()}
         self.begin(None)
 
     def begin(self, suspects: frozenset[int] | None) -> None:
@@ -111,7 +110,7 @@ class EntryReader:
                 raise _EntryFault("deadline_seconds", f"expected a positive number up to {MOST:g}, found {due}")
             if not 0 < entry.priority <= MOST:
                 raise _EntryFault("priority", f"expected a positive number up to {MOST:g}, found {entry.priority}")
-            self._check_clock(kind, entry)
+            self.check_clock(kind, entry)
             if count:
                 self._count(entry, graph, sizes)
             return Arrived(name, of, sizes, due, entry.priority), stamp
@@ -171,8 +170,8 @@ class EntryReader:
         if line:
             return f"{self._path}:{line}: {who}{key}{fault}"
         if self.doc is None:
-            return f"{self._path}: requests.{i}: {who}{key}{fault}"
-        keys: list[str | int] = ["requests", i, *(fault.key.split(".") if fault.key else [])]
+            return f"{self._path}: {'.'.join([*self.at, str(i)])}: {who}{key}{fault}"
+        keys: list[str | int] = [*self.at, i, *(fault.key.split(".") if fault.key else [])]
         return str(self.doc.error(keys, f"{who}{fault}"))
 
     def faults(self) -> str:
@@ -206,9 +205,9 @@ class EntryReader:
             pass
         raise _EntryFault("timestamp", f"{entry.timestamp!r} is not an ISO 8601 time or a number of seconds")
 
-    def _check_clock(self, kind: str, entry: RequestEntry) -> None:
+    def check_clock(self, kind: str, entry: RequestEntry) -> None:
         """All timestamps of a file must be of one kind."""
-        if not kind or (self._compat and not self._online):
+        if not kind:
             return
         if self._clock is None:
             self._clock = (kind, entry.request_id)
@@ -218,8 +217,9 @@ class EntryReader:
                 "timestamp", f"{entry.timestamp!r} is {kind}, but that of {who!r} is {first}: do not mix them"
             )
 
-    def _guess(self, model: str) -> tuple[float, str]:
-        return (DEFAULT_NODE_S, "default") if self._compat else self._system.estimate_s(model)
+    def guess(self, model: str) -> tuple[float, str]:
+        """How long a node takes when its request does not say: seconds, and which rule gave them."""
+        return self._system.estimate_s(model)
 
     def _sizes(self, entry: RequestEntry) -> tuple[TaskGraph, tuple[float, ...]]:
         """Durations that the request gives, and the model's estimate for those it does not."""
@@ -233,13 +233,12 @@ class EntryReader:
         times = entry.node_execution_times
         given = [times.get(node.name) for node in graph.tasks]
         if None in given:
-            self._check_names(entry, graph)
+            self.check_names(entry, graph)
         if entry.node_items:
             given = self._seconds(entry, graph)
         sizes = tuple([g[0] if s is None else s for g, s in zip(self._hints[graph.name], given, strict=True)])
-        low = 0.0 if not self._compat else -1e-300
         for size, node in zip(sizes, graph.tasks, strict=True):
-            if not low < size <= MOST:
+            if not self.above_s < size <= MOST:
                 found = f"expected a positive number up to {MOST:g}, found {size}"
                 raise _EntryFault(f"node_execution_times.{node.name}", found)
         return graph, sizes
@@ -265,11 +264,11 @@ class EntryReader:
             for node in graph.tasks
         ]
 
-    def _check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
+    def check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
         """A time for a name that is not a node, while a node has no time, is a slip."""
         times = entry.node_execution_times
         unknown = [name for name in times if name not in graph.index]
-        if unknown and not self._compat:
+        if unknown:
             lacking = [
                 node.name for node in graph.tasks if node.name not in times and node.name not in entry.node_items
             ]

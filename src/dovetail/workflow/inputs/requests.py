@@ -6,8 +6,9 @@ A JSON-lines file is read twice, once to validate and once to run, so that a mil
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
-from dovetail.core.files import Document, explain, is_json_lines, parse, read_bytes
+from dovetail.core.files import Document, Source, as_path, explain, is_json_lines, parse, read_bytes
 from dovetail.workflow.choices import Mode, OnError
 from dovetail.workflow.inputs.request_entries import UNKNOWN_TIME, EntryReader, RequestEntry
 from dovetail.workflow.inputs.system import System
@@ -27,40 +28,37 @@ _SMALL = 1 << 22  # bytes up to which a line is looked up for an error
 _IN_MEMORY = 1 << 26  # bytes of JSON lines that are kept as arrivals instead of being read twice
 
 
-class _File(Struct, forbid_unknown_fields=True):
+class RequestDocument(Struct, forbid_unknown_fields=True):
     requests: list[Any]
     metadata: Any = None
 
 
-class _LooseFile(_File, forbid_unknown_fields=False):
-    pass
-
-
-class _JsonFile(Struct, forbid_unknown_fields=True):
+class JsonRequestDocument(Struct, forbid_unknown_fields=True):
     requests: list[msgspec.Raw]
     metadata: Any = None
 
 
-class _LooseJsonFile(_JsonFile, forbid_unknown_fields=False):
-    pass
-
-
 class Requests:
-    """All requests of a file. `forecast` is GPU-seconds per model, `estimates` how many durations came from where."""
+    """All requests of a file, or of lists, dicts or a frame in its place. `forecast` is GPU-seconds per model,
+    `estimates` how many durations came from where. A subclass may have other rules."""
 
-    def __init__(
-        self, path: Path, system: System, mode: Mode = "offline", on_error: OnError = "fail", compat: bool = False
-    ) -> None:
-        self.path = path
+    file_type: type[RequestDocument] = RequestDocument
+    json_type: type[JsonRequestDocument] = JsonRequestDocument
+    reader_type: type[EntryReader] = EntryReader
+
+    def __init__(self, requests: Source, system: System, mode: Mode = "offline", on_error: OnError = "fail") -> None:
+        given = isinstance(requests, str | os.PathLike)
+        self.path = path = as_path(requests, "requests") if given else Path("requests")
         self.digest = ""
         self.total = 0
         self._online = mode == "online"
-        self._compat = compat
         self._base_us = 0
         self._kept: list[tuple[float, Arrived]] | None = None
         self._index: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        self._entries = entries = EntryReader(path, system, self._online, on_error, compat)
-        if is_json_lines(path) or (path.suffix == ".jsonl" and path.is_file()):  # whose first line may be broken
+        self._entries = entries = self.reader_type(path, system, self._online, on_error)
+        if not given:
+            self._take(requests)
+        elif is_json_lines(path) or (path.suffix == ".jsonl" and path.is_file()):  # whose first line may be broken
             self._read_lines()
         else:
             self._read_document()
@@ -95,16 +93,30 @@ class Requests:
         doc = Document(self.path, text, None)
         rows: list[Any]
         try:
-            rows = msgspec.json.decode(text, type=_LooseJsonFile if self._compat else _JsonFile).requests
+            rows = msgspec.json.decode(text, type=self.json_type).requests
             decode: Callable[[Any], RequestEntry] = msgspec.json.Decoder(self._entries.entry_type).decode
         except msgspec.ValidationError as error:
-            keys, message = explain(error, _File)
+            keys, message = explain(error, self.file_type)
             raise doc.error(keys, message) from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             doc.data = parse(self.path, text)
-            rows = doc.convert(doc.data, _LooseFile if self._compat else _File).requests
+            rows = doc.convert(doc.data, self.file_type).requests
             decode = partial(msgspec.convert, type=self._entries.entry_type)
         self._entries.doc = doc if len(text) <= _SMALL else None
+        self._keep(rows, decode)
+
+    def _take(self, requests: Source) -> None:
+        """Requests that are not in a file."""
+        doc = Document.of(requests, str(self.path))
+        if isinstance(doc.data, dict):
+            doc.data = doc.convert(doc.data, self.file_type).requests
+        else:
+            self._entries.at = ()
+        self._entries.doc = doc
+        self.digest = hashlib.sha256(msgspec.json.encode(doc.data, enc_hook=str)).hexdigest()
+        self._keep(doc.data, partial(msgspec.convert, type=self._entries.entry_type))
+
+    def _keep(self, rows: Sequence[Any], decode: Callable[[Any], RequestEntry]) -> None:
         stamps = array("q")
         requests: list[Arrived] = []
         for i, raw in enumerate(rows):
@@ -177,10 +189,17 @@ class Requests:
         when = _int64(stamps)
         known = when[when != UNKNOWN_TIME]
         if len(known):
-            self._base_us = int(known[0] if self._compat else known.min())
+            self._base_us = self.first_us(known)
         when = np.where(when == UNKNOWN_TIME, self._base_us, when)
-        in_file_order = self._compat or not self._online
-        return np.arange(len(when)) if in_file_order else np.argsort(when, kind="stable"), when
+        return self.order(when) if self._online else np.arange(len(when)), when
+
+    def first_us(self, known: np.ndarray) -> int:
+        """The instant that is 0 s."""
+        return int(known.min())
+
+    def order(self, when: np.ndarray) -> np.ndarray:
+        """The order in which requests arrive online."""
+        return np.argsort(when, kind="stable")
 
     def _arrival_s(self, stamp: int) -> float:
         return (stamp - self._base_us) / 10**6 if self._online else 0.0

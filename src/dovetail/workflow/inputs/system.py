@@ -73,7 +73,7 @@ class GpuType(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class System(Struct, omit_defaults=True):
-    """A validated configuration. `faults` tells which workflows cannot run, and why."""
+    """A validated configuration. `faults` tells which workflows cannot run, `never` which of their nodes, and why."""
 
     models: dict[str, Model]
     workflows: dict[str, Workflow]
@@ -100,12 +100,11 @@ class System(Struct, omit_defaults=True):
 
     def graphs(self) -> dict[str, TaskGraph]:
         """The workflows that can run, as task graphs."""
-        return {name: self._graph(name) for name in self.workflows if name not in self.faults}
+        return {name: self.graph(name) for name in self.workflows if name not in self.faults}
 
-    def _graph(self, name: str) -> TaskGraph:
+    def graph(self, name: str) -> TaskGraph:
         workflow = self.workflows[name]
         tasks = [Task(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes]
-        names = {n.id for n in workflow.nodes}
         never = self.never.get(name, {})  # need no edges: they do not wait for one another
-        edges = [(e.source, e.target) for e in workflow.edges if e.source in names and e.target in names - never.keys()]
+        edges = [(e.source, e.target) for e in workflow.edges if e.target not in never]
         return TaskGraph(name, tasks, edges, never)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import yaml
 
 from dovetail.core.errors import InputError
+from dovetail.core.files import as_path
 from dovetail.core.output import atomic_write, written_whole
 from dovetail.workflow.choices import FileFormat
 
@@ -23,7 +25,17 @@ def file_format(path: Path) -> FileFormat:
     return _SUFFIXES[path.suffix]
 
 
-def write_config(path: Path, config: Mapping[str, Any]) -> None:
+def refuse_outputs(paths: Iterable[Path], force: bool) -> None:
+    """What cannot be written, or must not be."""
+    for path in paths:
+        file_format(path)
+        if path.is_file() and not force:
+            raise InputError(f"{path}: exists already; --force writes over it")
+
+
+def write_config(path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
+    """Write a configuration, as YAML or JSON by the file's suffix."""
+    path = as_path(path, "path")
     if file_format(path) == "yaml":
         atomic_write(path, yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True))
     else:

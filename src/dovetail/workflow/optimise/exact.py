@@ -18,7 +18,7 @@ from dovetail.core.events import Arrived
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules
-from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.problem import WorkflowProblem, checked
 
 MOST_NODES = 30  # for which an optimum is searched
 
@@ -105,8 +105,9 @@ def solve(
 
 
 def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
-    """The best makespan of a problem, where its rules of price are those that `solve` knows."""
-    if problem.costs != CostRules(problem.costs.pcie_gb_s, problem.costs.overhead_s) or problem.rates:
+    """The best makespan of a small problem, by CP-SAT (`pip install 'dovetail[exact]'`), where its rules of price are
+    the default ones."""
+    if checked(problem).costs != CostRules(problem.costs.pcie_gb_s, problem.costs.overhead_s) or problem.rates:
         raise InputError("--exact knows only the default rules of price: no cost extension and no rate table")
     used = [problem.graphs[request.of] for _, request in problem.requests.arrivals() if not request.fault]
     if (nodes := sum(len(graph.tasks) for graph in used)) > MOST_NODES:

@@ -7,16 +7,17 @@ out, the order of the rest stays. Memory and times are typical figures by catego
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import InputError
 from dovetail.workflow.inputs.costs import CostRules
 from dovetail.workflow.inputs.importers.comfyui_files import ComfyGraph, ComfyLink, ComfyNode, read_graph
-from dovetail.workflow.inputs.importers.common import Imported, Names, bridge, request
+from dovetail.workflow.inputs.importers.common import Imported, Names, as_paths, bridge, request
 
 
 class Category(NamedTuple):
@@ -75,7 +76,9 @@ class Weights(NamedTuple):
     role: str
 
 
-def import_comfyui(paths: Sequence[Path], *, keep_utility: bool = False, keep_loaders: bool = False) -> Imported:
+def import_comfyui(
+    paths: Sequence[str | os.PathLike[str]], *, keep_utility: bool = False, keep_loaders: bool = False
+) -> Imported:
     """Read workflows; files that load the same weights share a model.
 
     With `keep_utility`, nodes that need no GPU stay, on a model with `gpus_required` 0. With `keep_loaders`, loaders
@@ -83,6 +86,7 @@ def import_comfyui(paths: Sequence[Path], *, keep_utility: bool = False, keep_lo
     bandwidth + overhead, at the default prices.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> file = Path(tempfile.mkdtemp()) / "cat.json"
     >>> _ = file.write_text('''{"4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "sd15.ckpt"}},
     ...     "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a cat", "clip": ["4", 1]}},
@@ -93,7 +97,7 @@ def import_comfyui(paths: Sequence[Path], *, keep_utility: bool = False, keep_lo
     >>> found.config["workflows"]["cat"]["edges"]
     [{'from': 'cliptextencode_6', 'to': 'ksampler_3'}]
     """
-    files = [_File(read_graph(path), keep_utility, keep_loaders) for path in paths]
+    files = [_File(read_graph(path), keep_utility, keep_loaders) for path in as_paths(paths)]
     models, workflows = _Models(), Names()
     for file in files:
         for node, weights in file.weights.items():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
+
+from dovetail.core.errors import InputError
+from dovetail.core.files import as_path
+from dovetail.workflow.inputs.write import file_format, refuse_outputs, write_config, write_requests
 
 N = TypeVar("N", bound=Hashable)
 START = "2024-01-01T00:00:00"  # when imported requests arrive: a file says what was done, not when it is wanted
@@ -20,6 +26,33 @@ class Imported(Struct):
     requests: list[dict[str, Any]] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """What was found, in numbers."""
+        workflows = self.config["workflows"]
+        nodes = sum(len(workflow["nodes"]) for workflow in workflows.values())
+        found = {"models": len(self.config["models"]), "workflows": len(workflows), "nodes": nodes}
+        return found | {"requests": len(self.requests)}
+
+    def write(
+        self, config: str | os.PathLike[str], requests: str | os.PathLike[str] | None = None, force: bool = False
+    ) -> None:
+        """Write the configuration and, where a file is named for them, the requests; over files that exist only with
+        `force`."""
+        out = as_path(config, "config")
+        rows = None if requests is None else as_path(requests, "requests")
+        refuse_outputs([out] if rows is None else [out, rows], force)
+        write_config(out, self.config)
+        if rows is not None:
+            write_requests(self.requests, rows, file_format(rows))
+
+
+def as_paths(files: Any) -> list[Path]:
+    """One file, or several, as a user names them."""
+    given = [files] if isinstance(files, str | os.PathLike) else files
+    if not isinstance(given, Sequence) or not given:
+        raise InputError(f"files: expected one or more paths, found {files!r}")
+    return [as_path(file, "files") for file in given]
 
 
 class Names:

@@ -7,6 +7,7 @@ A program is not a model of many gigabytes: unless `switch_s` says otherwise, ch
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import Document, Key
-from dovetail.workflow.inputs.importers.common import Imported, Names, find_cycle, request
+from dovetail.workflow.choices import check_choice
+from dovetail.workflow.inputs.importers.common import Imported, Names, as_paths, find_cycle, request
 
 Width = Literal["one", "cores"]
 Kind = tuple[str, int]  # what a task runs, and on how many GPUs
@@ -45,7 +47,9 @@ class _Task(Struct):
     core_count: float | None = field(default=None, name="coreCount")
 
 
-def import_wfcommons(paths: Sequence[Path], *, width: Width = "one", switch_s: float = 0.0) -> Imported:
+def import_wfcommons(
+    paths: Sequence[str | os.PathLike[str]], *, width: Width = "one", switch_s: float = 0.0
+) -> Imported:
     """Read instances: one workflow and one request each; equal programs of several files are one model.
 
     A node takes one GPU, or with `width="cores"` as many as its task had cores. `switch_s` is the time to get a program
@@ -62,9 +66,10 @@ def import_wfcommons(paths: Sequence[Path], *, width: Width = "one", switch_s: f
     >>> found.requests[0]["node_execution_times"]
     {'split_ID1': 2.5, 'merge_ID2': 4.0}
     """
-    if not (switch_s >= 0 and math.isfinite(switch_s)):
+    check_choice("width", width, Width)
+    if not (isinstance(switch_s, int | float) and switch_s >= 0 and math.isfinite(switch_s)):
         raise InputError(f"switch_s: expected a number >= 0, found {switch_s}")
-    files = [_Instance(path, width) for path in paths]
+    files = [_Instance(path, width) for path in as_paths(paths)]
     names, models = _models(files, switch_s)
     workflows = Names()
     result = Imported({"models": models, "workflows": {}, "costs": {"overhead_s": switch_s}})

@@ -1,0 +1,133 @@
+"""How GSwarm read its files, faulty ones included: what `--compat gswarm` lets pass, and what it makes of it.
+
+Unknown keys are ignored; a node that waits for a name that is not a node, or for itself along a cycle, or that fits
+nowhere, waits for ever; a node without a time takes 10 s; time begins with the first request of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from dovetail.core.files import Source
+from dovetail.core.resources import Pool
+from dovetail.core.tasks import TaskGraph, TaskGraphError
+from dovetail.workflow.choices import OnError
+from dovetail.workflow.inputs.configuration import ConfigurationFile, SystemReader
+from dovetail.workflow.inputs.fit import misfits
+from dovetail.workflow.inputs.reading import Reading
+from dovetail.workflow.inputs.request_entries import EntryReader, RequestEntry
+from dovetail.workflow.inputs.requests import JsonRequestDocument, RequestDocument, Requests
+from dovetail.workflow.inputs.system import DEFAULT_NODE_S, Edge, Model, Node, System, Workflow
+
+
+def read_gswarm_system(
+    config: Source, on_error: OnError = "fail", cost_options: Mapping[str, Any] | None = None
+) -> System:
+    """A configuration as GSwarm read it; the first GPU of a window sets the price of a switch."""
+    return _SystemReader(config, on_error).read({"window": "primary", **(cost_options or {})})
+
+
+class _SystemReader(SystemReader):
+    def tidy(self, data: dict[str, Any]) -> dict[str, Any]:
+        data = {key: value for key, value in data.items() if key in ConfigurationFile.__struct_fields__}
+        for key, to in (("models", Model), ("workflows", Workflow)):
+            if isinstance(data.get(key), dict):
+                data[key] = {name: _known(item, to) for name, item in data[key].items()}
+        models: Any = data.get("models")
+        for model in models.values() if isinstance(models, dict) else ():
+            if isinstance(model, dict) and isinstance(base := model.get("base_model"), str) and base not in models:
+                del model["base_model"]
+        return data
+
+    def settle(self, system: System, name: str) -> None:
+        workflow = system.workflows[name]
+        names, edges = {node.id: None for node in workflow.nodes}, workflow.edges
+        lost = {edge.target: edge.source for edge in edges if edge.target in names and edge.source not in names}
+        never = {target: f"waits for {source!r}, which is not a node" for target, source in lost.items()}
+        workflow.edges = [edge for edge in edges if edge.source in names and edge.target in names]
+        system.never[name] = never
+        try:
+            system.graph(name)
+        except TaskGraphError as error:
+            why = str(error).removeprefix(f"{name}: ")
+            stuck = _stuck(workflow, names)
+            never |= {node: f"waits for ever: {why}" for node in names if node in stuck}
+
+
+_PARTS: dict[tuple[type[Struct], str], type[Struct]] = {(Workflow, "nodes"): Node, (Workflow, "edges"): Edge}
+
+
+def _known(raw: Any, to: type[Struct]) -> Any:
+    """Without the keys that it does not have; what is no mapping, or no list where one belongs, is left as it is."""
+    if isinstance(raw, list):
+        return [_known(item, to) for item in raw]
+    if not isinstance(raw, dict):
+        return raw
+    known = {key: value for key, value in raw.items() if key in to.__struct_encode_fields__}
+    return {key: _known(value, _PARTS[to, key]) if (to, key) in _PARTS else value for key, value in known.items()}
+
+
+def _stuck(workflow: Workflow, names: Iterable[str]) -> set[str]:
+    """The nodes on a cycle, and those behind one."""
+    stuck = set(names)
+    while free := stuck - {edge.target for edge in workflow.edges if edge.source in stuck}:
+        stuck -= free
+    return stuck
+
+
+def let_wait(system: System, pool: Pool, config: Path) -> None:
+    """What fits nowhere waits for ever."""
+    for name, node, problem in misfits(system, pool):
+        system.never.setdefault(name, {})[node.id] = problem
+
+
+class _Entry(RequestEntry, forbid_unknown_fields=False):
+    pass
+
+
+class _File(RequestDocument, forbid_unknown_fields=False):
+    pass
+
+
+class _JsonFile(JsonRequestDocument, forbid_unknown_fields=False):
+    pass
+
+
+class _EntryReader(EntryReader):
+    entry_type = _Entry
+    above_s = -1e-300  # nothing at all was a time too
+
+    def guess(self, model: str) -> tuple[float, str]:
+        return DEFAULT_NODE_S, "default"
+
+    def check_clock(self, kind: str, entry: RequestEntry) -> None:
+        if self._online:
+            super().check_clock(kind, entry)
+
+    def check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
+        pass
+
+
+class GswarmRequests(Requests):
+    """Requests in the order of their file, whatever their times."""
+
+    file_type, json_type, reader_type = _File, _JsonFile, _EntryReader
+
+    def first_us(self, known: np.ndarray) -> int:
+        return int(known[0])
+
+    def order(self, when: np.ndarray) -> np.ndarray:
+        return np.arange(len(when))
+
+
+GSWARM = Reading(read_gswarm_system, let_wait, GswarmRequests)
+
+
+def reading(compat: bool) -> Reading:
+    """How files are read in a run."""
+    return GSWARM if compat else Reading()
