@@ -208,7 +208,7 @@ class Run:
             words.append(f"{completed:,} {'of ' + format(arrived, ',') + ' ' if arrived is not None else ''}completed")
         makespan_s = metrics.get("makespan_s")
         if isinstance(makespan_s, int | float):
-            above = "" if self.gap is None else f" ({100 * self.gap:.1f} % above the bound)"
+            above = "" if self.gap is None else f" ({round(100 * self.gap, 1) + 0.0:.1f} % above the bound)"
             words.append(f"makespan {makespan_s:,.6g} s{above}")
         return ", ".join(words)
 
