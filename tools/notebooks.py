@@ -33,7 +33,8 @@ def shown(notebook: Any) -> list[list[str]]:
     """What each cell of code shows: the kinds of its outputs."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [
-        [kind for output in cell.outputs for kind in output.get("data", {output.output_type: ""})] for cell in cells
+        [kind for output in cell.outputs for kind in sorted(output.get("data", {output.output_type: ""}))]
+        for cell in cells
     ]
 
 
