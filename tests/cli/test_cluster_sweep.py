@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from dovetail.cli import main
+from tests.waiting import until
 
 SMALL = ("-s", "4", "-e", "8", "-c", "4:4:4", "-f", "3600", "--seeds", "0", "1", "-j", "1")
 POLICIES = ("-p", "max_min_fairness", "max_min_fairness_perf")
@@ -203,9 +203,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        while not list(tmp_path.rglob("num_total_jobs=2.json")):
-            assert process.poll() is None
-            time.sleep(0.05)
+        until(lambda: list(tmp_path.rglob("num_total_jobs=2.json")) or process.poll() is not None)
+        assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate()  # ends when the last process has closed the pipe
         assert process.returncode == 130

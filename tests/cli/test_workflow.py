@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dovetail.core.events import Reject
 from dovetail.core.journal import Ended, Reader
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.choices import DEFAULT_POLICY
+from tests.waiting import until
 
 CONFIG: dict[str, Any] = {
     "models": {
@@ -423,8 +423,7 @@ def test_a_run_that_was_interrupted_can_be_read_and_resumed(tmp_path: Path) -> N
     whole = start("--out", str(tmp_path / "whole"))
     stopped = start("--out", str(tmp_path / "stopped"))
     journal = tmp_path / "stopped" / "dovetail_journal.jsonl"
-    while stopped.poll() is None and not (journal.exists() and journal.stat().st_size > 1 << 20):
-        time.sleep(0.005)
+    until(lambda: stopped.poll() is not None or (journal.exists() and journal.stat().st_size > 1 << 20))
     stopped.send_signal(signal.SIGINT)
     _, err = stopped.communicate()
     assert (stopped.returncode, err) == (130, "interrupted\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from math import inf, nan
 from pathlib import Path
 from threading import Barrier, Event, Thread
@@ -16,6 +15,7 @@ from dovetail.core.events import Measured, Observed
 from dovetail.core.journal import Clock, Ended, Header, Reader, Writer
 from dovetail.core.recorder import Recorder, host_clock
 from dovetail.core.resources import Pool
+from tests.waiting import until
 
 HEADER = Header(level="any", policy="none", pool=Pool.parse("1", {}), clock=Clock("monotonic", 1e-9), order="written")
 
@@ -50,10 +50,7 @@ def test_a_journal_that_nobody_closes_does_not_keep_a_program_alive(tmp_path: Pa
 def test_what_was_noted_is_written_soon_though_nothing_follows_and_nobody_closes(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run.jsonl", HEADER, flush_s=0.01)
     recorder.note(10.0, Observed("first"))
-    until_s = time.monotonic() + 60.0
-    while lines(tmp_path / "run.jsonl") < 2 and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert lines(tmp_path / "run.jsonl") == 2
+    until(lambda: lines(tmp_path / "run.jsonl") == 2)
     recorder.close()
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -39,6 +38,7 @@ from dovetail.dispatch.recording import LIVE, BatchJournal, header_of
 from dovetail.dispatch.replay import RecordedScheduler, scheduler_for
 from dovetail.dispatch.simulate import SimDevice, simulate
 from dovetail.testing.dispatch import Emulated, Sleeper
+from tests.waiting import until
 
 TWO = [Device("first", where="cpu"), Device("second", where="cpu")]
 POLICIES = ["factoring", "finish_together", "fixed", "guided", "proportional"]
@@ -449,7 +449,7 @@ def test_an_abandoned_stream_ends_its_journal(tmp_path: Path) -> None:
         pieces: Any = dispatcher.stream(torch.arange(5000))
         next(pieces)
         pieces.close()
-        wait_until(lambda: b'"k":"ended"' in path.read_bytes())
+        until(lambda: b'"k":"ended"' in path.read_bytes())
     report = check_journal(path)
     assert report.valid, report.faults
     assert "these items have no result" in report.notes[0]
@@ -494,12 +494,6 @@ def test_a_journal_that_cannot_be_written_is_an_error_before_the_first_chunk(tmp
 # --- while it goes on -------------------------------------------------------------------------------
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    """Wait for something to be seen. A test that waits in vain ends by its own time limit."""
-    while not true():
-        time.sleep(0.005)
-
-
 def test_the_journal_is_written_while_the_run_goes_on(tmp_path: Path) -> None:
     path, go_on = tmp_path / "run.jsonl", Event()
 
@@ -511,7 +505,7 @@ def test_the_journal_is_written_while_the_run_goes_on(tmp_path: Path) -> None:
     with Dispatcher(function, TWO, sizes=10, cache=False, journal=path) as dispatcher:
         future = dispatcher.submit(torch.arange(100))
         try:
-            wait_until(lambda: path.exists() and path.read_bytes().count(b'"of":"ran"') > 0)
+            until(lambda: path.exists() and path.read_bytes().count(b'"of":"ran"') > 0)
             report = check_journal(path)
         finally:
             go_on.set()
@@ -540,7 +534,7 @@ def under_way(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DOVETAIL_CACHE": str(tmp_path)}
     process = subprocess.Popen([sys.executable, "-c", RUN, str(path)], env=environment)
     try:
-        wait_until(lambda: process.poll() is not None or (path.exists() and path.read_bytes().count(b'"ran"') > 1))
+        until(lambda: process.poll() is not None or (path.exists() and path.read_bytes().count(b'"ran"') > 1))
         yield path, process
     finally:
         process.kill()

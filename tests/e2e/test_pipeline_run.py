@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +35,7 @@ from dovetail.pipeline.scheduler import scheduler_for
 torch = pytest.importorskip("torch")
 
 from tests.e2e.slowable import LAYERS, SLEEP_S  # noqa: E402
+from tests.waiting import until  # noqa: E402
 
 CPU = {"all": "cpu"}
 CALM = Patience(slow_factor=0)  # a busy machine must not look like a slow stage
@@ -342,14 +342,6 @@ def start(small: Any, tmp_path: Path) -> Iterator[Callable[..., Command]]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _until(what: Callable[[], bool]) -> None:
-    """Wait for something that comes, however long a busy machine takes for it."""
-    deadline = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
-
-
 def _gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -364,10 +356,10 @@ def test_interrupt_keeps_what_came_out(
 ) -> None:
     journal, output = tmp_path / "run.jsonl", tmp_path / "out.npy"
     process, stages = start("--journal", str(journal), "--output", str(output))
-    _until(lambda: _completed(journal) > 5)
+    until(lambda: _completed(journal) > 5)
     process.send_signal(signum)
     assert process.wait(timeout=120) == 130
-    _until(lambda: _gone(stages))
+    until(lambda: _gone(stages))
     report = check_journal(journal)
     completed = report.counted["completed"]
     (finding,) = report.faults
@@ -379,10 +371,10 @@ def test_interrupt_keeps_what_came_out(
 def test_a_killed_run_leaves_a_journal_and_no_process(start: Callable[..., Command], tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     process, stages = start("--journal", str(journal))
-    _until(lambda: _completed(journal) > 5)
+    until(lambda: _completed(journal) > 5)
     process.kill()
     process.wait()
-    _until(lambda: _gone(stages))
+    until(lambda: _gone(stages))
     report = check_journal(journal)
     assert report.counted["completed"] > 5
     assert report.faults_by_code == {"end": 1}

@@ -21,16 +21,10 @@ from dovetail.host.live.client import Client
 from dovetail.host.live.executors import Usage, proc, shim
 from dovetail.host.live.executors.docker import OWNER
 from dovetail.host.live.setup import RequestedSettings
+from tests.waiting import PATIENCE_S as PATIENCE_S
+from tests.waiting import until as until
 
-PATIENCE_S = 120.0
 CLOSED = frozenset({"completed", "failed", "cancelled"})
-
-
-def until(true: Callable[[], Any], patience_s: float = PATIENCE_S) -> None:
-    limit = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def bound(processes: Iterable[proc.Process]) -> frozenset[int]:

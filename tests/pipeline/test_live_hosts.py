@@ -24,6 +24,7 @@ from dovetail.pipeline.live.jobs import link_speed  # noqa: E402
 from dovetail.pipeline.plan import Constraints, Plan  # noqa: E402
 from dovetail.pipeline.planner import plan  # noqa: E402
 from dovetail.pipeline.route import DATA_HOST  # noqa: E402
+from tests.waiting import until  # noqa: E402
 
 
 def _read(tmp_path: Path, text: str, local: bool = True) -> dict[str, HostSettings]:
@@ -77,8 +78,7 @@ def test_a_share_limits_a_process() -> None:
             return (int(fields[11]) + int(fields[12])) / ticks
 
         before_s, start_s = used_s(), time.monotonic()
-        while used_s() - before_s < 0.2:
-            time.sleep(0.01)
+        until(lambda: used_s() - before_s > 0.2)
         assert used_s() - before_s <= 0.3 * (time.monotonic() - start_s)
     finally:
         process.kill()
