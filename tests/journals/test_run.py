@@ -85,7 +85,7 @@ def test_what_cannot_be_done_is_told(journals: Journals, tmp_path: Path) -> None
         dovetail.read_journal(tmp_path / "none.jsonl")
     with pytest.raises(dovetail.InputError, match="expected jobs or tasks"):
         run.frame("task")  # type: ignore[arg-type]
-    with pytest.raises(dovetail.InputError, match="expected schedule or responses"):
+    with pytest.raises(dovetail.InputError, match="expected schedule, responses or jobs"):
         run.plot("gantt")  # type: ignore[arg-type]
     with pytest.raises(dovetail.InputError, match="is the same file as the input"):
         run.report(run.journal)

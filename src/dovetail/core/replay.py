@@ -48,13 +48,14 @@ def scheduler_of(reader: Reader) -> Scheduler:
     return scheduler
 
 
-def replay_journal(path: str | os.PathLike[str]) -> Agreement:
-    """Decide a recorded run again, up to the first difference: what comes after one is another run."""
+def replay_journal(path: str | os.PathLike[str], scheduler: Scheduler | None = None) -> Agreement:
+    """Decide a recorded run again, up to the first difference: what comes after one is another run. The scheduler is
+    the one that the header describes, unless it is given."""
     reader = open_journal(as_path(path, "journal"))
     header, steps, n, t = reader.header, 0, 0, 0.0
     difference = None
     try:
-        for n, t, decided, recorded in replay(scheduler_of(reader), reader):
+        for n, t, decided, recorded in replay(scheduler or scheduler_of(reader), reader):
             difference = _difference(n, t, decided, recorded)
             if difference is not None:
                 if not (difference.decided and difference.recorded) and _breaks_off(reader, n):

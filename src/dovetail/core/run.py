@@ -194,8 +194,9 @@ class Run:
         atomic_write(place, import_module(_DRAWN_BY).page_of([self.journal]))
         return place
 
-    def plot(self, what: Literal["schedule", "responses"] = "schedule") -> Picture:
-        """The schedule as bars on every device, or how long jobs took from arrival to completion."""
+    def plot(self, what: Literal["schedule", "responses", "jobs"] = "schedule") -> Picture:
+        """The schedule as bars on every device, how long jobs took from arrival to completion, or a row for each job
+        with its devices over time."""
         return Picture(import_module(_DRAWN_BY).picture_of(self.journal, what))
 
     def __repr__(self) -> str:

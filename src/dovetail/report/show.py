@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dovetail.core.charts import Chart
 from dovetail.core.errors import InputError
-from dovetail.report import charts, look
+from dovetail.core.journal import open_journal
+from dovetail.report import charts, jobs, look
 from dovetail.report.collect import Story, collect
 from dovetail.report.document import asset
 from dovetail.report.gantt import gantt
@@ -24,10 +25,15 @@ def page_of(journals: Sequence[Path]) -> str:
 
 
 def picture_of(journal: Path, what: str) -> str:
-    """A run's schedule, or the distribution of its response times; of a run in rounds, which may keep no schedule, its
-    first chart."""
-    if what not in ("schedule", "responses"):
-        raise InputError(f"what {what!r}: expected schedule or responses")
+    """A run's schedule, the distribution of its response times, or a row for each job; of a run in rounds, which may
+    keep no schedule, its first chart."""
+    if what not in ("schedule", "responses", "jobs"):
+        raise InputError(f"what {what!r}: expected schedule, responses or jobs")
+    if what == "jobs":
+        reader = open_journal(journal)
+        devices, words = len(reader.header.pool), reader.header.words
+        title = f"{reader.header.policy} on {devices} {words.devices}"
+        return jobs.picture(jobs.lives(reader.steps()), devices, title, words.devices)
     story = collect(journal, max_bars=_BARS)
     if what == "responses":
         return _responses(story)
