@@ -14,9 +14,11 @@ from typing import Any
 from bench import show
 from dovetail.core.executor import SimExecutor
 from dovetail.core.parallel import run_all
+from dovetail.host.compat import scheduler as compat
 from dovetail.host.inputs.requests import Request
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
-from dovetail.host.simulate import Workload, run
+from dovetail.host.simulate import run
 from dovetail.testing.host import ASSIGNS, PLANS, cases, describe, verify
 
 CHUNK = 1000
@@ -78,7 +80,7 @@ def compared() -> dict[str, Any]:
     """64 programs that ask for 8 cores each, by a measured curve, one every 15 s: throughput as a ratio to strict."""
     workload = sixty_four()
     rows: dict[str, Any] = {}
-    for profile, plans, assigns in (("legacy", PLANS[:2], ASSIGNS[:3]), ("clean", PLANS, ASSIGNS)):
+    for profile, plans, assigns in (("legacy", compat.PLANS, compat.ASSIGNS), ("clean", PLANS, ASSIGNS)):
         for plan in plans:
             for assign in assigns:
                 least = 1 if assign == "strict" or profile == "legacy" else 2

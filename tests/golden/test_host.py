@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from dovetail.core.events import Arrived, Asked, Finished, Pause, Resize, Resume, Start
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.program import Ask, program_graph
-from dovetail.host.simulate import Workload, run
+from dovetail.host.simulate import run
 
 CORES = 16
 WORKS = {"E1": [960] * 3, "E2": [800] * 4, "E3": [1200, 1200, 200, 200], "E4": [1600, 800, 400, 400]}

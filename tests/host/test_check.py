@@ -13,9 +13,10 @@ from dovetail.cli import main
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked, Measured
 from dovetail.host.check import CODES, check_journal
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.program import program_graph
-from dovetail.host.simulate import Workload, record
+from dovetail.host.simulate import record
 
 Lines = list[dict[str, Any]]
 

@@ -14,9 +14,10 @@ from dovetail.host.experiment import ExperimentCell, Result, comparison, run_all
 from dovetail.host.export import COMPARISON, EVENTS, run_files
 from dovetail.host.inputs.parameters import Parameters
 from dovetail.host.inputs.requests import Request
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.metrics import Programs
 from dovetail.host.options import HostOptions
-from dovetail.host.simulate import Workload, run
+from dovetail.host.simulate import run
 
 PARAMETERS = Parameters(
     number_containers=4, time_gap=(5.0, 0.0), resources_distribution="random", resources_per_container=(2, 9)

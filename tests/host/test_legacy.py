@@ -13,9 +13,10 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked, Resize, Start
 from dovetail.host.compat.grants import always_attend, max_prop, strict
 from dovetail.host.compat.scheduler import LegacyScheduler
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.program import Ask, program_graph
-from dovetail.host.simulate import Workload, run
+from dovetail.host.simulate import run
 
 GRAPHS = {"p": program_graph("p", 16)}
 

@@ -15,7 +15,7 @@ from dovetail.cli import main
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.rates import RateTable
 from dovetail.host.curves import curve
-from dovetail.host.live.measure import MeasuredRuns, fitted, measure, run_s, table_text
+from dovetail.host.live.measure import MeasuredRuns, Measurement, measure, run_s
 
 ALL = sorted(os.sched_getaffinity(0))
 NOTE = (
@@ -55,11 +55,10 @@ def test_the_table_shows_the_curve(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_fit_of_what_amdahl_says_is_exact() -> None:
-    found = [MeasuredRuns(n, (2 + 10 / n,)) for n in (1, 2, 4, 8)]
-    curved, error = fitted(found)
-    assert error == pytest.approx(0, abs=1e-9)
-    assert curved.speed(4) == pytest.approx(12 / 4.5, rel=1e-5)
-    assert table_text(found) == "table:1=12,2=7,4=4.5,8=3.25"
+    found = Measurement("train", [MeasuredRuns(n, (2 + 10 / n,)) for n in (1, 2, 4, 8)])
+    assert found.fit_error == pytest.approx(0, abs=1e-9)
+    assert curve(found.fit).speed(4) == pytest.approx(12 / 4.5, rel=1e-5)
+    assert found.curve == "table:1=12,2=7,4=4.5,8=3.25"
 
 
 @pytest.fixture
@@ -97,4 +96,4 @@ def test_a_program_that_fails_is_no_measurement(command: list[str], said: str) -
 )
 def test_what_cannot_be_measured_is_refused(command: list[str], counts: list[int], repeats: int, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        measure(command, counts, repeats, lambda cores: os.environ)
+        measure(*command, cores=counts, repeats=repeats)

@@ -10,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.core.events import Arrived
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.metrics import Programs
 from dovetail.host.options import HostOptions
 from dovetail.host.policies.max_prop import proportional
 from dovetail.host.program import program_graph
-from dovetail.host.simulate import Workload, run
+from dovetail.host.simulate import run
 
 CORES = 8
 Job = tuple[float, int, float, int]  # arrives, asks for, core-seconds, priority

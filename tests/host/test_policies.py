@@ -12,6 +12,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.registry import policy, promise
 from dovetail.host.cores import choose
 from dovetail.host.curves import curve
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.policies import Assignment, Planning, make, names
 from dovetail.host.policies.base import MachineView
@@ -19,7 +20,7 @@ from dovetail.host.policies.efficient import Efficient
 from dovetail.host.policies.fcfs import FirstComeFirstServed
 from dovetail.host.policies.max_prop import proportional
 from dovetail.host.program import Ask, Program
-from dovetail.host.simulate import Workload, run
+from dovetail.host.simulate import run
 
 
 @given(st.data())

@@ -27,10 +27,11 @@ from dovetail.core.events import (
     WakeAt,
     Woke,
 )
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.program import program_graph
 from dovetail.host.scheduler import HostScheduler
-from dovetail.host.simulate import Workload, run
+from dovetail.host.simulate import run
 
 CORES = 8
 GRAPHS = {"p": program_graph("p", CORES)}

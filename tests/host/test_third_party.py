@@ -14,9 +14,10 @@ import pytest
 from dovetail.core import registry
 from dovetail.core.events import Arrived
 from dovetail.host.check import check_journal
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.program import program_graph
-from dovetail.host.simulate import Workload, record
+from dovetail.host.simulate import record
 from dovetail.testing.host import random_options, random_workload, verify
 
 DOCS = Path(__file__).parents[2] / "docs" / "host.md"

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from dovetail.core.events import Arrived, Asked, Resume, Start
 from dovetail.core.executor import SimExecutor
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.program import program_graph
-from dovetail.host.simulate import Workload, run
+from dovetail.host.simulate import run
 from dovetail.testing.host import ASSIGNS, PLANS, describe, random_options, random_workload, verify
 
 FINAL = {"completed", "rejected"}

@@ -1,31 +1,83 @@
-"""The host level: programs on the cores of one machine. What most users need is here, and is imported when it is used.
+"""Programs on the cores of one machine: who runs, on which cores, and who is paused.
 
-from dovetail import host
+>>> from dovetail import host
+>>> workload = host.load([{"threads": 8, "work": 900, "at_s": 10.0 * i} for i in range(6)], cores=16)
+>>> run = host.simulate(workload, plan="fcfs", assign="max_prop")
+>>> run.metrics["completed"], run.check().valid
+(6, True)
 
-workload = host.Workload.of(host.read_requests(Path("requests_file.txt")), cores=16)
-outcome = host.record(workload, host.HostOptions(plan="rr", assign="max_prop"), Path("run.jsonl"))
-report = host.check_journal(Path("run.jsonl"))
+A daemon of this machine is started by `up`, and talked to through what `connect` gives.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dovetail.core.lazy import exports
 
-_PUBLIC = {
-    "Assignment": "policies",
-    "HostOptions": "options",
-    "HostOutcome": "simulate",
-    "MachineView": "policies",
-    "Planning": "policies",
-    "Program": "policies",
-    "Workload": "simulate",
-    "check_journal": "check",
-    "connect": "live.client",
-    "curve": "curves",
-    "read_parameters": "inputs.parameters",
-    "read_requests": "inputs.requests",
-    "record": "simulate",
-    "run": "simulate",
-}
-__all__ = sorted(_PUBLIC)
-__getattr__, __dir__ = exports(__name__, _PUBLIC)
+if TYPE_CHECKING:
+    from dovetail.host.check import check_journal
+    from dovetail.host.experiment import experiment
+    from dovetail.host.inputs.workload import Workload, load
+    from dovetail.host.live.client import Client, DaemonInfo, connect, log_path
+    from dovetail.host.live.measure import Measurement, measure
+    from dovetail.host.live.start import daemon_command, up
+    from dovetail.host.live.status import LiveProgram
+    from dovetail.host.metrics import ProgramFigures
+    from dovetail.host.options import HostOptions, Scheduling
+    from dovetail.host.policies import Assignment, MachineView, Planning, Program, policies
+    from dovetail.host.simulate import HostRun, simulate
+
+__all__ = [
+    "Assignment",
+    "Client",
+    "DaemonInfo",
+    "HostOptions",
+    "HostRun",
+    "LiveProgram",
+    "MachineView",
+    "Measurement",
+    "Planning",
+    "Program",
+    "ProgramFigures",
+    "Scheduling",
+    "Workload",
+    "check_journal",
+    "connect",
+    "daemon_command",
+    "experiment",
+    "load",
+    "log_path",
+    "measure",
+    "policies",
+    "simulate",
+    "up",
+]
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "Assignment": "policies",
+        "Client": "live.client",
+        "DaemonInfo": "live.client",
+        "HostOptions": "options",
+        "HostRun": "simulate",
+        "LiveProgram": "live.status",
+        "MachineView": "policies",
+        "Measurement": "live.measure",
+        "Planning": "policies",
+        "Program": "policies",
+        "ProgramFigures": "metrics",
+        "Scheduling": "options",
+        "Workload": "inputs.workload",
+        "check_journal": "check",
+        "connect": "live.client",
+        "daemon_command": "live.start",
+        "experiment": "experiment",
+        "load": "inputs.workload",
+        "log_path": "live.client",
+        "measure": "live.measure",
+        "policies": "policies",
+        "simulate": "simulate",
+        "up": "live.start",
+    },
+)

@@ -22,7 +22,7 @@ from dovetail.host.check_state import ProgramState
 from dovetail.host.metrics import Programs
 from dovetail.host.policies import Assignment, MachineView, Planning, Program, make
 from dovetail.host.program import RUNNING, WAITING
-from dovetail.host.scheduler import options_of
+from dovetail.host.scheduler import Policies, options_of
 
 CODES = {
     "ask": "a program whose request cannot be read",
@@ -43,13 +43,14 @@ T = TypeVar("T")
 class HostRules:
     """Follows a run. An instant is judged when it is over: only then has everything been decided."""
 
-    def __init__(self, header: Header, faults: Findings) -> None:
+    def __init__(self, header: Header, faults: Findings, policies: Policies | None = None) -> None:
         self._faults = faults
         self._options = options_of(header)
         self._legacy = self._options.profile == "legacy"
         self._exact = header.mode != LIVE
-        self._plan = None if self._legacy else self._policy(self._options.plan, Planning)
-        self._assign = None if self._legacy else self._policy(self._options.assign, Assignment)
+        plan, assign = policies or (self._options.plan, self._options.assign)
+        self._plan = None if self._legacy else self._policy(plan, Planning)
+        self._assign = None if self._legacy else self._policy(assign, Assignment)
         self._view = MachineView(len(header.pool), self._options)
         if self._assign is not None:
             self._view.shrinks = self._assign.shrinks if self._options.shrink is None else self._options.shrink
@@ -63,11 +64,11 @@ class HostRules:
         self._at: tuple[int, float] = (0, -inf)
         self.programs = Programs(len(header.pool))
 
-    def _policy(self, name: str, kind: type[T]) -> T | None:
+    def _policy(self, choice: Any, kind: type[T]) -> T | None:
         try:
-            return make(name, kind)  # type: ignore[type-var]
+            return make(choice, kind)  # type: ignore[type-var]
         except DovetailError as error:
-            self._faults.notes.append(f"what {name} promises is not checked: {error}")
+            self._faults.notes.append(f"what {choice} promises is not checked: {error}")
             return None
 
     def _ask(self, policy: Planning | Assignment, question: Callable[[], T]) -> T | None:
@@ -236,12 +237,12 @@ class HostRules:
         return bounds
 
 
-def check_journal(path: Path) -> Report:
-    """Check a journal of this level by all rules."""
+def check_journal(path: Path, policies: Policies | None = None) -> Report:
+    """Check a journal of this level by all rules; `policies` are a user's own, which no name in it leads to."""
     reader = open_journal(path)
     faults = Findings()
     try:
-        rules = HostRules(reader.header, faults)
+        rules = HostRules(reader.header, faults, policies)
     except InputError as error:
         raise InputError(f"{path}:1: {error}") from None
     exact = reader.header.mode != LIVE

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, pairwise
 from math import inf, isfinite
+from typing import Any
 
 from dovetail.core.errors import InputError
 
@@ -87,17 +88,20 @@ def curve(text: str) -> SpeedUp:
     raise InputError(f"curve {text!r}: expected {_FORMS}")
 
 
-def curves_by_image(given: Iterable[str] | None) -> dict[str, str]:
-    """`SPEC` for all programs, `IMAGE@SPEC` for those of an image.
+def curves_by_image(given: str | Mapping[str, str] | Iterable[str] | None) -> dict[str, str]:
+    """By image, "" for all: from a mapping of that kind, one text for all, or texts of which `IMAGE@...` is for one.
 
     >>> curves_by_image(["amdahl:0.9", "resnet@table:1=100,2=60"])
     {'': 'amdahl:0.9', 'resnet': 'table:1=100,2=60'}
     """
-    found = {}
-    for text in given or ():
-        image, _, spec = text.rpartition("@")
-        found[image] = curve(spec).text
-    return found
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        texts: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"curves: expected {_FORMS}, found {given!r}")
+        given = {text.rpartition("@")[0]: text.rpartition("@")[2] for text in texts}
+    return {image: curve(str(text)).text for image, text in given.items()}
 
 
 def learned(given: str, rates: Mapping[int, float]) -> str:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import product
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Unpack
 
 import msgspec
 from msgspec import Struct
 
+from dovetail.core.comparison import Comparison
 from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
+from dovetail.core.files import Source
 from dovetail.core.output import atomic_write
+from dovetail.host.compat.scheduler import ASSIGNS, PLANS
+from dovetail.host.curves import curves_by_image
 from dovetail.host.export import as_csv, cell_text, comparison_csv, comparison_row, run_files
 from dovetail.host.inputs.generate import keep_or_write, request_lines
-from dovetail.host.inputs.parameters import Parameters
+from dovetail.host.inputs.parameters import Parameters, read_parameters
 from dovetail.host.inputs.requests import read_requests
-from dovetail.host.metrics import Programs, means_by_priority
-from dovetail.host.options import HostOptions, Profile
-from dovetail.host.scheduler import make_scheduler
-from dovetail.host.simulate import Workload, run
+from dovetail.host.inputs.workload import Workload
+from dovetail.host.metrics import means_by_priority
+from dovetail.host.options import HostOptions, Profile, Scheduling
+from dovetail.host.policies import Assignment, Planning, names
+from dovetail.host.scheduler import Policies, make_scheduler
+from dovetail.host.simulate import chosen_policies, run
 
 _MEASURED = (
     "makespan_s",
@@ -71,10 +81,88 @@ class Result(Struct, frozen=True):
     priorities: dict[int, dict[str, float]] = {}
 
 
-def usual_policies(profile: Profile = "clean") -> tuple[list[str], list[str]]:
+def experiment(
+    runs: int,
+    containers: int,
+    *,
+    parameters: Source | None = None,
+    plans: Sequence[str | Planning | type[Planning]] | None = None,
+    assigns: Sequence[str | Assignment | type[Assignment]] | None = None,
+    repeats: int = 1,
+    cores: int = 16,
+    work: float | None = None,
+    curves: str | Mapping[str, str] | Iterable[str] | None = None,
+    seed: int = 0,
+    name: str = "comparison",
+    out: str | PathLike[str] | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    **options: Unpack[Scheduling],
+) -> Comparison:
+    """Compare every planning with every assignment on the same random workloads.
+
+    >>> found = experiment(1, 8, plans=["fcfs"], assigns=["strict", "max_prop"], repeats=2, work=300)
+    >>> [(row["plan"], row["assign"], row["runs"]) for row in found]
+    [('fcfs', 'strict', 2), ('fcfs', 'max_prop', 2)]
+
+    Parameters
+    ----------
+    runs
+        How many sizes; each has twice as many programs as the one before.
+    containers
+        Programs of the first size.
+    parameters
+        parameters.json, or a dict in its place: how programs and their arrivals are drawn.
+    plans
+        The plannings to compare: names, file.py:name, or your own; by default all that are installed, with
+        profile="legacy" those that the older scheduler had.
+    assigns
+        The assignments, likewise.
+    repeats
+        Workloads of each size, for means with 95 % confidence intervals.
+    cores, work, curves
+        As `load` takes them.
+    seed
+        Of the generated workloads.
+    name
+        Of the comparison.
+    out
+        A folder for the results: those of a run are in POLICY/ASSIGNMENT/<n>Contenedores_<version>, the comparison in
+        NAME.csv, with confidence intervals in NAME_ci95.csv. What is there is gone on with. By default none is kept.
+    progress
+        Is told how many runs are done, and of how many.
+    options
+        As `simulate` takes them.
+    """
+    found = PARAMETERS if parameters is None else read_parameters(parameters)
+    usual = usual_policies(options.get("profile", "clean"))
+    pairs = product(usual[0] if plans is None else plans, usual[1] if assigns is None else assigns)
+    chosen = [chosen_policies(found, plan, assign, options) for plan, assign in pairs]
+    for label, value in (("runs", runs), ("containers", containers), ("repeats", repeats), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{label}: expected a whole number, found {value!r}")
+    with TemporaryDirectory() if out is None else nullcontext(out) as folder:
+        place = Path(folder)
+        cells = plan_cells(
+            place,
+            found,
+            [options for options, _ in chosen],
+            sizes=[containers * 2**i for i in range(runs)],
+            repeats=repeats,
+            seed=seed,
+            cores=cores,
+            work=work,
+            curves=curves_by_image(curves),
+        )
+        own = {options.title: policies for options, policies in chosen if policies is not None}
+        results = run_all(place, cells, lambda done: progress(done, len(cells)), own)
+        rows = write_comparison(place, name, results)
+    shown = [key for key in _MEASURED if key not in ("mean_total_s", "mean_waiting_s")]
+    return Comparison(rows, ["containers", "plan", "assign", *shown])
+
+
+def usual_policies(profile: Profile) -> tuple[Sequence[str], Sequence[str]]:
     """The plannings and assignments that are compared unless others are named."""
-    plans, assigns = ["fcfs", "priority"], ["strict", "max_prop", "always_attend"]
-    return (plans, assigns) if profile == "legacy" else ([*plans, "rr"], [*assigns, "efficient"])
+    return (PLANS, ASSIGNS) if profile == "legacy" else (names(Planning), names(Assignment))
 
 
 def plan_cells(
@@ -93,9 +181,8 @@ def plan_cells(
     if not sizes or min(*sizes, repeats) < 1:
         raise InputError(f"expected sizes and repeats from 1 on, found sizes {list(sizes)}, repeats {repeats}")
     for options in policies:
-        make_scheduler(
-            1, {}, options
-        )  # policies that do not exist, or do not go together, are refused before anything runs
+        if options.profile == "legacy":
+            make_scheduler(1, {}, options)  # what the older scheduler did not have is refused before anything runs
     files = write_workloads(out, parameters, sizes, repeats, seed)
     return [
         ExperimentCell(
@@ -138,7 +225,7 @@ def hash_seed(seed: int, containers: int, repeat: int) -> int:
     return (seed * 1_000_003 + containers) * 1_000_003 + repeat
 
 
-def run_cell(out: Path, cell: ExperimentCell) -> Result:
+def run_cell(out: Path, cell: ExperimentCell, policies: Policies | None = None) -> Result:
     """One run with its files, or what it came to if it was made before; the summary is written last."""
     folder = cell.folder(out)
     done = folder / "summary.json"
@@ -152,11 +239,11 @@ def run_cell(out: Path, cell: ExperimentCell) -> Result:
         raise InputError(f"{done}: is of another experiment; name another folder with --out")
     requests = read_requests(out / cell.requests)
     workload = Workload.of(requests, cell.cores, cell.work, cell.curves, cell.malleable)
-    programs = Programs(cell.cores)
-    run(workload, cell.options, [programs])
+    programs = run(workload, cell.options, policies=policies).programs
     for name, text in run_files(programs, cell.options, cell.cores, cell.model, cell.version).items():
         atomic_write(folder / name, text)
-    priorities = means_by_priority(programs.rows.values()) if cell.options.plan == "priority" else {}
+    by_priority = (policies or Policies.named(cell.options)).plan.by_priority
+    priorities = means_by_priority(programs.rows.values()) if by_priority else {}
     result = Result(cell, programs.totals().as_dict(), priorities)
     atomic_write(done, msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     return result
@@ -210,12 +297,15 @@ def table_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def run_all(
-    out: Path, cells: Sequence[ExperimentCell], progress: Callable[[int], None] = lambda done: None
+    out: Path,
+    cells: Sequence[ExperimentCell],
+    progress: Callable[[int], None] = lambda done: None,
+    own: Mapping[str, Policies] | None = None,
 ) -> list[Result]:
-    """All cells in turn; those that were made before are only read."""
+    """All cells in turn; those that were made before are only read. `own` are policies that no name leads to."""
     results = []
     for done, cell in enumerate(cells, start=1):
-        results.append(run_cell(out, cell))
+        results.append(run_cell(out, cell, (own or {}).get(cell.options.title)))
         progress(done)
     return results
 

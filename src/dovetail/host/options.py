@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +14,26 @@ Overtaking = Literal["none", "first-fit", "backfill"]
 First = Literal["admission", "growth"]
 Victim = Literal["longest", "smallest"]
 Profile = Literal["clean", "legacy"]
+
+
+class Scheduling(TypedDict, total=False):
+    """How programs are scheduled, beside the two policies: by the names of the commands' options."""
+
+    preemptive: bool
+    victim: Victim
+    quantum: float
+    age_step: float | None
+    overtaking: Overtaking
+    first: First
+    shrink: bool | None
+    min_cores: int
+    max_cores: int | None
+    efficiency: float
+    memory_mib: int | None
+    profile: Profile
+
+
+_SECONDS = {"quantum": "quantum_s", "age_step": "age_step_s"}
 
 
 class HostOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -59,3 +80,21 @@ class HostOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
         """What differs from the defaults, as a journal's header keeps it."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
+
+
+def host_options(given: Mapping[str, Any]) -> HostOptions:
+    """Options from values of whatever kind, by the names of `HostOptions` or of the commands.
+
+    >>> host_options({"plan": "rr", "quantum": 10}).quantum_s
+    10.0
+    >>> host_options({"min_cores": 2.5})
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: min_cores: expected int, found float
+    """
+    try:
+        return msgspec.convert({_SECONDS.get(name, name): value for name, value in given.items()}, HostOptions)
+    except msgspec.ValidationError as error:
+        from dovetail.core.files import explain  # reads formats: not needed until something is wrong
+
+        keys, message = explain(error, HostOptions)
+        raise InputError(f"{'.'.join(map(str, keys))}: {message}") from None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
-
-import msgspec
+from typing import NamedTuple
 
 from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
@@ -33,11 +32,22 @@ from dovetail.host.admission import Admission
 from dovetail.host.compat.scheduler import LegacyScheduler
 from dovetail.host.cores import choose
 from dovetail.host.curves import curve
-from dovetail.host.options import HostOptions
+from dovetail.host.options import HostOptions, host_options
 from dovetail.host.policies import Assignment, Planning, make
 from dovetail.host.policies.base import MachineView
 from dovetail.host.policies.base import count as count_of
 from dovetail.host.program import PAUSED, RUNNING, TASK, WAITING, Ask, Program, Stopping
+
+
+class Policies(NamedTuple):
+    """Who goes first, and how many cores each gets."""
+
+    plan: Planning
+    assign: Assignment
+
+    @classmethod
+    def named(cls, options: HostOptions) -> Policies:
+        return cls(make(options.plan, Planning), make(options.assign, Assignment))
 
 
 class HostScheduler:
@@ -47,11 +57,16 @@ class HostScheduler:
     a running one was seen to be as `Measured`.
     """
 
-    def __init__(self, cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions | None = None) -> None:
+    def __init__(
+        self,
+        cores: int,
+        graphs: Mapping[str, TaskGraph],
+        options: HostOptions | None = None,
+        policies: Policies | None = None,
+    ) -> None:
         self.options = options or HostOptions()
         self._graphs = graphs
-        self._plan = make(self.options.plan, Planning)
-        self._assign = make(self.options.assign, Assignment)
+        self._plan, self._assign = policies or Policies.named(self.options)
         self.view = MachineView(cores, self.options)
         self.view.shrinks = self._assign.shrinks if self.options.shrink is None else self.options.shrink
         self.programs: dict[str, Program] = {}
@@ -337,17 +352,19 @@ class HostScheduler:
 
 
 def make_scheduler(
-    cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions
+    cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions, policies: Policies | None = None
 ) -> HostScheduler | LegacyScheduler:
     """The scheduler of a profile."""
-    return (LegacyScheduler if options.profile == "legacy" else HostScheduler)(cores, graphs, options)
+    if options.profile == "legacy":
+        return LegacyScheduler(cores, graphs, options)
+    return HostScheduler(cores, graphs, options, policies)
 
 
 def options_of(header: Header) -> HostOptions:
     """The options of a recorded run."""
     try:
-        return msgspec.convert(header.options, HostOptions)
-    except (msgspec.ValidationError, InputError) as error:
+        return host_options(header.options)
+    except InputError as error:
         raise InputError(f"not a usable header: options: {error}") from None
 
 

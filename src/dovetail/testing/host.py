@@ -14,12 +14,13 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.findings import Finding, Findings
 from dovetail.core.journal import Ended
 from dovetail.host.check import HostRules
+from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
+from dovetail.host.policies import Assignment, Planning, names
 from dovetail.host.program import Ask, program_graph
-from dovetail.host.simulate import HostOutcome, Workload, header, run
+from dovetail.host.simulate import HostOutcome, header, run
 
-PLANS = ("fcfs", "priority", "rr")
-ASSIGNS = ("strict", "max_prop", "always_attend", "efficient")
+PLANS, ASSIGNS = names(Planning), names(Assignment)
 _CURVES = ("linear", "linear", "amdahl:0.9", "table:1=100,2=55,4=30,8=28", "fit+:1=100,2=60,4=40,8=45")
 
 

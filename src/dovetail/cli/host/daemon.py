@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.cli.common import Flag, Pairs, pairs
-from dovetail.core.errors import InputError
-from dovetail.host.live.client import connect, state_folder
 
 
 def up(
@@ -61,36 +60,27 @@ def up(
     state
         Folder of the daemon's state; by default $DOVETAIL_HOST_STATE or ~/.local/state/dovetail/host.
     """
-    from dovetail.core.cgroups import parse_cpus
-    from dovetail.host.live.setup import RequestedSettings
-    from dovetail.host.live.start import check_options, claim_folder, start
+    from dovetail import host
 
     given: dict[str, Any] = {
         "plan": plan,
         "assign": assign,
-        "preemptive": preemptive or None,
-        "quantum_s": quantum,
-        "age_step_s": age_step,
+        "preemptive": preemptive,
+        "quantum": quantum,
+        "age_step": age_step,
         "overtaking": overtaking,
         "memory_mib": memory_mib,
-        **{name: _value(text) for name, text in pairs("--option", option).items()},
+        "option": {name: _value(text) for name, text in pairs("--option", option).items()},
+        "cpus": cpus,
+        "control_groups": control_groups,
+        "docker": docker,
     }
-    options = {name: value for name, value in given.items() if value is not None}
-    check_options(options)
-    try:
-        chosen = None if cpus is None else tuple(sorted(parse_cpus(cpus)))
-    except ValueError:
-        raise InputError(f"--cpus {cpus}: expected processors, as 0-3,8") from None
-    wish = RequestedSettings(options or None, chosen, control_groups, docker)
-    folder = state_folder(state)
-    claim_folder(folder)
     if foreground:
-        from dovetail.host.live.daemon import run
-
-        run(folder, wish)
-        return
-    about = start(folder, wish)
-    print(f"The daemon runs as process {about['pid']} on processors {about['cpus']}; its state is in {folder}")
+        words = host.daemon_command(state, **given)
+        os.execv(words[0], words)
+    with host.up(state, **given) as client:
+        about = client.about()
+    print(f"The daemon runs as process {about.pid} on processors {list(about.cpus)}; its state is in {about.folder}")
 
 
 def _value(text: str) -> Any:
@@ -114,8 +104,8 @@ def down(*, cancel: Flag = False, state: Path | None = None) -> None:
     state
         Folder of the daemon's state.
     """
-    from dovetail.host.live.start import stop
+    from dovetail.host import connect
 
     with connect(state) as client:
-        left = stop(client, cancel)
+        left = client.down(cancel)
     print(f"The daemon is down; {len(left)} programs are left as they are" if left else "The daemon is down")

@@ -24,7 +24,7 @@ def experiment(
     cores: int = 16,
     rules: SchedulingFlags = NO_FLAGS,
     work: float | None = None,
-    curve: Curves | None = None,
+    curves: Curves | None = None,
     seed: int = 0,
     name: str = "comparison",
     out: Path = Path("Data/log"),
@@ -47,16 +47,16 @@ def experiment(
     parameters
         parameters.json: how programs and their arrivals are drawn.
     plans
-        The planning policies to compare; by default fcfs, priority and rr (legacy: fcfs and priority).
+        The planning policies to compare; by default all that are installed (legacy: fcfs and priority).
     assigns
-        The assignments; by default strict, max_prop, always_attend and efficient (legacy: without efficient).
+        The assignments; by default all that are installed (legacy: without efficient).
     repeats
         Workloads of each size, for means with 95 % confidence intervals.
     cores
         The cores of the machine.
     work
         Core-seconds of work of every program; by default 1000, or what the curve says.
-    curve
+    curves
         As in `dovetail host simulate`.
     seed
         Of the generated workloads.
@@ -67,31 +67,29 @@ def experiment(
     format
         table or json.
     """
-    from dovetail.host import experiment as experiments
-    from dovetail.host.curves import curves_by_image
-    from dovetail.host.inputs.parameters import read_parameters
+    from dovetail import host
 
-    found = experiments.PARAMETERS if parameters is None else read_parameters(parameters)
-    usual = experiments.usual_policies(rules.profile)
-    pairs = [rules.options(plan, assign, found) for plan in plans or usual[0] for assign in assigns or usual[1]]
-    cells = experiments.plan_cells(
-        out,
-        found,
-        pairs,
-        sizes=[containers * 2**i for i in range(runs)],
-        repeats=repeats,
-        seed=seed,
-        cores=cores,
-        work=work,
-        curves=curves_by_image(curve),
-    )
-    with progress("simulating", len(cells)) as done:
-        results = experiments.run_all(out, cells, done)
-    rows = experiments.write_comparison(out, name, results)
+    with progress("simulating", 1) as done:
+        found = host.experiment(
+            runs,
+            containers,
+            parameters=parameters,
+            plans=plans,
+            assigns=assigns,
+            repeats=repeats,
+            cores=cores,
+            work=work,
+            curves=curves,
+            seed=seed,
+            name=name,
+            out=out,
+            progress=lambda made, of: done(made / of),
+            **rules.chosen(),
+        )
     if format == "json":
-        print_json(rows)
+        print_json(found.rows)
         return 0
-    _show_experiment(rows)
+    _show_experiment(found.rows)
     print(f"\nComparison written to {out / f'{name}.csv'} and {out / f'{name}_ci95.csv'}")
     return 0
 

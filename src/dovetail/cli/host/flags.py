@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dovetail.host.options import First, HostOptions, Overtaking, Profile, Victim
-
-if TYPE_CHECKING:
-    from dovetail.host.inputs.parameters import Parameters
+from dovetail.host import Scheduling
 
 
 @Parameter(name="*")
@@ -43,35 +40,21 @@ class SchedulingFlags:
     """
 
     preemptive: Annotated[bool, Parameter(negative=())] = False
-    victim: Victim = "longest"
+    victim: Literal["longest", "smallest"] = "longest"
     quantum: float = 30.0
     age_step: float | None = None
-    overtaking: Overtaking = "none"
-    first: First = "admission"
+    overtaking: Literal["none", "first-fit", "backfill"] = "none"
+    first: Literal["admission", "growth"] = "admission"
     shrink: bool | None = None
     min_cores: int = 1
     max_cores: int | None = None
-    profile: Profile = "clean"
+    profile: Literal["clean", "legacy"] = "clean"
 
-    def options(self, plan: str, assign: str, parameters: Parameters | None) -> HostOptions:
-        most = self.max_cores
-        if most is None and parameters is not None:
-            most = parameters.most_cores(assign)
-        return HostOptions(
-            plan=plan,
-            assign=assign,
-            preemptive=self.preemptive,
-            victim=self.victim,
-            quantum_s=self.quantum,
-            age_step_s=self.age_step,
-            overtaking=self.overtaking,
-            first=self.first,
-            shrink=self.shrink,
-            min_cores=self.min_cores,
-            max_cores=most,
-            profile=self.profile,
-        )
+    def chosen(self) -> Scheduling:
+        """As `simulate` and `experiment` take them."""
+        found: Scheduling = asdict(self)  # type: ignore[assignment]
+        return found
 
 
 NO_FLAGS = SchedulingFlags()
-Curves = Annotated[list[str], Parameter(consume_multiple=True, negative=())]
+Curves = Annotated[list[str], Parameter(name="--curve", consume_multiple=True, negative=())]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.cli.common import atomic_write
-from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
 
 
@@ -21,15 +20,10 @@ def gantt(journal: Path, /, *, out: Path | None = None) -> None:
     out
         The picture; by default beside the journal, under its name.
     """
-    from dovetail.core.journal import open_journal
-    from dovetail.report.jobs import lives, picture
+    from dovetail.host import HostRun
 
     out = journal.with_suffix(".svg") if out is None else out
     refuse_overwrite([out], [journal])
-    reader = open_journal(journal)
-    if reader.header.level != "host":
-        raise InputError(f"{journal}: is of the {reader.header.level} level: dovetail report draws it")
-    found = lives(reader.steps())
-    cores = len(reader.header.pool)
-    atomic_write(out, picture(found, cores, f"{reader.header.policy} on {cores} cores", "cores"))
-    print(f"{len(found)} programs drawn: {out}")
+    run = HostRun.read(journal)
+    atomic_write(out, run.plot("jobs").svg)
+    print(f"{len(run.programs)} programs drawn: {out}")

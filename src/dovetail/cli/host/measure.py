@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, print_json, print_table, progress
-from dovetail.core.errors import InputError
 
 Counts = Annotated[list[int], Parameter(consume_multiple=True, negative=())]
 
@@ -47,20 +45,24 @@ def measure(
     format
         table or json.
     """
-    from dovetail.host.live import measure as measuring
+    from dovetail import host
 
-    if not 0 < efficiency <= 1:
-        raise InputError(f"--efficiency: found {efficiency}, expected a share, up to 1")
-    counts = cores or measuring.powers(len(os.sched_getaffinity(0)))
-    with progress("measuring", repeats * len(counts)) as done:
-        found = measuring.measure(command, counts, repeats, measuring.variables, done)
-    summary = measuring.summary(found, efficiency)
+    with progress("measuring", 1) as done:
+        found = host.measure(
+            *command,
+            cores=cores,
+            repeats=repeats,
+            efficiency=efficiency,
+            name=name,
+            progress=lambda made, of: done(made / of),
+        )
     if rates_out is not None:
-        measuring.rate_table(name or Path(command[0]).name, found).write(rates_out)
+        found.rates().write(rates_out)
+    summary = found.summary()
     if format == "json":
         print_json(summary)
         return
     columns = ("cores", "median_s", "speed_up", "core_s")
     print_table(columns, [[row[column] for column in columns] for row in summary["runs"]])
-    print(f"\n--curve {summary['curve']}\n--curve {summary['fit']}  (at most {100 * summary['fit_error']:.0f} % off)")
-    print(f"sweet spot: {summary['sweet_cores']} of {found[-1].cores} cores")
+    print(f"\n--curve {found.curve}\n--curve {found.fit}  (at most {100 * found.fit_error:.0f} % off)")
+    print(f"sweet spot: {found.sweet_cores} of {found.runs[-1].cores} cores")

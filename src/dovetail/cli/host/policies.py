@@ -15,12 +15,10 @@ def policies(*, format: Format = "table") -> None:
     format
         table or json.
     """
-    from dovetail.core import registry
-    from dovetail.host.policies import Assignment, Planning, names
+    from dovetail import host
 
-    kinds = {"planning": names(Planning), "assignment": names(Assignment)}
-    rows = [[kind, name, registry.promise("host", name)] for kind, found in kinds.items() for name in found]
+    rows = host.policies()
     if format == "json":
-        print_json([{"kind": kind, "name": name, "promise": promise} for kind, name, promise in rows])
+        print_json(rows)
     else:
-        print_table(["kind", "policy", "what it promises"], rows)
+        print_table(["kind", "policy", "what it promises"], [list(row.values()) for row in rows])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Pairs
 from dovetail.core.errors import InputError
-from dovetail.host.live.client import connect
+from dovetail.host import connect
 
 Ids = Annotated[tuple[str, ...], Parameter(negative=())]
 
@@ -87,33 +86,29 @@ def submit(
     state
         Folder of the daemon's state.
     """
-    import msgspec
-
-    from dovetail.host.live.specs import Spec
-
-    variables = {key: str(value) for key, value in _variables(env).items()}
-    spec = Spec(
-        command=command,
-        cores=cores,
-        least=least,
-        most=most,
-        name=name,
-        image=image,
-        network=network,
-        cwd=str(cwd.absolute()) if cwd else "" if image else os.getcwd(),
-        env=variables if image else dict(os.environ) | variables,
-        priority=priority,
-        after=after,
-        limit_s=limit,
-        grace_s=grace,
-        retries=retries,
-        memory_mib=memory_mib,
-        work_s=work,
-        curve=curve,
-        malleable=not rigid,
-    )
     with connect(state) as client:
-        print("\n".join(client.ask("submit", spec=msgspec.to_builtins(spec), array=array)))
+        numbers = client.submit(
+            *command,
+            cores=cores,
+            least=least,
+            most=most,
+            name=name,
+            image=image,
+            network=network,
+            cwd=cwd,
+            env=_variables(env),
+            priority=priority,
+            after=after,
+            array=array,
+            limit=limit,
+            grace=grace,
+            retries=retries,
+            memory_mib=memory_mib,
+            work=work,
+            curve=curve,
+            rigid=rigid,
+        )
+    print("\n".join(numbers))
 
 
 def _variables(given: list[str] | None) -> dict[str, str]:
@@ -124,19 +119,12 @@ def _variables(given: list[str] | None) -> dict[str, str]:
     return dict(item.split("=", 1) for item in given or [])
 
 
-def _ask(state: Path | None, jobs: tuple[str, ...], what: str, value: float | None = None) -> None:
-    if not jobs:
-        raise InputError(f"{what}: expected numbers of programs or arrays; `dovetail host list` has them")
-    with connect(state) as client:
-        for job in jobs:
-            client.ask("ask", job=job, what=what, value=value)
-
-
 def _verb(what: str, summary: str) -> Callable[..., None]:
     """A command that asks something of programs, without a number."""
 
     def verb(*program: str, state: Path | None = None) -> None:
-        _ask(state, program, what)
+        with connect(state) as client:
+            getattr(client, what)(*program)
 
     verb.__name__ = what
     verb.__doc__ = f"""{summary}
@@ -173,7 +161,8 @@ def resize(program: str, cores: int, *, state: Path | None = None) -> None:
     state
         Folder of the daemon's state.
     """
-    _ask(state, (program,), "resize", cores)
+    with connect(state) as client:
+        client.resize(program, cores)
 
 
 def priority(program: str, value: int, *, state: Path | None = None) -> None:
@@ -190,4 +179,5 @@ def priority(program: str, value: int, *, state: Path | None = None) -> None:
     state
         Folder of the daemon's state.
     """
-    _ask(state, (program,), "priority", value)
+    with connect(state) as client:
+        client.priority(program, value)

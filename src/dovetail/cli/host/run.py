@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Literal
 
 from dovetail.cli.common import Format, print_json, print_table, progress
-from dovetail.core.errors import InputError
-from dovetail.host.live.client import connect
+from dovetail.host import connect
 
 
 def run(
@@ -44,23 +42,18 @@ def run(
     state
         Folder of the daemon's state.
     """
-    from dovetail.host.inputs.requests import read_requests
-    from dovetail.host.live.figures import COLUMNS, figures
-    from dovetail.host.live.requests import run_requests
-
-    if not 0 < speed < float("inf"):
-        raise InputError(f"--speed {speed:g}: expected a positive number")
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise InputError(f"--command {command}: {error}") from None
-    requests = read_requests(file, delays)
-    with connect(state) as client, progress("running", len(requests)) as done:
-        cores = len(client.ask("about")["cpus"])
-        rows = run_requests(client, requests, words, speed, done, lambda said: print(f"{file}:{said}", file=sys.stderr))
-    whole = figures(rows, cores)
+    with connect(state) as client, progress("running") as done:
+        found = client.run(
+            file,
+            command=command,
+            delays=delays,
+            speed=speed,
+            progress=done,
+            complain=lambda said: print(f"{file}:{said}", file=sys.stderr),
+        )
+    rows = found["per_program"]
     if format == "json":
-        print_json(whole | {"per_program": [{name: row[name] for name in COLUMNS} for row in rows]})
+        print_json(found)
     else:
-        print_table(["figure", "value"], [[name, value] for name, value in whole.items()])
-    return 0 if whole["completed"] == len(rows) else 3
+        print_table(["figure", "value"], [[name, value] for name, value in found.items() if value is not rows])
+    return 0 if found["completed"] == len(rows) else 3

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Format, atomic_write, make_folder, print_json, print_table
+from dovetail.cli.common import Format, make_folder, print_json, print_table
 from dovetail.cli.host.flags import NO_FLAGS, Curves, SchedulingFlags
-from dovetail.core.output import refuse_overwrite
-from dovetail.host.options import HostOptions
 
 if TYPE_CHECKING:
-    from dovetail.host.simulate import HostOutcome
+    from dovetail.host import HostRun
 
 
 def simulate(
@@ -25,7 +23,7 @@ def simulate(
     assign: Annotated[str | None, Parameter(alias="-a")] = None,
     rules: SchedulingFlags = NO_FLAGS,
     work: float | None = None,
-    curve: Curves | None = None,
+    curves: Curves | None = None,
     delays: Literal["before", "after"] = "before",
     seed: int = 0,
     journal: Path | None = None,
@@ -56,7 +54,7 @@ def simulate(
         strict, max_prop, always_attend or efficient, likewise.
     work
         Core-seconds of work of every program of which the file says nothing; by default 1000, or what the curve says.
-    curve
+    curves
         The speed-up: linear, amdahl:FRACTION, table:CORES=SECONDS,... or fit:CORES=SECONDS,... (fit+: for programs that
         too many cores slow down); IMAGE@CURVE for the programs of one image.
     delays
@@ -70,46 +68,34 @@ def simulate(
     format
         table or json.
     """
-    from dovetail.host.curves import curves_by_image
-    from dovetail.host.export import run_files
-    from dovetail.host.inputs.generate import find_requests
-    from dovetail.host.inputs.requests import read_requests
-    from dovetail.host.metrics import Programs
-    from dovetail.host.simulate import Workload, record
+    from dovetail import host
 
-    found, lines = find_requests(requests, parameters, seed)
-    options = rules.options(plan or found.policy, assign or found.assignment_policy, found)
-    workload = Workload.of(read_requests(lines, delays), cores, work, curves_by_image(curve), found.malleable)
-    if journal is not None:
-        refuse_overwrite([journal], [lines, parameters])
-    programs = Programs(cores)
-    outcome = record(workload, options, journal, [programs])
+    workload = host.load(
+        requests, parameters=parameters, cores=cores, work=work, curves=curves, delays=delays, seed=seed
+    )
+    kept: Path | Literal[False] | None = journal if journal is not None or out is not None else False
+    run = host.simulate(workload, plan, assign, journal=kept, **rules.chosen())
     if out is not None:
-        files = run_files(programs, options, cores, found.tf_model, found.tf_version)
-        refuse_overwrite([out / name for name in files], [lines, parameters, journal])
         make_folder(out)
-        for name, text in files.items():
-            atomic_write(out / name, text)
+        run.export(out, workload.parameters.tf_model, workload.parameters.tf_version)
     if format == "json":
-        bound = {"bound_makespan_s": outcome.bound_makespan_s, "programs": outcome.rows}
-        print_json({"policy": options.title, "cores": cores} | outcome.totals.as_dict() | bound)
+        print_json(run.metrics)
     else:
-        _show(outcome, options, cores)
-    return 3 if outcome.totals.rejected else 0
+        _show(run)
+    return 3 if run.metrics["rejected"] else 0
 
 
-def _show(outcome: HostOutcome, options: HostOptions, cores: int) -> None:
+def _show(run: HostRun) -> None:
     columns = ("program", "asked", "priority", "arrived_s", "first_run_s", "waiting_s", "service_s", "turnaround_s")
     counts = ("resizes", "pauses", "status")
-    rows = [[getattr(row, name) for name in (*columns, *counts)] for row in outcome.rows]
-    print_table([*columns, *counts], rows)
-    totals = outcome.totals
+    print_table([*columns, *counts], [[row[name] for name in (*columns, *counts)] for row in run.metrics["programs"]])
     print(
-        f"\n{options.title} on {cores} cores: {totals.completed} of {totals.arrived} programs completed in "
-        f"{totals.makespan_s:.1f} s (no less than {outcome.bound_makespan_s:.1f} s is possible), "
-        f"mean first run after {totals.mean_first_run_s:.1f} s, mean turnaround {totals.mean_turnaround_s:.1f} s, "
-        f"core use {100 * totals.core_use:.0f} %, {totals.throughput_per_h:.1f} per hour"
+        "\n{policy} on {cores} cores: {completed} of {arrived} programs completed in {makespan_s:.1f} s (no less than "
+        "{bound_makespan_s:.1f} s is possible), mean first run after {mean_first_run_s:.1f} s, mean turnaround "
+        "{mean_turnaround_s:.1f} s, core use {core_use:.0%}, {throughput_per_h:.1f} per hour".format_map(
+            run.metrics
+        ).replace("%", " %")
     )
-    for row in outcome.rows:
-        if row.status == "rejected":
-            print(f"rejected: {row.program}: {row.why}")
+    for row in run.metrics["programs"]:
+        if row["status"] == "rejected":
+            print(f"rejected: {row['program']}: {row['why']}")

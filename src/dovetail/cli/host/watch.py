@@ -6,58 +6,53 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Flag, Format, atomic_write, print_json, print_table
-from dovetail.core.errors import InputError
-from dovetail.host.live.client import connect, state_folder
+from dovetail.cli.common import Flag, Format, print_json, print_table
+from dovetail.host import connect, log_path
+
+if TYPE_CHECKING:
+    from dovetail.host import DaemonInfo, LiveProgram
 
 _COLUMNS = ("id", "name", "state", "cores", "desired", "actual", "cpus", "waiting", "ran", "cpu", "MiB", "exit", "why")
 _NARROW = ("id", "name", "state", "has/due/asked", "cpus", "waiting", "ran", "MiB", "why")
 _LONGEST_NAME = 40
-_CLOSED = ("completed", "failed", "cancelled")
 _HAS_BEEN = {"completed": "was", "failed": "has", "cancelled": "was"}
-_LOOK_EVERY_S = 0.3
 
 
-def _cells(row: dict[str, Any]) -> list[Any]:
-    def seconds(name: str) -> float | None:
-        return None if row.get(name) is None else round(row[name], 1)
+def _cells(row: LiveProgram) -> list[Any]:
+    def seconds(value: float | None) -> float | None:
+        return None if value is None else round(value, 1)
 
-    open_ = row["state"] not in _CLOSED
     return [
-        row["id"],
-        _short(row.get("name", "")),
-        row["state"],
-        row["cores"],
-        row.get("desired"),
-        row.get("actual"),
-        ",".join(map(str, row.get("cpus", ()))),
-        seconds("waiting_s"),
-        seconds("service_s"),
-        seconds("cpu_s"),
-        round(row.get("memory_mib", 0)) if open_ else None,
-        row.get("exit", ""),
-        _why(row),
+        row.id,
+        row.name if len(row.name) <= _LONGEST_NAME else row.name[: _LONGEST_NAME - 3] + "...",
+        row.state,
+        row.cores,
+        row.desired,
+        row.actual,
+        ",".join(map(str, row.cpus)),
+        seconds(row.waiting_s),
+        seconds(row.service_s),
+        seconds(row.cpu_s),
+        None if row.closed else round(row.memory_mib),
+        row.exit,
+        _why(row.why, row.exit, row.state),
     ]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
-
-
-def _why(row: dict[str, Any]) -> str:
+def _why(why: str, exit: str, state: str = "failed") -> str:
     """Why it is so; not what its exit says already.
 
-    >>> row = {"exit": "exit code 3", "why": "failed 3 times: exit code 3"}
-    >>> _why(row), _why({"exit": "exit code 3", "why": "failed: exit code 3"}), _why({"exit": "", "why": "waits for 1"})
-    ('failed 3 times', '', 'waits for 1')
+    >>> _why("failed 3 times: exit code 3", "exit code 3"), _why("failed: exit code 3", "exit code 3")
+    ('failed 3 times', '')
+    >>> _why("waits for 1", "", "waiting")
+    'waits for 1'
     """
-    why: str = row.get("why", "")
-    why = why.removesuffix(f": {row['exit']}") if row.get("exit") else why
-    return "" if why == row.get("state", "failed") else why
+    why = why.removesuffix(f": {exit}") if exit else why
+    return "" if why == state else why
 
 
 def list_(*, all: Flag = False, format: Format = "table", state: Path | None = None) -> None:
@@ -75,15 +70,13 @@ def list_(*, all: Flag = False, format: Format = "table", state: Path | None = N
         Folder of the daemon's state.
     """
     with connect(state) as client:
-        rows = client.ask("list")
-        about = client.ask("about")
-    rows = [row for row in rows if all or row["state"] not in _CLOSED]
+        rows, about = client.list(all=all), client.about()
     if format == "json":
         print_json(rows)
         return
     print_table(_COLUMNS, map(_cells, rows))
-    if about["trouble"]:
-        print(f"\ntrouble: {about['trouble']}")
+    if about.trouble:
+        print(f"\ntrouble: {about.trouble}")
 
 
 def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -> None:
@@ -108,30 +101,27 @@ def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -
     with connect(state) as client, Live(screen=True, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_screen(client.ask("list"), client.ask("about")), refresh=True)
+                live.update(_screen(client.list(), client.about()), refresh=True)
                 time.sleep(every)
         except KeyboardInterrupt:
             return
 
 
-def _screen(rows: list[dict[str, Any]], about: dict[str, Any]) -> Any:
+def _screen(rows: list[LiveProgram], about: DaemonInfo) -> Any:
     from rich import box
     from rich.table import Table
 
-    busy = sum(row.get("actual", 0) for row in rows)
-    counts = ", ".join(f"{count} {state}" for state, count in about["programs"].items())
-    title = f"{busy} of {len(about['cpus'])} cores in use; {counts}; paused programs hold "
-    title += f"{about['paused_memory_mib']:.0f} MiB"
+    counts = ", ".join(f"{count} {state}" for state, count in about.programs.items())
+    title = f"{sum(row.actual for row in rows)} of {len(about.cpus)} cores in use; {counts}; paused programs hold "
+    title += f"{about.paused_memory_mib:.0f} MiB"
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), expand=True)
     for column in _NARROW:  # in a narrow window the words get short, not the figures
         table.add_column(column, no_wrap=column not in ("name", "why"))
     for row in rows:
-        if row["state"] not in _CLOSED:
-            cells = dict(zip(_COLUMNS, ("" if cell is None else str(cell) for cell in _cells(row)), strict=True))
-            cells["has/due/asked"] = f"{cells['actual']}/{cells['desired']}/{cells['cores']}"
-            table.add_row(*(cells[column] for column in _NARROW))
-    if about["trouble"]:
-        table.caption = about["trouble"]
+        cells = dict(zip(_COLUMNS, ("" if cell is None else str(cell) for cell in _cells(row)), strict=True))
+        cells["has/due/asked"] = f"{row.actual}/{row.desired}/{row.cores}"
+        table.add_row(*(cells[column] for column in _NARROW))
+    table.caption = about.trouble or None
     return table
 
 
@@ -155,41 +145,15 @@ def logs_(
     state
         Folder of the daemon's state.
     """
-    path = state_folder(state) / "logs" / f"{program}.log"
+    path = log_path(program, state)
     if not follow and path.exists():  # as it is, with or without a daemon
-        _copy(path, 0)
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
         return
-    offset = 0
     with connect(state) as client:
-        while True:
-            now = _row(client, program)["state"]  # asked before reading: what is written until then is read
-            if path.exists():
-                offset = _copy(path, offset)
-            if not follow:
-                raise InputError(f"program {program} has written nothing: it is {now}")
-            if now in _CLOSED:
-                return
-            time.sleep(_LOOK_EVERY_S)
-
-
-def _copy(path: Path, offset: int) -> int:
-    """Print a file from an offset on; gives where it ends."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        shutil.copyfileobj(file, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return file.tell()
-
-
-def _row(client: Any, program: str) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = client.ask("list")
-    for row in rows:
-        if row["id"] == program:
-            return row
-    members = [row["id"] for row in rows if _is_of(row["id"], (program,))]
-    if members:
-        raise InputError(f"{program} is an array: name one of {members[0]} to {members[-1]}")
-    raise InputError(f"there is no program {program}")
+        for piece in client.logs(program, follow):
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
 
 
 def explain_(
@@ -214,25 +178,24 @@ def explain_(
         _explain_recorded(program, journal, format)
         return
     with connect(state) as client:
-        row = _row(client, program)
-        past = client.ask("past", job=program)
+        row, past = client.status(program), client.past(program)
     if format == "json":
-        print_json(row | {"past": past})
+        print_json({name: getattr(row, name) for name in row.__struct_fields__} | {"past": past})
         return
-    said = [f"{program} {_HAS_BEEN.get(row['state'], 'is')} {row['state']}", _why(row), row.get("exit")]
+    said = [f"{program} {_HAS_BEEN.get(row.state, 'is')} {row.state}", _why(row.why, row.exit, row.state), row.exit]
     print(": ".join(filter(None, said)))
-    print_table(["t s", "what", "cores", "why"], [[round(e["t"], 3), e["what"], e["cores"], e["why"]] for e in past])
+    table = [[round(e.t, 3), e.what, None if e.cores is None else list(e.cores), e.why] for e in past]
+    print_table(["t s", "what", "cores", "why"], table)
 
 
 def _explain_recorded(program: str, journal: Path, format: Format) -> None:
-    from dovetail.core.explain import explain, sentences
-    from dovetail.core.journal import open_journal
+    from dovetail.host import HostRun
 
-    stories = explain(open_journal(journal), program)
+    told = HostRun.read(journal).explain(program)
     if format == "json":
-        print_json(stories)
+        print_json(told.stories)
     else:
-        print("\n".join(line for story in stories for line in sentences(story)))
+        print(told)
 
 
 def metrics_(*, csv: Path | None = None, format: Format = "table", state: Path | None = None) -> None:
@@ -249,17 +212,12 @@ def metrics_(*, csv: Path | None = None, format: Format = "table", state: Path |
     state
         Folder of the daemon's state.
     """
-    from dovetail.host.live.figures import COLUMNS, as_csv, figures
-
     with connect(state) as client:
-        rows = [row for row in client.ask("list") if row["arrived_s"] is not None]
-        whole = figures(rows, len(client.ask("about")["cpus"]))
-    if csv is not None:
-        atomic_write(csv, as_csv(rows))
+        found = client.metrics(csv)
     if format == "json":
-        print_json(whole | {"per_program": [{name: row[name] for name in COLUMNS} for row in rows]})
+        print_json(found)
         return
-    print_table(["figure", "value"], [[name, value] for name, value in whole.items()])
+    print_table(["figure", "value"], [[name, value] for name, value in found.items() if name != "per_program"])
 
 
 def journal_(out: Path, /, *, state: Path | None = None) -> None:
@@ -275,8 +233,8 @@ def journal_(out: Path, /, *, state: Path | None = None) -> None:
         Folder of the daemon's state.
     """
     with connect(state) as client:
-        steps = client.ask("journal", path=str(out.absolute()))
-    print(f"{steps} steps written to {out}")
+        client.journal(out)
+        print(f"{client.about().steps} steps written to {out}")
 
 
 def rates_(out: Path, /, *, state: Path | None = None) -> None:
@@ -294,8 +252,8 @@ def rates_(out: Path, /, *, state: Path | None = None) -> None:
         Folder of the daemon's state.
     """
     with connect(state) as client:
-        entries = client.ask("rates", path=str(out.absolute()))
-    print(f"{entries} rates and prices written to {out}")
+        table = client.rates(out)
+    print(f"{len(table.rates) + len(table.switches)} rates and prices written to {out}")
 
 
 def wait_(*program: str, state: Path | None = None) -> int:
@@ -311,15 +269,4 @@ def wait_(*program: str, state: Path | None = None) -> int:
         Folder of the daemon's state.
     """
     with connect(state) as client:
-        while True:
-            rows = [row for row in client.ask("list") if not program or _is_of(row["id"], program)]
-            known = {row["id"] for row in rows} | {row["id"].partition(".")[0] for row in rows}
-            if unknown := [each for each in program if each not in known]:
-                raise InputError(f"there is no program {unknown[0]}")
-            if all(row["state"] in _CLOSED for row in rows):
-                return 0 if all(row["state"] == "completed" for row in rows) else 1
-            time.sleep(_LOOK_EVERY_S)
-
-
-def _is_of(job: str, programs: tuple[str, ...]) -> bool:
-    return job in programs or job.partition(".")[0] in programs
+        return 0 if all(row.state == "completed" for row in client.wait(*program)) else 1

@@ -28,6 +28,7 @@ from dovetail.host.options import HostOptions
 from dovetail.host.program import RUNNING, TASK, WAITING, Ask, Program
 
 LEVELS = 5  # priorities
+PLANS, ASSIGNS = ("fcfs", "priority"), ("strict", "max_prop", "always_attend")
 _OPTIONS = {"plan", "assign", "profile", "max_cores"}
 
 
@@ -50,7 +51,7 @@ class LegacyScheduler:
     """Plans fcfs and priority (without preemption), with strict, always_attend and max_prop."""
 
     def __init__(self, cores: int, graphs: Mapping[str, TaskGraph], options: HostOptions) -> None:
-        if options.plan not in ("fcfs", "priority") or options.assign not in ("strict", "always_attend", "max_prop"):
+        if options.plan not in PLANS or options.assign not in ASSIGNS:
             raise InputError(
                 f"the legacy profile knows fcfs and priority with strict, always_attend and max_prop, "
                 f"found {options.title}"

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
-from dovetail.host.policies import Assignment, make
+from dovetail.core.files import Document, Source
+from dovetail.host.policies import Assignment, Planning, names
 
 PARAMETERS = Path("parameters.json")
 
@@ -37,18 +37,15 @@ class Parameters(Struct, frozen=True, forbid_unknown_fields=True):
     def malleable(self) -> bool:
         return self.tf_version != "original"
 
-    def most_cores(self, assign: str) -> int | None:
-        """The most cores of a program: a limit for assignments that give more than is asked for."""
-        return self.max_resources_per_container if make(assign, Assignment).exceeds else None
+
+_SYNONYMS = {"prio": "priority", "round_robin": "rr"}
 
 
-_PLANS = {"fcfs": "fcfs", "priority": "priority", "prio": "priority", "rr": "rr", "round_robin": "rr"}
-_ASSIGNS = {name: name for name in ("strict", "max_prop", "always_attend", "efficient")}
-
-
-def read_parameters(path: Path) -> Parameters:
-    """`parameters.json`, with `maleable` and `malleable` meaning the same."""
-    doc = Document.read(path)
+def read_parameters(source: Source) -> Parameters:
+    """`parameters.json`, or a dict in its place, with `maleable` and `malleable` meaning the same."""
+    if isinstance(source, Parameters):
+        return source
+    doc = Document.of(source, "parameters")
     if not isinstance(doc.data, dict):
         raise doc.error((), "expected keys and values")
     found = doc.convert(doc.data, Parameters)
@@ -71,16 +68,17 @@ def read_parameters(path: Path) -> Parameters:
     return msgspec.structs.replace(
         found,
         tf_version=version,
-        policy=_word(doc, "policy", found.policy, _PLANS),
-        assignment_policy=_word(doc, "assignment_policy", found.assignment_policy, _ASSIGNS),
+        policy=_word(doc, "policy", found.policy, names(Planning)),
+        assignment_policy=_word(doc, "assignment_policy", found.assignment_policy, names(Assignment)),
     )
 
 
-def _word(doc: Document, key: str, value: str, known: dict[str, str]) -> str:
+def _word(doc: Document, key: str, value: str, known: list[str]) -> str:
     word = value.strip().lower().replace("-", "_").replace(" ", "_")
+    word = _SYNONYMS.get(word, word)
     if word not in known:
         raise doc.error((key,), f"found {value!r}{did_you_mean(word, known)}")
-    return known[word]
+    return word
 
 
 def _check_pair(doc: Document, key: str, values: tuple[Any, ...], both: bool, least: float) -> None:

@@ -1,19 +1,23 @@
-"""Request files: a line for each program that arrives, and for each change of one."""
+"""Requests: a line of a file, or a row of a table, for each program that arrives and for each change of one."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import open_bytes
+from dovetail.core.files import Document, Source, as_path, open_bytes
 
 Delays = Literal["before", "after"]
 _KINDS = ("execution", "update")
+_MOST = 999_999
+_LONGEST_S = 1e18
 
 
 class Request(Struct, frozen=True):
@@ -29,41 +33,95 @@ class Request(Struct, frozen=True):
     work: float | None = None
 
 
-def read_requests(path: Path, delays: Delays = "before") -> list[Request]:
-    """Lines `type,id,image,threads,delay[,priority[,work]]`. A delay passes before its own line, or after it; the time
-    starts with the first request. `work` is ours: core-seconds.
+class HostRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same as a dict or as a row of a frame. Either all come `at_s`, or each has a delay, as in a file. Without an
+    id a program is called by its place."""
+
+    threads: Annotated[int, Meta(ge=1, le=_MOST)]
+    type: Literal["execution", "update"] = "execution"
+    id: str | int = ""
+    image: str = ""
+    at_s: Annotated[float, Meta(ge=0, le=_LONGEST_S)] | None = None
+    delay: Annotated[float, Meta(ge=0, le=_LONGEST_S)] = 0.0
+    priority: Annotated[int, Meta(ge=0, le=_MOST)] = 0
+    work: Annotated[float, Meta(ge=0, le=_LONGEST_S)] | None = None
+
+
+def read_requests(source: Source, delays: Delays = "before") -> list[Request]:
+    """A file of lines `type,id,image,threads,delay[,priority[,work]]`, or rows with these names. A delay passes before
+    its own line, or after it; the time starts with the first request. `work` is ours: core-seconds.
+
+    >>> read_requests([{"threads": 4}, {"threads": 2, "delay": 30}])[1]
+    Request(line=2, kind='execution', id='1', image='', threads=2, at_s=30.0, priority=0, work=None)
     """
+    if isinstance(source, str | os.PathLike):
+        return _read_file(as_path(source, "requests"), delays)
+    if isinstance(source, list | tuple) and source and all(isinstance(each, Request) for each in source):
+        return sorted(source, key=lambda request: request.at_s)
+    doc = Document.of(source, "requests")
+    rows = [doc.convert(_whole_numbers(row), HostRequest, (i,)) for i, row in enumerate(_rows(doc))]
+    found = [(f"requests[{i}]", _from_row(i, row)) for i, row in enumerate(rows)]
+    if any(row.at_s is not None for row in rows):
+        found.sort(key=lambda each: each[1].at_s)
+        return _sequence("requests", ((where, request, None) for where, request in found), delays)
+    return _sequence("requests", ((*each, row.delay) for each, row in zip(found, rows, strict=True)), delays)
+
+
+def _from_row(i: int, row: HostRequest) -> Request:
+    name = str(i if row.id == "" else row.id)
+    return Request(i + 1, row.type, name, row.image, row.threads, row.at_s or 0.0, row.priority, row.work)
+
+
+def _rows(doc: Document) -> list[object]:
+    if not isinstance(doc.data, list):
+        raise doc.error((), "expected a list of requests")
+    return doc.data
+
+
+def _whole_numbers(row: object) -> object:
+    """Frames hold whole numbers as others where a cell of the column is empty."""
+    if not isinstance(row, dict):
+        return row
+    whole = ("threads", "priority", "id")
+    return {k: int(v) if k in whole and isinstance(v, float) and v.is_integer() else v for k, v in row.items()}
+
+
+def _read_file(path: Path, delays: Delays) -> list[Request]:
     with open_bytes(path) as file:
         try:
             lines = file.read().decode("utf-8-sig").splitlines()
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: not text: {error.reason}") from None
+    told = ((f"{path}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip())
+    return _sequence(path, ((place, *_request(place, line)) for place, line in told), delays)
+
+
+def _sequence(name: str | Path, told: Iterable[tuple[str, Request, float | None]], delays: Delays) -> list[Request]:
+    """Requests at their times; each with its place, and its delay where it has no time."""
     found: list[Request] = []
     started: set[str] = set()
     clock, passed = 0.0, 0.0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        request, delay_s = _request(path, number, line)
+    for where, request, delay_s in told:
         if request.kind == "execution":
             if request.id in started:
-                raise InputError(f"{path}:{number}: id: {request.id} is started twice")
+                raise InputError(f"{where}: id: {request.id} is started twice")
             started.add(request.id)
         elif request.id not in started:
             known = did_you_mean(request.id, started)
-            raise InputError(f"{path}:{number}: id: update of {request.id}, which no line before it starts{known}")
-        if found:
-            clock += delay_s if delays == "before" else passed
-        passed = delay_s
-        found.append(msgspec.structs.replace(request, at_s=clock))
+            raise InputError(f"{where}: id: update of {request.id}, which no line before it starts{known}")
+        if delay_s is not None:
+            if found:
+                clock += delay_s if delays == "before" else passed
+            passed = delay_s
+            request = msgspec.structs.replace(request, at_s=clock)
+        found.append(request)
     if not found:
-        raise InputError(f"{path}: is empty; expected lines of type,id,image,threads,delay,priority")
+        raise InputError(f"{name}: is empty; expected lines of type,id,image,threads,delay,priority")
     return found
 
 
-def _request(path: Path, number: int, line: str) -> tuple[Request, float]:
+def _request(place: str, line: str) -> tuple[Request, float]:
     fields = [field.strip() for field in line.split(",")]
-    place = f"{path}:{number}"
     if not 5 <= len(fields) <= 7:
         expected = "type,id,image,threads,delay, then priority and work if there are any"
         raise InputError(f"{place}: found {len(fields)} fields, expected {expected}")
@@ -76,7 +134,7 @@ def _request(path: Path, number: int, line: str) -> tuple[Request, float]:
     delay_s = _seconds(f"{place}: delay", fields[4].removeprefix("[").removesuffix("]"))
     priority = _whole(f"{place}: priority", fields[5], 0) if len(fields) > 5 and fields[5] else 0
     work = _seconds(f"{place}: work", fields[6]) if len(fields) > 6 else None
-    return Request(number, kind, id_, image, threads, 0.0, priority, work), delay_s
+    return Request(int(place.rpartition(":")[2]), kind, id_, image, threads, 0.0, priority, work), delay_s
 
 
 def _whole(where: str, text: str, least: int) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
+
+from dovetail.host.export import as_csv as csv_text
+from dovetail.host.live.status import LiveProgram
 
 COLUMNS = (
     "id",
@@ -26,36 +29,29 @@ COLUMNS = (
 )
 
 
-def figures(programs: Sequence[Mapping[str, Any]], cores: int) -> dict[str, Any]:
+def figures(programs: Sequence[LiveProgram], cores: int) -> dict[str, Any]:
     """For the whole run, over what has been completed; use is over the time from the first arrival to the last end.
 
-    >>> row = {"state": "completed", "arrived_s": 1.0, "first_run_s": 1.0, "waiting_s": 1.0, "service_s": 3.0,
-    ...        "turnaround_s": 4.0, "core_s": 6.0, "cpu_s": 4.0}
+    >>> times = {"arrived_s": 1.0, "first_run_s": 1.0, "waiting_s": 1.0, "service_s": 3.0, "turnaround_s": 4.0}
+    >>> row = LiveProgram(id="1", name="train", cores=2, state="completed", core_s=6.0, cpu_s=4.0, **times)
     >>> found = figures([row], 2)
     >>> found["makespan_s"], found["core_use"], found["core_use_really"], found["throughput_per_h"]
     (4.0, 0.75, 0.5, 900.0)
     """
-    done = [row for row in programs if row["state"] == "completed"]
-    ended = [row for row in programs if row["turnaround_s"] is not None]
-    first = min((row["arrived_s"] for row in ended), default=0.0)
-    makespan_s = max((row["arrived_s"] + row["turnaround_s"] for row in ended), default=0.0) - first
+    done = [row for row in programs if row.state == "completed"]
+    ended = [(row, row.arrived_s or 0.0, row.turnaround_s) for row in programs if row.turnaround_s is not None]
+    first = min((arrived_s for _, arrived_s, _ in ended), default=0.0)
+    makespan_s = max((arrived_s + took_s for _, arrived_s, took_s in ended), default=0.0) - first
     there_s = cores * makespan_s
     found: dict[str, Any] = {"programs": len(programs), "completed": len(done), "makespan_s": makespan_s}
     for name in ("first_run_s", "waiting_s", "service_s", "turnaround_s"):
-        found[f"mean_{name}"] = fmean(row[name] for row in done) if done else None
+        found[f"mean_{name}"] = fmean(getattr(row, name) for row in done) if done else None
     found["throughput_per_h"] = 3600 * len(done) / makespan_s if makespan_s else None
-    found["core_use"] = sum(row["core_s"] for row in ended) / there_s if there_s else None
-    found["core_use_really"] = sum(row["cpu_s"] for row in ended) / there_s if there_s else None
+    found["core_use"] = sum(row.core_s for row, *_ in ended) / there_s if there_s else None
+    found["core_use_really"] = sum(row.cpu_s for row, *_ in ended) / there_s if there_s else None
     return found
 
 
-def as_csv(programs: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(programs: Sequence[LiveProgram]) -> str:
     """A line for each program."""
-    import csv
-    import io
-
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(programs)
-    return out.getvalue()
+    return csv_text(COLUMNS, ([getattr(row, name) for name in COLUMNS] for row in programs))

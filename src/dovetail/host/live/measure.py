@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.rates import Rate, RateTable
-from dovetail.host.curves import SpeedUp, curve, fit, predicted_s
+from dovetail.host.curves import curve, fit, predicted_s
 from dovetail.host.live.specs import Spec, environment
 from dovetail.host.program import CORE
 
@@ -60,29 +60,112 @@ def run_s(command: Sequence[str], cpus: Sequence[int], env: Mapping[str, str]) -
     return took_s
 
 
+class Measurement(Struct, frozen=True):
+    """How long a program took on so many cores, and the share of its best use of a core that pays."""
+
+    name: str
+    runs: list[MeasuredRuns]
+    efficiency: float = 0.5
+
+    @property
+    def curve(self) -> str:
+        """The speed-up curve, as `load`, `submit` and `--curve` take it.
+
+        >>> Measurement("train", [MeasuredRuns(1, (10.0, 12.0, 11.0)), MeasuredRuns(2, (6.5,))]).curve
+        'table:1=11,2=6.5'
+        """
+        return "table:" + ",".join(f"{each.cores}={each.median_s:.6g}" for each in self.runs)
+
+    @property
+    def fit(self) -> str:
+        """The same as seconds = a + b / cores."""
+        return "fit" + self.curve.removeprefix("table")
+
+    @property
+    def fit_error(self) -> float:
+        """The largest relative error of that."""
+        points = [(each.cores, each.median_s) for each in self.runs]
+        coefficients = fit(points)
+        return max(abs(predicted_s(coefficients, cores) / seconds - 1) for cores, seconds in points)
+
+    @property
+    def sweet_cores(self) -> int:
+        """The most cores that still pay."""
+        return curve(self.curve).sweet(self.runs[-1].cores, self.efficiency)
+
+    def summary(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        runs = [
+            {
+                "cores": each.cores,
+                "median_s": each.median_s,
+                "speed_up": self.runs[0].median_s / each.median_s,
+                "core_s": each.cores * each.median_s,
+                "seconds": each.seconds,
+            }
+            for each in self.runs
+        ]
+        found = {"curve": self.curve, "fit": self.fit, "fit_error": self.fit_error, "sweet_cores": self.sweet_cores}
+        return {**found, "runs": runs}
+
+    def rates(self) -> RateTable:
+        """For other levels: how many runs per second, and how many times as fast as on one core.
+
+        >>> table = Measurement("train", [MeasuredRuns(1, (8.0,)), MeasuredRuns(4, (2.5,))]).rates()
+        >>> [(rate.width, rate.rate, rate.unit) for rate in table.rates.values()]
+        [(1, 1.0, ''), (4, 3.2, ''), (1, 0.125, 'runs/s'), (4, 0.4, 'runs/s')]
+        """
+        speed_up = curve(self.curve)
+        rates = [Rate(self.name, CORE, speed_up.speed(n.cores), n.cores, source="measured") for n in self.runs]
+        rates += [Rate(self.name, CORE, 1 / n.median_s, n.cores, source="measured", unit="runs/s") for n in self.runs]
+        return RateTable(rates)
+
+
 def measure(
-    command: Sequence[str],
-    counts: Sequence[int],
-    repeats: int,
-    environment: Callable[[int], Mapping[str, str]],
-    progress: Callable[[int], None] = lambda done: None,
-) -> list[MeasuredRuns]:
-    """Run a program on each number of cores; the rounds take turns, so that what disturbs a while disturbs all."""
+    *command: str,
+    cores: Sequence[int] | None = None,
+    repeats: int = 1,
+    efficiency: float = 0.5,
+    name: str = "",
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Measurement:
+    """Run a program on several numbers of cores and tell how long it takes on each.
+
+    It is bound to that many processors, and its thread variables say the same. The rounds take turns, so that what
+    disturbs a while disturbs all.
+
+    Parameters
+    ----------
+    cores
+        Numbers of cores; by default 1, 2, 4 and so on up to all that there are.
+    repeats
+        Runs on each; the median counts.
+    efficiency
+        The share of its best use of a core that a further core must still bring, for `sweet_cores`.
+    name
+        What the program is called in a table of rates; by default as its command.
+    progress
+        Is told how many runs are done, and of how many.
+    """
     cpus = sorted(os.sched_getaffinity(0))
+    counts = powers(len(cpus)) if cores is None else list(cores)
     if not command:
         raise InputError("expected a program to run")
-    for cores in counts:
-        if not 1 <= cores <= len(cpus):
-            raise InputError(f"--cores: found {cores}, expected 1 to {len(cpus)}, which is what there is")
+    if not 0 < efficiency <= 1:
+        raise InputError(f"efficiency: found {efficiency}, expected a share, up to 1")
+    for count in counts:
+        if not isinstance(count, int) or not 1 <= count <= len(cpus):
+            raise InputError(f"cores: found {count}, expected 1 to {len(cpus)}, which is what there is")
     if repeats < 1 or not counts or len(set(counts)) != len(counts):
         found = f"found {list(counts)} and {repeats}"
         raise InputError(f"expected numbers of cores, each once, and at least 1 repeat, {found}")
-    seconds: dict[int, list[float]] = {cores: [] for cores in counts}
+    seconds: dict[int, list[float]] = {count: [] for count in counts}
     for done in range(repeats * len(counts)):
-        cores = counts[done % len(counts)]
-        seconds[cores].append(run_s(command, cpus[:cores], environment(cores)))
-        progress(done + 1)
-    return [MeasuredRuns(cores, tuple(found)) for cores, found in sorted(seconds.items())]
+        count = counts[done % len(counts)]
+        seconds[count].append(run_s(command, cpus[:count], variables(count)))
+        progress(done + 1, repeats * len(counts))
+    runs = [MeasuredRuns(count, tuple(found)) for count, found in sorted(seconds.items())]
+    return Measurement(name or os.path.basename(command[0]), runs, efficiency)
 
 
 def powers(cores: int) -> list[int]:
@@ -91,54 +174,6 @@ def powers(cores: int) -> list[int]:
     ([1, 2, 4, 8, 12], [1])
     """
     return [*(1 << i for i in range(cores.bit_length()) if 1 << i < cores), cores]
-
-
-def table_text(found: Sequence[MeasuredRuns]) -> str:
-    """The curve, as `--curve` takes it.
-
-    >>> table_text([MeasuredRuns(1, (10.0, 12.0, 11.0)), MeasuredRuns(2, (6.5,))])
-    'table:1=11,2=6.5'
-    """
-    return "table:" + ",".join(f"{each.cores}={each.median_s:.6g}" for each in found)
-
-
-def rate_table(name: str, found: Sequence[MeasuredRuns]) -> RateTable:
-    """What was measured, for other levels: how many runs per second, and how many times as fast as on one core.
-
-    >>> table = rate_table("train", [MeasuredRuns(1, (8.0,)), MeasuredRuns(4, (2.5,))])
-    >>> [(rate.width, rate.rate, rate.unit) for rate in table.rates.values()]
-    [(1, 1.0, ''), (4, 3.2, ''), (1, 0.125, 'runs/s'), (4, 0.4, 'runs/s')]
-    """
-    speed_up = curve(table_text(found))
-    rates = [Rate(name, CORE, speed_up.speed(each.cores), each.cores, source="measured") for each in found]
-    rates += [Rate(name, CORE, 1 / each.median_s, each.cores, source="measured", unit="runs/s") for each in found]
-    return RateTable(rates)
-
-
-def fitted(found: Sequence[MeasuredRuns]) -> tuple[SpeedUp, float]:
-    """The curve that seconds = a + b / cores fits best, and its largest relative error."""
-    points = [(each.cores, each.median_s) for each in found]
-    coefficients = fit(points)
-    error = max(abs(predicted_s(coefficients, cores) / seconds - 1) for cores, seconds in points)
-    return curve("fit" + table_text(found).removeprefix("table")), error
-
-
-def summary(found: Sequence[MeasuredRuns], efficiency: float = 0.5) -> dict[str, Any]:
-    """The runs, the curves that follow from them, and the most cores that are used at least so well."""
-    text = table_text(found)
-    fit, error = fitted(found)
-    runs = [
-        {
-            "cores": each.cores,
-            "median_s": each.median_s,
-            "speed_up": found[0].median_s / each.median_s,
-            "core_s": each.cores * each.median_s,
-            "seconds": each.seconds,
-        }
-        for each in found
-    ]
-    sweet = curve(text).sweet(found[-1].cores, efficiency)
-    return {"curve": text, "fit": fit.text, "fit_error": error, "sweet_cores": sweet, "runs": runs}
 
 
 def variables(cores: int) -> dict[str, str]:

@@ -6,33 +6,96 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
+from dovetail.core.cgroups import parse_cpus
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import explain
-from dovetail.host.live.client import Client
-from dovetail.host.live.executors import proc
+from dovetail.host.live.client import Client, state_folder
 from dovetail.host.live.setup import RequestedSettings
-from dovetail.host.live.status import CLOSED
-from dovetail.host.options import HostOptions
+from dovetail.host.options import Overtaking, host_options
 from dovetail.host.policies import Assignment, Planning, make
 
 _START_LIMIT_S = 60.0
 _LITTLE_ROOM = 1 << 16  # bytes
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Refuse bad settings before a daemon is started with them: here its user sees it."""
-    try:
-        wanted = msgspec.convert(options, HostOptions)
-    except msgspec.ValidationError as error:
-        keys, message = explain(error, HostOptions)
-        raise InputError(f"{'.'.join(map(str, keys))}: {message}") from None
+class DaemonSettings(TypedDict, total=False):
+    """How a daemon is set up; what is not given stays as it was before, or is the default."""
+
+    plan: str | None
+    assign: str | None
+    preemptive: bool
+    quantum: float | None
+    age_step: float | None
+    overtaking: Overtaking | None
+    memory_mib: int | None
+    option: Mapping[str, Any] | None
+    cpus: str | Iterable[int] | None
+    control_groups: bool | None
+    docker: str | None
+
+
+def up(folder: str | PathLike[str] | None = None, **settings: Unpack[DaemonSettings]) -> Client:
+    """Start the daemon of this machine, or start it again after it ended in whatever way; gives a line to it.
+
+    It finds every program that it started before. Without settings it goes on with those that it had.
+
+    Parameters
+    ----------
+    folder
+        Of the daemon's state; by default $DOVETAIL_HOST_STATE or ~/.local/state/dovetail/host.
+    settings
+        plan, assign, preemptive, quantum, age_step and overtaking as `simulate` takes them, the policies by name;
+        memory_mib: memory that programs may declare in all, by default the machine's; option: a dict of further options
+        of the scheduler; cpus: processors to use, as "0-3,8" or numbers, by default all that this process may use;
+        control_groups: whether to use the kernel's where they can be had; docker: address of the container engine.
+    """
+    wish, place = _wish(settings), state_folder(folder)
+    claim_folder(place)
+    start(place, wish)
+    return Client(place)
+
+
+def daemon_command(folder: str | PathLike[str] | None = None, **settings: Unpack[DaemonSettings]) -> list[str]:
+    """The command that is such a daemon, in the foreground: for service managers that start it themselves."""
+    wish, place = _wish(settings), state_folder(folder)
+    claim_folder(place)
+    return _command(place, wish)
+
+
+def _wish(given: DaemonSettings) -> RequestedSettings:
+    """Bad settings are refused before a daemon is started with them: here its user sees it."""
+    if unknown := given.keys() - DaemonSettings.__annotations__.keys():
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    values: dict[str, Any] = {**given}
+    cpus, groups, docker, more = (values.pop(name, None) for name in ("cpus", "control_groups", "docker", "option"))
+    values = {**values, "preemptive": values.get("preemptive") or None, **(more or {})}
+    options = {name: _absolute(value) for name, value in values.items() if value is not None}
+    wanted = host_options(options)
     make(wanted.plan, Planning)
     make(wanted.assign, Assignment)
+    try:
+        chosen = None if cpus is None else tuple(sorted(parse_cpus(cpus) if isinstance(cpus, str) else cpus))
+    except (ValueError, TypeError):
+        raise InputError(f"cpus {cpus}: expected processors, as 0-3,8") from None
+    return RequestedSettings(wanted.as_dict() if options else None, chosen, groups, docker)
+
+
+def _absolute(value: Any) -> Any:
+    """A policy in a file is found from wherever the daemon runs."""
+    if not isinstance(value, str) or ".py:" not in value:
+        return value
+    path, _, name = value.rpartition(":")
+    return f"{Path(path).absolute()}:{name}"
+
+
+def _command(folder: Path, wish: RequestedSettings) -> list[str]:
+    return [sys.executable, "-m", "dovetail.host.live.daemon", str(folder), msgspec.json.encode(wish).decode()]
 
 
 def claim_folder(folder: Path) -> None:
@@ -54,7 +117,7 @@ def claim_folder(folder: Path) -> None:
 
 def start(folder: Path, wish: RequestedSettings) -> dict[str, Any]:
     """Start a daemon that outlives this command; gives what it says of itself."""
-    words = [sys.executable, "-m", "dovetail.host.live.daemon", str(folder), msgspec.json.encode(wish).decode()]
+    words = _command(folder, wish)
     null = subprocess.DEVNULL
     with (folder / "daemon.log").open("ab") as log:
         begun = log.tell()
@@ -81,30 +144,3 @@ def _last_words(folder: Path, begun: int) -> str:
     if shutil.disk_usage(folder).free < _LITTLE_ROOM:
         return f"{folder}: the disk is full"
     return told[-1].removeprefix("error: ") if told else "the daemon ended at once"
-
-
-def stop(client: Client, cancel: bool = False) -> list[str]:
-    """Stop a daemon, if asked with all of its programs; gives those that are left as they are."""
-    pid = client.ask("about")["pid"]
-    if cancel:
-        for job in _open(client):
-            try:
-                client.ask("ask", job=job, what="cancel")
-            except InputError:
-                continue  # it has ended meanwhile
-        while _open(client):
-            time.sleep(0.1)
-    left = _open(client)
-    client.ask("down")
-    while _lives(pid):
-        time.sleep(0.02)
-    return left
-
-
-def _open(client: Client) -> list[str]:
-    return [row["id"] for row in client.ask("list") if row["state"] not in CLOSED]
-
-
-def _lives(pid: int) -> bool:
-    found = proc.read(pid)
-    return found is not None and not found.dead

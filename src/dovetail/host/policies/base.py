@@ -89,6 +89,8 @@ class MachineView:
 class Planning:
     """Who goes first, who must give way, and whose turn is over."""
 
+    by_priority = False  # whether it goes by the programs' priorities
+
     def order(self, view: MachineView) -> list[Program]:
         """The waiting programs in the order in which they may start."""
         raise NotImplementedError

@@ -11,6 +11,8 @@ from dovetail.host.program import Program
 class Priority(Planning):
     """The most urgent (0) goes first, of those the oldest; a less urgent one can be paused for it."""
 
+    by_priority = True
+
     def order(self, view: MachineView) -> list[Program]:
         return sorted(view.waiting, key=lambda p: (view.urgency(p), p.seq))
 

@@ -1,0 +1,114 @@
+"""What the level is given: requests, parameters and curves, read into one validated problem."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.errors import InputError
+from dovetail.core.events import Arrived, Asked
+from dovetail.core.files import Source
+from dovetail.core.tasks import TaskGraph
+from dovetail.host.curves import curve, curves_by_image
+from dovetail.host.inputs.generate import find_requests
+from dovetail.host.inputs.parameters import Parameters
+from dovetail.host.inputs.requests import Delays, Request, read_requests
+from dovetail.host.program import Ask, program_graph
+
+DEFAULT_WORK = 1000.0  # core-seconds
+
+
+class Workload(Struct, frozen=True, repr_omit_defaults=True):
+    """What arrives on so many cores, and what is asked for later, in order of time; and the graphs of it. `parameters`
+    and `files` are what it was read from."""
+
+    cores: int
+    arrivals: tuple[tuple[float, Arrived | Asked], ...]
+    graphs: dict[str, TaskGraph]
+    parameters: Parameters = Parameters()
+    files: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[Request],
+        cores: int,
+        work: float | None = None,
+        curves: Mapping[str, str] | None = None,
+        malleable: bool = True,
+    ) -> Workload:
+        """`work` is for programs of which the file says nothing, in core-seconds; `curves` is by image, "" for all."""
+        if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
+            raise InputError(f"cores: expected a whole number from 1 on, found {cores!r}")
+        if work is not None and (not isinstance(work, int | float) or not 0 < work < inf):
+            raise InputError(f"work: expected core-seconds, found {work!r}")
+        arrivals: list[tuple[float, Arrived | Asked]] = []
+        known = curves or {}
+        for request in requests:
+            if request.kind == "update":
+                arrivals.append((request.at_s, Asked(request.id, "resize", request.threads)))
+                continue
+            text = known.get(request.image, known.get("", "linear"))
+            size = next(w for w in (request.work, work, curve(text).base_s, DEFAULT_WORK) if w is not None)
+            ask = Ask(request.threads, priority=request.priority, curve=text, malleable=malleable)
+            facts = msgspec.to_builtins(ask)
+            arrivals.append((request.at_s, Arrived(request.id, request.image or "program", (size,), facts=facts)))
+        images = {event.of for _, event in arrivals if isinstance(event, Arrived)}
+        return cls(cores, tuple(arrivals), {image: program_graph(image, cores) for image in sorted(images)})
+
+    def __repr__(self) -> str:
+        programs = sum(isinstance(event, Arrived) for _, event in self.arrivals)
+        return f"<Workload of {programs} programs on {self.cores} cores>"
+
+
+def load(
+    requests: Source | None = None,
+    *,
+    parameters: Source | None = None,
+    cores: int = 16,
+    work: float | None = None,
+    curves: str | Mapping[str, str] | Iterable[str] | None = None,
+    delays: Delays = "before",
+    seed: int = 0,
+) -> Workload:
+    """Programs that come to a machine of so many cores.
+
+    >>> load([{"threads": 8, "work": 900}, {"threads": 4, "delay": 30}], cores=8, curves="amdahl:0.9")
+    <Workload of 2 programs on 8 cores>
+
+    Parameters
+    ----------
+    requests
+        A request file; or dicts, structs or a frame of pandas or polars with a row for each request: `threads`, and if
+        they matter `id`, `image`, `at_s` (or `delay` since the one before), `priority`, `work`, and `type` "update" for
+        new threads of one that is there. By default the file that the parameters name.
+    parameters
+        parameters.json, or a dict in its place; without requests by default the one in this folder. With get_requests
+        "create" the requests are generated and, if the parameters are a file, written.
+    cores
+        The cores of the machine.
+    work
+        Core-seconds of every program of which the requests say nothing; by default 1000, or what the curve says.
+    curves
+        The speed-up: linear, amdahl:FRACTION, table:CORES=SECONDS,... or fit:CORES=SECONDS,..., for all or, as a dict,
+        by image.
+    delays
+        Whether a delay passes before its line or after it.
+    seed
+        Of generated requests.
+    """
+    if delays not in get_args(Delays):
+        raise InputError(f"delays: expected before or after, found {delays!r}")
+    if not isinstance(seed, int):
+        raise InputError(f"seed: expected a whole number, found {seed!r}")
+    found, lines = find_requests(requests, parameters, seed)
+    made = Workload.of(read_requests(lines, delays), cores, work, curves_by_image(curves), found.malleable)
+    given: tuple[Any, ...] = (lines, parameters)
+    files = tuple(Path(each) for each in given if isinstance(each, str | os.PathLike))
+    return msgspec.structs.replace(made, parameters=found, files=files)
