@@ -26,9 +26,10 @@ from torch import Tensor
 from bench import show
 from dovetail.core import registry
 from dovetail.dispatch import Dispatcher
+from dovetail.dispatch.inputs.curve_files import SimDevice
 from dovetail.dispatch.inputs.curves import PUBLISHED
 from dovetail.dispatch.inputs.devices import NodeDevice as Device
-from dovetail.dispatch.simulate import SimDevice, simulate
+from dovetail.dispatch.simulate import run as simulate
 from dovetail.testing.dispatch import THREE, Sleeper
 
 ITEMS = 1_000_000

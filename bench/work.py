@@ -170,8 +170,9 @@ def host() -> dict[str, float]:
 
 def dispatch() -> dict[str, float]:
     """Calls per chunk in virtual time, and what the default reaches of the sum of the peak rates."""
+    from dovetail.dispatch.inputs.curve_files import SimDevice
     from dovetail.dispatch.inputs.curves import PUBLISHED
-    from dovetail.dispatch.simulate import SimDevice, simulate
+    from dovetail.dispatch.simulate import run as simulate
 
     rates = []
     for curves in PUBLISHED.values():

@@ -15,8 +15,9 @@ from dovetail.core import recorder
 from dovetail.core.errors import InputError
 from dovetail.dispatch import Device, Dispatcher
 from dovetail.dispatch.check import check_journal
+from dovetail.dispatch.inputs.curve_files import SimDevice
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.simulate import SimDevice, simulate
+from dovetail.dispatch.simulate import run as simulate
 
 Lines = list[dict[str, Any]]
 DEVICES = [

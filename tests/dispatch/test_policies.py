@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from dovetail.core import registry
 from dovetail.core.errors import InputError
 from dovetail.dispatch.inputs.cursor import LocalCursor
+from dovetail.dispatch.inputs.curve_files import SimDevice
 from dovetail.dispatch.inputs.curves import PUBLISHED, Curve
 from dovetail.dispatch.inputs.size_search import SizeSearch
 from dovetail.dispatch.policies.base import DECLINE, WAIT, DeviceState, View
 from dovetail.dispatch.policies.finish_together import FinishTogether
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.scheduler import ChunkScheduler
-from dovetail.dispatch.simulate import SimDevice, SimulatedRun, simulate, state_of
+from dovetail.dispatch.simulate import SimulatedRun, state_of
+from dovetail.dispatch.simulate import run as simulate
 
 NAMES = ["factoring", "finish_together", "fixed", "guided", "proportional"]
 

@@ -30,13 +30,14 @@ from dovetail.dispatch import Device, Dispatcher, Pool
 from dovetail.dispatch.check import check_journal
 from dovetail.dispatch.chunk import ResultFormError, gaps
 from dovetail.dispatch.inputs.cursor import LocalCursor
+from dovetail.dispatch.inputs.curve_files import SimDevice
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.recording import LIVE, BatchJournal, header_of
 from dovetail.dispatch.replay import RecordedScheduler, scheduler_for
-from dovetail.dispatch.simulate import SimDevice, simulate
+from dovetail.dispatch.simulate import run as simulate
 from dovetail.testing.dispatch import Emulated, Sleeper
 from tests.waiting import until
 

@@ -5,13 +5,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
+from dovetail.core.journal import Reader
+from dovetail.core.replay import Agreement, replay_journal
+from dovetail.core.run import JournalFile, Run
 from dovetail.dispatch.bounds import busy_time_s
 from dovetail.dispatch.chunk import ChunkRow
 from dovetail.dispatch.export import Span, write_trace
+from dovetail.dispatch.policies.base import Policy
+from dovetail.dispatch.replay import scheduler_for
 from dovetail.dispatch.scheduler import ChunkScheduler
+
+
+class DispatchRun(Run):
+    """One batch over devices, real or simulated: its figures, and the journal behind them."""
+
+    def __init__(self, journal: JournalFile, metrics: dict[str, Any], policy: Policy | None = None) -> None:
+        """`policy`: the user's own, if the journal cannot tell how to make it again."""
+        super().__init__(journal, metrics)
+        self._policy = policy
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds from the beginning until the last chunk was there."""
+        return float(self.metrics["makespan_s"])
+
+    @property
+    def efficiency(self) -> float | None:
+        """Items per second over the sum of what the devices reach alone; None if that is not known."""
+        share: float | None = self.metrics["efficiency"]
+        return share
+
+    @property
+    def items(self) -> dict[str, int]:
+        """How many items each device did."""
+        return dict(self.metrics["items"])
+
+    def replay(self) -> Agreement:
+        """Decide the run again, from what was seen, and compare with what is recorded."""
+        own: Any = None if self._policy is None else scheduler_for(Reader(self.journal), self._policy)
+        return replay_journal(self.journal, own)
+
+    def _headline(self) -> str:
+        done, chunks = sum(self.items.values()), self.metrics["chunks"]
+        above = "" if self.gap is None else f" ({100 * self.gap:.1f} % above the bound)"
+        work = f"{done:,} items in {chunks:,} chunk{'s' * (chunks != 1)}"
+        return f"{self.metrics['policy']}, {work}, makespan {self.makespan_s:,.6g} s{above}"
 
 
 class DeviceReport(Struct, frozen=True):
@@ -49,6 +91,11 @@ class BatchReport(Struct, frozen=True):
     def efficiency(self) -> float | None:
         alone = [device.alone for device in self.devices]
         return self.rate / sum(alone) if alone and all(alone) else None
+
+    def metrics(self, policy: str) -> dict[str, Any]:
+        """The figures of the run as a plain dictionary."""
+        figures = {"policy": policy, "makespan_s": self.wall_s, "rate": self.rate, "efficiency": self.efficiency}
+        return {**figures, "chunks": len(self.rows), "items": {device.name: device.items for device in self.devices}}
 
     def write_trace(self, path: str | Path) -> None:
         """Write the chunks in Chrome's trace format, one track per device."""

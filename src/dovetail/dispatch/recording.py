@@ -94,6 +94,7 @@ class BatchJournal:
     ) -> None:
         self._scheduler, self._lock = scheduler, lock or nullcontext()
         self._ended, self._over, self._turn = ended, False, RLock()
+        self._claims: dict[str, Any] = {}
         self._zero_s: float = header.facts["zero_s"]
         self._items: int | None = header.facts["items"]
         self._before: list[tuple[int, int]] = header.facts.get("done_before", [])
@@ -147,19 +148,20 @@ class BatchJournal:
         free_s[slot] = max(free_s[slot], to_s)
         return self._first[device] + slot
 
-    def end(self, now_s: float) -> None:
+    def end(self, now_s: float) -> dict[str, Any]:
         """The run came to its end, or nobody waits for it any more: what it claims, and what it lacks."""
         with self._turn:
             if self._over:
-                return
+                return self._claims
             self._over = True
             with self._recorder:
                 left = self._write(now_s)
                 rows = self._scheduler.rows[self._skipped : self._seen]
-                summary = self._summary([ChunkRow._make(row) for row in rows])
+                self._claims = summary = self._summary([ChunkRow._make(row) for row in rows])
                 if left:
                     summary["left"] = [(c.device, c.start, c.stop, c.begun_s - self._zero_s) for c in left]
                 self._recorder.end(now_s - self._zero_s, summary)
+            return summary
 
     def _summary(self, rows: Sequence[ChunkRow]) -> dict[str, Any]:
         names = [state.name for state in self._scheduler.view.devices]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from math import inf
+from os import PathLike
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,18 +13,22 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core import registry
+from dovetail.core.comparison import Comparison
+from dovetail.core.errors import InputError
+from dovetail.core.output import refuse_overwrite
+from dovetail.core.run import JournalFile, JournalPath
 from dovetail.dispatch.bounds import peak_rate
 from dovetail.dispatch.chunk import Chunk, ChunkRow
 from dovetail.dispatch.inputs.cursor import LocalCursor
-from dovetail.dispatch.inputs.curve_files import SimDevice, with_size
-from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.policies import name_of, policy_of
+from dovetail.dispatch.inputs.curve_files import Curves, SimDevice, load, with_size
+from dovetail.dispatch.inputs.devices import several
+from dovetail.dispatch.metrics import DispatchRun
+from dovetail.dispatch.policies import chosen
 from dovetail.dispatch.policies.base import DeviceState, Policy
+from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.recording import SIMULATED, BatchJournal, header_of
 from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
-
-__all__ = ["Compared", "Curve", "SimDevice", "SimulatedRun", "compare", "simulate", "state_of"]
 
 
 class SimulatedRun(Struct, frozen=True):
@@ -34,16 +39,17 @@ class SimulatedRun(Struct, frozen=True):
     chunks: int
     items: dict[str, int]
     rows: list[ChunkRow]
+    claims: dict[str, Any] = {}  # what the journal ends with, if there is one
 
 
 class LostError(RuntimeError):
     """A simulated device that went away."""
 
 
-def simulate(
+def run(
     devices: Sequence[SimDevice],
     items: int,
-    policy: str | Policy = "finish_together",
+    policy: str | Policy | type[Policy] = "finish_together",
     options: Mapping[str, Any] | None = None,
     *,
     noise: float = 0.0,
@@ -55,20 +61,17 @@ def simulate(
     """Run one batch in virtual time. `states`: what is known of the devices, if they have run before.
 
     With `journal`, a record of the run is left there.
-
-    >>> fast, slow = Curve.linear(0.004, 200_000, 100_000), Curve.linear(0.001, 30_000, 100_000)
-    >>> found = simulate([SimDevice("fast", fast), SimDevice("slow", slow)], 100_000)
-    >>> found.efficiency > 0.95, sum(found.items.values())
-    (True, 100000)
     """
+    name, made = chosen(policy, options)
     states = [state_of(device) for device in devices] if states is None else states
     kind = ChunkScheduler if journal is None else RecordedScheduler
-    scheduler = kind(LocalCursor(0, items), policy_of(policy, options), states, total=items, backup=backup)
-    run = _VirtualRun(scheduler, devices, noise, Random(seed))
+    scheduler = kind(LocalCursor(0, items), made, states, total=items, backup=backup)
+    virtual = _VirtualRun(scheduler, devices, noise, Random(seed))
+    claims: dict[str, Any] = {}
     if journal is not None and isinstance(scheduler, RecordedScheduler):
         header = header_of(
             scheduler,
-            policy=name_of(policy),
+            policy=name,
             mode=SIMULATED,
             items=items,
             peaks=[peak_rate(device.curve, items) / device.slower for device in devices],
@@ -77,52 +80,116 @@ def simulate(
             facts={"noise": noise, "by_name": isinstance(policy, str)},
         )
         with BatchJournal(journal, header, scheduler) as record:
-            makespan = run.to_the_end()
-            record.end(makespan)
+            makespan = virtual.to_the_end()
+            claims = record.end(makespan)
     else:
-        makespan = run.to_the_end()
+        makespan = virtual.to_the_end()
     peak = sum(1 / (d.slower / d.curve.rate) for d in devices if d.fails_after_s == inf)
     done = {d.name: 0 for d in devices}
     for row in scheduler.log:
         if row.state == "done":
             done[devices[row.device].name] += row.stop - row.start
     efficiency = items / makespan / peak if makespan and peak else 0.0
-    return SimulatedRun(makespan, efficiency, len(scheduler.rows), done, scheduler.log)
+    return SimulatedRun(makespan, efficiency, len(scheduler.rows), done, scheduler.log, claims)
 
 
-class Compared(Struct, frozen=True):
-    """A policy, or one device alone, on a batch. `efficiency`: throughput over the sum of all devices' peak rates."""
-
-    policy: str
-    makespan_s: float
-    efficiency: float
-    chunks: int
-
-
-def compare(
-    devices: Sequence[SimDevice],
-    items: int,
-    policy: str | None = None,
-    options: Mapping[str, Any] | None = None,
+def simulate(
+    curves: Curves = None,
     *,
+    model: str | None = None,
+    items: int = 100_000,
+    policy: str | Policy | type[Policy] = "finish_together",
+    options: Mapping[str, Any] | None = None,
+    slower: Mapping[str, float] | None = None,
     noise: float = 0.0,
     seed: int = 0,
     backup: bool = True,
-    journal: Path | None = None,
-) -> list[Compared]:
-    """Run a batch under one policy, which may leave a journal; by default under each, and on each device alone."""
+    journal: JournalPath = None,
+) -> DispatchRun:
+    """Run one batch under a policy on the curves of devices, without the devices.
+
+    >>> curves = {"devices": {"fast": {"latency_s": 0.004, "rate": 2e5}, "slow": {"latency_s": 0.001, "rate": 3e4}}}
+    >>> found = simulate(curves, items=100_000)
+    >>> found.efficiency > 0.9, sum(found.items.values()), found.check().valid
+    (True, 100000, True)
+
+    Parameters
+    ----------
+    curves, model, slower
+        The devices, as `load` takes them.
+    items
+        Items in the batch.
+    policy, options
+        Its name, `file.py:name`, or one of your own; `options` are of one by name. `fixed` takes the best size of each
+        curve, if no sizes are given.
+    noise, seed
+        How much the time of a chunk varies, as the sigma of a lognormal factor with mean 1.
+    backup
+        Whether an idle device redoes what the last one is late with.
+    journal
+        Where the record of the run is kept: a path, a temporary file, or nowhere (False).
+    """
+    devices, file = load(curves, model=model, slower=slower), JournalFile(journal)
+    _check(items, noise, seed)
+    if file.path is not None:
+        refuse_overwrite([file.path], [Path(curves)] if isinstance(curves, str | PathLike) else [])
+    name, made = chosen(policy, options)
+    found = run(
+        _sized(devices, made, items), items, policy, options, noise=noise, seed=seed, backup=backup, journal=file.path
+    )
+    metrics = {"policy": name, "makespan_s": found.makespan_s, "efficiency": found.efficiency, "chunks": found.chunks}
+    own = None if isinstance(policy, str) else made
+    return DispatchRun(file, metrics | {"items": found.items} | found.claims, own)
+
+
+def compare(
+    curves: Curves = None,
+    *,
+    model: str | None = None,
+    items: int = 100_000,
+    policies: str | Policy | Sequence[str | Policy | type[Policy]] | None = None,
+    slower: Mapping[str, float] | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    backup: bool = True,
+) -> Comparison:
+    """The same batch under several policies (all by default), and on each device alone; see `simulate`.
+
+    `efficiency` is the throughput over the sum of all devices' peak rates.
+
+    >>> compare(model="radret", items=1_000_000).best("makespan_s")["policy"]
+    'finish_together'
+    """
+    devices = load(curves, model=model, slower=slower)
+    _check(items, noise, seed)
     peak = sum(device.curve.rate / device.slower for device in devices)
-    cases: list[tuple[str, str, Sequence[SimDevice]]] = [
-        (name, name, devices) for name in ([policy] if policy else registry.names("dispatch"))
+    cases: list[tuple[str, Any, Sequence[SimDevice]]] = [
+        (chosen(policy)[0], policy, devices) for policy in several("policies", policies or registry.names("dispatch"))
     ]
-    if policy is None:
-        cases += [(f"{device.name} alone", "finish_together", [device]) for device in devices]
-    found = []
-    for title, name, given in cases:
-        sized = [with_size(device, items // len(given)) for device in given] if name == "fixed" else given
-        run = simulate(sized, items, name, options, noise=noise, seed=seed, backup=backup, journal=journal)
-        found.append(Compared(title, run.makespan_s, items / run.makespan_s / peak, run.chunks))
-    return found
+    cases += [(f"{device.name} alone", "finish_together", [device]) for device in devices]
+    rows = []
+    for title, policy, given in cases:
+        sized = _sized(given, chosen(policy)[1], items)
+        found = run(sized, items, policy, noise=noise, seed=seed, backup=backup)
+        share = items / found.makespan_s / peak
+        rows.append({"policy": title, "makespan_s": found.makespan_s, "efficiency": share, "chunks": found.chunks})
+    return Comparison(rows)
+
+
+def _check(items: Any, noise: Any, seed: Any) -> None:
+    if not isinstance(items, int) or isinstance(items, bool) or items < 1:
+        raise InputError(f"items {items!r}: expected a whole number of at least 1")
+    if not isinstance(noise, int | float) or not 0 <= noise < 10:
+        raise InputError(f"noise {noise!r}: expected a number from 0 to 10")
+    if not isinstance(seed, int):
+        raise InputError(f"seed {seed!r}: expected a whole number")
+
+
+def _sized(devices: Sequence[SimDevice], policy: Policy, items: int) -> Sequence[SimDevice]:
+    """The devices with sizes, if the policy needs to be given some."""
+    if not isinstance(policy, Fixed) or policy.size:
+        return devices
+    return [with_size(device, items // len(devices)) for device in devices]
 
 
 def state_of(device: SimDevice) -> DeviceState:

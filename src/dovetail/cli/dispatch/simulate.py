@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dovetail.cli.common import Force, Format, Pairs, pairs, print_json, print_table, value
 from dovetail.cli.dispatch.words import check_outputs
@@ -60,25 +61,26 @@ def simulate(
     format
         table or json.
     """
-    from dovetail.dispatch.inputs.curve_files import sim_devices
-    from dovetail.dispatch.simulate import compare
+    from dovetail.dispatch import compare
+    from dovetail.dispatch import simulate as simulate_one
 
-    if items < 1 or not 0 <= noise < 10:
-        raise InputError(f"expected --items >= 1 and --noise from 0 to 10, found {items} and {noise}")
     if (option or journal) and policy is None:
         raise InputError(f"--{'option' if option else 'journal'} belongs to one policy; give --policy too")
     check_outputs({"--journal": journal}, force, curves)
-    found = sim_devices(
-        curves, model, {name: value(text) for name, text in pairs("--slower", slower, verbatim=True).items()}
-    )
+    factors = {name: value(text) for name, text in pairs("--slower", slower, verbatim=True).items()}
     options = {name: value(text) for name, text in pairs("--option", option).items()}
-    runs = compare(found, items, policy, options, noise=noise, seed=seed, backup=backup, journal=journal)
+    given: dict[str, Any] = {"model": model, "items": items, "slower": factors, "noise": noise, "seed": seed}
+    if policy is None:
+        rows = compare(curves, **given, backup=backup).rows
+    else:
+        given |= {"policy": policy, "options": options, "journal": False if journal is None else journal}
+        rows = [simulate_one(curves, **given, backup=backup).metrics]
     if format == "json":
-        print_json({"items": items, "runs": runs})
+        print_json({"items": items, "runs": rows})
         return 0
     print_table(
         ["policy", "makespan s", "% of the sum", "chunks"],
-        [[run.policy, run.makespan_s, round(100 * run.efficiency, 1), run.chunks] for run in runs],
+        [[row["policy"], row["makespan_s"], round(100 * row["efficiency"], 1), row["chunks"]] for row in rows],
     )
     if journal is not None:
         print(f"Journal written to {journal}")

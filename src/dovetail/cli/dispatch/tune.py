@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.cli.common import Force, Format, atomic_write, print_json, print_table, progress, whole_numbers
-from dovetail.cli.dispatch.words import check_outputs, file_of, names
-from dovetail.core.errors import InputError
+from dovetail.cli.common import Force, Format, print_json, print_table, progress, whole_numbers
+from dovetail.cli.dispatch.words import check_outputs, file_of
 
 
 def tune(
@@ -59,31 +58,31 @@ def tune(
     format
         table or json.
     """
-    from dovetail.dispatch.inputs.devices import resolve
-    from dovetail.dispatch.inputs.target import blamed, function_and_batch
-    from dovetail.dispatch.measure import curve_file, rates_of
-    from dovetail.dispatch.measure import tune as measure
+    from dovetail.dispatch import tune as measure
 
     check_outputs({"--out": out, "--curves": curves}, force, file_of(function), file_of(batch))
-    found = resolve(names("--devices", devices))
-    called = names("--types", types) if types is not None else [device.name for device in found]
-    if len(set(called)) != len(found):
-        raise InputError(f"--types {types}: expected {len(found)} different names, one for each device")
     sizes = whole_numbers("--shape", shape) if shape is not None else None
-    made, given = function_and_batch(function, batch, sizes, dtype)
-    measured = []
-    with blamed(function), progress("tuning", total=len(found)) as done:
-        for i, device in enumerate(found):
-            measured.append(measure(made, given, device, dim))
-            done(i + 1)
+    with progress("tuning", total=1.0) as bar:
+        found = measure(
+            function,
+            batch,
+            devices=devices,
+            shape=sizes,
+            dtype=dtype,
+            dim=dim,
+            kind=kind,
+            types=types,
+            progress=lambda done, total: bar(done / total),
+        )
     if out is not None:
-        rates_of(kind or function.rpartition(":")[2], measured, called).write(out)
+        found.rates().write(out)
     if curves is not None:
-        atomic_write(curves, curve_file(measured))
+        found.save_curves(curves)
     if format == "json":
-        print_json({"function": function, "devices": measured})
+        print_json({"function": function, "devices": found.rows})
         return 0
-    rows: list[list[object]] = [[m.device, m.hardware, m.size, round(m.rate), m.latency_s, m.settled] for m in measured]
+    columns = ("device", "hardware", "size", "rate", "latency_s", "settled")
+    rows = [[round(row[key]) if key == "rate" else row[key] for key in columns] for row in found]
     print_table(["device", "hardware", "best size", "items/s", "shortest call s", "settled"], rows)
     for path in filter(None, (out, curves)):
         print(f"Written: {path}")

@@ -1,4 +1,4 @@
-"""What the commands of the level have in common: names with commas, files that are not to be overwritten."""
+"""What the commands of the level have in common: files that are not to be overwritten."""
 
 from __future__ import annotations
 
@@ -22,11 +22,3 @@ def check_outputs(outputs: dict[str, Path | None], force: bool, *inputs: Path | 
 def file_of(source: str | None) -> Path | None:
     """The file of `file.py:name`."""
     return Path(source.rpartition(":")[0]) if source and ".py:" in source else None
-
-
-def names(flag: str, text: str) -> list[str]:
-    """Names with commas between them."""
-    found = [name.strip() for name in text.split(",")]
-    if not all(found):
-        raise InputError(f"{flag} {text}: expected names with commas between them")
-    return found

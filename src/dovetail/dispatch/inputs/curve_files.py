@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
-from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files import Document, Source
 from dovetail.dispatch.inputs.curves import PUBLISHED, Curve
 
 _LARGEST = 1 << 20  # items in one call, when a latency and a rate are all that is known
@@ -33,6 +31,9 @@ class SimDevice(Struct, frozen=True):
     known: bool = True  # whether the policy is given the curve
 
 
+Curves = Source | Sequence[SimDevice] | None  # a file, what stands in its place, or devices
+
+
 class _CurveEntry(Struct, forbid_unknown_fields=True):
     latency_s: float | None = None
     rate: float | None = None
@@ -42,31 +43,51 @@ class _CurveEntry(Struct, forbid_unknown_fields=True):
     priority: float = 1.0
 
 
+class _Measured(Struct, forbid_unknown_fields=True):
+    device: str
+    size: float
+    seconds: float
+
+
 class _CurveFile(Struct, forbid_unknown_fields=True):
     devices: dict[str, _CurveEntry]
 
 
-def sim_devices(path: Path | None, model: str | None, slower: Mapping[str, Any] | None = None) -> list[SimDevice]:
-    """The devices of a file or of a published model, some of them slower than their curves say.
+def load(
+    curves: Curves = None, *, model: str | None = None, slower: Mapping[str, float] | None = None
+) -> list[SimDevice]:
+    """Devices in virtual time: from curves, or from one of NEML2's published models on a CPU and a GPU.
 
-    >>> [device.name for device in sim_devices(None, "radret")]
+    Curves are a file (YAML or JSON), what stands in it, or a frame or list of measurements with `device`, `size` and
+    `seconds`. `slower`: by device, how many times slower it really is than its curve, which policies believe, says.
+
+    >>> [device.name for device in load(model="radret")]
     ['cuda', 'cpu']
+    >>> gpu, cpu = load({"devices": {"gpu": {"latency_s": 0.004, "rate": 2e5}, "cpu": {"points": [[100, 0.01]]}}})
+    >>> round(gpu.curve.seconds(2000), 6), cpu.curve.seconds(200)
+    (0.014, 0.02)
+    >>> load([{"device": "cpu", "size": n, "seconds": 0.01 + n / 1e5} for n in (1, 1000)])[0].curve.seconds(1000)
+    0.02
     """
-    if (path is None) == (model is None):
-        raise InputError("expected either a file of curves or --model")
-    if path is not None:
-        found = _read(path)
-    else:
-        if model not in PUBLISHED:
-            raise InputError(f"--model {model}: no such model{did_you_mean(str(model), PUBLISHED)}")
+    if (curves is None) == (model is None):
+        raise InputError("expected either curves or model")
+    if model is not None:
+        if str(model) not in PUBLISHED:
+            raise InputError(f"model {model}: no such model{did_you_mean(str(model), PUBLISHED)}")
         found = [SimDevice(name, PUBLISHED[model][name].curve()) for name in ("cuda", "cpu")]
+    elif isinstance(curves, list | tuple) and curves and all(isinstance(each, SimDevice) for each in curves):
+        found = list(curves)
+    else:
+        found = _read(Document.of(curves, "curves"))
+    if slower is not None and not isinstance(slower, Mapping):
+        raise InputError(f"slower {slower!r}: expected factors by device")
     names = {device.name for device in found}
     for name, factor in (slower or {}).items():
         if name not in names:
-            raise InputError(f"--slower {name}: no such device{did_you_mean(name, names)}")
+            raise InputError(f"slower {name}: no such device{did_you_mean(name, names)}")
         if not isinstance(factor, int | float) or not 0 < factor < inf:
-            raise InputError(f"--slower {name}={factor}: expected a number above 0")
-    return [msgspec.structs.replace(d, slower=float((slower or {}).get(d.name, 1.0))) for d in found]
+            raise InputError(f"slower {name}={factor}: expected a number above 0")
+    return [msgspec.structs.replace(d, slower=float((slower or {}).get(d.name, d.slower))) for d in found]
 
 
 def with_size(device: SimDevice, share: int) -> SimDevice:
@@ -85,9 +106,14 @@ def with_size(device: SimDevice, share: int) -> SimDevice:
     return msgspec.structs.replace(device, size=size)
 
 
-def _read(path: Path) -> list[SimDevice]:
-    doc = Document.read(path)
-    content = doc.convert(doc.data, _CurveFile)
+def _read(doc: Document) -> list[SimDevice]:
+    if isinstance(doc.data, list):
+        points: dict[str, list[tuple[float, float]]] = {}
+        for one in doc.convert(doc.data, list[_Measured]):
+            points.setdefault(one.device, []).append((one.size, one.seconds))
+        content = _CurveFile({name: _CurveEntry(points=found) for name, found in points.items()})
+    else:
+        content = doc.convert(doc.data, _CurveFile)
     if not content.devices:
         raise doc.error(("devices",), "expected at least one device")
     return [_device(doc, name, entry) for name, entry in content.devices.items()]

@@ -114,8 +114,7 @@ def resolve(devices: str | NodeDevice | Sequence[str | NodeDevice], *, exist: bo
     >>> [device.name for device in resolve(["cuda", "cpu"], exist=False)]
     ['cuda:0', 'cpu']
     """
-    several = isinstance(devices, Sequence) and not isinstance(devices, str)
-    given: list[Any] = list(devices) if several else [devices]  # type: ignore[arg-type]
+    given = several("devices", devices)
     if not given:
         raise InputError("expected at least one device, found none")
     found: dict[str, NodeDevice] = {}
@@ -127,6 +126,30 @@ def resolve(devices: str | NodeDevice | Sequence[str | NodeDevice], *, exist: bo
             check_exists(device.place)
         found[device.name] = device
     return list(found.values())
+
+
+def several(what: str, given: Any) -> list[Any]:
+    """Several of something as users give them: a list, names with commas between them, or only one.
+
+    >>> several("devices", "cuda:0, cpu"), several("types", ("a100", "epyc")), several("policies", 3)
+    (['cuda:0', 'cpu'], ['a100', 'epyc'], [3])
+    """
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",")]
+        if not all(given):
+            raise InputError(f"{what} {','.join(given)}: expected names with commas between them")
+    return list(given) if isinstance(given, Sequence) else [given]
+
+
+def devices() -> list[NodeDevice]:
+    """All devices of this machine that PyTorch can use: accelerators first, then the CPU."""
+    torch = load_torch()
+    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if hasattr(torch, "xpu"):
+        found += [f"xpu:{i}" for i in range(torch.xpu.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return resolve([*found, "cpu"])
 
 
 def _name(device: Any) -> str:

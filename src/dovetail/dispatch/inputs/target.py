@@ -1,4 +1,4 @@
-"""A function and a batch as the command line names them: `file.py:name` or `package.module:name`, and a shape."""
+"""A function and a batch as users give them: as they are, by `file.py:name` or `package.module:name`, or by a shape."""
 
 from __future__ import annotations
 
@@ -62,49 +62,51 @@ def _from_package(name: str) -> Any:
 def random_batch(shape: Sequence[int], dtype: str = "float32", seed: int = 0) -> Any:
     """A tensor of this shape with numbers between 0 and 1 (whole numbers of integer types: 0 to 9)."""
     torch = load_torch()
-    kind = getattr(torch, dtype, None)
+    kind = getattr(torch, str(dtype), None)
     if not isinstance(kind, torch.dtype):
         names = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
-        raise InputError(f"--dtype {dtype}: no such type{did_you_mean(dtype, names)}")
-    if not shape or any(size < 1 for size in shape):
-        raise InputError(f"--shape {list(shape)}: expected at least one size, all of them at least 1")
+        raise InputError(f"dtype {dtype}: no such type{did_you_mean(str(dtype), names)}")
+    if not isinstance(shape, Sequence) or not shape or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise InputError(f"shape {shape}: expected at least one size, all of them at least 1")
     generator = torch.Generator().manual_seed(seed)
     try:
         if kind.is_floating_point:
             return torch.rand(tuple(shape), generator=generator, dtype=kind)
         return torch.randint(0, 10, tuple(shape), generator=generator).to(kind)
     except (RuntimeError, MemoryError) as error:  # too large, or a type that has no random numbers
-        raise InputError(f"--shape {','.join(map(str, shape))} --dtype {dtype}: cannot be made: {error}") from error
+        raise InputError(f"shape {list(shape)} of {dtype}: cannot be made: {error}") from error
 
 
 def function_and_batch(
-    function: str, batch: str | None, shape: Sequence[int] | None, dtype: str = "float32"
+    function: Any, batch: Any = None, shape: Sequence[int] | None = None, dtype: str = "float32"
 ) -> tuple[Any, Any]:
-    """A function by its name, and what it is called with: a batch by its name too, or random numbers of a shape."""
-    made = load(function)
+    """A function, and what it is called with: a batch, what makes one, or random numbers of a shape. Text is a name."""
+    made = load(function) if isinstance(function, str) else function
     if not callable(made) and not hasattr(made, "on"):
         raise InputError(f"{function}: expected a function or a module, found {type(made).__name__}")
     if (batch is None) == (shape is None):
-        raise InputError("expected either --batch or --shape, to say what the function is called with")
+        raise InputError("expected either batch or shape, to say what the function is called with")
     if shape is not None:
         return made, random_batch(shape, dtype)
-    given = load(str(batch))
-    with blamed(f"--batch {batch}"):
+    given = load(batch) if isinstance(batch, str) else batch
+    with blamed(batch):
         given = given() if callable(given) else given
     if isinstance(given, str | int | float | Iterator):
         kind = type(given).__name__
-        raise InputError(f"--batch {batch}: expected a tensor or a tree of tensors, to be run again; found {kind}")
+        raise InputError(f"batch {batch}: expected a tensor or a tree of tensors, to be run again; found {kind}")
     return made, given
 
 
 @contextmanager
-def blamed(what: str) -> Iterator[None]:
-    """An error of the user's own code is one line that says whose it is; the error itself is its cause."""
+def blamed(what: Any) -> Iterator[None]:
+    """An error of code that was named by text is one line that says whose it is; the error itself is its cause."""
     try:
         yield
     except DovetailError:
         raise
     except Exception as error:
+        if not isinstance(what, str):
+            raise
         first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
         where = "".join(f" ({note})" for note in getattr(first, "__notes__", ()))
         text = f"{type(first).__name__}: {first}".rstrip(": ")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import InputError
+from dovetail.core.run import JournalFile
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.export import Span
 from dovetail.dispatch.inputs.batch import Source, TreeBatch, WholeBatch, leaves, mapped
@@ -24,6 +25,7 @@ from dovetail.dispatch.scheduler import ChunkScheduler
 
 Hook = Callable[[Any, NodeDevice], Any]
 _AUTOCAST = ("cpu", "cuda")
+NOWHERE = JournalFile(False)
 
 
 class Modes:
@@ -132,6 +134,7 @@ class BatchRun:
         self.room: float = inf  # results that may wait for a reader
         self.begun_s = self.ended_s = 0.0
         self.spans: list[Span] | None = None  # when an accelerator copied and computed, if somebody wants to know
+        self.file = NOWHERE
         self.record: Callable[[Event], BatchJournal] | None = None  # opens its journal
         self.journal: BatchJournal | None = None
         self.ready = _ready(self.home)
@@ -141,7 +144,7 @@ class BatchRun:
     def begin_journal(self) -> None:
         """If there is to be a journal, it begins now."""
         if self.record is not None:
-            self.journal = self.record(self.ended)
+            self.journal, self.record = self.record(self.ended), None
 
     def call_on(self, device: NodeDevice, moved: bool = False) -> Callable[[Any], Any]:
         """The function as it is called on a device, placed there once per run."""

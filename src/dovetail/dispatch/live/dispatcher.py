@@ -10,12 +10,15 @@ from math import inf
 from pathlib import Path
 from threading import Event
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
 
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.files import as_path
 from dovetail.core.recorder import host_clock
+from dovetail.core.run import JournalFile
 from dovetail.dispatch.bounds import measured_peak
 from dovetail.dispatch.chunk import Chunk, gaps
 from dovetail.dispatch.inputs.batch import (
@@ -32,15 +35,15 @@ from dovetail.dispatch.inputs.batch import (
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
 from dovetail.dispatch.inputs.devices import NodeDevice, carrier, devices_with
 from dovetail.dispatch.live.assembly import BatchOutput, Collected, Preallocated
-from dovetail.dispatch.live.batch_run import BatchRun, Calling, Hook, Modes, home_of, placed_on
+from dovetail.dispatch.live.batch_run import NOWHERE, BatchRun, Calling, Hook, Modes, home_of, placed_on
 from dovetail.dispatch.live.errors import Failure, is_out_of_memory
 from dovetail.dispatch.live.outcome import BatchOutcome
 from dovetail.dispatch.live.pool import WorkerPool
 from dovetail.dispatch.live.progress import RunProgress, follow
 from dovetail.dispatch.live.stream import Piece, Streamed, pieces_of
 from dovetail.dispatch.live.tuning_cache import TuningCache, cache_folder
-from dovetail.dispatch.metrics import BatchReport, report_of
-from dovetail.dispatch.policies import default_policy, name_of, policy_of
+from dovetail.dispatch.metrics import BatchReport, DispatchRun, report_of
+from dovetail.dispatch.policies import chosen, default_policy
 from dovetail.dispatch.policies.base import Policy
 from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.recording import LIVE, BatchJournal, header_of
@@ -88,8 +91,10 @@ class Dispatcher:
         `thread`, `process` (for functions that hold Python's lock) or `ray` (devices of several machines).
     progress
         True for a bar, or a function that is told.
-    trace, journal
-        Write a trace of each run here, for Perfetto; or a journal, for `dovetail check` and `dovetail report`.
+    trace
+        Write a trace of each run here, for Perfetto.
+    journal
+        Record each run here, in the place of the one before; True: in a file of its own that goes with its outcome.
     cache
         Where curves are kept between programs: True for the user's cache folder, False for nowhere.
     """
@@ -98,7 +103,7 @@ class Dispatcher:
         self,
         function: Any,
         devices: str | NodeDevice | Sequence[str | NodeDevice] = "cpu",
-        policy: str | Policy | None = None,
+        policy: str | Policy | type[Policy] | None = None,
         *,
         options: Mapping[str, Any] | None = None,
         sizes: int | Sequence[int] | None = None,
@@ -119,7 +124,7 @@ class Dispatcher:
         backend: str = "thread",
         progress: bool | Callable[[RunProgress], None] | None = None,
         trace: str | Path | None = None,
-        journal: str | Path | None = None,
+        journal: bool | str | Path | None = None,
         cache: bool | str | Path = True,
     ) -> None:
         if mode not in ("async", "sync"):
@@ -136,21 +141,23 @@ class Dispatcher:
         self.pool = pool
         self.devices = pool.devices if self._own_pool else devices_with(pool.devices, sizes, capacities, priorities)
         self._cuda = any(device.kind == "cuda" for device in self.devices)
-        given_policy = policy or default_policy(all(device.size is not None for device in self.devices))
-        self.policy = policy_of(given_policy, options)
-        self._policy_given = given_policy, dict(options or {})
+        if policy is None:
+            policy = default_policy(all(device.size is not None for device in self.devices))
+        self.policy_name, self.policy = chosen(policy, options)
+        self._by_name, self._options = isinstance(policy, str), dict(options or {})
         self.function = placed_on(function)
         self.dim, self.mode, self.reduce = dim, mode, reduce
         self.preprocess, self.postprocess = preprocess, postprocess
         self.backup, self.on_error, self.retries, self.weight = backup, on_error, retries, weight
         self.progress = progress
         self.trace = Path(trace) if trace is not None else None
-        self.journal = Path(journal) if journal is not None else None
+        self.journal = bool(journal) if journal is None or isinstance(journal, bool) else as_path(journal, "journal")
         self._written = self.trace or self.journal
         folder = cache_folder() if cache is True else (Path(cache) if cache else None)
         slots = [worker.slots for worker in pool.workers]
         self.tuning = TuningCache(function, self.devices, slots, folder, getattr(self.policy, "learns", True))
         self._latest: Callable[[], BatchReport] | None = None
+        self._recorded: Callable[[], DispatchRun] | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._closed = False
         self._direct_up_to: float = -1
@@ -226,6 +233,13 @@ class Dispatcher:
             raise InputError("nothing has run yet")
         return self._latest()
 
+    @property
+    def recorded(self) -> DispatchRun:
+        """The run that ended last: its figures, and with `journal` its journal and what can be asked of it."""
+        if self._latest is None:
+            raise InputError("nothing has run yet")
+        return _run_of(NOWHERE, self._latest, self.policy_name) if self._recorded is None else self._recorded()
+
     def close(self) -> None:
         """End the workers, unless they belong to a shared pool."""
         self._closed, self._direct_up_to = True, -1
@@ -279,6 +293,7 @@ class Dispatcher:
                 raise
             return self.attempt(batch).unwrap()
         self._latest = partial(self._report_direct, batch.shape[self.dim], begun, perf_counter())
+        self._recorded = None
         return result
 
     def _report_direct(self, items: int, begun_s: float, ended_s: float) -> BatchReport:
@@ -314,7 +329,7 @@ class Dispatcher:
             else:
                 cursor = SourceCursor(source)
         total = cursor.remaining if source.total is None or resume is None else source.total
-        scheduler = (ChunkScheduler if self.journal is None else RecordedScheduler)(
+        scheduler = (RecordedScheduler if self.journal else ChunkScheduler)(
             cursor,
             self.policy,
             states,
@@ -330,29 +345,30 @@ class Dispatcher:
         calling = Calling(self.function, self.preprocess, self.postprocess, spread)
         run = BatchRun(source, scheduler, output, calling, self.devices, self.pool.lock, self.weight)
         run.spans = [] if self.trace is not None else None
-        if self.journal is not None and isinstance(scheduler, RecordedScheduler):
+        if isinstance(scheduler, RecordedScheduler):
+            run.file = file = JournalFile(None if self.journal is True else self.journal)
             before = gaps(resume.missing, source.total or 0) if resume is not None else []
             facts = {"done_before": before, "shared": shared}
-            run.record = partial(self._recorded, self.journal, scheduler, source.total, facts)
+            run.record = partial(self._begin_journal, file, scheduler, source.total, facts)
         return run, form
 
-    def _recorded(
-        self, path: Path, scheduler: RecordedScheduler, items: int | None, facts: dict[str, Any], ended: Event
+    def _begin_journal(
+        self, file: JournalFile, scheduler: RecordedScheduler, items: int | None, facts: dict[str, Any], ended: Event
     ) -> BatchJournal:
-        policy, options = self._policy_given
         header = header_of(
             scheduler,
-            policy=name_of(policy),
+            policy=self.policy_name,
             mode=LIVE,
             items=items,
             peaks=[measured_peak(state.curve) for state in scheduler.view.devices],
-            options=options,
+            options=self._options,
             clock=host_clock(),
             zero_s=perf_counter(),
             hardware={device.name: carrier(device) for device in self.devices},
-            facts={**facts, "by_name": isinstance(policy, str)},
+            facts={**facts, "by_name": self._by_name},
         )
-        return BatchJournal(path, header, scheduler, self.pool.lock, ended)
+        assert file.path is not None
+        return BatchJournal(file.path, header, scheduler, self.pool.lock, ended)
 
     def _carry_out(self, run: BatchRun) -> None:
         alone = len(self.devices) == 1 and self.devices[0].kind == "cpu" and self._backend == "thread"
@@ -379,8 +395,10 @@ class Dispatcher:
         self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans)
         if self.trace is not None:
             self._latest().write_trace(self.trace)
-        if run.journal is not None:
-            run.journal.end(perf_counter())
+        claims = run.journal.end(perf_counter()) if run.journal is not None else {}
+        file, run.file = run.file, NOWHERE  # copies of a chunk know each other, and their run: it would stay with them
+        own = None if self._by_name else self.policy
+        self._recorded = partial(_run_of, file, self._latest, self.policy_name, own, claims)
         self._learn_direct(form, run.source, run)
         late = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         if late and isinstance(run.output, Preallocated):
@@ -394,7 +412,7 @@ class Dispatcher:
         result = run.output.result() if self.reduce is None or not failures else None
         if self._cuda:
             handed_over(result)
-        return BatchOutcome(result, missing, failures, self._latest, run.output)
+        return BatchOutcome(result, missing, failures, self._latest, run.output, self._recorded)
 
     def _empty(self, source: Source, spread: bool) -> BatchOutcome:
         """No items: one call on none of them gives an empty result of the right form."""
@@ -403,5 +421,17 @@ class Dispatcher:
         result = call(source.slice(0, 0))
         now = perf_counter()
         report = BatchReport(0, 0.0, [], [], now)
-        self._latest = lambda: report
-        return BatchOutcome(self.reduce([result]) if self.reduce else result, [], [], lambda: report)
+        self._latest, self._recorded = lambda: report, partial(_run_of, NOWHERE, lambda: report, self.policy_name)
+        result = self.reduce([result]) if self.reduce else result
+        return BatchOutcome(result, [], [], self._latest, None, self._recorded)
+
+
+def _run_of(
+    file: JournalFile,
+    report: Callable[[], BatchReport],
+    name: str,
+    own: Policy | None = None,
+    claims: Mapping[str, Any] = MappingProxyType({}),
+) -> DispatchRun:
+    """A run as it is told to who asks; `own`: a policy that has no name, `claims`: what its journal ends with."""
+    return DispatchRun(file, {**report().metrics(name), **claims}, own)

@@ -15,21 +15,16 @@ def default_policy(sized: bool) -> str:
     return "fixed" if sized else "finish_together"
 
 
-def name_of(policy: str | Policy) -> str:
-    """A policy's name in files; of an object, that of its class.
+def chosen(policy: Any, options: Mapping[str, Any] | None = None) -> tuple[str, Policy]:
+    """A policy as users give one, with its name in files: by name, or one of their own, that of its class.
 
-    >>> class Halves: ...
-    >>> name_of("guided"), name_of(Halves())
-    ('guided', 'Halves')
+    >>> class Halves:
+    ...     def next(self, device, view):
+    ...         return max(1, view.remaining // 2)
+    >>> chosen("guided", {"k": 3})[0], chosen(Halves())[0], chosen(Halves)[0]
+    ('guided', 'Halves', 'Halves')
     """
-    return policy if isinstance(policy, str) else type(policy).__name__
-
-
-def policy_of(policy: str | Policy, options: Mapping[str, Any] | None = None) -> Policy:
-    """The policy by its name, or as it is."""
-    if isinstance(policy, str):
-        made: Policy = registry.create("dispatch", policy, options)
-        return made
-    if options:
-        raise InputError("options are for a policy by name; this one is made already")
-    return policy
+    name, made = registry.choose("dispatch", policy, options)
+    if not callable(getattr(made, "next", None)):
+        raise InputError(f"policy {name}: expected an object with next(device, view) -> items")
+    return name, made
