@@ -14,6 +14,7 @@ from random import Random
 from threading import Barrier, Event
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -113,7 +114,7 @@ def test_a_recorded_run_decides_as_one_that_is_not(tmp_path: Path) -> None:
         SimDevice("b", Curve.linear(1e-3, 3e4, 99)),
     ]
     recorded = simulate(devices, 100_000, noise=0.3, journal=tmp_path / "run.jsonl")
-    assert recorded == simulate(devices, 100_000, noise=0.3)
+    assert msgspec.structs.replace(recorded, claims={}) == simulate(devices, 100_000, noise=0.3)
 
 
 def recorded(path: Path, slots: int, items: int = 9) -> tuple[RecordedScheduler, BatchJournal]:
