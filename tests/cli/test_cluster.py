@@ -14,6 +14,7 @@ from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.scenario import Scenario
 from dovetail.cluster.rules import ClusterOptions, RoundRules
+from dovetail.cluster.study import options_of
 
 FEW = ("--jobs", "6", "-c", "2:2:2", "-f", "7200")
 KEYS = {
@@ -93,11 +94,9 @@ def test_the_rules_that_are_asked_for_are_those_of_the_run(capsys: pytest.Captur
 
 def test_flags_become_rules_and_a_scenario() -> None:
     rules = RuleFlags(enable_global_queue=True, interval=100.0)
-    assert rules.how().rules == RoundRules(round_s=100.0, global_queue=True)
-    assert RuleFlags(compat="gavel", interval=100.0).how() == ClusterOptions(
-        rules=replace(GAVEL, round_s=100.0), compat=True
-    )
-    assert WorkFlags().scenario(JobFlags(), RuleFlags(compat="gavel")) == Scenario(float32_pairs=True)
+    assert options_of(**rules.how()).rules == RoundRules(round_s=100.0, global_queue=True)
+    old = options_of(**RuleFlags(compat="gavel", interval=100.0).how())
+    assert old == ClusterOptions(rules=replace(GAVEL, round_s=100.0), compat=True)
     assert WorkFlags().scenario(JobFlags(), RuleFlags()) == Scenario()
 
 
@@ -214,13 +213,13 @@ def test_prices_make_the_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (("-t", "x", "-m"), "--generate-multi-gpu-jobs is for generated jobs: not together with --trace"),
         (("-s", "4"), "--window-start needs --window-end"),
         (("-s", "4", "-e", "4"), "window 4 to 4: expected 0 <= start < end"),
-        (("-i", "0"), "--interval 0: expected seconds, more than 0"),
-        (("--restart-s", "-1"), "--restart-s -1: expected seconds, 0 or more"),
+        (("-i", "0"), "interval 0: expected seconds, more than 0"),
+        (("--restart-s", "-1"), "restart_s -1: expected seconds, 0 or more"),
         (("--jobs", "0"), "--jobs 0: expected 1 or more"),
-        (("--compat", "gavel", "--ideal"), "--compat gavel has rounds, and restarts that are free"),
+        (("--compat", "gavel", "--ideal"), "compat gavel has rounds, and restarts that are free"),
         (("--ideal", "--checkpoint-file", "x"), "or an ideal one, keeps no checkpoint: it has no rounds to go on from"),
-        (("--resume",), "--resume needs --checkpoint-file"),
-        (("--checkpoint-every", "0"), "--checkpoint-every 0: expected rounds, 1 or more"),
+        (("--resume",), "resume needs checkpoint_file"),
+        (("--checkpoint-every", "0"), "checkpoint_every 0: expected rounds, 1 or more"),
         (("--entities", "a=0"), "--entities a=0: expected a number of entities, or NAME=WEIGHT"),
         (("--prices", "a", "--per-instance-type-prices-dir", "b"), "give --prices or --per-instance-type-prices-dir"),
         (("--num-reference-models", "0"), "--num-reference-models 0: expected 1 or more"),
@@ -234,7 +233,7 @@ def test_prices_make_the_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (("--entities", "0"), "--entities 0: expected a number of entities"),
         (("--entities", "a=1", "a=2"), "--entities a=2: 'a' is given twice"),
         (("--profiling-percentage", "nan"), "--profiling-percentage nan: expected 0 to 1"),
-        (("--longest-queue", "-1"), "--longest-queue -1: expected more than 0"),
+        (("--longest-queue", "-1"), "longest_queue -1: expected more than 0"),
         (("--available-clouds", "gcp"), "--available-clouds needs --per-instance-type-prices-dir"),
         (("--per-instance-type-prices-dir", "."), ".: expected aws/logs or azure/logs in it, found none"),
         (("--trace-format", "gavel"), "--trace-format is about a trace: it needs --trace"),

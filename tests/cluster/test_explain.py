@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dovetail import cli
-from dovetail.cluster import narrate
-from dovetail.cluster.explain import JobStory, explain
+from dovetail.cluster.explain import explain
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.narrate import JobStory
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
@@ -48,7 +48,7 @@ def test_a_wait_names_who_held_the_accelerators(make_setup: Make, tmp_path: Path
     assert (story.completed_s, story.waited_s) == (300.0, 200.0)
     # With a third of the device at first, then a half, then all: 100/3 + 100/2 + 100 of 100 s.
     assert story.rho == pytest.approx((100 / 3 + 50 + 100) / 100)
-    told = "\n".join(row[-1] for row in narrate.course(story))
+    told = "\n".join(row[-1] for row in story.course())
     assert "none of 1 fast free, held by jobs 0; meanwhile 1 leases of others began there (first jobs 1)" in told
 
 
@@ -63,7 +63,7 @@ def test_later_arrivals_that_went_first_are_counted(make_setup: Make, tmp_path: 
     wait = next(wait for wait in story.waits if wait.later)
     assert wait.later <= wait.others
     assert 2 in wait.first
-    assert any(f"{wait.later} of them of later arrivals" in row[-1] for row in narrate.course(story))
+    assert any(f"{wait.later} of them of later arrivals" in row[-1] for row in story.course())
 
 
 def test_an_arrival_inside_a_round_may_be_seen_late(make_setup: Make, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_arrival_inside_a_round_may_be_seen_late(make_setup: Make, tmp_path: 
     rules = RoundRules(restart_s=0.0, inside=False)
     story = _tell(make_setup(jobs), Table({0: [1, 0], 1: [1, 0]}), tmp_path, "1", rules)
     assert [(wait.from_s, wait.to_s) for wait in story.waits] == [(50.0, 360.0)]
-    assert "was seen when that was over" in narrate.course(story)[0][-1]
+    assert "was seen when that was over" in story.course()[0][-1]
 
 
 def test_a_failure_and_a_move_end_leases(make_setup: Make, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_failure_and_a_move_end_leases(make_setup: Make, tmp_path: Path) -> No
     assert [lease.end for lease in story.leases] == ["accelerator 0 failed", "it was done"]
     (wait,) = story.waits
     assert (wait.types[0].free, wait.types[0].down) == (0, 1)
-    assert "none of 1 fast free, 1 down" in narrate.course(story)[1][-1]
+    assert "none of 1 fast free, 1 down" in story.course()[1][-1]
 
 
 def test_company_that_changes_is_told(make_setup: Make, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_company_that_changes_is_told(make_setup: Make, tmp_path: Path) -> None:
 def test_deadline_weight_and_name_are_told(make_setup: Make, tmp_path: Path) -> None:
     jobs = [Job(id=0, model="A", steps=400, due_s=80.0, weight=5.0, name="nightly"), Job(id=1, model="A", steps=400)]
     story = _tell(make_setup(jobs), Table({0: [1, 0], 1: [1, 0]}), tmp_path, "nightly")
-    text = "\n".join([*narrate.opening(story), *narrate.closing(story)])
+    text = "\n".join([*story.opening(), *story.closing()])
     assert "Job 0 (nightly) arrived at 0.00 s: 400 steps of A on 1 accelerator." in text
     assert "Its weight is 5." in text
     assert "That was 20.00 s after its deadline." in text
@@ -109,20 +109,20 @@ def test_a_summary_tells_the_ends_only(make_setup: Make, tmp_path: Path) -> None
     story = _tell(make_setup(_jobs(3), counts=(1, 0)), Table(FIRST_ONLY), tmp_path, "2", mode="summary")
     assert (story.leases, story.waits, story.completed_s) == ([], [], 300.0)
     assert story.rho is not None
-    assert "it holds no leases" in narrate.opening(story)[-1]
+    assert "it holds no leases" in story.opening()[-1]
 
 
 def test_a_run_that_ends_or_breaks_off_before_the_job(make_setup: Make, tmp_path: Path) -> None:
     jobs = [Job(id=0, model="A", steps=400), Job(id=1, model="A", steps=4000)]
     story = _tell(make_setup(jobs, window=(0, 1)), Table({0: [1, 0], 1: [1, 0]}), tmp_path, "1")
     assert story.leases[-1].end == "the run ended"
-    assert narrate.closing(story)[-1] == "It was not complete when the run ended at 100.00 s."
+    assert story.closing()[-1] == "It was not complete when the run ended at 100.00 s."
     path = tmp_path / "run.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:5]))
     cut = explain(Reader(path), "1")
-    assert narrate.closing(cut)[-1] == "The journal breaks off at 0.00 s, before it was complete."
-    assert narrate.course(cut)[-1][-1].endswith("still running")
+    assert cut.closing()[-1] == "The journal breaks off at 0.00 s, before it was complete."
+    assert cut.course()[-1][-1].endswith("still running")
 
 
 def test_unknown_jobs_and_other_levels_are_named(make_setup: Make, tmp_path: Path) -> None:

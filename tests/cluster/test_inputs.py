@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cluster.inputs.cluster_spec import parse_cluster, read_cluster
+from dovetail.cluster.inputs.cluster_spec import parse_cluster
 from dovetail.core.errors import InputError
 
 FILE = """types:
@@ -72,7 +72,7 @@ def test_files_that_are_no_cluster(tmp_path: Path, text: str, says: str) -> None
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(InputError) as error:
-        read_cluster(path)
+        parse_cluster(str(path))
     assert says in str(error.value)
 
 

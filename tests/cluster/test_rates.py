@@ -125,7 +125,7 @@ def test_a_restart_longer_than_a_round_is_refused(scenario: Scenario) -> None:
 
 
 def test_the_command_takes_it(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["-c", scenario.cluster, "--rates", str(scenario.rates), "-t", str(scenario.trace), "--format", "json"]
+    words = ["-c", str(scenario.cluster), "--rates", str(scenario.rates), "-t", str(scenario.trace), "--format", "json"]
     assert main(["cluster", "simulate", *words]) == 0
     assert json.loads(capsys.readouterr().out)["completed"] == 5
     assert main(["cluster", "simulate", *words, "--compat", "gavel"]) == 0

@@ -14,7 +14,7 @@ from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.scenario import Scenario
 from dovetail.cluster.rules import ClusterOptions, RoundRules
 from dovetail.cluster.sweeps.cell import SweepCell, kept, kept_at, run_cell
-from dovetail.cluster.sweeps.grid import SweepGrid, claim, climb, climbs, loads_between, run_climbs, run_grid
+from dovetail.cluster.sweeps.grid import SweepGrid, claim, climb, climbs, loads_between, run_sweep
 from dovetail.cluster.sweeps.table import COLUMNS, KEYS, read_sweep, write_table
 from dovetail.core.errors import InputError
 
@@ -97,11 +97,11 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
         ran.append(cell)
         return run_cell(cell)
 
-    run_grid(grid, 1, run=run)
+    run_sweep(grid, None, 1, run=run)
     assert len(ran) == 8
     assert grid.cells()[3].path is not None
     kept_at(grid.cells()[3].path).unlink()  # type: ignore[arg-type]
-    run_grid(grid_in(tmp_path, seeds=(0, 1, 2)), 1, run=run)
+    run_sweep(grid_in(tmp_path, seeds=(0, 1, 2)), None, 1, run=run)
     again = {(cell.policy, cell.scenario.seed, cell.row()["jobs_per_hour"]) for cell in ran[8:]}
     assert again == {
         ("max_min_fairness_perf", 1, 1.0),
@@ -209,8 +209,7 @@ def test_a_climb_without_a_step_starts_light(tmp_path: Path) -> None:
 
 def test_the_table_has_one_row_per_run(tmp_path: Path) -> None:
     grid = grid_in(tmp_path)
-    claim(grid)
-    run_grid(grid, 1)
+    run_sweep(grid, None, 1)
     rows = read_sweep(tmp_path)
     write_table(rows, tmp_path)
     with (tmp_path / "results.csv").open() as file:
@@ -241,8 +240,7 @@ def test_a_folder_that_is_no_sweep_is_told(tmp_path: Path) -> None:
 def test_processes_do_the_same_work(tmp_path: Path) -> None:
     """Two processes, and a climb for each policy."""
     grid = grid_in(tmp_path, seeds=(0,))
-    claim(grid)
-    done: list[int] = []
-    run_climbs(climbs(grid, threshold=0.3, step=1.0, most=2.0), 2, done.append)
-    assert done == [1, 2]
+    done: list[tuple[int, int]] = []
+    run_sweep(grid, (0.3, 1.0, 2.0), 2, lambda made, of: done.append((made, of)))
+    assert done == [(0, 2), (1, 2), (2, 2)]
     assert {row["policy"] for row in read_sweep(tmp_path)} == set(grid.policies)

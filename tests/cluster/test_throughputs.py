@@ -19,7 +19,6 @@ from dovetail.cluster.inputs.throughputs import (
     reference_type,
     table,
     with_widths,
-    write_throughputs,
 )
 from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.core.errors import InputError
@@ -90,15 +89,6 @@ def test_pairs_are_those_that_the_old_policies_saw_and_held_in_single_precision(
                 compared += 1
     assert compared > 100
     assert differ > 10
-
-
-def test_our_table_is_written_and_read_back_the_same(measured: Throughputs, tmp_path: Path) -> None:
-    path = tmp_path / "rates.csv"
-    write_throughputs(measured, path)
-    found = read_throughputs(path)
-    assert (found.types, found.kinds) == (measured.types, measured.kinds)
-    for name in ("alone", "spread", "pairs"):
-        assert np.array_equal(getattr(found, name), getattr(measured, name))
 
 
 def test_a_table_by_hand_in_csv_and_yaml(tmp_path: Path) -> None:

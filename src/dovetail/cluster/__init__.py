@@ -1,9 +1,12 @@
 """Training jobs over a cluster of unlike accelerators: shares of time by policy, carried out in rounds.
 
 >>> from dovetail import cluster
->>> loaded = cluster.load(cluster.Scenario(cluster="a100=4", jobs=5))
->>> cluster.run(loaded.setup, loaded.policy("max_min_fairness_perf")).figures.completed
-5
+>>> jobs = cluster.load(cluster={"a100": 4, "l4": 8}, jobs=20)
+>>> run = cluster.simulate(jobs, "max_min_fairness_perf")
+>>> run.figures.completed, run.check().valid
+(20, True)
+>>> cluster.compare(jobs, ["fifo", "max_min_fairness_perf"]).best("avg_jct_s")["policy"]
+'max_min_fairness_perf'
 """
 
 from typing import TYPE_CHECKING
@@ -12,35 +15,93 @@ from dovetail.core.lazy import exports
 
 if TYPE_CHECKING:
     from dovetail.cluster.check import check_journal
-    from dovetail.cluster.inputs.scenario import Scenario, load
+    from dovetail.cluster.explain import explain
+    from dovetail.cluster.inputs.choices import (
+        CLOUDS,
+        DEFAULT,
+        LONGEST_QUEUE,
+        JournalMode,
+        SweepKind,
+        TraceKind,
+        Widths,
+    )
+    from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, load
+    from dovetail.cluster.inputs.traces import write_trace
+    from dovetail.cluster.narrate import JobStory
     from dovetail.cluster.policies.base import Allocation, Policy, Problem
     from dovetail.cluster.rules import RoundRules
-    from dovetail.cluster.simulate import run
-    from dovetail.cluster.sweeps.compare import compare_policies
+    from dovetail.cluster.study import (
+        ClusterRun,
+        Sweep,
+        compare,
+        compare_sweeps,
+        list_policies,
+        read_results,
+        simulate,
+        sweep,
+    )
+    from dovetail.cluster.sweeps.cell import run_cell
+    from dovetail.cluster.sweeps.grid import loads_between
 
+_PLACES = {
+    "Allocation": "policies.base",
+    "CLOUDS": "inputs.choices",
+    "ClusterRun": "study",
+    "DEFAULT": "inputs.choices",
+    "JobStory": "narrate",
+    "JournalMode": "inputs.choices",
+    "LONGEST_QUEUE": "inputs.choices",
+    "LoadedScenario": "inputs.scenario",
+    "Policy": "policies.base",
+    "Problem": "policies.base",
+    "RoundRules": "rules",
+    "Scenario": "inputs.scenario",
+    "Sweep": "study",
+    "SweepKind": "inputs.choices",
+    "TraceKind": "inputs.choices",
+    "Widths": "inputs.choices",
+    "check_journal": "check",
+    "compare": "study",
+    "compare_sweeps": "study",
+    "explain": "explain",
+    "list_policies": "study",
+    "load": "inputs.scenario",
+    "loads_between": "sweeps.grid",
+    "read_results": "study",
+    "run_cell": "sweeps.cell",
+    "simulate": "study",
+    "sweep": "study",
+    "write_trace": "inputs.traces",
+}
 __all__ = [
+    "CLOUDS",
+    "DEFAULT",
+    "LONGEST_QUEUE",
     "Allocation",
+    "ClusterRun",
+    "JobStory",
+    "JournalMode",
+    "LoadedScenario",
     "Policy",
     "Problem",
     "RoundRules",
     "Scenario",
+    "Sweep",
+    "SweepKind",
+    "TraceKind",
+    "Widths",
     "check_journal",
-    "compare_policies",
+    "compare",
+    "compare_sweeps",
+    "explain",
+    "list_policies",
     "load",
-    "run",
+    "loads_between",
+    "read_results",
+    "run_cell",
+    "simulate",
+    "sweep",
+    "write_trace",
 ]
 
-__getattr__, __dir__ = exports(
-    __name__,
-    {
-        "Allocation": "policies.base",
-        "Policy": "policies.base",
-        "Problem": "policies.base",
-        "RoundRules": "rules",
-        "Scenario": "inputs.scenario",
-        "check_journal": "check",
-        "compare_policies": "sweeps.compare",
-        "load": "inputs.scenario",
-        "run": "simulate",
-    },
-)
+__getattr__, __dir__ = exports(__name__, _PLACES)

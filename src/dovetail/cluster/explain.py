@@ -5,81 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from dovetail.cluster.check import LeaseChecker
 from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import metrics_for
+from dovetail.cluster.narrate import JobStory, JobWait, LeaseStory, TypeThen
 from dovetail.cluster.rounding.schema import sound_steps
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Rows
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Ended, Reader
+from dovetail.core.run import Account
 
 _SHOWN = 5  # holders and overtakers that are named
-
-
-class LeaseStory(Struct, kw_only=True):
-    """A stay on the same accelerators; `end` tells why it ended."""
-
-    from_s: float
-    to_s: float | None = None
-    type: str
-    devices: tuple[int, ...]
-    why: str
-    setup_s: float
-    beside: int | None = None
-    steps: float = 0.0
-    end: str = "still running"
-
-
-class TypeThen(Struct, kw_only=True):
-    """Accelerators of one type when a wait began, and the first few jobs that held them."""
-
-    type: str
-    count: int
-    free: int
-    down: int
-    holders: list[int]
-    held_by: int
-
-
-class JobWait(Struct, kw_only=True):
-    """A time without accelerators. `types` are those that the job can use; `others` counts leases that other jobs began
-    on them meanwhile, `later` those of jobs that arrived after it."""
-
-    from_s: float
-    to_s: float | None = None
-    types: list[TypeThen]
-    others: int = 0
-    later: int = 0
-    first: list[int]
-    why: str = ""
-
-
-class JobStory(Struct, kw_only=True):
-    """A job from its arrival on; `cut_s` is the instant at which a journal without an end breaks off."""
-
-    job: int
-    name: str
-    model: str
-    width: int
-    steps: float
-    arrived_s: float
-    weight: float = 1.0
-    due_s: float | None = None
-    leases: list[LeaseStory]
-    waits: list[JobWait]
-    completed_s: float | None = None
-    rejected_why: str = ""
-    rho: float | None = None
-    ended_s: float | None = None
-    cut_s: float | None = None
-    brief: bool = False
-
-    @property
-    def waited_s(self) -> float:
-        return sum(wait.to_s - wait.from_s for wait in self.waits if wait.to_s is not None)
 
 
 def explain(reader: Reader, job: str) -> JobStory:
@@ -100,6 +37,17 @@ def explain(reader: Reader, job: str) -> JobStory:
         raise InputError(f"{reader.path}: there is no job {job!r}; {known} arrived{hint}")
     story.rho = metrics.rho_of(story.job)
     return story
+
+
+def account(reader: Reader, job: str, task: str | None = None) -> Account:
+    """The same in words; `task` is one of its leases."""
+    if task is not None:
+        raise InputError(f"{reader.path}: a job of a cluster is told as a whole; found task {task!r}")
+    story = explain(reader, str(job))
+    course = [
+        f"{a:.2f} to {'?' if b is None else format(b, '.2f')} s: {' '.join(rest)}" for a, b, *rest in story.course()
+    ]
+    return Account("\n".join([*story.opening(), *course, *story.closing()]), [story])
 
 
 class _Teller:

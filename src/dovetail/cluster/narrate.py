@@ -1,62 +1,122 @@
-"""The story of a job in words."""
+"""The story of a job: what the journal tells of it, and the same in words."""
 
 from __future__ import annotations
 
-from dovetail.cluster.explain import JobStory, JobWait, LeaseStory, TypeThen
+from msgspec import Struct
 
 
-def opening(story: JobStory) -> list[str]:
-    """Who it is and what it asked for."""
-    work = f"{story.steps:,.0f} steps of {story.model} on {_many(story.width, 'accelerator')}"
-    lines = [f"{_title(story)} arrived at {story.arrived_s:.2f} s: {work}."]
-    if story.weight != 1.0:
-        lines.append(f"Its weight is {story.weight:g}.")
-    if story.due_s is not None:
-        lines.append(f"It is due {story.due_s:.2f} s after that, at {story.arrived_s + story.due_s:.2f} s.")
-    if story.brief:
-        lines.append("The journal is a summary: it holds no leases, so it cannot tell where and when the job ran.")
-    return lines
+class LeaseStory(Struct, kw_only=True):
+    """A stay on the same accelerators; `end` tells why it ended."""
+
+    from_s: float
+    to_s: float | None = None
+    type: str
+    devices: tuple[int, ...]
+    why: str
+    setup_s: float
+    beside: int | None = None
+    steps: float = 0.0
+    end: str = "still running"
 
 
-def closing(story: JobStory) -> list[str]:
-    """How it ended."""
-    lines = []
-    if story.leases:
-        setups = sum(lease.setup_s > 0 for lease in story.leases)
-        waited = (
-            f"waited {story.waited_s:.2f} s in {_many(len(story.waits), 'wait')}" if story.waits else "never waited"
-        )
-        leases = _many(len(story.leases), "lease")
-        lines.append(f"It had {leases}, {setups} of them with a start or restart, and {waited}.")
-    if story.completed_s is not None:
-        took_s = story.completed_s - story.arrived_s
-        lines.append(f"It was complete at {story.completed_s:.2f} s, {took_s:.2f} s after its arrival.")
-        if story.due_s is not None:
-            early_s = story.due_s - took_s
-            lines.append(f"That was {abs(early_s):.2f} s {'before' if early_s >= 0 else 'after'} its deadline.")
-        if story.rho is not None:
-            compared = "no later" if story.rho <= 1 else "later"
-            equal = "with an equal share of the cluster at every moment"
-            lines.append(f"Its finish-time rho is {story.rho:.3f}: it was done {compared} than {equal}.")
-    elif story.rejected_why:
-        lines.append(f"It was rejected: {story.rejected_why}.")
-    elif story.ended_s is not None:
-        lines.append(f"It was not complete when the run ended at {story.ended_s:.2f} s.")
-    elif story.cut_s is not None:
-        lines.append(f"The journal breaks off at {story.cut_s:.2f} s, before it was complete.")
-    return lines
+class TypeThen(Struct, kw_only=True):
+    """Accelerators of one type when a wait began, and the first few jobs that held them."""
+
+    type: str
+    count: int
+    free: int
+    down: int
+    holders: list[int]
+    held_by: int
 
 
-def course(story: JobStory) -> list[tuple[float, float | None, str, str, str]]:
-    """Leases and waits in order: from, to, what, where, why."""
-    stretches: list[LeaseStory | JobWait] = sorted([*story.leases, *story.waits], key=lambda stretch: stretch.from_s)
-    rows: list[tuple[float, float | None, str, str, str]] = []
-    for stretch in stretches:
-        if isinstance(stretch, JobWait):
-            rows.append((stretch.from_s, stretch.to_s, "waited", "", _wait(story, stretch)))
-        else:
-            rows.append((stretch.from_s, stretch.to_s, "ran", _where(stretch), _lease(stretch)))
-    return rows
+class JobWait(Struct, kw_only=True):
+    """A time without accelerators. `types` are those that the job can use; `others` counts leases that other jobs began
+    on them meanwhile, `later` those of jobs that arrived after it."""
+
+    from_s: float
+    to_s: float | None = None
+    types: list[TypeThen]
+    others: int = 0
+    later: int = 0
+    first: list[int]
+    why: str = ""
+
+
+class JobStory(Struct, kw_only=True):
+    """A job from its arrival on; `cut_s` is the instant at which a journal without an end breaks off."""
+
+    job: int
+    name: str
+    model: str
+    width: int
+    steps: float
+    arrived_s: float
+    weight: float = 1.0
+    due_s: float | None = None
+    leases: list[LeaseStory]
+    waits: list[JobWait]
+    completed_s: float | None = None
+    rejected_why: str = ""
+    rho: float | None = None
+    ended_s: float | None = None
+    cut_s: float | None = None
+    brief: bool = False
+
+    @property
+    def waited_s(self) -> float:
+        return sum(wait.to_s - wait.from_s for wait in self.waits if wait.to_s is not None)
+
+    def opening(self) -> list[str]:
+        """Who it is and what it asked for."""
+        work = f"{self.steps:,.0f} steps of {self.model} on {_many(self.width, 'accelerator')}"
+        lines = [f"{_title(self)} arrived at {self.arrived_s:.2f} s: {work}."]
+        if self.weight != 1.0:
+            lines.append(f"Its weight is {self.weight:g}.")
+        if self.due_s is not None:
+            lines.append(f"It is due {self.due_s:.2f} s after that, at {self.arrived_s + self.due_s:.2f} s.")
+        if self.brief:
+            lines.append("The journal is a summary: it holds no leases, so it cannot tell where and when the job ran.")
+        return lines
+
+    def closing(self) -> list[str]:
+        """How it ended."""
+        lines = []
+        if self.leases:
+            setups = sum(lease.setup_s > 0 for lease in self.leases)
+            waited = (
+                f"waited {self.waited_s:.2f} s in {_many(len(self.waits), 'wait')}" if self.waits else "never waited"
+            )
+            leases = _many(len(self.leases), "lease")
+            lines.append(f"It had {leases}, {setups} of them with a start or restart, and {waited}.")
+        if self.completed_s is not None:
+            took_s = self.completed_s - self.arrived_s
+            lines.append(f"It was complete at {self.completed_s:.2f} s, {took_s:.2f} s after its arrival.")
+            if self.due_s is not None:
+                early_s = self.due_s - took_s
+                lines.append(f"That was {abs(early_s):.2f} s {'before' if early_s >= 0 else 'after'} its deadline.")
+            if self.rho is not None:
+                compared = "no later" if self.rho <= 1 else "later"
+                equal = "with an equal share of the cluster at every moment"
+                lines.append(f"Its finish-time rho is {self.rho:.3f}: it was done {compared} than {equal}.")
+        elif self.rejected_why:
+            lines.append(f"It was rejected: {self.rejected_why}.")
+        elif self.ended_s is not None:
+            lines.append(f"It was not complete when the run ended at {self.ended_s:.2f} s.")
+        elif self.cut_s is not None:
+            lines.append(f"The journal breaks off at {self.cut_s:.2f} s, before it was complete.")
+        return lines
+
+    def course(self) -> list[tuple[float, float | None, str, str, str]]:
+        """Leases and waits in order: from, to, what, where, why."""
+        stretches: list[LeaseStory | JobWait] = sorted([*self.leases, *self.waits], key=lambda stretch: stretch.from_s)
+        rows: list[tuple[float, float | None, str, str, str]] = []
+        for stretch in stretches:
+            if isinstance(stretch, JobWait):
+                rows.append((stretch.from_s, stretch.to_s, "waited", "", _wait(self, stretch)))
+            else:
+                rows.append((stretch.from_s, stretch.to_s, "ran", _where(stretch), _lease(stretch)))
+        return rows
 
 
 def _many(count: int, thing: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class DovetailError(Exception):
@@ -60,3 +61,24 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if not known:
         return ""
     return "; known: " + ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+
+
+def within(
+    name: str, value: Any, expected: str, least: float = 0.0, most: float = 1e12, *, whole: bool = False
+) -> None:
+    """Refuse what is no number, or out of bounds; None, which was not given, is fine.
+
+    >>> within("--interval", float("nan"), "seconds, more than 0")
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: --interval nan: expected seconds, more than 0
+    >>> within("jobs", 2.5, "1 or more", 1, whole=True)
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: jobs 2.5: expected 1 or more, a whole number
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not least <= value <= most:
+        found = f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
+        raise InputError(
+            f"{name} {found}: expected {expected}{', a whole number' if isinstance(value, float) and whole else ''}"
+        )

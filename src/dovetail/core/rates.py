@@ -106,8 +106,11 @@ class RateTable:
 
     @classmethod
     def read(cls, source: files.Source) -> RateTable:
-        """A table from a file, or from dicts in its place."""
-        doc = files.Document.of(source, "rates")
+        """A table from a file, or from what stands in its place: dicts, or a table."""
+        return source if isinstance(source, cls) else cls.of(files.Document.of(source, "rates"))
+
+    @classmethod
+    def of(cls, doc: files.Document) -> RateTable:
         content = doc.convert(doc.data, _RateFile)
         for i, rate in enumerate(content.rates):
             if not 0 < rate.rate < inf:

@@ -1,26 +1,23 @@
 """One self-contained page of a sweep: every figure against the load, one line per policy, and distributions.
 
-It reads the rows of the sweep's table and nothing else; the distributions also need `jct_quantiles_s`.
+It reads the means over seeds that a sweep gives, and nothing else.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import Protocol
 
 from msgspec import Struct
 
-from dovetail.core.confidence import Mean, mean
+from dovetail.core.confidence import Mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import legend
 from dovetail.report.document import card, document
 from dovetail.report.look import number
 from dovetail.report.tables import TableColumn, table
 from dovetail.version import __version__
-
-Row = dict[str, Any]
 
 
 class Figure(Struct, frozen=True):
@@ -49,106 +46,28 @@ _ENVY = Figure(
 _LATE = Figure("late", "missed deadlines, %", 0.01, 100.0, lead="Of the jobs that have one.")
 
 
-class Group(Struct):
-    """The runs that differ only in their seed. `status` is that of the worst; means are there if all runs ended, each
-    over the runs that have such a figure."""
+class SweepPoint(Protocol):
+    """The runs of one policy at one load, which differ only in their seed."""
 
     cluster: str
     line: str
     load: float
-    seeds: int
+    static: bool
+    seeds: list[int]
     status: str
     reason: str
     means: dict[str, Mean]
     quantiles_s: list[float]
-    by_seed: dict[str, dict[int, float]]  # figures of the runs that have one
 
 
-def groups(rows: Sequence[Row]) -> list[Group]:
-    """Rows as means over seeds, in the order in which they are met."""
-    varied = {(row.get("profiling_percentage"), row.get("num_reference_models")) for row in rows}
-    gathered: dict[tuple[str, str, float], list[Row]] = {}
-    for row in rows:
-        name = row["policy"]
-        if len(varied) > 1:
-            references = row["num_reference_models"]
-            name += f", {100 * row['profiling_percentage']:g} % profiled, {references or 'all'} references"
-        gathered.setdefault((row["cluster"], name, _load(row)), []).append(row)
-    return [_group(key, runs) for key, runs in gathered.items()]
-
-
-def _load(row: Row) -> float:
-    return float(row["jobs_per_hour"] or row["num_total_jobs"])
-
-
-def _group(key: tuple[str, str, float], runs: list[Row]) -> Group:
-    worst = max(runs, key=lambda row: ("done", "unstable", "timeout", "failed").index(row["status"]))
-    means = {}
-    if all(row.get("avg_jct_s") is not None for row in runs):
-        for figure in (_JCT, _P95, _MAKESPAN, _USE, _COST, _RHO, _JAIN, _ENVY, _LATE):
-            values = [value for row in runs if (value := _value(row, figure.key)) is not None]
-            if values:
-                means[figure.key] = mean(values)
-    known = [row["jct_quantiles_s"] for row in runs if means and row.get("jct_quantiles_s")]
-    together = [math.fsum(each) / len(each) for each in zip(*known, strict=True)]
-    reason = worst["reason"] if worst["status"] != "done" else ""
-    by_seed: dict[str, dict[int, float]] = {}
-    for row in runs if means else ():
-        for name in means:
-            if (value := _value(row, name)) is not None:
-                by_seed.setdefault(name, {})[row["seed"]] = value
-    return Group(*key, len(runs), worst["status"], reason, means, together, by_seed)
-
-
-def difference(one: Group, two: Group, key: str) -> tuple[int, Mean | None]:
-    """How many seeds two groups have in common, and by how much the second is larger in them, seed by seed."""
-    mine, others = one.by_seed.get(key, {}), two.by_seed.get(key, {})
-    common = sorted(mine.keys() & others.keys())
-    return len(common), mean([others[seed] - mine[seed] for seed in common]) if common else None
-
-
-COMPARED = ("avg_jct_s", "p95_jct_s", "makespan_s", "utilization", "cost_per_job", "rho_mean")
-
-
-def compared_sweeps(a: Sequence[Row], b: Sequence[Row]) -> list[Row]:
-    """The second sweep's figures over the first one's, for every cluster, policy and load that both have."""
-    others = {(group.cluster, group.line, group.load): group for group in groups(b)}
-    found = []
-    for one in groups(a):
-        two = others.get((one.cluster, one.line, one.load))
-        if two is None:
-            continue
-        row: Row = {"cluster": one.cluster, "policy": one.line, "load": one.load, "a": one.status, "b": two.status}
-        for key in COMPARED:
-            x, y = one.means.get(key), two.means.get(key)
-            row[key] = None
-            if x is not None and y is not None:
-                seeds, apart = difference(one, two, key)
-                ratio = y.value / x.value if x.value else None
-                row[key] = {"a": x.value, "b": y.value, "ratio": ratio, "common_seeds": seeds}
-                row[key] |= {"difference": apart.value, "plus_minus": apart.half} if apart is not None else {}
-        found.append(row)
-    return found
-
-
-def _value(row: Row, key: str) -> float | None:
-    if key == "cost_per_job":
-        return row["total_cost"] / row["completed"] if row["completed"] else None
-    if key == "late":
-        return row["slo_violations"] / row["slo_jobs"] if row["slo_jobs"] else None
-    found: float | None = row.get(key)
-    return found
-
-
-def sweep_page(rows: Sequence[Row], title: str) -> str:
+def sweep_page(found: Sequence[SweepPoint], title: str) -> str:
     """The whole page."""
-    found = groups(rows)
-    static = not any(row["jobs_per_hour"] for row in rows)
+    static = all(point.static for point in found)
     clusters = list(dict.fromkeys(group.cluster for group in found))
-    seeds = sorted({row["seed"] for row in rows})
+    seeds = sorted({seed for point in found for seed in point.seeds})
     facts = (
-        f"{len(rows):,} runs · {len({g.line for g in found})} lines · seeds {', '.join(map(str, seeds))} · "
-        f"{len({g.load for g in found})} loads · clusters {', '.join(clusters)}"
+        f"{sum(len(g.seeds) for g in found):,} runs · {len({g.line for g in found})} lines · "
+        f"seeds {', '.join(map(str, seeds))} · {len({g.load for g in found})} loads · clusters {', '.join(clusters)}"
     )
     body = [
         f'<header><div class="brand">Dovetail · cluster sweep</div><h1>{escape(title)}</h1>'
@@ -163,14 +82,14 @@ def sweep_page(rows: Sequence[Row], title: str) -> str:
     return document(title, "".join(body))
 
 
-def _notes(found: Sequence[Group]) -> str:
+def _notes(found: Sequence[SweepPoint]) -> str:
     counts = {status: sum(g.status == status for g in found) for status in ("unstable", "timeout", "failed")}
     words = {"unstable": "unstable", "timeout": "not done in time", "failed": "failed"}
     notes = [f"{count} of {len(found)} points {words[status]}" for status, count in counts.items() if count]
     return f'<div class="notes" role="note"><p>{"; ".join(notes)}: see the table.</p></div>' if notes else ""
 
 
-def _cluster(name: str, found: Sequence[Group], static: bool) -> str:
+def _cluster(name: str, found: Sequence[SweepPoint], static: bool) -> str:
     lines = list(dict.fromkeys(group.line for group in found))
     named, rows = legend(lines, 0.0, 1380.0, 18.0)
     key = f'<svg viewBox="0 0 1380 {10 + 18 * rows}" class="chart full" aria-hidden="true">{"".join(named)}</svg>'
@@ -186,7 +105,7 @@ def _cluster(name: str, found: Sequence[Group], static: bool) -> str:
     )
 
 
-def _card(figure: Figure, found: Sequence[Group], lines: Sequence[str], x: str) -> str:
+def _card(figure: Figure, found: Sequence[SweepPoint], lines: Sequence[str], x: str) -> str:
     drawn = []
     for i, name in enumerate(lines):
         points: list[Point] = []
@@ -217,7 +136,7 @@ def _text(value: Mean, figure: Figure) -> str:
     return f"{text} ± {number(value.half / figure.unit, 2)}" if value.half else text
 
 
-def _distributions(found: Sequence[Group], lines: Sequence[str], static: bool) -> str:
+def _distributions(found: Sequence[SweepPoint], lines: Sequence[str], static: bool) -> str:
     """Completion times at the lightest and the heaviest load that every line has results for; others are folded up."""
     loads = sorted({g.load for g in found if len(g.quantiles_s) > 1})
     if not loads:
@@ -238,7 +157,7 @@ def _distributions(found: Sequence[Group], lines: Sequence[str], static: bool) -
     )
 
 
-def _distribution(found: Sequence[Group], lines: Sequence[str], load: float) -> str:
+def _distribution(found: Sequence[SweepPoint], lines: Sequence[str], load: float) -> str:
     drawn = []
     for group in found:
         if group.load == load and len(group.quantiles_s) > 1:
@@ -249,14 +168,14 @@ def _distribution(found: Sequence[Group], lines: Sequence[str], load: float) -> 
     return band_chart(x, Axis("share of jobs, %", 100.0), drawn, "Share of jobs completed within a time")
 
 
-def _table(found: Sequence[Group], figures: Sequence[Figure], static: bool) -> str:
+def _table(found: Sequence[SweepPoint], figures: Sequence[Figure], static: bool) -> str:
     load = TableColumn("jobs" if static else "jobs per hour", number=True)
     columns = [TableColumn("policy", style="name"), load, TableColumn("seeds", number=True)]
     columns += [*(TableColumn(figure.name, number=True) for figure in figures), TableColumn("status")]
     rows, reasons = [], []
     for group in sorted(found, key=lambda g: (g.line, g.load)):
         values = [_text(group.means[f.key], f) if f.key in group.means else "" for f in figures]
-        rows.append([group.line, number(group.load), str(group.seeds), *values, group.status])
+        rows.append([group.line, number(group.load), str(len(group.seeds)), *values, group.status])
         if group.reason:
             reasons.append([group.line, number(group.load), group.status, group.reason])
     out = card("All figures", table(columns, rows))

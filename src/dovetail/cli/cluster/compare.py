@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dovetail.cli.cluster.flags import DEFAULT, JobFlags, RuleFlags, Words, WorkFlags, within
+from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, WorkFlags
 from dovetail.cli.common import Format, print_json, print_table, progress
-from dovetail.core.errors import InputError
+from dovetail.cluster import DEFAULT
 
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
 _SHOWN = {
@@ -44,25 +44,18 @@ def compare(
     format
         table or json.
     """
-    from dovetail.cluster.inputs.scenario import load
-    from dovetail.cluster.policies import make
-    from dovetail.cluster.sweeps.compare import compare_policies
+    from dovetail import cluster
 
-    within("--processes", processes, "1 or more", 1)
-    names = list(dict.fromkeys(policy))
-    if not names:
-        raise InputError("--policy: expected at least one")
-    for name in names:
-        make(name)
-    scenario, how = work.scenario(jobs, rules), rules.how()
-    notes = load(scenario).notes
-    with progress("comparing", len(names)) as done:
-        rows = compare_policies(scenario, names, how, processes, done)
+    scenario = work.scenario(jobs, rules)
+    with progress("comparing", 1) as done:
+        found = cluster.compare(
+            scenario, policy, processes=processes, progress=lambda made, of: done(made / of), **rules.how()
+        )
     if format == "json":
-        print_json(rows)
+        print_json(found.rows)
         return 0
-    print_table(["policy", *_SHOWN.values()], [[row["policy"], *(_cell(key, row) for key in _SHOWN)] for row in rows])
-    for note in [*notes, *(f"{row['policy']}: {row['reason']}" for row in rows if row["reason"])]:
+    print_table(["policy", *_SHOWN.values()], [[row["policy"], *(_cell(key, row) for key in _SHOWN)] for row in found])
+    for note in found.notes:
         print(f"\nnote: {note}")
     return 0
 

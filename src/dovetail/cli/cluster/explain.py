@@ -22,23 +22,24 @@ def explain(job: str, /, *, journal: Path | None = None, format: Format = "table
     format
         table for sentences, json for data.
     """
-    from dovetail.cluster import narrate
-    from dovetail.cluster.explain import explain as tell
-    from dovetail.core.journal import open_journal
+    from dovetail import read_journal
 
     if journal is None:
         journal = newest("*.jsonl")
         if journal is None:
             raise InputError("no *.jsonl in this folder: name one with --journal")
-    story = tell(open_journal(journal), job)
+    run = read_journal(journal)
+    if run.header.level != "cluster":
+        raise InputError(f"{journal}:1: expected the journal of a cluster run, found one of level {run.header.level!r}")
+    (story,) = run.explain(job).stories
     if format == "json":
         print_json(story)
         return 0
-    print("\n".join(narrate.opening(story)) + "\n")
-    course = narrate.course(story)
+    print("\n".join(story.opening()) + "\n")
+    course = story.course()
     if course:
         rows = [[f"{a:.2f}", "" if b is None else f"{b:.2f}", *rest] for a, b, *rest in course]
         print_table(["from s", "to s", "what", "where", "why"], rows)
         print()
-    print("\n".join(narrate.closing(story)))
+    print("\n".join(story.closing()))
     return 0

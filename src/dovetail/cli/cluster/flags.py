@@ -11,15 +11,12 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from dovetail.cli.common import Flag
-from dovetail.cluster.compat import GAVEL
-from dovetail.cluster.inputs.choices import CLOUDS, Widths
-from dovetail.cluster.rules import ClusterOptions, RoundRules
-from dovetail.core.errors import InputError
+from dovetail.cluster import CLOUDS, Widths
+from dovetail.core.errors import InputError, within
 
 if TYPE_CHECKING:
-    from dovetail.cluster.inputs.scenario import Scenario
+    from dovetail.cluster import Scenario
 
-DEFAULT = "max_min_fairness_perf"
 Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())]
 _JOB_FLAGS = (
     "generate_multi_gpu_jobs",
@@ -95,21 +92,10 @@ class RuleFlags:
     solver: str | None = None
     "Accepted, and not used: HiGHS solves everything."
 
-    def how(self) -> ClusterOptions:
-        within("--interval", self.interval, "seconds, more than 0", 1e-3)
-        within("--restart-s", self.restart_s, "seconds, 0 or more")
-        within("--allocate-every-s", self.allocate_every_s, "seconds, 0 or more")
-        if self.compat is not None and (self.ideal or self.restart_s is not None):
-            raise InputError("--compat gavel has rounds, and restarts that are free: not with --ideal or --restart-s")
-        rules = GAVEL if self.compat else RoundRules()
-        rules = replace(
-            rules,
-            round_s=self.interval,
-            global_queue=self.enable_global_queue,
-            restart_s=rules.restart_s if self.restart_s is None else self.restart_s,
-            allocate_every_s=rules.allocate_every_s if self.allocate_every_s is None else self.allocate_every_s,
-        )
-        return ClusterOptions(rules=rules, compat=self.compat is not None, ideal=self.ideal)
+    def how(self) -> dict[str, Any]:
+        """The rules, as functions take them."""
+        names = ("interval", "restart_s", "allocate_every_s", "enable_global_queue", "ideal", "compat")
+        return {name: getattr(self, name) for name in names}
 
     def apply(self, scenario: Scenario) -> Scenario:
         if self.solver is not None:
@@ -125,7 +111,6 @@ class RuleFlags:
             rates=self.rates,
             prices=self.prices or self.per_instance_type_prices_dir,
             clouds=self.available_clouds,
-            float32_pairs=self.compat is not None,
         )
 
 
@@ -162,14 +147,13 @@ class WorkFlags:
     "Models whose pairs are all profiled; all of them if left out."
 
     def scenario(self, jobs: JobFlags, rules: RuleFlags) -> Scenario:
-        from dovetail.cluster.inputs.generate import jobs_per_hour as between_arrivals_s
-        from dovetail.cluster.inputs.scenario import Scenario
+        from dovetail.cluster import Scenario
 
         self._check(jobs)
         window = None
         lam_s = self.lam or 0.0
         if self.jobs_per_hour is not None:
-            lam_s = between_arrivals_s(self.jobs_per_hour)
+            lam_s = 3600.0 / self.jobs_per_hour
         count = self.jobs
         if self.window_start is not None or self.window_end is not None:
             window = window_of(self.window_start or 0, self.window_end)
@@ -207,17 +191,6 @@ class WorkFlags:
         given = [flag for flag, value in generating.items() if value is not None] + jobs.given()
         if given:
             raise InputError(f"{given[0]} is for generated jobs: not together with --trace")
-
-
-def within(flag: str, value: float | None, expected: str, least: float = 0.0, most: float = 1e12) -> None:
-    """Refuse a number that is out of bounds, or none at all; a flag that was not given is fine.
-
-    >>> within("--interval", float("nan"), "seconds, more than 0")
-    Traceback (most recent call last):
-    dovetail.core.errors.InputError: --interval nan: expected seconds, more than 0
-    """
-    if value is not None and not least <= value <= most:
-        raise InputError(f"{flag} {value:g}: expected {expected}")
 
 
 def window_of(start: int, end: int | None) -> tuple[int, int]:

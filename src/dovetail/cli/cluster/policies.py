@@ -15,12 +15,9 @@ def policies(*, format: Format = "table") -> None:
     format
         table or json.
     """
-    from dovetail.core import registry
+    from dovetail.cluster import list_policies
 
-    rows = []
-    for name, promise, options, traits in registry.listing("cluster", ["agnostic", "packs"]):
-        knows = "pairs" if traits["packs"] else "nothing of types" if traits["agnostic"] else "types"
-        rows.append({"name": name, "promise": promise, "knows": knows, **traits, "options": options})
+    rows = list_policies()
     if format == "json":
         print_json(rows)
         return

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dovetail.cli.cluster.flags import DEFAULT, JobFlags, RuleFlags, WorkFlags, within
+from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
 from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table, progress
-from dovetail.cluster.inputs.choices import LONGEST_QUEUE, JournalMode
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.cluster import DEFAULT, LONGEST_QUEUE, JournalMode
 
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
 
@@ -70,58 +69,36 @@ def simulate(
     format
         table or json.
     """
-    from dovetail.cluster.compat.log import old_log
-    from dovetail.cluster.export import figures
-    from dovetail.cluster.inputs.scenario import load
-    from dovetail.cluster.inputs.traces import write_gavel
-    from dovetail.cluster.policies import make
-    from dovetail.cluster.simulate import Checkpointing, run
-    from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
+    from dovetail import cluster
     from dovetail.core.output import refuse_overwrite
 
     scenario, how = work.scenario(jobs, rules), rules.how()
-    if resume and checkpoint_file is None:
-        raise InputError("--resume needs --checkpoint-file")
-    within("--checkpoint-every", checkpoint_every, "rounds, 1 or more", 1)
-    within("--longest-queue", longest_queue, "more than 0", 1e-9)
     written = [path for path in (journal, log, output_trace_file_name, checkpoint_file) if path is not None]
     refuse_overwrite(written, scenario.files())
-    options = pairs("--option", option)
-    make(policy, options)  # an error shows before anything is read
-    loaded = load(scenario)
-    setup = loaded.setup
-    known = setup.window[1] if setup.window else len(list(setup.jobs))
+    with progress("simulating", 1) as done:
+        run = cluster.simulate(
+            scenario,
+            policy,
+            options=pairs("--option", option),
+            longest_queue=longest_queue,
+            journal=journal or False,
+            journal_mode=journal_mode,
+            checkpoint_file=checkpoint_file,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            progress=lambda made, of: done(made / of),
+            **how,
+        )
+    setup = run.loaded.setup
     if output_trace_file_name is not None:
-        write_gavel(islice(setup.jobs, known), output_trace_file_name)
-    with progress("simulating", known) as done:
-        watch = QueueWatch(setup, long=longest_queue, progress=done)
-        try:
-            outcome = run(
-                setup,
-                loaded.policy(policy, options),
-                how.rules,
-                name=policy,
-                options=loaded.options(policy, options),
-                journal=journal,
-                mode=journal_mode,
-                observers=[watch],
-                compat=how.compat,
-                ideal=how.ideal,
-                saving=Checkpointing(checkpoint_file, checkpoint_every, resume)
-                if checkpoint_file is not None
-                else None,
-            )
-        except StoppedError as stopped:
-            raise DovetailError(f"the load is too heavy: {stopped} (--longest-queue lets it grow longer)") from None
+        cluster.write_trace(islice(setup.jobs, setup.window and setup.window[1]), output_trace_file_name, "gavel")
     if log is not None:
-        atomic_write(log, old_log(outcome, setup.window))
-    notes = loaded.notes + ([f"unstable: {watch.verdict()}"] if watch.verdict() else [])
-    row = {"policy": policy, "cluster": setup.accelerators(), "seed": scenario.seed} | figures(outcome)
+        atomic_write(log, run.old_log())
     if format == "json":
-        print_json(row | {"throughputs": setup.throughputs.source, "notes": notes})
+        print_json(run.metrics | {"notes": run.notes})
     else:
-        _show(row, notes)
-    return 3 if outcome.figures.rejected else 0
+        _show(run.metrics, run.notes)
+    return 3 if run.figures.rejected else 0
 
 
 def _hours(value_s: float) -> str:

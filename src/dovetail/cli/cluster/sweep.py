@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
-from msgspec.structs import replace
 
-from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, window_of, within
-from dovetail.cli.common import Flag, Format, Numbers, atomic_write, make_folder, print_json, print_table, progress
-from dovetail.cluster.inputs.choices import LONGEST_QUEUE
+from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, window_of
+from dovetail.cli.common import Flag, Format, Numbers, print_json, print_table, progress
+from dovetail.cluster import LONGEST_QUEUE
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
-    from dovetail.cluster.inputs.scenario import Scenario
-    from dovetail.cluster.sweeps.cell import SweepCell, SweepRow
-    from dovetail.cluster.sweeps.grid import LoadClimb, SweepGrid, SweepKind
+    from dovetail.cluster import Scenario, Sweep, SweepKind
 
 app = App(name="sweep", help="Sweep over policies, loads and seeds; a sweep that was interrupted goes on.")
 _AUTOMATIC, _RANGE = Group("Automatic sweep"), Group("Sweep over fixed range")
@@ -104,40 +100,36 @@ def continuous(
     format
         table or json.
     """
-    from dovetail.cluster.inputs.scenario import Scenario
-    from dovetail.cluster.sweeps.grid import climbs, loads_between
+    from dovetail.cluster import Scenario, loads_between
 
     low, high = throughput_lower_bound, throughput_upper_bound
-    if utilization_threshold is None and (low is None or high is None):
-        raise InputError("give the loads: -a and -b in jobs per hour with -n points, or -u for an automatic sweep")
-    if utilization_threshold is not None and not 0 < utilization_threshold <= 1:
-        raise InputError(f"--utilization-threshold {utilization_threshold}: expected more than 0, up to 1")
-    within("--longest-queue", longest_queue, "more than 0", 1e-9)
-    for share in profiling_percentages:
-        within("--profiling-percentages", share, "0 to 1", most=1)
-    for number in num_reference_models:
-        within("--num-reference-models", number, "1 or more", 1)
-    base = Scenario(window=window_of(window_start, window_end))
-    grid = _grid(
+    loads: tuple[float, ...] = ()
+    if utilization_threshold is None:
+        if low is None or high is None:
+            raise InputError("give the loads: -a and -b in jobs per hour with -n points, or -u for an automatic sweep")
+        loads = loads_between(low, high, num_data_points)
+    return _run(
         "continuous",
         log_dir,
-        base,
+        Scenario(window=window_of(window_start, window_end)),
         jobs,
         rules,
+        verbose,
+        format,
         clusters=cluster_spec,
         policies=policies,
         seeds=seeds,
-        loads=() if low is None or high is None or utilization_threshold else loads_between(low, high, num_data_points),
-        profiled=profiling_percentages,
-        references=num_reference_models or (None,),
+        loads=loads,
+        profiling_percentages=profiling_percentages,
+        num_reference_models=num_reference_models,
         cutoffs=_cutoffs(cutoff_throughputs_file),
-        timeout_s=timeout,
-        long=longest_queue,
+        utilization_threshold=utilization_threshold,
+        step=low or None,
+        most=high or float("inf"),
+        timeout=timeout,
+        longest_queue=longest_queue,
+        processes=processes,
     )
-    tasks = None
-    if utilization_threshold is not None:
-        tasks = climbs(grid, utilization_threshold, low or None, high or float("inf"))
-    return _run(grid, tasks, processes, verbose, format)
 
 
 @app.command
@@ -188,23 +180,23 @@ def static(
     format
         table or json.
     """
-    from dovetail.cluster.inputs.scenario import Scenario
-    from dovetail.cluster.sweeps.grid import loads_between
+    from dovetail.cluster import Scenario, loads_between
 
-    loads = loads_between(num_total_jobs_lower_bound, num_total_jobs_upper_bound, num_data_points, whole=True)
-    grid = _grid(
+    return _run(
         "static",
         log_dir,
         Scenario(),
         jobs,
         rules,
+        verbose,
+        format,
         clusters=cluster_spec,
         policies=policies,
         seeds=seeds,
-        loads=loads,
-        timeout_s=timeout,
+        loads=loads_between(num_total_jobs_lower_bound, num_total_jobs_upper_bound, num_data_points, whole=True),
+        timeout=timeout,
+        processes=processes,
     )
-    return _run(grid, None, processes, verbose, format)
 
 
 @app.command
@@ -227,63 +219,36 @@ def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "t
     format
         table or json.
     """
-    from dovetail.cluster.sweeps.table import read_sweep
-    from dovetail.report.sweep_page import COMPARED, compared_sweeps, sweep_page
+    from dovetail.cluster import Sweep, compare_sweeps, read_results
 
-    rows_a, rows_b = read_sweep(a), read_sweep(b)
-    compared = compared_sweeps(rows_a, rows_b)
-    if not compared:
-        raise InputError(f"{a} and {b} have no cluster, policy and load in common")
+    sweeps = [read_results(a), read_results(b)]
+    compared = compare_sweeps(*sweeps).rows
     if out is not None:
         named = [
             row | {"policy": f"{folder.name}: {row['policy']}"}
-            for folder, rows in ((a, rows_a), (b, rows_b))
-            for row in rows
+            for folder, found in zip((a, b), sweeps, strict=True)
+            for row in found.runs
         ]
-        atomic_write(out, sweep_page(named, f"{a.name} and {b.name}"))
+        Sweep(named).report(out, f"{a.name} and {b.name}")
     if format == "json":
         print_json(compared)
         return
     names = ["cluster", "policy", "load", "JCT h A", "JCT h B", "B - A", "B / A"]
     names += ["P95", "makespan", "use", "cost", "rho"]
-    print_table(names, [_compared(row, COMPARED) for row in compared])
+    print_table(names, [_compared(row) for row in compared])
 
 
-def _compared(row: SweepRow, keys: Sequence[str]) -> list[Any]:
+def _compared(row: dict[str, Any]) -> list[Any]:
     jct = row["avg_jct_s"]
     hours = [round(jct[side] / 3600, 2) for side in "ab"] if jct else [row["a"], row["b"]]
     apart = ""
     if jct and "difference" in jct:
         apart = f"{jct['difference'] / 3600:+.2f}"
         apart += f" ± {jct['plus_minus'] / 3600:.2f}" if jct["common_seeds"] > 1 else ""
+    keys = ("avg_jct_s", "p95_jct_s", "makespan_s", "utilization", "cost_per_job", "rho_mean")
     ratios = [row[key]["ratio"] if row[key] else None for key in keys]
     rounded = [None if ratio is None else round(ratio, 3) for ratio in ratios]
     return [row["cluster"], row["policy"], row["load"], *hours, apart, *rounded]
-
-
-def _grid(
-    kind: SweepKind,
-    folder: Path,
-    base: Scenario,
-    jobs: JobFlags,
-    rules: RuleFlags,
-    *,
-    policies: tuple[str, ...],
-    **more: Any,
-) -> SweepGrid:
-    from dovetail.cluster.policies import make
-    from dovetail.cluster.sweeps.grid import SweepGrid
-    from dovetail.core import registry
-
-    for flag, name in (("--cluster-spec", "clusters"), ("--seeds", "seeds"), ("--profiling-percentages", "profiled")):
-        if more.get(name) == ():
-            raise InputError(f"{flag}: expected at least one value")
-    names = tuple(dict.fromkeys(policies)) or tuple(registry.names("cluster"))
-    for name in names:
-        make(name)
-    return SweepGrid(
-        kind=kind, folder=folder, base=rules.apply(jobs.apply(base)), how=rules.how(), policies=names, **more
-    )
 
 
 def _cutoffs(path: Path | None) -> dict[str, dict[str, float]]:
@@ -295,44 +260,51 @@ def _cutoffs(path: Path | None) -> dict[str, dict[str, float]]:
     return doc.convert(doc.data, dict[str, dict[str, float]])
 
 
-def _run(grid: SweepGrid, tasks: list[LoadClimb] | None, processes: int | None, verbose: bool, format: Format) -> int:
-    from dovetail.cluster.inputs.scenario import load
-    from dovetail.cluster.sweeps.cell import kept, run_cell
-    from dovetail.cluster.sweeps.grid import RESULTS, claim, run_climbs, run_grid
-    from dovetail.core.output import refuse_overwrite
+def _run(
+    kind: SweepKind,
+    log_dir: Path,
+    base: Scenario,
+    jobs: JobFlags,
+    rules: RuleFlags,
+    verbose: bool,
+    format: Format,
+    **more: Any,
+) -> int:
+    from dovetail.cluster import read_results, run_cell, sweep
 
-    within("--processes", processes, "1 or more", 1)
-    within("--timeout", grid.timeout_s, "seconds, more than 0", 1e-9)
-    for cluster in grid.clusters:
-        load(replace(grid.base, cluster=cluster, jobs=1, window=None))  # errors show before anything is written
-    refuse_overwrite([grid.folder / name for name in ("sweep.json", *RESULTS)], grid.base.files())
-    make_folder(grid.folder)
-    claim(grid)
-    run = run_and_tell if verbose else run_cell
+    if not more["clusters"]:
+        raise InputError("--cluster-spec: expected at least one value")
+    begun = False
+
+    def show(made: int, of: int) -> None:
+        nonlocal begun
+        if made and not begun:
+            print(f"{made} of {of} runs have a result already", file=sys.stderr)
+        begun = True
+        done(made / of)
+
     try:
-        if tasks is not None:
-            with progress("sweeping", len(tasks)) as done:
-                run_climbs(tasks, processes, done, run)
-        else:
-            cells = grid.cells()
-            if not cells:
-                raise InputError("no load is left to run: every one is cut off, or 0")
-            there = sum(kept(cell) is not None for cell in cells)
-            if there:
-                print(f"{there} of {len(cells)} runs have a result already", file=sys.stderr)
-            with progress("sweeping", len(cells) - there) as done:
-                run_grid(grid, processes, done, run)
+        with progress("sweeping", 1) as done:
+            found = sweep(
+                rules.apply(jobs.apply(base)),
+                kind=kind,
+                log_dir=log_dir,
+                progress=show,
+                run=run_and_tell if verbose else run_cell,
+                **rules.how(),
+                **more,
+            )
     except KeyboardInterrupt:
-        print(f"{len(_finish(grid))} runs are kept in {grid.folder}; the same command goes on", file=sys.stderr)
+        kept = len(read_results(log_dir).runs)
+        print(f"{kept} runs are kept in {log_dir}; the same command goes on", file=sys.stderr)
         raise
-    rows = _finish(grid)
-    _show(rows, grid, format)
-    return 0 if all(row["status"] == "done" for row in rows) else 3
+    _show(found, kind, log_dir, format)
+    return 0 if all(row["status"] == "done" for row in found.runs) else 3
 
 
-def run_and_tell(cell: SweepCell) -> SweepRow:
+def run_and_tell(cell: Any) -> dict[str, Any]:
     """Run a cell, in whatever process, and say how it went."""
-    from dovetail.cluster.sweeps.cell import run_cell
+    from dovetail.cluster import run_cell
 
     row = run_cell(cell)
     amount = f"{row['jobs_per_hour']:g} jobs/h" if row["jobs_per_hour"] else f"{row['num_total_jobs']} jobs"
@@ -343,39 +315,24 @@ def run_and_tell(cell: SweepCell) -> SweepRow:
     return row
 
 
-def _finish(grid: SweepGrid) -> list[SweepRow]:
-    """The table and the page of all results in the folder."""
-    from dovetail.cluster.sweeps.table import read_sweep, write_table
-    from dovetail.report.sweep_page import sweep_page
-
-    rows = read_sweep(grid.folder)
-    if rows:
-        write_table(rows, grid.folder)
-        title = f"{grid.kind.capitalize()} sweep {grid.folder.name}"
-        atomic_write(grid.folder / "sweep.html", sweep_page(rows, title))
-    return rows
-
-
-def _show(rows: Sequence[SweepRow], grid: SweepGrid, format: Format) -> None:
-    from dovetail.report.sweep_page import groups
-
+def _show(found: Sweep, kind: SweepKind, log_dir: Path, format: Format) -> None:
     if format == "json":
-        print_json([{key: value for key, value in row.items() if key != "jct_quantiles_s"} for row in rows])
+        print_json([{key: value for key, value in row.items() if key != "jct_quantiles_s"} for row in found.runs])
         return
     shown = []
-    for group in groups(rows):
+    for row in found:
         values: list[Any] = [None] * 4
-        if group.means:
-            jct, use = group.means["avg_jct_s"], group.means["utilization"]
-            text = f"{jct.value / 3600:.2f}" + (f" ± {jct.half / 3600:.2f}" if jct.half else "")
-            last = group.means["makespan_s"].value / 3600
-            values = [text, round(last, 2), round(100 * use.value, 1), round(group.means["rho_mean"].value, 3)]
-        shown.append([group.cluster, group.line, group.load, group.seeds, *values, group.status])
-    what = "jobs" if grid.kind == "static" else "jobs/h"
+        if "avg_jct_s" in row:
+            half = row["avg_jct_s_plus_minus"]
+            text = f"{row['avg_jct_s'] / 3600:.2f}" + (f" ± {half / 3600:.2f}" if half else "")
+            use = round(100 * row["utilization"], 1)
+            values = [text, round(row["makespan_s"] / 3600, 2), use, round(row["rho_mean"], 3)]
+        shown.append([row["cluster"], row["policy"], row["load"], row["seeds"], *values, row["status"]])
+    what = "jobs" if kind == "static" else "jobs/h"
     names = ["cluster", "policy", what, "seeds", "average JCT h", "makespan h", "use %", "mean rho", "status"]
     print_table(names, shown)
-    for name in dict.fromkeys(row["policy"] for row in rows):
-        reasons = [row["reason"] for row in rows if row["policy"] == name and row["status"] == "failed"]
+    for name in dict.fromkeys(row["policy"] for row in found.runs):
+        reasons = [row["reason"] for row in found.runs if row["policy"] == name and row["status"] == "failed"]
         if reasons:
             print(f"\n{name}: {len(reasons)} runs failed, the first: {reasons[0]}")
-    print(f"\nTable and page written to {grid.folder / 'results.csv'} and {grid.folder / 'sweep.html'}")
+    print(f"\nTable and page written to {log_dir / 'results.csv'} and {log_dir / 'sweep.html'}")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
-from dovetail.cluster.inputs.choices import Widths
-from dovetail.core.errors import InputError
+from dovetail.cluster import TraceKind, Widths
+from dovetail.core.errors import within
 
 if TYPE_CHECKING:
-    from dovetail.cluster.inputs.scenario import Scenario
+    from dovetail.cluster import Scenario
 
-To = Literal["table", "gavel"]
 _JOBS = JobFlags()
 
 
@@ -31,7 +29,7 @@ def generate(
     throughputs_file: Path | None = None,
     entities: int = 0,
     seed: int = 0,
-    to: To = "table",
+    to: TraceKind = "table",
 ) -> None:
     """Generate jobs, and write them as a trace.
 
@@ -60,8 +58,6 @@ def generate(
     to
         table: our CSV; gavel: the older system's ten columns.
     """
-    from dovetail.core.output import refuse_overwrite
-
     work = WorkFlags(
         lam=lam,
         jobs_per_hour=jobs_per_hour,
@@ -70,9 +66,7 @@ def generate(
         entities=(str(entities),) if entities else (),
         seed=seed,
     )
-    scenario = work.scenario(flags, RuleFlags(throughputs_file=throughputs_file))
-    refuse_overwrite([out], scenario.files())
-    _write(scenario, out, to)
+    _write(work.scenario(flags, RuleFlags(throughputs_file=throughputs_file)), out, to)
 
 
 def import_trace(
@@ -85,7 +79,7 @@ def import_trace(
     cluster_spec: Annotated[str, Parameter(alias="-c")] = "8:8:8",
     throughputs_file: Path | None = None,
     most: int | None = None,
-    to: To = "table",
+    to: TraceKind = "table",
 ) -> None:
     """Read a trace of any known format, and write it as our table.
 
@@ -113,28 +107,28 @@ def import_trace(
     to
         table: our CSV; gavel: the older system's ten columns.
     """
-    from dovetail.cluster.inputs.scenario import Scenario
-    from dovetail.cluster.inputs.traces import detect
+    from dovetail.cluster import Scenario
+
+    within("--most", most, "1 or more", 1)
+    scenario = Scenario(
+        trace=trace,
+        trace_format=trace_format,
+        widths=widths,
+        cluster=cluster_spec,
+        throughputs=throughputs_file,
+        jobs=most,
+    )
+    _write(scenario, out, to)
+
+
+def _write(scenario: Scenario, out: Path, to: TraceKind) -> None:
+    from dovetail.cluster import load, write_trace
     from dovetail.core.output import refuse_overwrite
 
-    if most is not None and most < 1:
-        raise InputError(f"--most {most}: expected 1 or more")
-    scenario = Scenario(
-        trace=trace, trace_format=trace_format, widths=widths, cluster=cluster_spec, throughputs=throughputs_file
-    )
     refuse_overwrite([out], scenario.files())
-    if trace.is_file() and not trace_format:
-        print(f"{trace}: {detect(trace).name}")
-    _write(scenario, out, to, most)
-
-
-def _write(scenario: Scenario, out: Path, to: To, most: int | None = None) -> None:
-    from dovetail.cluster.inputs.scenario import load
-    from dovetail.cluster.inputs.traces import write_gavel, write_table
-
     loaded = load(scenario)
-    jobs = islice(loaded.setup.jobs, most)
-    count = write_table(jobs, out) if to == "table" else write_gavel(jobs, out)
-    print(f"{count:,} jobs written to {out}")
+    if loaded.trace_format and not scenario.trace_format:
+        print(f"{scenario.trace}: {loaded.trace_format}")
+    print(f"{write_trace(loaded.setup.jobs, out, to):,} jobs written to {out}")
     for note in loaded.notes:
         print(f"note: {note}")

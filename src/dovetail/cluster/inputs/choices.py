@@ -11,5 +11,12 @@ JournalMode = Literal["changes", "summary"]
 Clock = Literal["rounds", "gavel", "ideal"]
 """Rounds with leases; the older simulator's rounds; shares carried out exactly. Only the first has leases to record."""
 
+TraceKind = Literal["table", "gavel"]
+"""Our own table of jobs, or the older system's ten columns."""
+
+SweepKind = Literal["continuous", "static"]
+"""Jobs arrive without end, and those in a window are measured; or all are there at the start."""
+
+DEFAULT = "max_min_fairness_perf"  # the policy, if none is named
 CLOUDS = ("aws", "gcp", "azure")
 LONGEST_QUEUE = 10.0  # times all accelerators: a queue that may not be longer and still grow

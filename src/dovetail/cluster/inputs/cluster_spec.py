@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -77,14 +78,16 @@ class _ClusterFile(Struct, forbid_unknown_fields=True):
     order: list[str] = field(default_factory=list)
 
 
-def parse_cluster(text: str, *, gpus_per_server: str = "") -> ClusterSpec:
-    """A cluster from `36:36:36` (v100, p100, k80), from `a100=16,l4=8`, or from a file.
+def parse_cluster(text: str | dict[str, Any], *, gpus_per_server: str = "") -> ClusterSpec:
+    """A cluster from `36:36:36` (v100, p100, k80), from `a100=16,l4=8`, from a file, or from what one would hold.
 
     >>> parse_cluster("8:0:4").types, parse_cluster("8:0:4").counts
     (('v100', 'p100', 'k80'), (8, 0, 4))
     >>> parse_cluster("a100=16,l4=8", gpus_per_server="l4=2").per_server
     (1, 2)
     """
+    if not isinstance(text, str):
+        return _from_document(Document.of(text, "cluster"), gpus_per_server)
     if "=" in text and not Path(text).is_file():
         pairs = _pairs(text, "cluster", least=0)
         types = {name: _Type(count) for name, count in pairs.items()}
@@ -97,12 +100,11 @@ def parse_cluster(text: str, *, gpus_per_server: str = "") -> ClusterSpec:
         missing = " no such file;" if text.endswith((".yaml", ".yml", ".json")) else ""
         forms = "v100:p100:k80 such as 36:36:36, TYPE=COUNT,... or a file"
         raise InputError(f"cluster {text!r}:{missing} expected {forms}")
-    return read_cluster(Path(text), gpus_per_server=gpus_per_server)
+    return _from_document(Document.read(Path(text)), gpus_per_server)
 
 
-def read_cluster(path: Path, *, gpus_per_server: str = "") -> ClusterSpec:
-    """A cluster from a YAML or JSON file: `types: {a100: {count: 16, gpus_per_server: 8}, l4: 8}`."""
-    doc = Document.read(path)
+def _from_document(doc: Document, gpus_per_server: str) -> ClusterSpec:
+    """A cluster as a file holds it: `types: {a100: {count: 16, gpus_per_server: 8}, l4: 8}`."""
     content = doc.convert(doc.data, _ClusterFile)
     types = {name: given if isinstance(given, _Type) else _Type(given) for name, given in content.types.items()}
     for name, given in types.items():
@@ -119,7 +121,7 @@ def read_cluster(path: Path, *, gpus_per_server: str = "") -> ClusterSpec:
     try:
         return _spec(_per_server(types, gpus_per_server), (*content.order, *rest))
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{doc.path}: {error}") from None
 
 
 def _spec(types: dict[str, _Type], order: tuple[str, ...] = ()) -> ClusterSpec:

@@ -1,15 +1,58 @@
-"""Rows of text files with columns, each cell read as what it should be; an error names file, line and column."""
+"""Rows of text files with columns, each cell read as what it should be; an error names file, line and column.
+
+Rows may also be given as dicts, as a user of Python has them; an error then names the row.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from math import inf, isfinite
 from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import open_bytes
+
+
+class GivenRows(Struct, frozen=True):
+    """Rows in the place of a file, and what errors call them.
+
+    >>> header_of(GivenRows("trace", [{"model": "LM"}, {"model": "LM", "width": 2}]))
+    ['model', 'width']
+    """
+
+    name: str
+    rows: list[dict[str, Any]]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Source = Path | GivenRows
+
+
+def given_rows(name: str, data: Any) -> GivenRows:
+    """Rows as a user gave them: a list of dicts."""
+    for i, row in enumerate(data if isinstance(data, list) else [data]):
+        if not isinstance(row, Mapping):
+            raise InputError(f"{name}[{i}]: expected a dict with columns, found {row!r}")
+    if not isinstance(data, list):
+        raise InputError(f"{name}: expected a path, a list of dicts or a frame, found {data!r}")
+    return GivenRows(name, [{str(key): value for key, value in row.items()} for row in data])
+
+
+def _place(source: Source, line: int) -> str:
+    """
+    >>> _place(Path("jobs.csv"), 7), _place(GivenRows("trace", []), 1), _place(GivenRows("trace", []), 7)
+    ('jobs.csv:7', 'trace', 'trace[5]')
+    """
+    if isinstance(source, Path):
+        return f"{source}:{line}"
+    return source.name + (f"[{line - 2}]" if line > 1 else "")
 
 
 class CsvRow:
@@ -26,7 +69,7 @@ class CsvRow:
 
     __slots__ = ("_at", "cells", "columns", "line", "path")
 
-    def __init__(self, path: Path, columns: Collection[str]) -> None:
+    def __init__(self, path: Source, columns: Collection[str]) -> None:
         self.path = path
         self.columns = list(columns)
         self.line = 1
@@ -39,7 +82,7 @@ class CsvRow:
         return at is not None and bool(self.cells[at])
 
     def error(self, column: str, message: str) -> InputError:
-        return InputError(f"{self.path}:{self.line}: {column + ': ' if column else ''}{message}")
+        return InputError(f"{_place(self.path, self.line)}: {column + ': ' if column else ''}{message}")
 
     def text(self, column: str, default: str | None = None) -> str:
         at = self._at.get(column)
@@ -78,11 +121,17 @@ class CsvRow:
         return int(value)
 
 
-def read_rows(path: Path, columns: Collection[str] | None = None, *, delimiter: str = ",") -> Iterator[CsvRow]:
+def read_rows(path: Source, columns: Collection[str] | None = None, *, delimiter: str = ",") -> Iterator[CsvRow]:
     """The rows of a file, one after another in the same object; the first line names the columns if they are not given.
 
     Every row must have as many cells as there are columns. Empty lines are passed over.
     """
+    if isinstance(path, GivenRows):
+        given = CsvRow(path, header_of(path))
+        for given.line, found in enumerate(path.rows, start=2):
+            given.cells = ["" if found.get(name) is None else str(found[name]).strip() for name in given.columns]
+            yield given
+        return
     with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         # Tab-separated traces hold commands as they are typed: a quote there is a quote.
         reader = csv.reader(
@@ -105,8 +154,10 @@ def read_rows(path: Path, columns: Collection[str] | None = None, *, delimiter: 
             raise InputError(f"{path}:{reader.line_num + 1}: not a text file with columns: {error}") from None
 
 
-def header_of(path: Path, *, delimiter: str = ",") -> list[str]:
+def header_of(path: Source, *, delimiter: str = ",") -> list[str]:
     """The cells of the first line that is not empty; none if the file is empty or not text."""
+    if isinstance(path, GivenRows):
+        return list(dict.fromkeys(name for row in path.rows for name in row)) if delimiter == "," else []
     with open_bytes(path) as file:
         for line in file:
             if line.strip():
@@ -117,7 +168,7 @@ def header_of(path: Path, *, delimiter: str = ",") -> list[str]:
     return []
 
 
-def check_columns(path: Path, found: Collection[str], needed: Collection[str], known: Collection[str]) -> None:
+def check_columns(path: Source, found: Collection[str], needed: Collection[str], known: Collection[str]) -> None:
     """Refuse a table that lacks a column, or has one that nobody would read.
 
     >>> check_columns(Path("jobs.csv"), ["model", "wieght"], ["model"], ["model", "weight"])
@@ -126,10 +177,10 @@ def check_columns(path: Path, found: Collection[str], needed: Collection[str], k
     """
     for name in found:
         if name not in known:
-            raise InputError(f"{path}:1: unknown column {name!r}{did_you_mean(name, known)}")
+            raise InputError(f"{_place(path, 1)}: unknown column {name!r}{did_you_mean(name, known)}")
     for name in needed:
         if name not in found:
-            raise InputError(f"{path}:1: missing column {name!r}; found {', '.join(found) or 'nothing'}")
+            raise InputError(f"{_place(path, 1)}: missing column {name!r}; found {', '.join(found) or 'nothing'}")
     for name in found:
         if list(found).count(name) > 1:
-            raise InputError(f"{path}:1: column {name!r} is given twice")
+            raise InputError(f"{_place(path, 1)}: column {name!r} is given twice")

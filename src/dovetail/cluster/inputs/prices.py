@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from dovetail.cluster.inputs.choices import CLOUDS
-from dovetail.cluster.inputs.csv_rows import check_columns, header_of, read_rows
+from dovetail.cluster.inputs.csv_rows import GivenRows, Source, check_columns, header_of, read_rows
 from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
@@ -72,9 +72,9 @@ def constant(types: Sequence[str], given: Mapping[str, float | None]) -> Prices:
     return _prices(types, {name: [(0.0, price)] for name, price in found.items() if price is not None})
 
 
-def read_prices(path: Path, types: Sequence[str], clouds: Iterable[str] = CLOUDS) -> Prices:
+def read_prices(path: Source, types: Sequence[str], clouds: Iterable[str] = CLOUDS) -> Prices:
     """Prices from our table, or from a folder with `aws/logs/<region>/*` and `azure/logs/<zone>.csv`."""
-    if not path.is_dir():
+    if isinstance(path, GivenRows) or not path.is_dir():
         return _own(path, types)
     wanted = list(clouds)
     for cloud in wanted:
@@ -99,7 +99,7 @@ def read_prices(path: Path, types: Sequence[str], clouds: Iterable[str] = CLOUDS
     return _prices(types, merged)
 
 
-def _own(path: Path, types: Sequence[str]) -> Prices:
+def _own(path: Source, types: Sequence[str]) -> Prices:
     columns = ("time_s", "type", "price")
     check_columns(path, header_of(path), columns, columns)
     steps: dict[str, _Steps] = {}

@@ -1,21 +1,26 @@
-"""What a simulation is made from, as commands name it: files and numbers in, a setup to run out."""
+"""What a simulation is made from: files, or what stands in their place, and numbers in, a setup to run out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import inf
+from os import PathLike
 from pathlib import Path
 from random import Random
+from typing import Any, get_args
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dovetail.cluster.inputs.analytic import analytic
 from dovetail.cluster.inputs.choices import CLOUDS, Widths
 from dovetail.cluster.inputs.cluster_spec import ClusterSpec, parse_cluster
+from dovetail.cluster.inputs.csv_rows import given_rows
 from dovetail.cluster.inputs.estimate import estimate
 from dovetail.cluster.inputs.generate import GeneratedJobs
+from dovetail.cluster.inputs.generate import jobs_per_hour as between_arrivals_s
 from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.prices import Prices, constant, read_prices
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
@@ -31,7 +36,8 @@ from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Policy
 from dovetail.core import registry
-from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.errors import InputError, did_you_mean, within
+from dovetail.core.plain import plain
 from dovetail.core.rates import RateTable
 
 STATIC_JOBS = 40  # generated if nothing is said
@@ -42,15 +48,16 @@ _FAILURES_UNTIL_S = 2 * 365 * 86400.0  # failures are drawn ahead, for two years
 class Scenario(Struct, frozen=True, kw_only=True):
     """A cluster and its work. The same scenario gives the same jobs, whatever policy they meet.
 
-    Jobs come from `trace`, or are generated: `jobs` of them, or without end if there is a `window` of job ids to
-    measure. `lam_s` is the mean time between arrivals, 0 for all at once.
+    Jobs come from `trace`, `jobs` of them at most, or are generated: `jobs` of them, or without end if there is a
+    `window` of job ids to measure. `lam_s` is the mean time between arrivals, 0 for all at once. In the place of a file
+    may stand what it would hold: rows of a table, or a mapping.
     """
 
-    cluster: str = "8:8:8"
+    cluster: str | dict[str, Any] = "8:8:8"
     per_server: str = ""
-    throughputs: Path | None = None  # None: the built-in model
-    rates: Path | None = None  # a rate table: over the throughputs, or in the place of the built-in model
-    trace: Path | None = None
+    throughputs: Path | dict[str, Any] | list[Any] | None = None  # None: the built-in model
+    rates: Any = None  # a rate table: over the throughputs, or in the place of the built-in model
+    trace: Path | list[Any] | None = None
     trace_format: str = ""
     widths: Widths | None = None
     lam_s: float = 0.0
@@ -62,7 +69,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
     steady_state: bool = False
     entities: dict[str, float] = field(default_factory=dict)  # weights
-    prices: Path | None = None
+    prices: Path | list[Any] | None = None
     clouds: tuple[str, ...] = CLOUDS
     profiled: float = 1.0
     references: int | None = None
@@ -71,41 +78,63 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     def files(self) -> list[Path]:
         """The files it reads, for those who must not write over them or must know whether they have changed."""
-        named = [self.throughputs, self.rates, self.trace, self.prices, Path(self.cluster)]
-        return [path for path in named if path is not None and path.is_file()]
+        cluster = Path(self.cluster) if isinstance(self.cluster, str) else None
+        named = [self.throughputs, self.rates, self.trace, self.prices, cluster]
+        return [path for path in named if isinstance(path, Path) and path.is_file()]
 
 
 class LoadedScenario(Struct, kw_only=True):
     """A scenario that was read: what to run, whose pair rates policies believe in, and what a user should know."""
 
+    scenario: Scenario
     setup: ClusterSetup
     believed: Throughputs | None = None
     notes: list[str] = field(default_factory=list)
+    trace_format: str = ""  # of the trace, if there is one
 
-    def policy(self, name: str, options: Mapping[str, str] | None = None) -> Policy:
-        """A policy by name. One that packs sees the believed pair rates, not those that jobs really run at."""
-        found = make(name, self.options(name, options))
+    def policy(self, choice: Any, options: Mapping[str, Any] | None = None) -> Policy:
+        """A policy by name, or one of a user's own. One that packs sees the believed pair rates, not those that jobs
+        really run at."""
+        found = make(choice, self.options(choice, options))
         if found.packs and self.believed is not None:
             if self.believed.pairs is None:
                 raise InputError("throughputs: expected pair rates to estimate from, found none")
             return LearnedRates(found, self.believed.pairs)
         return found
 
-    def options(self, name: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    def __repr__(self) -> str:
+        cluster = ", ".join(f"{count} {name}" for name, count in self.setup.accelerators().items())
+        jobs = self.setup.jobs
+        return f"<LoadedScenario {cluster}; {f'{len(jobs):,} jobs' if isinstance(jobs, list) else 'jobs without end'}>"
+
+    def options(self, choice: Any, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The options that a policy is made with: a policy that draws does so by the run's seed."""
-        draws = name in registry.names("cluster") and "seed" in registry.options_of("cluster", name)
+        draws = choice in registry.names("cluster") and "seed" in registry.options_of("cluster", choice)
         return ({"seed": str(self.setup.seed)} if draws else {}) | dict(given or {})
 
 
-def load(scenario: Scenario) -> LoadedScenario:
-    """Read everything that a scenario names."""
+def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
+    """Read everything that a scenario names. `fields` are those of `Scenario`, in the place of its own.
+
+    `cluster` may also be a dict of counts, `per_server` a number, `entities` a number of them. `trace`, `throughputs`
+    and `prices` may be a path, a list of dicts with the columns of our tables, or a frame of pandas or polars; `rates`
+    a path, a dict, or a `RateTable`. `jobs_per_hour` may stand in the place of `lam_s`.
+
+    >>> load(cluster={"a100": 4, "l4": 8}, jobs=12)
+    <LoadedScenario 4 a100, 8 l4; 12 jobs>
+    >>> load(cluster="a100=1", trace=[{"arrival_s": 0, "model": "A3C", "duration_s": 3600}]).setup.jobs[0].duration_s
+    3600.0
+    """
+    scenario = given(scenario, **fields)
     spec = parse_cluster(scenario.cluster, gpus_per_server=scenario.per_server).present()
     table = RateTable() if scenario.rates is None else RateTable.read(scenario.rates)
     known, notes = _throughputs(scenario, spec, table)
     jobs: Iterable[Job]
+    trace_format = ""
     if scenario.trace is not None:
-        trace = read_trace(scenario.trace, known, format=scenario.trace_format, widths=scenario.widths)
-        known = trace.throughputs or known
+        rows = given_rows("trace", scenario.trace) if isinstance(scenario.trace, list) else scenario.trace
+        trace = read_trace(rows, known, format=scenario.trace_format, widths=scenario.widths, most=scenario.jobs)
+        known, trace_format = trace.throughputs or known, trace.format
         jobs = trace.jobs
         notes += trace.notes + [f"left out: {count} x {what}" for what, count in trace.dropped.items()]
         _check_window(scenario, len(trace.jobs))
@@ -132,7 +161,64 @@ def load(scenario: Scenario) -> LoadedScenario:
         restarts=restart_prices(table, rates.kinds, rates.types),
         seed=scenario.seed,
     )
-    return LoadedScenario(setup=setup, believed=believed, notes=notes)
+    return LoadedScenario(scenario=scenario, setup=setup, believed=believed, notes=notes, trace_format=trace_format)
+
+
+_NUMBERS = {  # what is expected, the least, the most
+    "jobs": ("1 or more", 1, 1e9, True),
+    "lam_s": ("seconds, 0 or more", 0, 1e12, False),
+    "duration_s": ("seconds, more than 0", 1e-9, 1e12, False),
+    "profiled": ("0 to 1", 0, 1, False),
+    "references": ("1 or more", 1, 1e9, True),
+}
+_FILES = ("throughputs", "rates", "trace", "prices")
+
+
+def given(scenario: Scenario | None = None, /, jobs_per_hour: float | None = None, **fields: Any) -> Scenario:
+    """A scenario from what a user gave, checked and made plain: other processes can be sent what it holds."""
+    if not isinstance(scenario, Scenario | None):
+        raise InputError(f"scenario: expected a Scenario, found {scenario!r}")
+    if jobs_per_hour is not None:
+        fields["lam_s"] = between_arrivals_s(jobs_per_hour)
+    for name in _FILES:
+        if (value := fields.get(name)) is not None and not isinstance(value, RateTable):
+            fields[name] = Path(value) if isinstance(value, str | PathLike) else plain(value)
+    for name in ("cluster", "per_server"):
+        if isinstance(value := plain(fields.get(name)), dict) and not value.keys() & {"types", "order"}:
+            fields[name] = ",".join(f"{kind}={count}" for kind, count in value.items())
+        elif name in fields:
+            fields[name] = value if isinstance(value, dict) else "" if value is None else str(value)
+    if isinstance(number := fields.get("entities"), int):
+        fields["entities"] = {f"entity-{i}": 1.0 for i in range(number)}
+    found = Scenario(**fields) if scenario is None else replace(scenario, **fields)
+    if fields:
+        _check(found)
+    return found
+
+
+def _check(scenario: Scenario) -> None:
+    """What Python lets pass and a command line would not."""
+    for name, (expected, least, most, whole) in _NUMBERS.items():
+        within(name, getattr(scenario, name), expected, least, most, whole=whole)
+    if not isinstance(scenario.seed, int) or isinstance(scenario.seed, bool):
+        raise InputError(f"seed {scenario.seed!r}: expected a whole number")
+    match scenario.window:
+        case None | [int(), int()]:
+            pass
+        case other:
+            raise InputError(f"window {other!r}: expected the first job and the one after the last")
+    for name in ("multi_gpu", "priorities", "deadlines", "steady_state"):
+        if not isinstance(getattr(scenario, name), bool):
+            raise InputError(f"{name} {getattr(scenario, name)!r}: expected True or False")
+    if scenario.widths not in (None, *get_args(Widths)):
+        raise InputError(f"widths {scenario.widths!r}: expected {' or '.join(get_args(Widths))}")
+    for name, kinds in (("trace", (Path, list)), ("prices", (Path, list)), ("throughputs", (Path, list, dict))):
+        if not isinstance(value := getattr(scenario, name), (*kinds, type(None))):
+            raise InputError(f"{name}: expected a path, a list of dicts or a frame, found {value!r}")
+    if not isinstance(scenario.entities, dict):
+        raise InputError(f"entities {scenario.entities!r}: expected weights by name, or a number")
+    for name, weight in scenario.entities.items():
+        within(f"the weight of entity {name!r}", weight, "more than 0", 1e-9)
 
 
 def generated(scenario: Scenario, known: Throughputs, spec: ClusterSpec) -> Iterable[Job]:
@@ -181,26 +267,34 @@ def _from_table(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> Thro
     absolute = RateTable(rate for rate in table.rates.values() if rate.unit)
     if not absolute:
         raise InputError(
-            f"{scenario.rates}: its rates are relative; expected some with a unit, as steps/s "
+            f"{_named(scenario.rates, 'rates')}: its rates are relative; expected some with a unit, as steps/s "
             "(--throughputs-file takes relative ones)"
         )
     try:
         found = from_rates(absolute)
     except ThroughputsError as error:
-        raise InputError(f"{scenario.rates}: {error}") from None
+        raise InputError(f"{_named(scenario.rates, 'rates')}: {error}") from None
     if scenario.throughputs is not None:
         found = overlaid(_from_file(scenario.throughputs, scenario), found)
     return _covering(found, spec, scenario.rates)
 
 
-def _covering(found: Throughputs, spec: ClusterSpec, path: Path) -> Throughputs:
+def _covering(found: Throughputs, spec: ClusterSpec, path: Any) -> Throughputs:
     for name in spec.types:
         if name not in found.types:
-            raise InputError(f"{path}: no throughputs for the type {name!r}{did_you_mean(name, found.types)}")
+            raise InputError(
+                f"{_named(path, 'throughputs')}: no throughputs for the type {name!r}{did_you_mean(name, found.types)}"
+            )
     return found
 
 
-def _from_file(path: Path, scenario: Scenario) -> Throughputs:
+def _named(source: Any, name: str) -> str:
+    return str(source) if isinstance(source, Path) else name
+
+
+def _from_file(path: Any, scenario: Scenario) -> Throughputs:
+    if not isinstance(path, Path):
+        return read_throughputs(path, pairs_float32=scenario.float32_pairs)
     version = path.stat().st_mtime_ns if path.is_file() else 0
     return _read_throughputs(path, version, scenario.float32_pairs)
 
@@ -213,7 +307,8 @@ def _read_throughputs(path: Path, version_ns: int, float32_pairs: bool) -> Throu
 
 def _prices(scenario: Scenario, spec: ClusterSpec) -> Prices:
     if scenario.prices is not None:
-        return read_prices(scenario.prices, spec.types, scenario.clouds)
+        rows = given_rows("prices", scenario.prices) if isinstance(scenario.prices, list) else scenario.prices
+        return read_prices(rows, spec.types, scenario.clouds)
     return constant(spec.types, dict(zip(spec.types, spec.prices, strict=True)))
 
 
@@ -226,7 +321,8 @@ def _entities(scenario: Scenario, jobs: Iterable[Job]) -> dict[str, float]:
         return {}
     unknown = [name for name in scenario.entities if name not in named]
     if unknown:
-        raise InputError(f"{scenario.trace}: no job is of the entity {unknown[0]!r}{did_you_mean(unknown[0], named)}")
+        where, hint = _named(scenario.trace, "trace"), did_you_mean(unknown[0], named)
+        raise InputError(f"{where}: no job is of the entity {unknown[0]!r}{hint}")
     return {name: scenario.entities.get(name, 1.0) for name in named}
 
 

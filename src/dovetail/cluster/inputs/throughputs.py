@@ -6,8 +6,6 @@ another job (both rates side by side). A type that ends in `_unconsolidated` hol
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf, log
@@ -17,12 +15,11 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from dovetail.cluster.inputs.csv_rows import check_columns, header_of, read_rows
+from dovetail.cluster.inputs.csv_rows import GivenRows, Source, check_columns, given_rows, header_of, read_rows
 from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
-from dovetail.core.output import written_whole
 from dovetail.core.rates import RateTable
 
 Kind = tuple[str, int]
@@ -53,14 +50,18 @@ class _ThroughputsFile(Struct, forbid_unknown_fields=True):
     throughputs: list[RateEntry]
 
 
-def read_throughputs(path: Path, *, pairs_float32: bool = False) -> Throughputs:
-    """Read a throughput file of any kind, told apart by what is in it.
+def read_throughputs(path: Path | dict[str, Any] | list[Any], *, pairs_float32: bool = False) -> Throughputs:
+    """Read a throughput file of any kind, told apart by what is in it; or what stands in its place: rows of our table,
+    or a mapping as the other kinds hold one.
 
     `pairs_float32` rounds pair rates as the old system held them, so that its results can be met to the digit.
     """
-    is_table = "steps_per_s" in header_of(path)
+    rows = given_rows("throughputs", path) if isinstance(path, list) else path if isinstance(path, Path) else None
     try:
-        found = table(_csv_entries(path)) if is_table else _from_document(Document.read(path))
+        if rows is not None and (isinstance(rows, GivenRows) or "steps_per_s" in header_of(rows)):
+            found = table(_csv_entries(rows))
+        else:
+            found = _from_document(Document.of(path, "throughputs"))
     except ThroughputsError as error:
         raise InputError(f"{path}: {error}") from None
     if pairs_float32 and found.pairs is not None:
@@ -81,7 +82,7 @@ def _from_document(doc: Document) -> Throughputs:
                     raise doc.error(("throughputs", i, key), f"expected {least} or more, found {value}")
         return table(entries)
     if "rates" in data:
-        return from_rates(RateTable.read(doc.path))
+        return from_rates(RateTable.of(doc))
     return _old(doc, doc.convert(data, _Old))
 
 
@@ -135,7 +136,7 @@ def _refuse_negative(doc: Document, types: list[str], kinds: list[Kind], alone: 
             raise doc.error((types[at[-1]], *keys), f"expected a rate >= 0, found {found[tuple(at)]}")
 
 
-def _csv_entries(path: Path) -> Iterable[RateEntry]:
+def _csv_entries(path: Source) -> Iterable[RateEntry]:
     check_columns(path, header_of(path), _NEEDED, COLUMNS)
     for row in read_rows(path):
         spread = row.number("spread", least=0) if "spread" in row else None
@@ -242,23 +243,6 @@ def restart_prices(rates: RateTable, kinds: Sequence[Kind], types: Sequence[str]
     cold = [[rates.switch_s(None, model, name) for name in types] for model, _ in kinds]
     found = np.array(cold, dtype=np.float64).reshape(len(kinds), len(types))
     return None if np.isnan(found).all() else found
-
-
-def write_throughputs(found: Throughputs, path: Path) -> None:
-    """Write our table as CSV, one line per job and type, and one per pair that runs."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow(COLUMNS)
-    for k, (model, width) in enumerate(found.kinds):
-        for t, name in enumerate(found.types):
-            out.writerow((model, width, name, float(found.alone[k, t]), float(found.spread[k, t]), ""))
-    if found.pairs is not None:
-        for a, b, t in np.argwhere(found.pairs > 0).tolist():
-            model, width = found.kinds[a]
-            rate = float(found.pairs[a, b, t])
-            out.writerow((model, width, found.types[t], rate, "", found.kinds[b][0]))
-    with written_whole(path) as file:
-        file.write(text.getvalue().encode())
 
 
 def reference_type(found: Throughputs, types: Iterable[str] = ()) -> str:

@@ -6,23 +6,56 @@ how fast every job runs on every type. `_packed`: also how fast two jobs run tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import isfunction, signature
 from typing import Any
 
 from dovetail.cluster.policies.base import Allocation, Policy, Problem
-from dovetail.core.registry import create, names, options_of
+from dovetail.core.errors import InputError
+from dovetail.core.registry import choose, create, names, options_of
 
 __all__ = ["Allocation", "Policy", "Problem", "make"]
 
 
-def make(name: str, options: Mapping[str, Any] | None = None) -> Policy:
-    """A policy by its name, which may carry one option, as `allox_alpha=0.5` does.
+class FunctionPolicy(Policy):
+    """A user's own function from a problem to an allocation."""
+
+    def __init__(self, function: Callable[[Problem], Allocation]) -> None:
+        self._function = function
+
+    def allocate(self, problem: Problem) -> Allocation:
+        return self._function(problem)
+
+
+def name_of(choice: Any) -> str:
+    """What journals and tables call a policy."""
+    return choice if isinstance(choice, str) else str(getattr(choice, "__name__", type(choice).__name__))
+
+
+def _own(choice: Any, options: Mapping[str, Any] | None) -> Policy:
+    """A user's own policy: an object, a class, or a function of the problem."""
+    if isfunction(choice) and not options and len(signature(choice).parameters) == 1:
+        return FunctionPolicy(choice)
+    name, found = choose("cluster", choice, options)
+    if not callable(getattr(found, "allocate", None)):
+        raise InputError(f"policy {name}: expected a method `allocate(problem)`, as dovetail.cluster.Policy has")
+    for trait in ("agnostic", "packs", "strict"):
+        if not isinstance(getattr(found, trait, None), bool):
+            raise InputError(f"policy {name}: expected {trait} to be True or False; dovetail.cluster.Policy has it")
+    own: Policy = found
+    return own
+
+
+def make(name: Any, options: Mapping[str, Any] | None = None) -> Policy:
+    """A policy by its name, which may carry one option, as `allox_alpha=0.5` does; or one of a user's own.
 
     >>> make("allox_alpha=0.5").alpha
     0.5
     >>> make("tiresias", {"thresholds_s": "60,600"}).thresholds_s
     (60.0, 600.0)
     """
+    if not isinstance(name, str) or ".py:" in name:
+        return _own(name, options)
     given = dict(options or {})
     for known in names("cluster"):
         option, equals, value = name.removeprefix(known + "_").partition("=")

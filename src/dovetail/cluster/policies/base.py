@@ -112,8 +112,8 @@ class Policy(Protocol):
     `narrow` ones refuse jobs that need more than one accelerator.
     """
 
-    agnostic: bool
-    packs: bool
-    strict: bool
+    agnostic: bool = False
+    packs: bool = False
+    strict: bool = False
 
     def allocate(self, problem: Problem) -> Allocation: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dovetail.cluster.compat.log import old_log
 from dovetail.cluster.export import figures, measured, quantiles
 from dovetail.cluster.inputs.choices import LONGEST_QUEUE
 from dovetail.cluster.inputs.scenario import Scenario, load
+from dovetail.cluster.policies import name_of
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.simulate import run
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
@@ -28,8 +28,7 @@ class SweepCell(Struct, frozen=True, kw_only=True):
     """One run. `path` is that of its files without their suffix; nothing is written without it."""
 
     scenario: Scenario
-    policy: str
-    options: Mapping[str, str] = {}
+    policy: Any  # a name, or a user's own
     how: ClusterOptions = ClusterOptions()
     path: Path | None = None
     timeout_s: float | None = None
@@ -40,7 +39,7 @@ class SweepCell(Struct, frozen=True, kw_only=True):
         scenario = self.scenario
         return {
             "cluster": scenario.cluster,
-            "policy": self.policy,
+            "policy": name_of(self.policy),
             "profiling_percentage": scenario.profiled,
             "num_reference_models": scenario.references,
             "jobs_per_hour": round(3600 / scenario.lam_s, 9) if scenario.lam_s else None,
@@ -56,10 +55,9 @@ def run_cell(cell: SweepCell) -> SweepRow:
     try:
         loaded = load(cell.scenario)
         watch = QueueWatch(loaded.setup, cell.timeout_s, cell.long)
-        policy = loaded.policy(cell.policy, dict(cell.options))
         outcome = run(
             loaded.setup,
-            policy,
+            loaded.policy(cell.policy),
             cell.how.rules,
             observers=[watch],
             compat=cell.how.compat,

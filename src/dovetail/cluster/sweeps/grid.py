@@ -8,24 +8,24 @@ from hashlib import sha256
 from itertools import product
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dovetail.cluster.inputs.choices import LONGEST_QUEUE
+from dovetail.cluster.inputs.choices import LONGEST_QUEUE, SweepKind
 from dovetail.cluster.inputs.cluster_spec import parse_cluster
-from dovetail.cluster.inputs.scenario import Scenario
+from dovetail.cluster.inputs.scenario import Scenario, load
+from dovetail.cluster.policies import name_of
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, kept, run_cell
 from dovetail.core.errors import InputError
 from dovetail.core.files import read_bytes
-from dovetail.core.output import atomic_write
+from dovetail.core.output import atomic_write, refuse_overwrite
 from dovetail.core.parallel import run_all
 
-SweepKind = Literal["continuous", "static"]
 _VARIED = ("cluster", "seed", "lam_s", "jobs", "profiled", "references")  # what a sweep has several of
 RESULTS = ("results.csv", "results.parquet", "sweep.html")  # what is made of all results
 _MEAN_DURATION_S = 60_362.0  # of generated jobs on the reference type
@@ -38,8 +38,8 @@ class SweepGrid(Struct, frozen=True, kw_only=True):
     folder: Path
     base: Scenario
     how: ClusterOptions = ClusterOptions()
-    clusters: tuple[str, ...]
-    policies: tuple[str, ...]
+    clusters: tuple[str | dict[str, Any], ...]
+    policies: tuple[Any, ...]
     seeds: tuple[int, ...]
     loads: tuple[float, ...]
     profiled: tuple[float, ...] = (1.0,)
@@ -53,15 +53,21 @@ class SweepGrid(Struct, frozen=True, kw_only=True):
         found = []
         every = product(self.loads, self.clusters, self.policies, self.profiled, self.references, self.seeds)
         for load_, cluster, policy, profiled, references, seed in every:
-            if load_ < self.cutoffs.get(cluster, {}).get(policy, inf):
+            if load_ < self.cutoffs.get(str(cluster), {}).get(name_of(policy), inf):
                 found.append(self.cell(cluster, policy, profiled, references, seed, load_))
         return found
 
     def cell(
-        self, cluster: str, policy: str, profiled: float, references: int | None, seed: int, load_: float
+        self,
+        cluster: str | dict[str, Any],
+        policy: Any,
+        profiled: float,
+        references: int | None,
+        seed: int,
+        load_: float,
     ) -> SweepCell:
         scenario = replace(self.base, cluster=cluster, seed=seed, profiled=profiled, references=references)
-        folder = self.folder / "raw_logs" / _folder_of(cluster) / policy
+        folder = self.folder / "raw_logs" / _folder_of(cluster) / name_of(policy)
         if self.profiled != (1.0,) or self.references != (None,):
             folder /= f"profiling_percentage={profiled:f}"
             folder /= f"num_reference_models={references if references is not None else 'all'}"
@@ -86,7 +92,8 @@ class SweepGrid(Struct, frozen=True, kw_only=True):
         for name in _VARIED:
             del shared[name]
         files = {str(path): sha256(path.read_bytes()).hexdigest() for path in self.base.files()}
-        files |= {name: sha256(Path(name).read_bytes()).hexdigest() for name in self.clusters if Path(name).is_file()}
+        named = [name for name in self.clusters if isinstance(name, str) and Path(name).is_file()]
+        files |= {name: sha256(Path(name).read_bytes()).hexdigest() for name in named}
         return {"kind": self.kind, "scenario": shared, "how": _builtins(self.how), "longest": self.long, "files": files}
 
 
@@ -96,11 +103,11 @@ def _builtins(found: Struct) -> dict[str, Any]:
     return as_dict
 
 
-def _folder_of(cluster: str) -> str:
+def _folder_of(cluster: str | dict[str, Any]) -> str:
     """As the older sweeps named it: v100=36.p100=36.k80=36; with the name of the file if it comes from one."""
     spec = parse_cluster(cluster)
     counts = ".".join(f"{name}={count}" for name, count in zip(spec.types, spec.counts, strict=True))
-    return f"{Path(cluster).stem}.{counts}" if Path(cluster).is_file() else counts
+    return f"{Path(cluster).stem}.{counts}" if isinstance(cluster, str) and Path(cluster).is_file() else counts
 
 
 def loads_between(low: float, high: float, points: int, whole: bool = False) -> tuple[float, ...]:
@@ -151,21 +158,11 @@ def _first_difference(before: Any, now: Any, at: str = "") -> str:
     return "" if before == now else f"{at} was {before}, and is {now}"
 
 
-def run_grid(
-    grid: SweepGrid,
-    jobs: int | None = None,
-    progress: Callable[[int], None] = lambda done: None,
-    run: Callable[[SweepCell], SweepRow] = run_cell,
-) -> None:
-    """Run all cells that have no result yet."""
-    run_all(run, [cell for cell in grid.cells() if kept(cell) is None], jobs, progress)
-
-
 class LoadClimb(Struct, frozen=True, kw_only=True):
     """Ever heavier loads for one policy, until the cluster is used more than a threshold or does not bear it."""
 
     grid: SweepGrid
-    at: tuple[str, str, float, int | None, int]  # cluster, policy, profiled, references, seed
+    at: tuple[Any, Any, float, int | None, int]  # cluster, policy, profiled, references, seed
     step: float
     most: float
     threshold: float
@@ -191,16 +188,30 @@ def climbs(grid: SweepGrid, threshold: float, step: float | None = None, most: f
     for at in product(grid.clusters, grid.policies, grid.profiled, grid.references, grid.seeds):
         tenth = parse_cluster(at[0]).total / 10 / (_MEAN_DURATION_S / 3600)
         size = float(f"{tenth:.1g}") if step is None else step
-        cutoff = grid.cutoffs.get(at[0], {}).get(at[1], inf)
+        cutoff = grid.cutoffs.get(str(at[0]), {}).get(name_of(at[1]), inf)
         found.append(LoadClimb(grid=grid, at=at, step=size, most=min(most, cutoff), threshold=threshold))
     return found
 
 
-def run_climbs(
-    tasks: Sequence[LoadClimb],
-    jobs: int | None = None,
-    progress: Callable[[int], None] = lambda done: None,
+def run_sweep(
+    grid: SweepGrid,
+    climb_to: tuple[float, float | None, float] | None = None,
+    processes: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
     run: Callable[[SweepCell], SweepRow] = run_cell,
 ) -> None:
-    """Climb them all."""
-    run_all(partial(climb, run=run), tasks, jobs, progress)
+    """Run all cells that have no result yet, or climb to a threshold, in steps, up to a load. Errors of what is given
+    show before anything is written."""
+    for cluster in grid.clusters:
+        load(replace(grid.base, cluster=cluster, jobs=1, window=None))
+    cells: Sequence[Any] = climbs(grid, *climb_to) if climb_to else grid.cells()
+    if not cells:
+        raise InputError("no load is left to run: every one is cut off, or 0")
+    refuse_overwrite([grid.folder / name for name in ("sweep.json", *RESULTS)], grid.base.files())
+    claim(grid)
+    tasks = cells if climb_to else [cell for cell in cells if kept(cell) is None]
+    there = len(cells) - len(tasks)
+    progress(there, len(cells))
+    own = not all(isinstance(policy, str) for policy in grid.policies)
+    each: Callable[[Any], Any] = partial(climb, run=run) if climb_to else run
+    run_all(each, tasks, 1 if own else processes, lambda done: progress(there + done, len(cells)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
+from os import PathLike
+from typing import get_args
 
-from dovetail.cluster.inputs.choices import Widths
-from dovetail.cluster.inputs.csv_rows import header_of
+from dovetail.cluster.inputs.choices import TraceKind, Widths
+from dovetail.cluster.inputs.csv_rows import GivenRows, Source, header_of
 from dovetail.cluster.inputs.traces import alibaba, gavel, logs, pollux, simulators, table
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.traces.gavel import write_gavel
@@ -16,8 +17,9 @@ from dovetail.cluster.inputs.traces.mapping import Mapper
 from dovetail.cluster.inputs.traces.table import write_table
 from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import as_path
 
-__all__ = ["FORMATS", "Trace", "detect", "read_trace", "write_gavel", "write_table"]
+__all__ = ["FORMATS", "JobTrace", "detect", "read_trace", "write_gavel", "write_table", "write_trace"]
 
 FORMATS: dict[str, TraceFormat] = {
     each.name: each for module in (table, gavel, logs, pollux, alibaba, simulators) for each in module.FORMATS
@@ -32,7 +34,6 @@ class JobTrace:
     left out of the file and how often, `notes` what was assumed.
     """
 
-    path: Path
     format: str
     jobs: list[Job]
     throughputs: Throughputs | None = None
@@ -47,18 +48,20 @@ class JobTrace:
 
 
 def read_trace(
-    path: Path,
+    path: Source,
     throughputs: Throughputs | None = None,
     *,
     format: str = "",
     reference: str = "",
     widths: Widths | None = None,
+    most: int | None = None,
 ) -> JobTrace:
     """Read a trace of any known format.
 
     Without throughputs only formats that give steps can be read. `reference` is the type that durations refer to: v100
     if it is known. `widths` says what is done with widths that the throughputs do not have; a log of a real cluster is
-    full of them, so there they are guessed by default.
+    full of them, so there they are guessed by default. `most` are read at most: the first to arrive, so that notes tell
+    of these alone.
     """
     if format and format not in FORMATS:
         raise InputError(f"trace format {format!r}: unknown{did_you_mean(format, FORMATS)}")
@@ -66,26 +69,35 @@ def read_trace(
     reading = TraceReading(path, Mapper(throughputs, reference, widths or how.widths))
     jobs = list(how.read(reading))
     if not jobs:
-        raise InputError(
-            f"{path}: expected jobs, found none" + (f" ({dict(reading.dropped)})" if reading.dropped else "")
-        )
+        dropped = reading.dropped(())
+        raise InputError(f"{path}: expected jobs, found none" + (f" ({dict(dropped)})" if dropped else ""))
     arrivals = [job.arrival_s for job in jobs]
     start_s = min(arrivals) if how.from_zero else 0.0
-    if start_s or any(a > b for a, b in pairwise(arrivals)):
-        jobs.sort(key=lambda job: job.arrival_s)
+    in_order = all(a <= b for a, b in pairwise(arrivals))
+    jobs = (jobs if in_order else sorted(jobs, key=lambda job: job.arrival_s))[:most]
+    ids = {job.id for job in jobs}
+    if start_s or not in_order:
         jobs = [replace(job, id=i, arrival_s=job.arrival_s - start_s) for i, job in enumerate(jobs)]
     return JobTrace(
-        path=path,
         format=how.name,
         jobs=jobs,
         throughputs=reading.mapper.throughputs,
-        dropped=dict(reading.dropped),
-        notes=reading.mapper.notes(),
+        dropped=reading.dropped(ids if most is not None else ()),
+        notes=reading.notes(ids, {(job.model, job.width) for job in jobs}),
     )
 
 
-def detect(path: Path) -> TraceFormat:
+def write_trace(jobs: Iterable[Job], path: str | PathLike[str], to: TraceKind = "table") -> int:
+    """Write jobs as our table, or in the older system's ten columns; gives how many there were."""
+    if to not in get_args(TraceKind):
+        raise InputError(f"to {to!r}: expected {' or '.join(get_args(TraceKind))}")
+    return (write_table if to == "table" else write_gavel)(jobs, as_path(path, "path"))
+
+
+def detect(path: Source) -> TraceFormat:
     """The format of a file: by its header, of those that fit the one with most columns; else by how many it has."""
+    if isinstance(path, GivenRows) and not path.rows:
+        raise InputError(f"{path}: expected jobs, found none")
     cells = header_of(path, delimiter="\t")
     for each in FORMATS.values():
         if not each.header and len(cells) == len(each.columns):

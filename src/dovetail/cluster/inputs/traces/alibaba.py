@@ -20,15 +20,15 @@ def _read(reading: TraceReading) -> Iterator[Job]:
     for row in read_rows(reading.path):
         width = row.whole("num_gpu", least=0)
         if not width:
-            reading.dropped["pods without a GPU"] += 1
+            reading.leave_out("pods without a GPU")
             continue
         if "scheduled_time" not in row:
-            reading.dropped["pods that never ran"] += 1
+            reading.leave_out("pods that never ran")
             continue
         ran_s = row.number("deletion_time") - row.number("scheduled_time")
         share = row.number("gpu_milli", 1000.0, least=1) / 1000
         if ran_s <= 0:
-            reading.dropped["pods that took no time"] += 1
+            reading.leave_out("pods that took no time")
             continue
         name = row.text("name")
         yield reading.job(
@@ -49,7 +49,7 @@ def _only_on(reading: TraceReading, row: CsvRow, model: str, width: int) -> str:
     types = {name.lower() for name in names} | {OTHER_NAMES[name] for name in names if name in OTHER_NAMES}
     restricted = reading.mapper.restrict(model, width, types)
     if not restricted:
-        reading.dropped["wishes for GPU types that are not known here"] += 1
+        reading.leave_out("wishes for GPU types that are not known here")
     return restricted or model
 
 

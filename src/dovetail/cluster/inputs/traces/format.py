@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 from dovetail.cluster.inputs.choices import Widths
-from dovetail.cluster.inputs.csv_rows import CsvRow
+from dovetail.cluster.inputs.csv_rows import CsvRow, Source
+from dovetail.cluster.inputs.throughputs import Kind
 from dovetail.cluster.inputs.traces.mapping import Mapper
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError
@@ -19,11 +19,14 @@ from dovetail.core.errors import InputError
 class TraceReading:
     """A trace that is being read: its file, the mapper of models and steps, and what was left out and why."""
 
-    path: Path
+    path: Source
     mapper: Mapper
-    dropped: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
+    left_out: list[tuple[str, int]] = field(default_factory=list)  # what, and how many jobs were read before it
+    drawn: dict[int, tuple[str, str]] = field(default_factory=dict)  # by job: the trace's model, and ours for it
     count: int = 0
+
+    def leave_out(self, what: str) -> None:
+        self.left_out.append((what, self.count))
 
     def job(
         self,
@@ -74,9 +77,32 @@ class TraceReading:
     def draw(self, row: CsvRow, key: str, width: int, like: str = "") -> str:
         """A model for a row that does not name one, or one that is not known."""
         try:
-            return self.mapper.draw(key, width, like)
+            model = self.mapper.draw(key, width, like)
         except InputError as error:
             raise row.error("", str(error)) from None
+        if model != like:
+            self.drawn[self.count] = like, model
+        return model
+
+    def dropped(self, ids: Collection[int]) -> dict[str, int]:
+        """What was left out up to the last of these jobs, and how often."""
+        return Counter(what for what, before in self.left_out if before <= max(ids, default=self.count))
+
+    def notes(self, ids: Collection[int], kinds: Iterable[Kind]) -> list[str]:
+        """What was assumed of these jobs, for people; `kinds` are theirs."""
+        drawn = [self.drawn[i] for i in ids if i in self.drawn]
+        notes = []
+        if drawn:
+            reference = self.mapper.reference
+            notes.append(f"models drawn by hash for {len(drawn)} jobs, steps told from their time on {reference}")
+        stood_in = {theirs: ours.partition(" (")[0] for theirs, ours in reversed(drawn) if theirs}
+        if stood_in:
+            pairs = ", ".join(f"{theirs} by {ours}" for theirs, ours in sorted(stood_in.items()))
+            notes.append(f"models that are not known were stood for: {pairs}")
+        guessed = sorted({width for _, width in self.mapper.guessed(kinds)})
+        if guessed:
+            notes.append(f"throughputs guessed from other widths for widths {', '.join(map(str, guessed))}")
+        return notes
 
 
 @dataclass(slots=True, frozen=True)

@@ -31,7 +31,7 @@ def _reader(name: str) -> TraceFormat:
         for row in read_rows(reading.path, columns, delimiter="\t"):
             slack = row.number("slack", -1.0)
             if row.text("mode", "static") != "static":
-                reading.dropped["changes of batch size while a job runs"] += 1
+                reading.leave_out("changes of batch size while a job runs")
             yield reading.job(
                 row,
                 model=row.text("model"),

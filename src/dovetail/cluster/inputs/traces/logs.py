@@ -28,9 +28,9 @@ def _job(reading: TraceReading, row: CsvRow, gpus: str, arrival: str, key: str, 
     width = row.whole(gpus, least=0)
     duration_s = row.number("duration", least=0)
     if not width:
-        reading.dropped["jobs without a GPU"] += 1
+        reading.leave_out("jobs without a GPU")
     elif not duration_s:
-        reading.dropped["jobs that took no time"] += 1
+        reading.leave_out("jobs that took no time")
     else:
         yield reading.job(
             row,

@@ -63,8 +63,6 @@ class Mapper:
         self._models: dict[str, None] = {}
         self.used: dict[Kind, None] = {}
         self._plain: dict[str, tuple[str, tuple[str, ...]]] = {}  # restricted models: what they are, and where they run
-        self._drawn = 0
-        self.stood_in: dict[str, str] = {}  # models of the trace, and what was drawn for them
         self.reference = ""
         if throughputs is not None:
             self._index = throughputs.index()
@@ -79,14 +77,16 @@ class Mapper:
         """Those given, and the guessed ones for widths that were met."""
         if self._given is None:
             return None
-        found = with_widths(self._given, self._plain_kinds())
+        found = with_widths(self._given, self.guessed(self.used))
         for name, (model, types) in self._plain.items():
             widths = [width for used, width in self.used if used == name]
             found = _restricted(found, model, name, widths, types)
         return found
 
-    def _plain_kinds(self) -> list[Kind]:
-        return [(self._plain[model][0] if model in self._plain else model, width) for model, width in self.used]
+    def guessed(self, kinds: Iterable[Kind]) -> list[Kind]:
+        """Of these kinds, those whose throughputs are guessed from other widths."""
+        plain = [(self._plain[model][0] if model in self._plain else model, width) for model, width in kinds]
+        return [kind for kind in plain if kind not in self._index]
 
     @property
     def ready(self) -> bool:
@@ -122,24 +122,7 @@ class Mapper:
         choices = self._choices.get((family, width))
         if choices is None:
             choices = self._choices[family, width] = self._able(family, width)
-        self._drawn += 1
-        model = choices[crc32(key.encode()) % len(choices)]
-        if like:
-            self.stood_in.setdefault(like, model.partition(" (")[0])
-        return model
-
-    def notes(self) -> list[str]:
-        """What was assumed, for people."""
-        notes = []
-        if self._drawn:
-            notes.append(f"models drawn by hash for {self._drawn} jobs, steps told from their time on {self.reference}")
-        if self.stood_in:
-            pairs = ", ".join(f"{theirs} by {ours}" for theirs, ours in sorted(self.stood_in.items()))
-            notes.append(f"models that are not known were stood for: {pairs}")
-        guessed = sorted({width for kind in self._plain_kinds() for width in kind[1:] if kind not in self._index})
-        if guessed:
-            notes.append(f"throughputs guessed from other widths for widths {', '.join(map(str, guessed))}")
-        return notes
+        return choices[crc32(key.encode()) % len(choices)]
 
     def restrict(self, model: str, width: int, types: Iterable[str]) -> str:
         """The same model as one that runs only on these types, `MODEL on TYPE|TYPE`; nothing if none is known."""

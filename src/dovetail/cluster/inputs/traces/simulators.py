@@ -23,7 +23,7 @@ def _read(unit_s: float, reading: TraceReading) -> Iterator[Job]:
         width = row.whole("num_gpu", least=0)
         duration_s = row.number("duration", least=0) * unit_s
         if not width or not duration_s:
-            reading.dropped["jobs that took no time" if width else "jobs without a GPU"] += 1
+            reading.leave_out("jobs that took no time" if width else "jobs without a GPU")
             continue
         name = row.text("job_id", f"{row.line}")
         theirs = row.text("model_name")

@@ -1,0 +1,367 @@
+"""What users of Python and the commands call: one run, policies side by side, sweeps over loads and seeds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from math import inf
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, get_args
+
+from msgspec.structs import replace
+
+from dovetail.cluster.compat import GAVEL
+from dovetail.cluster.compat.log import old_log
+from dovetail.cluster.export import figures
+from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, JournalMode, SweepKind
+from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given, load
+from dovetail.cluster.metrics import ClusterFigures, ClusterResult
+from dovetail.cluster.policies import make, name_of
+from dovetail.cluster.rules import ClusterOptions, RoundRules
+from dovetail.cluster.simulate import Checkpointing, run
+from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
+from dovetail.cluster.sweeps.grid import SweepGrid, run_sweep
+from dovetail.cluster.sweeps.groups import SweepGroup, compared_sweeps, groups
+from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
+from dovetail.cluster.sweeps.table import read_sweep, write_table
+from dovetail.core import registry
+from dovetail.core.comparison import Comparison
+from dovetail.core.errors import DovetailError, InputError, within
+from dovetail.core.files import as_path
+from dovetail.core.output import atomic_write, refuse_overwrite
+from dovetail.core.parallel import run_all
+from dovetail.core.run import JournalFile, JournalPath, Run
+
+AnyPath = str | PathLike[str]
+Progress = Callable[[int, int], None]
+COMPARED = ("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "jain")
+
+
+class RuleKeywords(TypedDict, total=False):
+    """By which rules a cluster is run; what is left out is as on the command line."""
+
+    interval: float
+    restart_s: float | None
+    allocate_every_s: float | None
+    enable_global_queue: bool
+    ideal: bool
+    compat: Literal["gavel"] | None
+
+
+def options_of(
+    interval: float = 360.0,
+    restart_s: float | None = None,
+    allocate_every_s: float | None = None,
+    enable_global_queue: bool = False,
+    ideal: bool = False,
+    compat: Literal["gavel"] | None = None,
+) -> ClusterOptions:
+    """
+    >>> options_of(restart_s=30).rules.restart_s, options_of(compat="gavel").rules.allocate_every_s
+    (30.0, 1920.0)
+    """
+    within("interval", interval, "seconds, more than 0", 1e-3)
+    within("restart_s", restart_s, "seconds, 0 or more")
+    within("allocate_every_s", allocate_every_s, "seconds, 0 or more")
+    if compat not in (None, "gavel"):
+        raise InputError(f"compat {compat!r}: expected 'gavel'")
+    if compat is not None and (ideal or restart_s is not None):
+        raise InputError("compat gavel has rounds, and restarts that are free: not with ideal or restart_s")
+    rules = GAVEL if compat else RoundRules()
+    rules = replace(
+        rules,
+        round_s=float(interval),
+        global_queue=bool(enable_global_queue),
+        restart_s=rules.restart_s if restart_s is None else float(restart_s),
+        allocate_every_s=rules.allocate_every_s if allocate_every_s is None else float(allocate_every_s),
+    )
+    return ClusterOptions(rules=rules, compat=compat is not None, ideal=bool(ideal))
+
+
+class ClusterRun(Run):
+    """A simulated run of a cluster. `completion_s` are seconds from arrival to completion by the number of the job."""
+
+    def __init__(
+        self,
+        journal: JournalFile,
+        loaded: LoadedScenario,
+        outcome: ClusterResult,
+        metrics: dict[str, Any],
+        notes: list[str],
+    ) -> None:
+        super().__init__(journal, metrics, notes)
+        self.loaded, self.outcome = loaded, outcome
+
+    @property
+    def figures(self) -> ClusterFigures:
+        return self.outcome.figures
+
+    @property
+    def completion_s(self) -> dict[int, float]:
+        return self.outcome.completion_s
+
+    def old_log(self) -> str:
+        """Completion times and figures as the older simulator printed them."""
+        return old_log(self.outcome, self.loaded.setup.window)
+
+
+def _loaded(scenario: Scenario | LoadedScenario | None, how: ClusterOptions) -> LoadedScenario:
+    """What is to be run; by the older rules with pair rates in single precision, as they had them."""
+    if isinstance(scenario, LoadedScenario) and scenario.scenario.float32_pairs == how.compat:
+        return scenario
+    return load(_scenario(scenario, how))
+
+
+def _scenario(scenario: Scenario | LoadedScenario | None, how: ClusterOptions) -> Scenario:
+    plain = scenario.scenario if isinstance(scenario, LoadedScenario) else given(scenario)
+    return replace(plain, float32_pairs=how.compat)
+
+
+def simulate(
+    scenario: Scenario | LoadedScenario | None = None,
+    policy: Any = DEFAULT,
+    *,
+    options: Mapping[str, Any] | None = None,
+    longest_queue: float = LONGEST_QUEUE,
+    journal: JournalPath = None,
+    journal_mode: JournalMode = "changes",
+    checkpoint_file: AnyPath | None = None,
+    checkpoint_every: int = 1000,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **how: Unpack[RuleKeywords],
+) -> ClusterRun:
+    """Simulate a cluster under a policy: a name, `file.py:name`, or a policy of your own (an object, a class, or a
+    function from a `Problem` to an `Allocation`).
+
+    The journal goes to the path that is given, else to a temporary file; with False there is none. A run whose queue
+    grows beyond `longest_queue` times all accelerators is stopped as unstable. `progress` is told how many jobs are
+    done, and of how many. `how` are `interval` (the seconds of a round, 360), `restart_s`, `allocate_every_s`,
+    `enable_global_queue`, `ideal` and `compat`, as on the command line.
+
+    >>> run = simulate(load(cluster="a100=2,l4=4", jobs=6), "max_min_fairness_perf")
+    >>> run.figures.completed, run.check().valid, run.gap < 0.5
+    (6, True, True)
+    """
+    rules = options_of(**how)
+    within("checkpoint_every", checkpoint_every, "rounds, 1 or more", 1, whole=True)
+    within("longest_queue", longest_queue, "more than 0", 1e-9, inf)
+    if journal_mode not in get_args(JournalMode):
+        raise InputError(f"journal_mode {journal_mode!r}: expected {' or '.join(get_args(JournalMode))}")
+    if resume and checkpoint_file is None:
+        raise InputError("resume needs checkpoint_file")
+    make(policy, options)  # an error shows before anything is read
+    loaded = _loaded(scenario, rules)
+    file, saving = JournalFile(journal), None
+    written = [] if file.path is None else [file.path]
+    if checkpoint_file is not None:
+        saving = Checkpointing(as_path(checkpoint_file, "checkpoint_file"), checkpoint_every, resume)
+        written.append(saving.path)
+    refuse_overwrite(written, loaded.scenario.files())
+    setup = loaded.setup
+    known = setup.window[1] if setup.window else len(list(setup.jobs))
+    done = (lambda made: None) if progress is None else lambda made: progress(made, known)
+    watch = QueueWatch(setup, long=longest_queue, progress=done)
+    try:
+        outcome = run(
+            setup,
+            loaded.policy(policy, options),
+            rules.rules,
+            name=name_of(policy),
+            options=loaded.options(policy, options),
+            journal=file.path,
+            mode=journal_mode,
+            observers=[watch],
+            compat=rules.compat,
+            ideal=rules.ideal,
+            saving=saving,
+        )
+    except StoppedError as stopped:
+        raise DovetailError(f"the load is too heavy: {stopped} (--longest-queue lets it grow longer)") from None
+    notes = loaded.notes + ([f"unstable: {watch.verdict()}"] if watch.verdict() else [])
+    named = {"policy": name_of(policy), "cluster": setup.accelerators(), "seed": setup.seed}
+    return ClusterRun(
+        file, loaded, outcome, named | figures(outcome) | {"throughputs": setup.throughputs.source}, notes
+    )
+
+
+def _policies(policies: Any) -> list[Any]:
+    """Policies, each once; one alone is fine."""
+    given = [policies] if isinstance(policies, str) or not isinstance(policies, Iterable) else list(policies)
+    names: dict[str, Any] = {}
+    for policy in given:
+        make(policy)
+        names.setdefault(name_of(policy), policy)
+    if not names:
+        raise InputError("policies: expected at least one")
+    return list(names.values())
+
+
+def compare(
+    scenario: Scenario | LoadedScenario | None = None,
+    policies: Sequence[Any] = ("max_min_fairness", DEFAULT),
+    *,
+    processes: int | None = 1,
+    progress: Progress | None = None,
+    **how: Unpack[RuleKeywords],
+) -> Comparison:
+    """Policies side by side on the same jobs: one row of figures each; `ratios` are those to the first policy's.
+
+    `processes` is how many run at a time, None for one per core; policies of your own run in this process.
+
+    >>> found = compare(load(cluster="a100=2,l4=4", jobs=8), ["fifo", "max_min_fairness_perf"])
+    >>> found.best("avg_jct_s")["policy"], len(found)
+    ('max_min_fairness_perf', 2)
+    """
+    within("processes", processes, "1 or more", 1, whole=True)
+    rules, chosen = options_of(**how), _policies(policies)
+    plain = _scenario(scenario, rules)
+    notes = scenario.notes if isinstance(scenario, LoadedScenario) else load(plain).notes
+    cells = [SweepCell(scenario=plain, policy=policy, how=rules, long=inf) for policy in chosen]
+    own = not all(isinstance(policy, str) for policy in chosen)
+    done = (lambda made: None) if progress is None else lambda made: progress(made, len(cells))
+    rows = run_all(run_cell, cells, 1 if own else processes, done)
+    for row in rows:
+        if row["status"] == "failed":
+            raise DovetailError(f"{row['policy']}: {row['reason']}")
+        del row["jct_quantiles_s"]
+        row["ratios"] = {key: row[key] / rows[0][key] if rows[0][key] else None for key in COMPARED}
+    told = [f"{row['policy']}: {row['reason']}" for row in rows if row["reason"]]
+    return Comparison(rows, ("policy", *COMPARED), [*notes, *told])
+
+
+class Sweep(Comparison):
+    """The points of a sweep, a row for each cluster, policy and load: means over seeds, and half of their 95 %
+    confidence intervals as `NAME_plus_minus`. `runs` are the rows of single runs."""
+
+    def __init__(self, runs: list[SweepRow]) -> None:
+        self.runs = runs
+        self.points: list[SweepGroup] = groups(runs)
+        notes = [
+            f"{point.line} at {point.load:g}: {point.status}: {point.reason}" for point in self.points if point.reason
+        ]
+        shown = ("cluster", "policy", "load", "seeds", "avg_jct_s", "avg_jct_s_plus_minus", "utilization", "status")
+        super().__init__([_point(point) for point in self.points], shown, notes)
+
+    def report(self, path: AnyPath, title: str = "Sweep") -> Path:
+        """Write a page with lines and bands over the loads: one file that needs no server."""
+        place = as_path(path, "path")
+        atomic_write(place, import_module("dovetail.report.sweep_page").sweep_page(self.points, title))
+        return place
+
+
+def _point(point: SweepGroup) -> dict[str, Any]:
+    row: dict[str, Any] = {"cluster": point.cluster, "policy": point.line, "load": point.load}
+    row |= {"seeds": len(point.seeds), "status": point.status}
+    for name, mean in point.means.items():
+        row |= {name: mean.value, f"{name}_plus_minus": mean.half}
+    return row
+
+
+def sweep(
+    scenario: Scenario | LoadedScenario | None = None,
+    *,
+    kind: SweepKind = "continuous",
+    loads: Sequence[float] = (),
+    policies: Sequence[str] = (),
+    clusters: Sequence[str] = (),
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    profiling_percentages: Sequence[float] = (1.0,),
+    num_reference_models: Sequence[int] = (),
+    cutoffs: Mapping[str, Mapping[str, float]] | None = None,
+    utilization_threshold: float | None = None,
+    step: float | None = None,
+    most: float = inf,
+    timeout: float | None = None,
+    longest_queue: float = LONGEST_QUEUE,
+    log_dir: AnyPath | None = None,
+    processes: int | None = 1,
+    progress: Progress | None = None,
+    run: Callable[[SweepCell], SweepRow] = run_cell,
+    **how: Unpack[RuleKeywords],
+) -> Sweep:
+    """Many simulations over clusters, policies, loads and seeds, as means over seeds with confidence intervals.
+
+    `loads` are jobs per hour of a continuous sweep, whose scenario has a `window`; numbers of jobs of a static one.
+    With `utilization_threshold` they are raised by `step` until the cluster is used more than that, up to `most`.
+    Policies are all of them if left out, clusters the scenario's. What is in `log_dir` is kept, and not run again;
+    without one, results are only given back. `processes` run at a time, None for one per core.
+
+    >>> found = sweep(given(cluster="a100=2"), kind="static", loads=[4, 8], policies=["fifo"], seeds=[0, 1])
+    >>> [(row["load"], row["seeds"], row["avg_jct_s_plus_minus"] > 0) for row in found]
+    [(4.0, 2, True), (8.0, 2, True)]
+    """
+    rules = options_of(**how)
+    within("processes", processes, "1 or more", 1, whole=True)
+    within("timeout", timeout, "seconds, more than 0", 1e-9)
+    within("longest_queue", longest_queue, "more than 0", 1e-9, inf)
+    if utilization_threshold is not None and not 0 < utilization_threshold <= 1:
+        raise InputError(f"utilization_threshold {utilization_threshold}: expected more than 0, up to 1")
+    if kind not in ("continuous", "static"):
+        raise InputError(f"kind {kind!r}: expected continuous or static")
+    for share in profiling_percentages:
+        within("profiling_percentages", share, "0 to 1", most=1)
+    for number in num_reference_models:
+        within("num_reference_models", number, "1 or more", 1, whole=True)
+    for name, values in (("clusters", clusters), ("seeds", seeds), ("profiling_percentages", profiling_percentages)):
+        if isinstance(values, str) or not isinstance(values, Sequence) or (not values and name != "clusters"):
+            raise InputError(f"{name}: expected at least one value, found {values!r}")
+    base = _scenario(scenario, rules)
+    with tempfile.TemporaryDirectory() as folder:
+        grid = SweepGrid(
+            kind=kind,
+            folder=Path(folder, "sweep") if log_dir is None else as_path(log_dir, "log_dir"),
+            base=base,
+            how=rules,
+            clusters=tuple(clusters) or (base.cluster,),
+            policies=tuple(_policies(policies or registry.names("cluster"))),
+            seeds=tuple(seeds),
+            loads=tuple(map(float, loads)),
+            profiled=tuple(profiling_percentages),
+            references=tuple(num_reference_models) or (None,),
+            cutoffs=cutoffs or {},
+            timeout_s=timeout,
+            long=longest_queue,
+        )
+        climb = None if utilization_threshold is None else (utilization_threshold, step, most)
+        try:
+            run_sweep(grid, climb, processes, progress or (lambda done, of: None), run)
+        except KeyboardInterrupt:
+            _finish(grid.folder, kind)
+            raise
+        return _finish(grid.folder, kind)
+
+
+def _finish(folder: Path, kind: SweepKind) -> Sweep:
+    """The table and the page of all results in the folder."""
+    found = read_results(folder)
+    if found.runs:
+        write_table(found.runs, folder)
+        found.report(folder / "sweep.html", f"{kind.capitalize()} sweep {folder.name}")
+    return found
+
+
+def read_results(log_dir: AnyPath) -> Sweep:
+    """The results that a sweep kept in a folder, also of one that was interrupted."""
+    return Sweep(read_sweep(as_path(log_dir, "log_dir")))
+
+
+def compare_sweeps(a: AnyPath | Sweep, b: AnyPath | Sweep) -> Comparison:
+    """The second sweep's figures over the first one's, for every cluster, policy and load that both have. Where both
+    have the same seeds, and so the same jobs, with the mean difference and half its 95 % confidence interval."""
+    one, two = (each if isinstance(each, Sweep) else read_results(each) for each in (a, b))
+    rows = compared_sweeps(one.points, two.points)
+    if not rows:
+        raise InputError(f"{a} and {b} have no cluster, policy and load in common")
+    return Comparison(rows, ("cluster", "policy", "load", "a", "b"))
+
+
+def list_policies() -> list[dict[str, Any]]:
+    """All policies: what they promise, what they know and which options they take."""
+    rows = []
+    for name, promise, options, traits in registry.listing("cluster", ["agnostic", "packs"]):
+        knows = "pairs" if traits["packs"] else "nothing of types" if traits["agnostic"] else "types"
+        rows.append({"name": name, "promise": promise, "knows": knows, **traits, "options": options})
+    return rows

@@ -1,0 +1,286 @@
+"""The level from Python: what may be given in the place of files, a policy of one's own, and what comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail import Run, cluster, read_journal
+from dovetail.core.errors import DovetailError, InputError
+
+JOBS = [
+    {"arrival_s": 0.0, "model": "LM", "steps": 4000},
+    {"arrival_s": 30.5, "model": "LM", "duration_s": 900, "weight": 2},
+    {"arrival_s": 60.0, "model": "GAN", "steps": 3000, "name": "mine"},
+]
+RATES = [
+    {"model": "LM", "type": "a100", "steps_per_s": 4.0},
+    {"model": "LM", "type": "l4", "steps_per_s": 1.0},
+    {"model": "GAN", "type": "a100", "steps_per_s": 2.0},
+    {"model": "GAN", "type": "l4", "steps_per_s": 2.0},
+]
+GIVEN: dict[str, Any] = {"cluster": {"a100": 1, "l4": 1}, "trace": JOBS, "throughputs": RATES}
+
+
+def written(folder: Path) -> dict[str, Any]:
+    """The same as files."""
+    (folder / "jobs.csv").write_text(
+        "arrival_s,model,steps,duration_s,weight,name\n0,LM,4000,,,\n30.5,LM,,900,2,\n60,GAN,3000,,,mine\n"
+    )
+    rows = "".join(f"{row['model']},{row['type']},{row['steps_per_s']}\n" for row in RATES)
+    (folder / "rates.csv").write_text("model,type,steps_per_s\n" + rows)
+    return {"cluster": "a100=1,l4=1", "trace": str(folder / "jobs.csv"), "throughputs": folder / "rates.csv"}
+
+
+def test_rows_may_stand_in_the_place_of_files(tmp_path: Path) -> None:
+    from_files, given = cluster.load(**written(tmp_path)), cluster.load(**GIVEN)
+    assert list(given.setup.jobs) == list(from_files.setup.jobs)
+    assert given.setup.jobs[1].steps == 3600.0  # type: ignore[index]
+    for name in ("alone", "spread"):
+        assert np.array_equal(getattr(given.setup.throughputs, name), getattr(from_files.setup.throughputs, name))
+    assert repr(given) == "<LoadedScenario 1 a100, 1 l4; 3 jobs>"
+    assert cluster.simulate(given).metrics["makespan_s"] == cluster.simulate(from_files).metrics["makespan_s"]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_frame_may_stand_in_the_place_of_a_file(library: str) -> None:
+    frames = pytest.importorskip(library)
+    names = dict.fromkeys(name for row in JOBS for name in row)
+    columns = {name: [row.get(name) for row in JOBS] for name in names}
+    found = cluster.load(**GIVEN | {"trace": frames.DataFrame(columns), "throughputs": frames.DataFrame(RATES)})
+    assert list(found.setup.jobs) == list(cluster.load(**GIVEN).setup.jobs)
+
+
+def test_a_cluster_prices_and_rates_as_their_files_have_them() -> None:
+    details = {"types": {"a100": {"count": 2, "gpus_per_server": 2}, "l4": 3}, "order": ["l4", "a100"]}
+    rates = {"rates": [{"kind": "LM", "device": "a100", "rate": 8.0, "unit": "steps/s"}]}
+    prices = [{"time_s": 0, "type": "a100", "price": 3.5}, {"time_s": 0, "type": "l4", "price": 0.5}]
+    setup = cluster.load(**GIVEN | {"cluster": details, "rates": rates, "prices": prices}).setup
+    assert (setup.types, setup.counts.tolist(), setup.per_server.tolist()) == (("l4", "a100"), [3, 2], [1, 2])
+    assert setup.throughputs.alone[0].tolist() == [1.0, 8.0]
+    assert setup.prices.price_at(0.0).tolist() == [0.5, 3.5]
+    assert cluster.load(cluster="a100=8", per_server=4, jobs=2).setup.per_server.tolist() == [4]
+    assert cluster.load(cluster="a100=8", jobs=2, entities=3).setup.entities == dict.fromkeys(
+        ("entity-0", "entity-1", "entity-2"), 1.0
+    )
+    assert cluster.load(jobs=2, jobs_per_hour=4.0).scenario.lam_s == 900.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"trace": [JOBS[0], {"arrival_s": 1, "model": "LM", "steps": "many"}]}, "trace[1]: steps: expected a number"),
+        (
+            {"trace": [JOBS[0], {"arrival_s": 1, "model": "LN", "steps": 4}]},
+            "trace[1]: no throughputs for the model 'LN'",
+        ),
+        ({"trace": [{"arrival_s": 1, "model": "LM", "wieght": 4}]}, "trace: unknown column 'wieght'; did you mean"),
+        ({"trace": [JOBS[0], 7]}, "trace[1]: expected a dict with columns, found 7"),
+        ({"trace": 7}, "trace: expected a path, a list of dicts or a frame, found 7"),
+        ({"trace": {}}, "trace: expected a path, a list of dicts or a frame"),
+        ({"trace": []}, "trace: expected jobs, found none"),
+        ({"trace": "none.csv"}, "none.csv: no such file"),
+        ({"throughputs": [{"model": "LM", "type": "a100"}]}, "throughputs: missing column 'steps_per_s'"),
+        ({"throughputs": {"throughputs": [{"model": "LM"}]}}, "throughputs: throughputs.0"),
+        ({"throughputs": 3.5}, "throughputs: expected a path, a list of dicts or a frame, found 3.5"),
+        ({"prices": [{"time_s": 0, "type": "a100", "price": -1}]}, "prices[0]: price: expected a number >= 0"),
+        (
+            {"rates": {"rates": [{"kind": "LM", "device": "a100", "rate": -1.0}]}},
+            "rates: rates.0.rate: expected a positive",
+        ),
+        ({"cluster": {"a100": -1}}, "cluster 'a100=-1': expected a whole number >= 0, found '-1'"),
+        ({"cluster": {"a100": 2.5}}, "cluster 'a100=2.5': expected a whole number >= 0, found '2.5'"),
+        ({"cluster": {"types": {"a100": {"cuont": 1}}}}, "cluster: types.a100.cuont: unknown key 'cuont'"),
+        ({"cluster": None}, "cluster '': expected v100:p100:k80"),
+        ({"cluster": 8}, "cluster '8': expected v100:p100:k80"),
+        ({"jobs": 2.5, "trace": None}, "jobs 2.5: expected 1 or more, a whole number"),
+        ({"jobs": 0, "trace": None}, "jobs 0: expected 1 or more"),
+        ({"jobs": "many", "trace": None}, "jobs 'many': expected 1 or more"),
+        ({"lam_s": -1.0, "trace": None}, "lam_s -1: expected seconds, 0 or more"),
+        ({"jobs_per_hour": 0}, "jobs per hour: expected a number above 0, found 0"),
+        ({"multi_gpu": "yes"}, "multi_gpu 'yes': expected True or False"),
+        ({"widths": "gues"}, "widths 'gues': expected error or guess"),
+        ({"entities": {"a": 0}}, "the weight of entity 'a' 0: expected more than 0"),
+        ({"entities": "a"}, "entities 'a': expected weights by name, or a number"),
+        ({"profiled": 2}, "profiled 2: expected 0 to 1"),
+        ({"seed": None}, "seed None: expected a whole number"),
+        ({"window": 5}, "window 5: expected the first job and the one after the last"),
+    ],
+)
+def test_what_makes_no_sense_is_told_in_a_sentence(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as error:
+        cluster.load(**GIVEN | fields)
+    assert says in str(error.value)
+
+
+def test_an_unknown_field_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="jbos"):
+        cluster.load(jbos=3)
+    with pytest.raises(TypeError, match="intervall"):
+        cluster.simulate(cluster.load(**GIVEN), intervall=3)  # type: ignore[call-arg]
+
+
+class Oldest(cluster.Policy):
+    """Twenty lines of somebody: whoever came first has the fastest type that is free."""
+
+    def allocate(self, problem: cluster.Problem) -> cluster.Allocation:
+        share, free = np.zeros((problem.jobs, len(problem.types))), problem.counts.copy()
+        for job in range(problem.jobs):
+            speed = np.where(free >= problem.width[job], problem.speed[job], 0.0)
+            if speed.max() > 0:
+                share[job, speed.argmax()] = 1.0
+                free[speed.argmax()] -= problem.width[job]
+        return cluster.Allocation(share=share, why="the oldest that fit")
+
+
+def oldest(problem: cluster.Problem) -> cluster.Allocation:
+    return Oldest().allocate(problem)
+
+
+@pytest.mark.parametrize("own", [Oldest, Oldest(), oldest])
+def test_a_policy_of_ones_own_goes_in_where_a_name_does(own: Any) -> None:
+    found = cluster.simulate(cluster.load(**GIVEN), own)
+    assert found.metrics["policy"] == found.header.policy == ("oldest" if own is oldest else "Oldest")
+    assert found.completion_s[0] == 10 + 4000 / 4  # the oldest has the fastest from its arrival to its end
+    assert found.check().valid
+    rows = cluster.compare(cluster.load(**GIVEN), ["fifo", own], processes=2)
+    assert [row["policy"] for row in rows] == ["fifo", found.metrics["policy"]]
+    assert rows[1]["avg_jct_s"] == found.metrics["avg_jct_s"]
+
+
+class Lacking:
+    packs = strict = False
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Lacking(), "policy Lacking: expected a method `allocate(problem)`"),
+        (type("Half", (Lacking,), {"allocate": oldest}), "policy Half: expected agnostic to be True or False"),
+        (None, "expected a cluster policy: a name, file.py:name, or one of your own; found None"),
+        ("fifoo", "no cluster policy is called 'fifoo'; did you mean 'fifo'?"),
+        ("baseline", "no cluster policy is called 'baseline'"),
+    ],
+)
+def test_what_is_no_policy_is_told(policy: Any, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        cluster.simulate(cluster.load(**GIVEN), policy)
+    assert says in str(error.value)
+
+
+def test_what_a_policy_of_ones_own_raises_names_it() -> None:
+    def broken(problem: cluster.Problem) -> cluster.Allocation:
+        raise ZeroDivisionError("by nothing")
+
+    with pytest.raises(DovetailError, match="policy broken: allocate failed: ZeroDivisionError: by nothing"):
+        cluster.simulate(cluster.load(**GIVEN), broken)
+
+
+def test_a_run_can_be_asked_and_read_back(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    path = tmp_path / "run.jsonl"
+    run = cluster.simulate(cluster.load(**GIVEN), journal=str(path), progress=lambda done, of: told.append((done, of)))
+    assert isinstance(run, Run)
+    assert run.journal == path
+    assert told[-1] == (3, 3)
+    assert run.bounds["makespan_s"] == run.bound == run.metrics["bound_makespan_s"]
+    assert run.gap == pytest.approx(run.metrics["makespan_s"] / run.bound - 1)
+    jobs = run.frame()
+    assert list(jobs["job"]) == ["job 0", "job 1", "job 2 mine"]
+    assert list(jobs["response_s"]) == pytest.approx(list(run.completion_s.values()))
+    assert "Job 2 (mine) arrived at 60.00 s: 3,000 steps of GAN" in str(run.explain("mine"))
+    assert run.replay().difference is None
+    assert "<svg" in run.plot().svg
+    again = read_journal(path)
+    assert again.metrics["avg_jct_s"] == run.metrics["avg_jct_s"]
+    assert again.check().valid
+
+
+@pytest.mark.parametrize("how", [{"ideal": True}, {"compat": "gavel"}])
+def test_runs_without_leases_are_recorded_too(how: Any) -> None:
+    run = cluster.simulate(cluster.load(**GIVEN), "isolated", **how)
+    assert run.check().valid
+    assert list(run.frame()["response_s"]) == pytest.approx([run.completion_s[i] for i in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"interval": 0}, "interval 0: expected seconds, more than 0"),
+        ({"interval": "long"}, "interval 'long': expected seconds"),
+        ({"interval": 5}, "a restart of 10 s in rounds of 5 s"),
+        ({"compat": "gswarm"}, "compat 'gswarm': expected 'gavel'"),
+        ({"compat": "gavel", "ideal": True}, "compat gavel has rounds"),
+        ({"journal": 3}, "journal: expected a path, found 3"),
+        ({"journal_mode": "full"}, "journal_mode 'full': expected changes or summary"),
+        ({"longest_queue": 0}, "longest_queue 0: expected more than 0"),
+        ({"resume": True}, "resume needs checkpoint_file"),
+        ({"options": {"alpha": 1}}, "has no option 'alpha'"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(how: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as error:
+        cluster.simulate(cluster.load(**GIVEN), **how)
+    assert says in str(error.value)
+    with pytest.raises(InputError, match="scenario: expected a Scenario, found 'jobs'"):
+        cluster.simulate("jobs")  # type: ignore[arg-type]
+
+
+def test_a_sweep_gives_means_with_their_confidence(tmp_path: Path) -> None:
+    base = cluster.Scenario(cluster="a100=1,l4=1", duration_s=3600.0)
+    names = ["isolated", "max_min_fairness_perf"]
+    found = cluster.sweep(base, kind="static", loads=[3, 6], policies=names, seeds=[0, 1, 2], log_dir=tmp_path / "logs")
+    assert [(row["policy"], row["load"], row["seeds"]) for row in found] == [
+        (name, load, 3) for name in names for load in (3.0, 6.0)
+    ]
+    row = found[0]
+    values = [run["avg_jct_s"] for run in found.runs if (run["policy"], run["num_total_jobs"]) == ("isolated", 3)]
+    assert row["avg_jct_s"] == pytest.approx(np.mean(values))
+    assert row["avg_jct_s_plus_minus"] == pytest.approx(4.303 * np.std(values, ddof=1) / 3**0.5, rel=1e-6)
+    assert (tmp_path / "logs" / "sweep.html").is_file()
+    assert cluster.read_results(tmp_path / "logs").rows == found.rows
+    before = cluster.compare_sweeps(found, str(tmp_path / "logs"))
+    assert [row["avg_jct_s"]["ratio"] for row in before] == [1.0] * 4
+    kept: list[tuple[int, int]] = []
+    cluster.sweep(
+        base,
+        kind="static",
+        loads=[3, 6],
+        policies=names,
+        seeds=[0, 1, 2],
+        log_dir=tmp_path / "logs",
+        progress=lambda done, of: kept.append((done, of)),
+    )
+    assert kept == [(12, 12)]
+
+
+def test_a_sweep_that_cannot_be_is_told() -> None:
+    with pytest.raises(InputError, match="seeds: expected at least one value, found 3"):
+        cluster.sweep(kind="static", loads=[4], seeds=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="kind 'statc': expected continuous or static"):
+        cluster.sweep(kind="statc", loads=[4])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no load is left to run"):
+        cluster.sweep(kind="static", policies=["fifo"])
+
+
+def test_traces_are_written_and_policies_listed(tmp_path: Path) -> None:
+    loaded = cluster.load(cluster="a100=2", jobs=4, seed=3)
+    assert cluster.write_trace(loaded.setup.jobs, str(tmp_path / "jobs.csv")) == 4
+    again = cluster.load(cluster="a100=2", trace=tmp_path / "jobs.csv")
+    assert [job.steps for job in again.setup.jobs] == [job.steps for job in loaded.setup.jobs]
+    assert again.trace_format == "table"
+    with pytest.raises(InputError, match="to 'csv': expected table or gavel"):
+        cluster.write_trace(loaded.setup.jobs, tmp_path / "x", "csv")  # type: ignore[arg-type]
+    knows = {row["name"]: row["knows"] for row in cluster.list_policies()}
+    assert (knows["isolated"], knows["fifo_perf"], knows["gandiva"]) == ("nothing of types", "types", "pairs")
+
+
+def test_what_was_assumed_is_told_of_the_jobs_that_are_read() -> None:
+    rows = [{"timestamp": 10 * i, "duration": 60 * (i != 1), "num_gpus": 1} for i in (2, 0, 1, 3, 4)]
+    for most, drawn, dropped in ((None, 4, 1), (2, 2, 0), (3, 3, 1)):
+        notes = cluster.load(cluster="a100=2", trace=rows, jobs=most).notes
+        assert f"models drawn by hash for {drawn} jobs, steps told from their time on a100" in notes
+        assert (f"left out: {dropped} x jobs that took no time" in notes) is bool(dropped)
