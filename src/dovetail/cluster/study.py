@@ -356,12 +356,3 @@ def compare_sweeps(a: AnyPath | Sweep, b: AnyPath | Sweep) -> Comparison:
     if not rows:
         raise InputError(f"{a} and {b} have no cluster, policy and load in common")
     return Comparison(rows, ("cluster", "policy", "load", "a", "b"))
-
-
-def list_policies() -> list[dict[str, Any]]:
-    """All policies: what they promise, what they know and which options they take."""
-    rows = []
-    for name, promise, options, traits in registry.listing("cluster", ["agnostic", "packs"]):
-        knows = "pairs" if traits["packs"] else "nothing of types" if traits["agnostic"] else "types"
-        rows.append({"name": name, "promise": promise, "knows": knows, **traits, "options": options})
-    return rows

@@ -1,6 +1,10 @@
 """What can be chosen by name, in a module that costs nothing to import."""
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from dovetail.core import registry
 
 Widths = Literal["error", "guess"]
 """What is done with widths that the throughputs do not have."""
@@ -20,3 +24,12 @@ SweepKind = Literal["continuous", "static"]
 DEFAULT = "max_min_fairness_perf"  # the policy, if none is named
 CLOUDS = ("aws", "gcp", "azure")
 LONGEST_QUEUE = 10.0  # times all accelerators: a queue that may not be longer and still grow
+
+
+def list_policies() -> list[dict[str, Any]]:
+    """All policies: what they promise, what they know and which options they take."""
+    rows = []
+    for name, promise, options, traits in registry.listing("cluster", ["agnostic", "packs"]):
+        knows = "pairs" if traits["packs"] else "nothing of types" if traits["agnostic"] else "types"
+        rows.append({"name": name, "promise": promise, "knows": knows, **traits, "options": options})
+    return rows
