@@ -44,9 +44,10 @@ def account(reader: Reader, job: str, task: str | None = None) -> Account:
     if task is not None:
         raise InputError(f"{reader.path}: a job of a cluster is told as a whole; found task {task!r}")
     story = explain(reader, str(job))
-    course = [
-        f"{a:.2f} to {'?' if b is None else format(b, '.2f')} s: {' '.join(rest)}" for a, b, *rest in story.course()
-    ]
+    course = []
+    for from_s, to_s, what, where, why in story.course():
+        until = "" if to_s is None else f"{to_s:.2f}"
+        course.append(f"{from_s:.2f} to {until} s: {what}{f' on {where}' if where else ''}: {why}")
     return Account("\n".join([*story.opening(), *course, *story.closing()]), [story])
 
 
