@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ def executed(path: Path) -> Any:
 
 
 def shown(notebook: Any) -> list[list[str]]:
-    """What each cell of code shows: the kinds of its outputs."""
+    """What each cell of code shows: the kinds of its outputs. What is printed comes in one piece or in several."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [
+    kinds = [
         [kind for output in cell.outputs for kind in sorted(output.get("data", {output.output_type: ""}))]
         for cell in cells
     ]
+    return [[kind for kind, _ in groupby(each)] for each in kinds]
 
 
 def pictures(notebook: Any) -> int:
