@@ -241,38 +241,42 @@ class Copy:
                 return "timeout"
 
 
-_running: set[int] = set()
+_running: dict[int, Path] = {}  # process groups, and the trees that they run in
 
 
 @contextmanager
 def _limited(
     command: list[str], folder: Path, environment: dict[str, str], output: int, cpu_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process group that ends with the block, or if this process is ended, or at the latest by its CPU time.
-
-    A mutant may loop for ever and leave anything behind.
-    """
+    """A process that ends with the block, and all that it started: or if this process is ended, or at the latest by its
+    CPU time. A mutant may loop for ever and leave anything behind."""
     command = ["sh", "-c", f'ulimit -t {round(cpu_s)}; exec "$@"', "sh", *command]
     started = subprocess.Popen(
         command, cwd=folder, env=environment, stdin=output, stdout=output, stderr=output, start_new_session=True
     )
-    _running.add(started.pid)
+    _running[started.pid] = folder
     try:
         yield started
     finally:
-        _end(started.pid)
+        _end(started.pid, folder)
         started.wait()
-        _running.discard(started.pid)
+        del _running[started.pid]
 
 
-def _end(group: int) -> None:
+def _end(group: int, folder: Path) -> None:
+    """The group, and who left it: whoever was started from this tree has its path in the environment."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if os.fsencode(folder / "src") in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 def _interrupted(number: int, frame: object) -> None:
-    for group in list(_running):
-        _end(group)
+    for group, folder in list(_running.items()):
+        _end(group, folder)
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(128 + number)
 
 
