@@ -24,6 +24,7 @@ class Residents:
         self._hosts = [d.host for d in pool.devices]
         self._memory = pool.memories
         self.held: list[dict[str, None]] = [{} for _ in pool.devices]  # in order of last use
+        self.holders: dict[str, dict[int, None]] = {}  # the other way round: which GPUs hold a model
         self._dram: dict[int, dict[str, None]] = {d.host: {} for d in pool.devices}
         self._seen: dict[tuple[str | None, str, str], float] = {}
         self._simple = costs.resident == "one" and not costs.dram_gb
@@ -112,13 +113,17 @@ class Residents:
             held = self.held[gpu]
             if self._simple:
                 if model not in held:
+                    for other in held:
+                        del self.holders[other][gpu]
                     held.clear()
                     held[model] = None
+                    self.holders.setdefault(model, {})[gpu] = None
                 continue
             for other in self.evicted(gpu, model):
-                del held[other]
+                del held[other], self.holders[other][gpu]
             held.pop(model, None)
             held[model] = None
+            self.holders.setdefault(model, {})[gpu] = None
             if self.costs.dram_gb:
                 self._keep_in_dram(self._hosts[gpu], model)
 

@@ -4,6 +4,7 @@ class it derives."""
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import Any, NamedTuple
@@ -123,9 +124,14 @@ class Queue:
     @property
     def head(self) -> ReadyNode:
         heap = self._heap
-        while heap[0][2].gone:
+        while heap[0][2].gone or heap[0][0] is not heap[0][2].rank:
             heapq.heappop(heap)
         return heap[0][2]
+
+    def move(self, node: ReadyNode, rank: Any) -> None:
+        """Give a node another place in the queue."""
+        node.rank = rank
+        heapq.heappush(self._heap, (rank, node.seq, node))
 
     def remove(self, node: ReadyNode) -> None:
         node.gone = True
@@ -138,7 +144,7 @@ class Queue:
         found: list[tuple[Any, int, ReadyNode]] = []
         while heap and len(found) < count:
             entry = heapq.heappop(heap)
-            if not entry[2].gone:
+            if not entry[2].gone and entry[0] is entry[2].rank:
                 found.append(entry)
         for entry in found:
             heapq.heappush(heap, entry)
@@ -146,7 +152,7 @@ class Queue:
 
     def nodes(self) -> list[ReadyNode]:
         """All of them, in order. CostRules time: a policy for large queues looks at heads only."""
-        return [node for _, _, node in sorted(self._heap) if not node.gone]
+        return [node for rank, _, node in sorted(self._heap) if not node.gone and rank is node.rank]
 
 
 class View:
@@ -173,6 +179,7 @@ class View:
         self.residents = Residents(pool, models, costs, rates)
         self.now = 0.0
         self.queues: dict[str, Queue] = {}
+        self.ready_count = 0  # nodes in all queues
         self.wide_waiting = 0  # queues of models that span several GPUs
         self.requests: dict[str, OpenRequest] = {}  # requests under way, in order of arrival
         self.demand: dict[str, float] = dict.fromkeys(models, 0.0)
@@ -184,21 +191,26 @@ class View:
         self.rates = rates or RateTable()
         self._types = [d.type for d in pool.devices]
         self._speeds = pool.speeds
+        self.total_speed = sum(self._speeds)
         self.fastest = max([*self._speeds, *[rate.rate for rate in self.rates.rates.values()]])
-        self._even = not self.rates.rates and set(self._speeds) == {1.0}
+        self.even = not self.rates.rates and set(self._speeds) == {1.0}
         self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
         self._masks: dict[tuple[int | str, bool], list[tuple[Window, int]]] = {}
         self._windows: dict[tuple[int | str, bool], list[Window]] = {}
         self._roomy: dict[tuple[str, bool], frozenset[Window]] = {}
         # whether two GPUs that hold the same model are as good as each other, but for how long they have been idle
         self.alike = len({*self._types}) == 1 and costs.resident == "one" and not costs.dram_gb
-        self._limited = any(m is not None for m in pool.memories)
+        self.limited = any(m is not None for m in pool.memories)
+        self._heads: list[tuple[Any, int, Queue]] = []
+        self._head_of: dict[str, tuple[Any, int, Queue]] = {}
+        self._changed: dict[str, None] = {}  # models whose queue may have another head than in `_heads`
+        self._containing: dict[int | str, dict[int, list[Window]]] = {}
 
     # --- what a policy may ask --------------------------------------------------------------------
 
     def free_windows(self, model: str, aligned: bool = True) -> list[Window]:
         """The windows of GPUs that are free now and have room for the model."""
-        key = (model if self._limited else self.models[model].width, aligned)
+        key = (model if self.limited else self.models[model].width, aligned)
         found = self._windows.get(key)
         if found is None:
             masks = self._masks.get(key)
@@ -223,13 +235,48 @@ class View:
                 self._roomy[key] = self.roomy_windows(model, aligned=False)
         return self._roomy[key]
 
+    def warm_windows(self, model: str) -> list[Window]:
+        """The windows, free or not, that hold the model on all of their GPUs."""
+        holders = self.residents.holders.get(model)
+        if not holders:
+            return []
+        key = model if self.limited else self.models[model].width
+        containing = self._containing.get(key)
+        if containing is None:
+            containing = self._containing[key] = {}
+            for window in sorted(self.roomy_windows(model)):
+                for gpu in window:
+                    containing.setdefault(gpu, []).append(window)
+        if self.models[model].width == 1:
+            return [containing[gpu][0] for gpu in holders if gpu in containing]
+        found = {w for gpu in holders for w in containing.get(gpu, ()) if all(other in holders for other in w)}
+        return sorted(found)
+
+    def heads(self) -> list[tuple[Any, int, Queue]]:
+        """Rank and number of every queue's head, and the queue: the smallest rank first."""
+        for model in self._changed:
+            queue, known = self.queues.get(model), self._head_of.pop(model, None)
+            if known is not None:
+                del self._heads[bisect_left(self._heads, known[:2], key=_by_rank)]
+            if queue is not None:
+                head = queue.head
+                entry = self._head_of[model] = (head.rank, head.seq, queue)
+                insort(self._heads, entry, key=_by_rank)
+        self._changed.clear()
+        return self._heads
+
+    def move(self, node: ReadyNode, rank: Any) -> None:
+        """Give a ready node another rank: a policy's order may change while nodes wait."""
+        self.queues[node.model].move(node, rank)
+        self._changed[node.model] = None
+
     def setup_s(self, window: Window, model: str) -> float:
         """Seconds until the model is resident on a window; 0 where it is warm."""
         return self.residents.setup(window, model)
 
     def run_s(self, node: ReadyNode, window: Window) -> float:
         """Seconds that the node takes on a window: the slowest of its GPUs sets the pace."""
-        return node.size if self._even or not window else node.size / self.speed(node.model, window)
+        return node.size if self.even or not window else node.size / self.speed(node.model, window)
 
     def speed(self, model: str, window: Window) -> float:
         rates, types, speeds = self.rates, self._types, self._speeds
@@ -265,16 +312,24 @@ class View:
             queue = self.queues[node.model] = Queue(node.model, node.width)
             self.wide_waiting += node.width > 1
         queue.push(node)
+        self.ready_count += 1
+        self._changed[node.model] = None
         node.sibling, node.request.queued = node.request.queued, node
 
     def dequeue(self, node: ReadyNode) -> None:
         queue = self.queues[node.model]
         queue.remove(node)
+        self.ready_count -= 1
+        self._changed[node.model] = None
         if node.request.queued is node:
             node.request.queued = node.sibling
         if not queue.count:
             del self.queues[node.model]
             self.wide_waiting -= node.width > 1
+
+
+def _by_rank(entry: tuple[Any, ...]) -> tuple[Any, int]:
+    return entry[0], entry[1]
 
 
 class Place(NamedTuple):
