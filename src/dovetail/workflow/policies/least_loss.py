@@ -1,0 +1,139 @@
+"""Least loss: start here, wait for a warm window, or start elsewhere, whichever costs everybody the least waiting."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from dovetail.core.registry import policy
+from dovetail.workflow.policies.base import Place, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.demand_picture import DemandPicture
+from dovetail.workflow.policies.window_prices import CAP, WindowOption, WindowPrices, backlog_s
+
+Objective = Literal["balanced", "mean", "tail", "makespan"]
+# what a request's size counts, as a share of the backlog for one of mean size, and up to which multiple of that size
+_NUDGE = {"balanced": (0.5, 1.5), "mean": (1.0, 3.0), "tail": (0.2, 1.5), "makespan": (0.0, 0.0)}
+_LATE = 2.0  # backlogs that a request steps back once it cannot be on time
+_STARVED = 2.0  # backlogs, with its own size, after which a wide node gets a reservation
+
+
+class Rank(NamedTuple):
+    """A node's place: on the clock; the backlog when it became ready; whether it stepped back for being late."""
+
+    at_s: float
+    backlog_s: float
+    late: bool = False
+
+    def step_back(self, backlog_s: float) -> Rank:
+        return Rank(self.at_s + _LATE * backlog_s, self.backlog_s, late=True)
+
+
+@policy("least_loss", level="workflow")
+class LeastLoss(WorkflowPolicy):
+    """Whatever costs everybody the least waiting: start here now, wait for a warm window, or start elsewhere.
+
+    Oldest request first, nudged by what is left of it: a small one may pass a large one by a share of the backlog;
+    weights move a request within the backlog; who can no longer be on time steps back by two backlogs. A node goes to
+    the free window of least harm, counting what the evicted model loses while it is away; it waits for a busy window
+    that holds its model, or is faster, where that loses less. A node that must load its model has to be older by a
+    surcharge, the square root of lot sizes, with a cap that is fixed when it becomes ready.
+
+    Promise, for equal weights and requests that are not late: on a window that is free for it, a node whose model is
+    loaded nowhere is passed only by requests that arrived at most 1.75 D + 10 s after its own, where D is the backlog
+    when it became ready (work that had arrived and not started, over the speed of the pool) and s its set-up and those
+    of evicted models that are waited for, times its width: at any load, in a run of any length. A wide node without a
+    free window gets a reservation once it has waited 3 D + 10 s + twice its size, one node at a time: its GPUs are
+    then given only to nodes that end before the last of them is free (backfilling).
+
+    `objective` is what to favour: `mean` small requests, `tail` old ones, `makespan` long paths; `balanced` is between.
+    """
+
+    def __init__(self, *, objective: Objective = "balanced") -> None:
+        self.objective = objective
+        self._deadlines = False  # whether any request had one
+        self._reserved: tuple[ReadyNode, Window] | None = None
+
+    def begin(self, view: View) -> None:
+        self._demand = DemandPicture(view)
+
+    # --- order ------------------------------------------------------------------------------------
+
+    def rank(self, node: ReadyNode, view: View) -> Rank:
+        self._demand.add(node, view.now)
+        request, now_s = node.request, backlog_s(view)
+        beta, top = _NUDGE[self.objective]
+        # over the mean request, times the backlog: left / (backlog / requests) * backlog
+        size_s = len(view.requests) * request.gpu_s_left / (view.total_speed * request.weight)
+        at_s = request.arrived_s + beta * min(size_s, top * now_s) + now_s * (1 / request.weight - 1)
+        if self.objective == "makespan":
+            at_s -= node.tail_s
+        rank = Rank(at_s, now_s)
+        if request.due_s is None:
+            return rank
+        self._deadlines = True
+        return rank.step_back(now_s) if _is_late(node, view) else rank
+
+    def choose(self, view: View) -> Place | Wait | None:
+        kept: Window = ()
+        if view.wide_waiting and (reservation := self._reservation(view)) is not None:
+            node, kept = reservation
+            if all(view.free[gpu] for gpu in kept):
+                self._reserved = None
+                return Place(node, kept, "reserved after a long wait")
+        prices = WindowPrices(view, self._demand, kept)
+        best: tuple[float, int, ReadyNode, WindowOption] | None = None
+        for rank, seq, queue in self._heads(view):
+            if best is not None and rank.at_s >= best[0]:
+                break
+            if queue.width > view.free_count:
+                continue
+            if best is not None and rank.at_s + prices.least_surcharge(queue, rank.backlog_s) >= best[0]:
+                continue
+            option = prices.option(queue, queue.head)
+            if option is not None:
+                setup_s = option.setup_s and option.setup_s + option.return_s
+                key = rank.at_s + prices.surcharge(queue, rank.backlog_s, setup_s), seq
+                if best is None or key < best[:2]:
+                    best = *key, queue.head, option
+        if best is None:
+            return None
+        _, _, node, option = best
+        return Place(node, option.window, "worth the switch" if option.setup_s else "warm")
+
+    def _heads(self, view: View) -> list[tuple[Rank, int, Queue]]:
+        """The heads in order, after those that have become late stepped back: each does so once."""
+        if self._deadlines:
+            for _, _, queue in view.heads():
+                while not (head := queue.head).rank.late and _is_late(head, view):
+                    view.move(head, head.rank.step_back(backlog_s(view)))
+        return view.heads()
+
+    # --- wide nodes -------------------------------------------------------------------------------
+
+    def _reservation(self, view: View) -> tuple[ReadyNode, Window] | None:
+        """The wide node that has waited too long and the GPUs kept for it, from then on until it starts."""
+        if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].request.open):
+            self._reserved = None
+        if self._reserved is None:
+            starved = [queue.head for _, _, queue in view.heads() if queue.width > 1 and self._is_starved(queue, view)]
+            starved = [node for node in starved if not view.free_windows(node.model)]
+            if starved:
+                node = min(starved, key=lambda t: (t.rank, t.seq))
+                windows = view.roomy_windows(node.model)
+                self._reserved = (node, min(windows, key=lambda w: (view.free_at(w), w)))
+        return self._reserved
+
+    @staticmethod
+    def _is_starved(queue: Queue, view: View) -> bool:
+        node = queue.head
+        rank: Rank = node.rank
+        waited_s, then_s = view.now - node.ready_s, rank.backlog_s
+        if waited_s <= then_s + _STARVED * (then_s + node.size):
+            return False
+        setup_s = max(view.setup_s(w, node.model) for w in view.roomy_windows(node.model)) * node.width
+        return waited_s > then_s + _STARVED * (then_s + node.size) + CAP * setup_s
+
+
+def _is_late(node: ReadyNode, view: View) -> bool:
+    """Whether its request cannot be on time any more, even on the fastest GPU there is."""
+    due_s = node.request.due_s
+    return due_s is not None and view.now + node.tail_s / view.fastest > due_s
