@@ -16,8 +16,9 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.core.engine import replay
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.journal import Reader
+from dovetail.host import connect, daemon_command, up
 from dovetail.host.live.client import SOCKET
 from dovetail.host.scheduler import scheduler_for
 from tests.host.live import PATIENCE_S, Daemon, until
@@ -245,6 +246,82 @@ def test_the_older_schedulers_decisions_are_for_simulation_only(tmp_path: Path) 
         assert daemon._process is not None
         assert daemon._process.wait(PATIENCE_S) == 2
         assert "profile:" in (tmp_path / "state" / "daemon.log").read_text()
+
+
+def test_a_client_does_and_tells_it_all(daemon: Daemon, tmp_path: Path) -> None:
+    with connect(daemon.folder) as client:
+        words = "echo $MODE; while [ ! -e go ]; do sleep 0.02; done"
+        (first,) = client.submit("sh", "-c", words, cwd=tmp_path, env={"MODE": "fast"})
+        array = client.submit("true", array=2, after=[first], name="later")
+        until(lambda: daemon.log(first))
+        assert client.status(first).state == "running"
+        assert [program.id for program in client.list()] == [first, *array]
+        assert client.status(array[0]).why == f"waits for {first}"
+        client.pause(first)
+        until(lambda: client.status(first).actual == 0)
+        client.resume(first)
+        client.resize(first, 1)
+        client.priority(array[0].partition(".")[0], 3)
+        with pytest.raises(DovetailError, match=f"program {first} has not ended after 0 s"):
+            client.wait(first, timeout=0)
+        (tmp_path / "go").touch()
+        ended: list[int] = []
+        rows = client.wait(progress=ended.append)
+        assert [(row.id, row.state) for row in rows] == [(job, "completed") for job in (first, *array)]
+        assert [row.priority for row in rows] == [0, 3, 3]
+        assert ended[-1] == 3
+        assert b"".join(client.logs(first)) == b"fast\n"
+        assert [event.what for event in client.past(first)][:2] == ["arrived", "started"]
+        figures = client.metrics(tmp_path / "programs.csv")
+        assert (figures["completed"], len(figures["per_program"])) == (3, 3)
+        assert (tmp_path / "programs.csv").read_text().count("\n") == 4
+        run = client.journal()
+        assert (run.check().valid, run.replay().difference) == (True, None)
+        assert [program.program for program in run.programs] == [first, *array]
+        assert client.rates(tmp_path / "rates.json").switch_s("", "later", "core") is not None
+        about = client.about()
+        assert (about.programs, about.trouble) == ({"completed": 3}, "")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda client: client.status(99), "there is no program 99"),
+        (lambda client: client.wait(99), "there is no program 99"),
+        (lambda client: client.cancel(), "cancel: expected numbers of programs or arrays"),
+        (lambda client: client.submit("true", cores="two"), "cores: expected int, found str"),
+        (lambda client: client.submit("true", 3), r"command\.1: expected str, found int"),
+        (lambda client: client.submit("true", env={"A": 1}), "env.*: expected str, found int"),
+        (lambda client: client.submit(), "command: found \\[\\], expected a program to run"),
+        (lambda client: client.run([{"threads": 1}], speed=0), "speed 0: expected a positive number"),
+        (lambda client: client.run([{"threads": 1}], command="sh 'x"), "command sh 'x: No closing quotation"),
+        (
+            lambda client: connect(7),  # type: ignore[arg-type]
+            "folder: expected a path, found 7",
+        ),
+        (lambda client: client.journal(7), "journal: expected a path, found 7"),
+    ],
+)
+def test_what_a_client_is_asked_wrongly_is_told(shared: Daemon, call: Any, message: str) -> None:
+    with connect(shared.folder) as client, pytest.raises(InputError, match=message):
+        call(client)
+    assert shared.rows() == {}
+
+
+def test_a_daemon_is_started_and_stopped_from_python(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no host policy is called 'fcsf'"):
+        up(tmp_path / "state", plan="fcsf")
+    with pytest.raises(InputError, match="cpus all: expected processors, as 0-3,8"):
+        up(tmp_path / "state", cpus="all")
+    with pytest.raises(TypeError, match="'plans'"):
+        up(tmp_path / "state", plans="fcfs")  # type: ignore[call-arg]
+    with Daemon(tmp_path / "state"), up(tmp_path / "state", plan="rr", quantum=9, option={"min_cores": 1}) as client:
+        assert client.about().options == {"plan": "rr", "quantum_s": 9.0} | {
+            "memory_mib": client.about().options["memory_mib"]
+        }
+        client.submit("sleep", "1000")
+        assert client.down(cancel=True) == []
+        assert daemon_command(client.folder, plan="rr")[-2] == str(client.folder)
 
 
 def test_other_settings_wait_until_all_has_ended(tmp_path: Path) -> None:
