@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,29 @@ def test_ctrl_c_leaves_no_process_behind(whom: str) -> None:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+SCRIPT = """
+import operator
+from dovetail.core.parallel import run_all
+print(run_all(operator.neg, [1, 2, 3], 2))
+"""
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_a_script_need_not_guard_its_first_lines(tmp_path: Path, from_file: bool) -> None:
+    """Whether it lies in a file or is typed in, it is not run again by the processes that it starts."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py") if from_file else "-"]
+    done = subprocess.run(command, input=SCRIPT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[-1, -2, -3]\n", "")
+
+
+def test_functions_of_a_script_with_a_guard_can_be_used(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dovetail.core.parallel import run_all\ndef twice(x): return 2 * x\n"
+        "if __name__ == '__main__': print(run_all(twice, [1, 2], 2))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[2, 4]\n", "")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
+from types import ModuleType
 from typing import TypeVar
 
 from dovetail.core.errors import DovetailError
@@ -36,7 +40,8 @@ def run_all(
         return results
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
     try:
-        futures = [pool.submit(function, cell) for cell in cells]
+        with _without_main(function, cells):
+            futures = [pool.submit(function, cell) for cell in cells]
         for done, future in enumerate(as_completed(futures), start=1):
             future.result()
             progress(done)
@@ -49,6 +54,19 @@ def run_all(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _without_main(*used: object) -> Iterator[None]:
+    """Processes that begin in here do not run the user's script again, as they otherwise would to have its names:
+    unless what they are to do needs these."""
+    main = sys.modules["__main__"]
+    if b"__main__" not in pickle.dumps(used):
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _leave_interrupts_to_the_parent() -> None:
