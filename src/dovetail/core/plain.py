@@ -49,4 +49,6 @@ def _missing(cell: Any) -> bool:
 
 
 def _cell(cell: Any) -> Any:
+    if isinstance(cell, Mapping):  # a struct of polars has the fields of all rows
+        return {key: _cell(item) for key, item in cell.items() if not _missing(item)}
     return cell.to_pydatetime() if hasattr(cell, "to_pydatetime") else plain(cell)

@@ -126,9 +126,11 @@ def choose(level: str, choice: Any, options: Mapping[str, Any] | None = None) ->
         raise InputError(f"a policy of your own has its options already; found {', '.join(options)}")
     if not (inspect.isclass(choice) or inspect.isfunction(choice)):
         return type(choice).__name__, choice
-    if lacking := [
-        p.name for p in inspect.signature(choice).parameters.values() if p.default is p.empty and p.kind < 2
-    ]:
+    try:
+        parameters = list(inspect.signature(choice).parameters.values())
+    except ValueError:  # built in: not known, and no policy
+        parameters = []
+    if lacking := [p.name for p in parameters if p.default is p.empty and p.kind < 2]:
         raise InputError(f"policy {choice.__name__} needs {lacking[0]!r}: give an object of it")
     return choice.__name__, choice()
 

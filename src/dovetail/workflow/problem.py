@@ -41,10 +41,15 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
     gpus_per_server: int = 8
 
     @property
-    def files(self) -> list[Path] | None:
-        """The files that it is read from; None if something is given in the place of one."""
+    def files(self) -> list[Path]:
+        """The files that it is read from."""
+        return [source for source in (self.config, self.requests, self.rates) if isinstance(source, Path)]
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether something is given in the place of a file."""
         given = [source for source in (self.config, self.requests, self.rates) if source is not None]
-        return [Path(source) for source in given] if all(isinstance(s, str | os.PathLike) for s in given) else None
+        return len(self.files) < len(given)
 
     def read(self, gpus: str | int | None) -> WorkflowProblem:
         """Read and validate everything before anything runs."""

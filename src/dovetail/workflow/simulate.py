@@ -97,11 +97,11 @@ def run(
     check_count("--retries", retries)
     check_count("--seed", seed, -(1 << 63))
     name, chosen = make_policy(policy, options, problem.mode)
-    file = JournalFile(journal)
-    if resume and (journal is None or file.path is None):
+    if resume and (journal is None or journal is False):
         raise InputError("--resume goes on with a journal: name it")
+    file = JournalFile(journal)
     if file.path is not None:
-        refuse_overwrite([file.path], problem.source.files or [])
+        refuse_overwrite([file.path], problem.source.files)
     header = problem.header(name, options or {}, seed, retries=retries, failure_rate=failure_rate)
     scheduler = WorkflowScheduler(problem.new_view(), problem.graphs, chosen, retries)
     metrics, bounds, rejections = Metrics(problem.pool), problem.new_bounds(), RejectionReasons()

@@ -56,7 +56,7 @@ def _read(source: ProblemSource, gpus: str | int | None, versions: tuple[Any, ..
 
 def run_cell(cell: StudyCell) -> dict[str, Any]:
     """Run one cell whose inputs are files, in whatever process; gives the summary's figures."""
-    found = [path.stat() for path in cell.source.files or () if path.exists()]
+    found = [path.stat() for path in cell.source.files if path.exists()]
     return cell.figures(_read(cell.source, cell.gpus, tuple((file.st_mtime_ns, file.st_size) for file in found)))
 
 
@@ -128,14 +128,14 @@ def compare(
         for seed in numbers
     ]
     written = [cell.journal for cell in cells if cell.journal is not None]
-    refuse_overwrite(written, problem.source.files or [])
+    refuse_overwrite(written, problem.source.files)
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{folder}: cannot be made: {error.strerror}") from error
     told = progress or (lambda done: None)
-    if problem.source.files is not None and all(isinstance(policy, str) for policy in chosen):
+    if not problem.source.in_memory and all(isinstance(policy, str) for policy in chosen):
         rows = run_all(run_cell, cells, jobs, told)
     else:
         on = lru_cache(maxsize=1)(lambda pool: problem if pool == problem.gpus else problem.on(pool))
