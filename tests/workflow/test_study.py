@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +97,18 @@ def test_processes_give_what_one_process_gives(inputs: Inputs) -> None:
         del row["simulation_s"]
     assert alone.rows == together.rows == in_memory.rows
     assert done == [1, 2, 3, 4]
+
+
+def test_a_script_may_compare_without_a_guard(tmp_path: Path, inputs: Inputs) -> None:
+    """Processes of the study must not run it again."""
+    script = tmp_path / "study.py"
+    script.write_text(
+        "import sys\nfrom dovetail import workflow\n"
+        "print('begun')\nproblem = workflow.load(*sys.argv[1:], gpus=4)\n"
+        "print(len(workflow.compare(problem, ['srpt', 'heft'], jobs=2)))\n"
+    )
+    done = subprocess.run([sys.executable, str(script), *map(str, inputs)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["begun", "2"]
 
 
 def test_policies_of_ones_own_are_compared_by_their_names(inputs: Inputs) -> None:
