@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -200,6 +201,15 @@ def test_the_exact_optimum_lies_between_bound_and_run() -> None:
     problem = load(CONFIG, asked(4), gpus=2)
     best = optimum(problem)
     assert bound(problem).makespan_s <= best.value_s <= run(problem).metrics["makespan_s"]
+
+
+def test_the_page_of_the_level_shows_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (EXAMPLES.parent / "docs" / "workflow.md").read_text()
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert {path.name for path in tmp_path.iterdir()} == {"examples", "run.html", "run.jsonl"}
 
 
 # --- policies of one's own --------------------------------------------------------------------------
