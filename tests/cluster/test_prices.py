@@ -31,7 +31,6 @@ def test_constant_prices_are_given_or_those_of_gcp() -> None:
     assert prices.price_at(1e9).tolist() == [0.2, 0.74, 1.0]
     assert prices.missing == ("l4",)
     assert prices.next_change(0.0) == inf
-    assert prices.of_types(("l4", "k80")).price_at(0).tolist() == [1.0, 0.2]
 
 
 def test_aws_is_the_lowest_zone_and_p100_is_told_from_k80(tmp_path: Path) -> None:

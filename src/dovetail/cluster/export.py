@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
 from dovetail.cluster.metrics import ClusterResult
 
@@ -14,10 +15,9 @@ QUANTILES = 100  # steps in which the distribution of completion times is kept
 
 def figures(outcome: ClusterResult) -> dict[str, Any]:
     """All figures of a run by name, those of its records first, then what it took."""
-    found = outcome.figures
-    row = {name: getattr(found, name) for name in found.__struct_fields__}
-    took = ("rounds", "allocations", "policy_s", "cpu_s", "bound_makespan_s")
-    return row | {name: getattr(outcome, name) for name in took}
+    took = asdict(outcome)
+    del took["figures"], took["completion_s"]
+    return asdict(outcome.figures) | took
 
 
 def measured(outcome: ClusterResult, window: tuple[int, int] | None) -> dict[int, float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from dovetail.cluster.header import ClusterFacts
 from dovetail.cluster.policies.base import Floats, Ints
@@ -54,6 +55,18 @@ class ClusterResult(Struct, kw_only=True):
     completion_s: dict[int, float]
 
 
+_UNKNOWN: dict[str, float] = {  # what columns over jobs hold until it is known
+    "kind": 0,
+    "runs_as": 0,
+    "steps": 0.0,
+    "arrival": nan,
+    "weight": 1.0,
+    "due": inf,
+    "end": nan,
+    "equal": 0.0,  # steps with an equal share, up to its arrival; later, during its stay
+}
+
+
 class ClusterMetrics:
     """Follows a run. Jobs have ids from 0 on, so columns over ids hold what is known of each."""
 
@@ -75,16 +88,7 @@ class ClusterMetrics:
         self._widths = np.array([width for _, width in kinds], dtype=np.int64)
         self._window = window
         self._pair_charge = 1.0 if charge_pairs_fully else 0.5
-        self._jobs: dict[str, Any] = {
-            "kind": np.zeros(64, np.int64),
-            "runs_as": np.zeros(64, np.int64),
-            "steps": np.zeros(64),
-            "arrival": np.full(64, nan),
-            "weight": np.ones(64),
-            "due": np.full(64, inf),
-            "end": np.full(64, nan),
-            "equal": np.zeros(64),  # steps with an equal share, up to its arrival; later, during its stay
-        }
+        self._jobs: dict[str, Any] = {name: np.full(64, unknown) for name, unknown in _UNKNOWN.items()}
         self._known = 0
         self._rejected = 0
         self._active = 0
@@ -129,9 +133,8 @@ class ClusterMetrics:
         room = len(self._jobs["kind"])
         if size <= room:
             return
-        fills = {"arrival": nan, "weight": 1.0, "due": inf, "end": nan}
         for name, column in self._jobs.items():
-            grown = np.full(max(size, 2 * room), fills.get(name, 0), column.dtype)
+            grown = np.full(max(size, 2 * room), _UNKNOWN[name])
             grown[:room] = column
             self._jobs[name] = grown
 
@@ -290,8 +293,7 @@ def metrics_for(facts: ClusterFacts) -> ClusterMetrics:
 
 def summary(metrics: ClusterMetrics) -> dict[str, Any]:
     """The figures that the journal's last line claims."""
-    found = metrics.figures()
-    return {name: getattr(found, name) for name in found.__struct_fields__}
+    return asdict(metrics.figures())
 
 
 def charts(metrics: ClusterMetrics) -> list[Chart]:

@@ -70,7 +70,7 @@ class JobStory(Struct, kw_only=True):
     def opening(self) -> list[str]:
         """Who it is and what it asked for."""
         work = f"{self.steps:,.0f} steps of {self.model} on {_many(self.width, 'accelerator')}"
-        lines = [f"{_title(self)} arrived at {self.arrived_s:.2f} s: {work}."]
+        lines = [f"Job {self.job}{f' ({self.name})' if self.name else ''} arrived at {self.arrived_s:.2f} s: {work}."]
         if self.weight != 1.0:
             lines.append(f"Its weight is {self.weight:g}.")
         if self.due_s is not None:
@@ -115,20 +115,13 @@ class JobStory(Struct, kw_only=True):
             if isinstance(stretch, JobWait):
                 rows.append((stretch.from_s, stretch.to_s, "waited", "", _wait(self, stretch)))
             else:
-                rows.append((stretch.from_s, stretch.to_s, "ran", _where(stretch), _lease(stretch)))
+                where = f"{stretch.type} {', '.join(map(str, stretch.devices))}"
+                rows.append((stretch.from_s, stretch.to_s, "ran", where, _lease(stretch)))
         return rows
 
 
 def _many(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
-
-
-def _title(story: JobStory) -> str:
-    return f"Job {story.job}" + (f" ({story.name})" if story.name else "")
-
-
-def _where(lease: LeaseStory) -> str:
-    return f"{lease.type} {', '.join(map(str, lease.devices))}"
 
 
 def _lease(lease: LeaseStory) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from dovetail.cluster import Scenario
 
 Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())]
-_JOB_FLAGS = (
-    "generate_multi_gpu_jobs",
-    "generate_multi_priority_jobs",
-    "assign_SLOs",
-    "fixed_job_duration",
-    "simulate_steady_state",
-)
 
 
 @Parameter(name="*")
@@ -45,8 +38,8 @@ class JobFlags:
 
     def given(self) -> list[str]:
         """The flags that were given, as a user writes them."""
-        fields = JobFlags.__dataclass_fields__
-        return ["--" + n.replace("_", "-") for n in _JOB_FLAGS if getattr(self, n) != fields[n].default]
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return ["--" + name.replace("_", "-") for name in changed]
 
     def apply(self, scenario: Scenario) -> Scenario:
         within("--fixed-job-duration", self.fixed_job_duration, "seconds, more than 0", 1e-9)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
@@ -44,22 +45,11 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
         full, rest = divmod(self.counts[at], self.per_server[at])
         return [self.per_server[at]] * full + [rest] * (rest > 0)
 
-    def of_types(self, types: tuple[str, ...]) -> ClusterSpec:
-        """The same with these types only, in this order."""
-        at = [self.types.index(name) for name in types]
-        return ClusterSpec(
-            types=types,
-            counts=tuple(self.counts[i] for i in at),
-            per_server=tuple(self.per_server[i] for i in at),
-            prices=tuple(self.prices[i] for i in at),
-            failure_s=tuple(self.failure_s[i] for i in at),
-            repair_s=tuple(self.repair_s[i] for i in at),
-            order=tuple(name for name in self.order if name in types),
-        )
-
     def present(self) -> ClusterSpec:
         """The same without the types of which there are none, in the order in which types are filled."""
-        return self.of_types(tuple(name for name in self.order if self.counts[self.types.index(name)]))
+        at = [i for i in map(self.types.index, self.order) if self.counts[i]]
+        columns = {name: tuple(column[i] for i in at) for name, column in asdict(self).items() if name != "order"}
+        return ClusterSpec(**columns, order=columns["types"])
 
 
 _MOST = 10_000_000  # every accelerator has its place in the simulator's tables

@@ -15,7 +15,7 @@ from random import Random
 from dovetail.cluster.inputs.templates import TEMPLATES
 from dovetail.cluster.inputs.throughputs import reference_type
 from dovetail.cluster.inputs.workload import Job, Throughputs
-from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.errors import InputError
 
 _SHORT = 0.8  # the share of jobs that are short
 
@@ -42,7 +42,6 @@ class GeneratedJobs:
     priorities: bool = False
     deadlines: bool = False
     duration_s: float | None = None  # the same for all
-    reference: str = ""  # the type that durations refer to
     prefill: Sequence[int] = ()
     entities: Sequence[str] = ()  # names; each job belongs to one of them
 
@@ -52,9 +51,6 @@ class GeneratedJobs:
         _expect("duration_s", 1.0 if self.duration_s is None else self.duration_s, 1e-9)
         if self.lam_s == 0 and self.jobs is None:
             raise InputError("jobs that all arrive at once need a number: expected `jobs`, found none")
-        if self.reference and self.reference not in self.throughputs.types:
-            hint = did_you_mean(self.reference, self.throughputs.types)
-            raise InputError(f"reference type {self.reference!r}: no throughputs for it{hint}")
 
     def __iter__(self) -> Iterator[Job]:
         rates = self._rates()
@@ -93,7 +89,7 @@ class GeneratedJobs:
     def _rates(self) -> dict[tuple[str, int], float]:
         """Steps per second on the reference type of all that runs there."""
         known = self.throughputs
-        at = known.types.index(self.reference or reference_type(known))
+        at = known.types.index(reference_type(known))
         rates = {kind: float(known.alone[k, at]) for k, kind in enumerate(known.kinds) if known.alone[k, at] > 0}
         if not any(width == 1 for _, width in rates):
             raise InputError(f"throughputs: expected a model that runs on one {known.types[at]}, found none")

@@ -49,11 +49,6 @@ class Prices:
     values: Floats  # times x types
     missing: tuple[str, ...] = ()
 
-    def of_types(self, types: tuple[str, ...]) -> Prices:
-        """The same for these types, in this order."""
-        at = [self.types.index(name) for name in types]
-        return Prices(types, self.times_s, self.values[:, at], tuple(name for name in self.missing if name in types))
-
     def price_at(self, now_s: float) -> Floats:
         """The prices of all types at a time; the array is not to be written to."""
         found: Floats = self.values[max(bisect_right(self.times_s, now_s) - 1, 0)]

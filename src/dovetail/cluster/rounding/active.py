@@ -24,30 +24,12 @@ class Active:
     is as of `since_s`; its time is in `received` up to `credited_s`.
     """
 
-    # Columns lie in few arrays, so that all of them are compacted at once.
-    _INTS: ClassVar = ("id", "kind", "width", "entity", "on", "beside")
-    _FLOATS: ClassVar = (
-        "weight",
-        "steps",
-        "done",
-        "steps_left",
-        "arrival_s",
-        "due_s",
-        "since_s",
-        "ready_s",
-        "rate",
-        "finish_s",
-        "credited_s",
-    )
-    _BY_TYPE: ClassVar = ("share", "owed", "received")
-    _NEW_INTS: ClassVar = np.array([[-1] if name in ("on", "beside") else [0] for name in _INTS])
-    _NEW_FLOATS: ClassVar = np.array([[inf] if name == "finish_s" else [0.0] for name in _FLOATS])
-
     id: Ints
     kind: Ints
     width: Ints
     entity: Ints
     on: Ints
+    beside: Ints
     weight: Floats
     steps: Floats
     done: Floats
@@ -59,7 +41,14 @@ class Active:
     rate: Floats
     finish_s: Floats
     credited_s: Floats
-    beside: Ints
+
+    # Columns lie in few arrays, so that all of them are compacted at once.
+    _INTS: ClassVar = tuple(name for name, kind in __annotations__.items() if kind == "Ints")
+    _FLOATS: ClassVar = tuple(name for name, kind in __annotations__.items() if kind == "Floats")
+    _BY_TYPE: ClassVar = ("share", "owed", "received")
+    _NEW_INTS: ClassVar = np.array([[-1] if name in ("on", "beside") else [0] for name in _INTS])
+    _NEW_FLOATS: ClassVar = np.array([[inf] if name == "finish_s" else [0.0] for name in _FLOATS])
+
     allotted: NDArray[np.bool_]
     share: Floats
     owed: Floats

@@ -52,21 +52,19 @@ def read_trace(
     throughputs: Throughputs | None = None,
     *,
     format: str = "",
-    reference: str = "",
     widths: Widths | None = None,
     most: int | None = None,
 ) -> JobTrace:
     """Read a trace of any known format.
 
-    Without throughputs only formats that give steps can be read. `reference` is the type that durations refer to: v100
-    if it is known. `widths` says what is done with widths that the throughputs do not have; a log of a real cluster is
-    full of them, so there they are guessed by default. `most` are read at most: the first to arrive, so that notes tell
-    of these alone.
+    Without throughputs only formats that give steps can be read. `widths` says what is done with widths that the
+    throughputs do not have; a log of a real cluster is full of them, so there they are guessed by default. `most` are
+    read at most: the first to arrive, so that notes tell of these alone.
     """
     if format and format not in FORMATS:
         raise InputError(f"trace format {format!r}: unknown{did_you_mean(format, FORMATS)}")
     how = FORMATS[format] if format else detect(path)
-    reading = TraceReading(path, Mapper(throughputs, reference, widths or how.widths))
+    reading = TraceReading(path, Mapper(throughputs, widths or how.widths))
     jobs = list(how.read(reading))
     if not jobs:
         dropped = reading.dropped(())

@@ -54,7 +54,7 @@ class Mapper:
     refused.
     """
 
-    def __init__(self, throughputs: Throughputs | None, reference: str = "", widths: Widths = "error") -> None:
+    def __init__(self, throughputs: Throughputs | None, widths: Widths = "error") -> None:
         self._given = throughputs
         self._widths = widths
         self._rates: dict[Kind, float] = {}
@@ -67,10 +67,7 @@ class Mapper:
         if throughputs is not None:
             self._index = throughputs.index()
             self._models = dict.fromkeys(model for model, _ in throughputs.kinds)
-            self.reference = reference or reference_type(throughputs)
-            if self.reference not in throughputs.types:
-                hint = did_you_mean(self.reference, throughputs.types)
-                raise InputError(f"reference type {self.reference!r}: no throughputs for it{hint}")
+            self.reference = reference_type(throughputs)
 
     @property
     def throughputs(self) -> Throughputs | None:
