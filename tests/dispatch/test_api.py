@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dovetail import dispatch, read_journal
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, PolicyError
 from dovetail.dispatch import Device, Dispatcher, View
 
 CURVES = {"devices": {"gpu": {"latency_s": 0.004, "rate": 2e5}, "cpu": {"points": [[1, 0.001], [1000, 0.03]]}}}
@@ -80,6 +81,32 @@ def test_a_policy_of_ones_own_goes_where_a_name_does(policy: Any) -> None:
     with Dispatcher(torch.sin, TWO, policy, cache=False, journal=True) as dispatcher:
         outcome = dispatcher.attempt(torch.rand(256))
         assert outcome.recorded.replay().difference is None
+
+
+class Answers:
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def next(self, device: int, view: View) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [2.5, None, "all"])
+def test_a_policy_that_answers_no_number_is_told(answer: Any) -> None:
+    told = f"policy Answers answered {answer!r}: expected a whole number of items"
+    with pytest.raises(PolicyError, match=told):
+        dispatch.simulate(CURVES, items=100, policy=Answers(answer))
+    with (
+        Dispatcher(torch.sin, "cpu", Answers(answer), cache=False) as dispatcher,
+        pytest.raises(PolicyError, match=told),
+    ):
+        dispatcher.run(torch.rand(100))
+
+
+def test_a_policy_may_answer_with_numbers_of_numpy() -> None:
+    run = dispatch.simulate(CURVES, items=100, policy=Answers(np.int64(30)))
+    assert run.metrics["chunks"] == 4
+    assert run.check().valid
 
 
 def test_fixed_takes_the_sizes_it_is_given_else_those_of_the_curves() -> None:

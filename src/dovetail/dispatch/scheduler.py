@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from math import inf
+from operator import index
+from typing import Any
 
+from dovetail.core.errors import PolicyError
 from dovetail.dispatch.chunk import Chunk, ChunkRow, ResultFormError, gaps
 from dovetail.dispatch.inputs.cursor import Cursor
 from dovetail.dispatch.policies.base import DECLINE, DeviceState, Policy, View
@@ -80,6 +83,8 @@ class ChunkScheduler:
         # Whether it is the device or the data that is bad must show before it gets anything new.
         doubtful = self.doubts[device] >= _OUT_AFTER and blocked == left - self.cursor.remaining
         n = DECLINE if doubtful else self.policy.next(device, view)
+        if type(n) is not int:
+            n = self._whole(n)
         if n <= 0:
             self._wake(now_s)
             if not self._nobody(device):
@@ -89,6 +94,14 @@ class ChunkScheduler:
         if chunk is not None:
             self._begin(chunk, now_s)
         return chunk
+
+    def _whole(self, answer: Any) -> int:
+        """A whole number of another type, such as one of NumPy's."""
+        try:
+            return index(answer)
+        except TypeError:
+            who = type(self.policy).__name__
+            raise PolicyError(f"policy {who} answered {answer!r}: expected a whole number of items") from None
 
     def _nobody(self, device: int) -> bool:
         """Whether, with this device, all have declined and none is at work: then nobody would ever be asked again."""

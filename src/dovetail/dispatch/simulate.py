@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from dovetail.core import registry
 from dovetail.core.comparison import Comparison
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.run import JournalFile, JournalPath
 from dovetail.dispatch.bounds import peak_rate
@@ -236,7 +236,7 @@ class _VirtualRun:
         self.ask(now)
         while not self.scheduler.finished:
             if not self.events:
-                raise RuntimeError("the policy left work that nobody takes")
+                raise PolicyError("the policy left work that no device takes")
             now, _, device, chunk, seconds = heapq.heappop(self.events)
             if chunk is None:
                 self.woken_s = self.scheduler.wake_s = inf
