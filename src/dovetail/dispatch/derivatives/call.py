@@ -88,7 +88,9 @@ class Call:
     def inputs(self) -> Wrt:
         """All leaves of the inputs that can be differentiated by."""
         chosen = [i for i, leaf in enumerate(self.leaves) if _differentiable(leaf)]
-        return self._wrt(chosen, [self.leaves[i] for i in chosen], [self.axes[i] for i in chosen])
+        axes = tuple(self.axes[i] for i in chosen)
+        single = tuple(axis_of(self.leaves[i], self.dim, 1) if self.axes[i] is None else None for i in chosen)
+        return Wrt(tuple(chosen), axes, single, tuple(self.leaves[i].ndim for i in chosen))
 
     def parameters(self, given: Mapping[str, Any]) -> Wrt:
         """All parameters that can be differentiated by."""
@@ -98,12 +100,6 @@ class Call:
         axes = [axis_of(t, self.dim, self.rows) if name in self.batched else None for name, t in chosen.items()]
         names = tuple(chosen)
         return Wrt(names, tuple(axes), (None,) * len(names), tuple(t.ndim for t in chosen.values()))
-
-    def _wrt(self, names: Sequence[int], tensors: Sequence[Any], axes: Sequence[Axis]) -> Wrt:
-        single = [
-            axis_of(tensor, self.dim, 1) if axis is None else None for tensor, axis in zip(tensors, axes, strict=True)
-        ]
-        return Wrt(tuple(names), tuple(axes), tuple(single), tuple(tensor.ndim for tensor in tensors))
 
     def tangents(self, given: Any) -> list[Any]:
         """The tangents of what can be differentiated by."""

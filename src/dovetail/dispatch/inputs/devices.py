@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError, MissingExtraError, did_you_mean
 
-KINDS = ("cpu", "cuda", "xpu", "mps")
+KINDS = ("cpu", "mps", "xpu", "cuda")
 
 
 class NodeDevice(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ def canonical(name: str) -> str:
     """
     kind, colon, index = name.strip().lower().partition(":")
     if kind not in KINDS:
-        raise InputError(f"device {name!r}: expected one of {', '.join(KINDS)}{_nearest(kind)}")
+        raise InputError(f"device {name!r}: there is no such kind{did_you_mean(kind, KINDS)}")
     if colon and not index.isdecimal():
         raise InputError(f"device {name!r}: expected a number after the colon")
     if kind == "cpu":
@@ -59,11 +59,6 @@ def canonical(name: str) -> str:
             raise InputError(f"device {name!r}: there is one CPU device; leave the number out")
         return "cpu"
     return kind if kind == "mps" else f"{kind}:{int(index or 0)}"
-
-
-def _nearest(kind: str) -> str:
-    hint = did_you_mean(kind, KINDS)
-    return hint if "did you mean" in hint else ""
 
 
 def load_torch() -> Any:
@@ -92,20 +87,27 @@ def carrier(device: NodeDevice) -> str:
     return f"{emulated}{device.place}{name}"
 
 
+def devices_seen(kind: str) -> int:
+    """How many devices of a kind PyTorch sees on this machine."""
+    torch = load_torch()
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    module: Any = getattr(torch, kind, None)
+    return int(module.device_count()) if kind == "cpu" or (module is not None and module.is_available()) else 0
+
+
 def check_exists(place: str) -> None:
     """An error when this machine does not have the device."""
-    torch = load_torch()
     kind, _, index = place.partition(":")
-    if kind == "cpu":
-        return
-    module = getattr(torch, kind, None)
-    found = module.device_count() if module is not None and getattr(module, "is_available", lambda: False)() else 0
-    if kind == "mps":
-        found = int(torch.backends.mps.is_available())
-    if int(index or 0) >= found:
+    if int(index or 0) >= (found := devices_seen(kind)):
         raise InputError(
             f"device {place!r} does not exist: PyTorch sees {found} {kind} device{'s' * (found != 1)} here"
         )
+
+
+def devices() -> list[NodeDevice]:
+    """All devices of this machine that PyTorch can use: accelerators first, then the CPU."""
+    return resolve([f"{kind}:{i}" for kind in reversed(KINDS) for i in range(devices_seen(kind))])
 
 
 def resolve(devices: str | NodeDevice | Sequence[str | NodeDevice], *, exist: bool = True) -> list[NodeDevice]:
@@ -139,17 +141,6 @@ def several(what: str, given: Any) -> list[Any]:
         if not all(given):
             raise InputError(f"{what} {','.join(given)}: expected names with commas between them")
     return list(given) if isinstance(given, Sequence) else [given]
-
-
-def devices() -> list[NodeDevice]:
-    """All devices of this machine that PyTorch can use: accelerators first, then the CPU."""
-    torch = load_torch()
-    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    if hasattr(torch, "xpu"):
-        found += [f"xpu:{i}" for i in range(torch.xpu.device_count())]
-    if torch.backends.mps.is_available():
-        found.append("mps")
-    return resolve([*found, "cpu"])
 
 
 def _name(device: Any) -> str:
