@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.report.look import PALETTE, number, seconds, ticks, unit_for
+from dovetail.report.collect import Story
+from dovetail.report.look import PALETTE, bounds_of_responses, number, seconds, ticks, unit_for
 
 _CHARACTER = 6.4  # width of a character at the charts' font size, roughly
 
@@ -21,7 +22,15 @@ class Mark(NamedTuple):
     style: str
 
 
-def distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, axis: str = "response time") -> str:
+def responses(story: Story, what: str) -> str:
+    """The response times of a run, with its percentiles and their lower bounds."""
+    spread = story.figures.response_s
+    marks = [Mark("P50", spread.median, "mark"), Mark("P99", spread.p99, "mark")]
+    marks += [Mark(name, bound_s, "bound") for name, bound_s in bounds_of_responses(story)]
+    return _distribution(story.responses_s, marks, what, f"{story.words.response} time")
+
+
+def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, axis: str) -> str:
     """Histogram (bars, left axis) and cumulative share (line, right axis) of response times."""
     top = 1.02 * max([*values_s, *(mark.at_s for mark in marks)]) or 1.0
     counts, _ = np.histogram(values_s, bins=min(48, max(8, len(values_s))), range=(0.0, top))

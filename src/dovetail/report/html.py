@@ -259,15 +259,12 @@ def _responses(story: Story) -> str:
     title = f"{words.response.capitalize()} times"
     if not story.responses_s:
         return card(title, "", f"No {words.job} was completed.")
-    marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
-    marks += [charts.Mark(name, bound_s, "bound") for name, bound_s in look.bounds_of_responses(story)]
     what = (
         f"{title} of {len(story.responses_s):,} {words.jobs}: mean {look.seconds(spread.mean)}, "
         f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."
     )
-    chart = charts.distribution(story.responses_s, marks, what, f"{words.response} time")
     lead = f"{escape(what)} Bars count {words.jobs}; the line is the share completed within that time."
-    return card(title, chart, lead)
+    return card(title, charts.responses(story, what), lead)
 
 
 def _kinds(story: Story, colours: dict[str, str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from dovetail.core.charts import Chart
 from dovetail.core.errors import InputError
 from dovetail.core.journal import open_journal
-from dovetail.report import charts, jobs, look
+from dovetail.report import charts, jobs
 from dovetail.report.collect import Story, collect
 from dovetail.report.document import asset
 from dovetail.report.gantt import gantt
@@ -48,10 +48,7 @@ def chart_of(chart: Chart) -> str:
 def _responses(story: Story) -> str:
     if not story.responses_s:
         raise InputError(f"{story.name}: no {story.header.words.job} was completed: there is nothing to draw")
-    spread, response = story.figures.response_s, story.header.words.response
-    marks = [charts.Mark("P50", spread.median, "mark"), charts.Mark("P99", spread.p99, "mark")]
-    marks += [charts.Mark(name, bound_s, "bound") for name, bound_s in look.bounds_of_responses(story)]
-    return standalone(charts.distribution(story.responses_s, marks, f"{response} times", f"{response} time"))
+    return standalone(charts.responses(story, f"{story.words.response} times"))
 
 
 def standalone(svg: str) -> str:
