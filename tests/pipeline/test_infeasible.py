@@ -46,6 +46,8 @@ def test_the_link_that_takes_most_of_the_latency_is_named() -> None:
     )
     [told] = reasons(problem(cut_bytes=[2**20, 0, 0, 0, 0]), latency_cap_s=3.0, data_mbps=2.0)
     assert told.endswith("of which the link from the data host to m0 takes 4 s")
+    [told] = reasons(problem(cut_bytes=[0] * 5), latency_cap_s=3.0)
+    assert "link" not in told  # none takes any of it
 
 
 def test_a_layer_that_fits_only_together_with_others_is_no_cause() -> None:
