@@ -29,6 +29,21 @@ def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert f"{run.metrics['makespan_s']:.1f} s, {100 * (run.gap or 0):.1f} %" in PAGE
 
 
+def test_the_readme_gives_the_figures_that_come_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    block = re.search(r"```python\n(import dovetail\n.*?)```", text, re.DOTALL)
+    assert block is not None
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(block.group(1), names)
+    run = names["run"]
+    assert isinstance(run, dovetail.Run)
+    assert f"{run.metrics['makespan_s']:.1f} s, {100 * (run.gap or 0):.1f} % above the bound, valid" in block.group(1)
+    assert run.check().valid
+    assert (tmp_path / "page.html").is_file()
+
+
 def test_the_functions_that_it_names_are_there() -> None:
     for level, names in re.findall(r"\[`dovetail\.(\w+)`\]\([^)]*\) \| ([^|]*) \|", PAGE):
         public = getattr(dovetail, level).__all__

@@ -14,6 +14,10 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
+def test_every_level_has_one() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["cluster", "dispatch", "host", "pipeline", "workflow"]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_has_its_picture(path: Path) -> None:
     command = [sys.executable, "-m", "tools.notebooks", "--check", str(path)]
