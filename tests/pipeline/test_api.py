@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,64 @@ def test_a_simulation_can_be_asked_everything(tmp_path: Path, problem: pipeline.
 
 def test_random_problems_are_described() -> None:
     assert repr(random_pipeline(0)).startswith("<Pipeline random: ")
+
+
+JUNK = [
+    None,
+    -1,
+    0,
+    2.5,
+    float("nan"),
+    True,
+    "x",
+    "",
+    b"x",
+    [],
+    ["x"],
+    [None],
+    {},
+    {"x": 1},
+    {1: 2},
+    object(),
+    (1, "a"),
+    {3},
+]
+CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "load": (pipeline.load, {"models": MODELS, "device_types": TYPES, "devices": DEVICES}),
+    "plan": (pipeline.plan, {"problem": pipeline.load(MODELS, TYPES, DEVICES)}),
+    "front": (pipeline.front, {"problem": pipeline.load(MODELS, TYPES, DEVICES), "points": 3}),
+    "what_if": (pipeline.what_if, {"plan": pipeline.plan(pipeline.load(MODELS, TYPES, DEVICES))}),
+    "curves": (pipeline.curves, {"plan": pipeline.plan(pipeline.load(MODELS, TYPES, DEVICES))}),
+    "simulate": (
+        pipeline.simulate,
+        {"plan": pipeline.plan(pipeline.load(MODELS, TYPES, DEVICES)), "microbatches": 2, "journal": False},
+    ),
+    "run": (
+        pipeline.run,
+        {"plan": pipeline.plan(pipeline.load(MODELS, TYPES, DEVICES)), "model": "nowhere.py:none", "emulate": True},
+    ),
+    "profile": (pipeline.profile, {"model": "nowhere.py:none"}),
+    "convert": (pipeline.convert, {"input": "nowhere.yml"}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_whatever_is_given_the_answer_is_a_sentence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Junk in the place of any argument is taken, or refused with a sentence of ours."""
+    if name in ("run", "profile"):
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    ask, good = CALLS[name]
+    refused, wrong = 0, []
+    for keyword in signature(ask).parameters:
+        if keyword in ("progress", "notice", "force", "keep_outputs", "clip", "shape_links", "emulate"):
+            continue  # what is called, or only asked whether it is so
+        for junk in JUNK:
+            try:
+                ask(**(good | {keyword: junk}))
+            except dovetail.DovetailError:
+                refused += 1
+            except Exception as error:
+                wrong.append(f"{name}({keyword}={junk!r}): {type(error).__name__}: {error}")
+    assert wrong == []
+    assert refused > 5

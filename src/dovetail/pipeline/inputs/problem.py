@@ -76,7 +76,7 @@ def check_number(doc: Document, keys: Sequence[Key], value: float) -> None:
         raise doc.error(keys, f"expected a number from 0 to {LARGEST:g}, found {value}")
 
 
-def checked(to: type[T], **given: Any) -> T:
+def checked(to: type[T], /, **given: Any) -> T:
     """What a user gave by keyword, as a struct; an error names the keyword.
 
     >>> checked(DeviceClass, name=3)

@@ -55,14 +55,20 @@ def model_spec(
     seed: int = 0,
     cut: Literal["auto", "sequential", "graph"] = "auto",
 ) -> ModelSpec:
-    """Where a model comes from, by what a user says of it."""
+    """Where a model comes from, by what a user says of it.
+
+    >>> model_spec("model.onnx", shape=[(3, 224, 224)]).shapes
+    ((3, 224, 224),)
+    """
     if isinstance(model, ModelSpec):
         return model
+    if not isinstance(model, str):
+        raise InputError(f"model: expected where it comes from, such as file.py:factory; found {model!r:.80}")
     return checked(
         ModelSpec,
         source=model,
         arguments=argument or {},
-        shapes=tuple(shape),
+        shapes=shape,
         input_dtype=input_dtype and full_dtype(input_dtype, INPUT_DTYPES),
         weights=None if weights is None else str(as_path(weights, "weights")),
         seed=seed,

@@ -68,7 +68,7 @@ def plan(
     problems = problems_of(problem)
     if objective not in (known := get_args(Objective)):
         raise InputError(f"objective: expected one of {', '.join(known)}, found {objective!r}")
-    checked(_Numbers, microbatches=microbatches, slack=slack)
+    checked(_Asked, microbatches=microbatches, slack=slack, option=option or {})
     constraints = Constraints.given(
         problems[0],
         cuts,
@@ -95,9 +95,10 @@ def plan(
     raise InfeasibleError(list(dict.fromkeys(reasons)))
 
 
-class _Numbers(Struct):
+class _Asked(Struct):
     microbatches: int
     slack: float
+    option: dict[str, Any]
 
 
 def problems_of(given: Any) -> list[Pipeline]:

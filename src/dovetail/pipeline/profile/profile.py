@@ -25,8 +25,8 @@ AnyPath = str | os.PathLike[str]
 
 
 class _Options(Struct):
-    batch_size: list[int]
-    dtype: list[str]
+    batch_size: int | list[int]
+    dtype: str | list[str]
     layers: tuple[int, int] | None
     threads: int | None
     cores: tuple[int, ...]
@@ -35,6 +35,15 @@ class _Options(Struct):
     repeats: int
     seconds: float
     efficiency: float
+    model_name: str | None
+    estimate_for: str | None
+    peak_tflops: float | None
+    memory_gbps: float | None
+    device: str
+    device_type: str | None
+    memory_mb: float | None
+    bandwidth_mbps: float | None
+    to: list[str]
 
 
 def profile(
@@ -78,15 +87,14 @@ def profile(
     arguments are those of `dovetail pipeline profile`. `progress` is told how many of the results are done, `notice`
     what a user should know of them.
     """
-    sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size)
-    kinds = [dtype] if isinstance(dtype, str) else list(dtype)
-    effort_of = {"warmup": warmup, "repeats": repeats, "seconds": seconds, "efficiency": efficiency}
-    where = {"threads": threads, "cores": list(cores), "share": share}
-    given = checked(_Options, batch_size=sizes, dtype=kinds, layers=layers, **where, **effort_of)
+    asked = dict(locals())  # before there is anything else
+    given = checked(_Options, **{name: asked[name] for name in _Options.__struct_fields__})
+    sizes = given.batch_size if isinstance(given.batch_size, list) else [given.batch_size]
+    kinds = given.dtype if isinstance(given.dtype, list) else [given.dtype]
     spec = model_spec(
         model, argument=argument, shape=shape, input_dtype=input_dtype, weights=weights, seed=seed, cut=cut
     )
-    files = [as_path(path, "to") for path in to]
+    files = [as_path(path, "to") for path in given.to]
     place = None if out is None else as_path(out, "out")
     _refuse_overwrite([*([place] if place else []), *files], spec)
     targets = [PlannerFile(path, _device_type(path, device_type), memory_mb, bandwidth_mbps, force) for path in files]
