@@ -248,6 +248,10 @@ LIVE_FAULTS: dict[str, tuple[str, Callable[[Lines], None]]] = {
     "a device by another name": ("name", lambda lines: lines[0]["facts"]["devices"].__setitem__(1, "h7")),
     "a link by another name": ("name", lambda lines: lines[0]["facts"]["devices"].__setitem__(2, "h0 to h7")),
     "a device without a name": ("name", lambda lines: lines[0]["facts"]["devices"].pop()),
+    "a device of another plan by another name": (
+        "name",
+        lambda lines: next(e for e in lines if e.get("what") == "devices")["facts"]["devices"].__setitem__(0, "h7"),
+    ),
     "called by the planned type": ("hardware", lambda lines: lines[0]["pool"]["devices"][1].update(type="link")),
 }
 

@@ -7,9 +7,10 @@ interrupted is sent again as another job: its number counts, not its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +25,7 @@ from dovetail.core.metrics import recount
 from dovetail.pipeline.bounds import makespan_s
 from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.plan import Plan
-from dovetail.pipeline.route import LINK, Route
+from dovetail.pipeline.route import LINK, Route, connected_devices
 
 CODES = core.CODES | {
     "microbatch": "a job without the number of a microbatch that was to be fed",
@@ -59,10 +60,16 @@ class _Joined(Struct):
 
 
 class _Devices(Struct):
-    """What an observation of the kind `devices` says: who takes turns in another plan's graph."""
+    """What an observation of the kind `devices` says: who takes turns in another plan's graph, and what those that are
+    new are called."""
 
     graph: str
     lanes: dict[str, list[int]]
+    devices: list[str] = []
+
+
+class _AssignedStage(Struct):
+    hosts: Annotated[list[str], msgspec.Meta(min_length=1)]
 
 
 class _Microbatch(Struct):
@@ -89,6 +96,8 @@ class PipelineRules:
         self._fed: set[int] = set()
         self._delivered: set[int] = set()
         self._latest = 0
+        self._names = list(facts.devices)
+        self._assigned: list[list[str]] = []  # the hosts of each stage in the newest plan
         self.ended_early = ""
         self._handlers: dict[type, Callable[[Any], None]] = {
             Arrived: self._arrived,
@@ -196,6 +205,7 @@ class PipelineRules:
             elif event.what == "devices":
                 added = msgspec.convert(event.facts, _Devices)
                 self._lanes[added.graph] = added.lanes
+                self._added(added)
         except msgspec.ValidationError as error:
             self._faults.add("hardware", event.what, f"cannot be read: {error}")
 
@@ -206,7 +216,17 @@ class PipelineRules:
         elif carrier.name != joined.device:
             self._faults.add("hardware", joined.host, f"ran on {joined.device!r}, expected {carrier.name!r}")
 
+    def _added(self, added: _Devices) -> None:
+        new = [name for name in connected_devices(self._assigned) if name not in self._names]
+        if self._assigned and added.devices != new:
+            self._faults.add("name", added.graph, f"found {added.devices}, expected {new}")
+        self._names += added.devices
+
     def _decided(self, event: Decided) -> None:
+        if event.what == "assign":
+            with suppress(msgspec.ValidationError):  # then nothing can be said of names
+                stages = msgspec.convert(event.facts.get("stages"), list[_AssignedStage])
+                self._assigned = [stage.hosts for stage in stages]
         if event.what == "finish" and event.facts.get("complete") is False:
             self.ended_early = event.why
 

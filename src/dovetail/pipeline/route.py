@@ -112,6 +112,20 @@ def _lanes(source: str, target: str, seconds: float, lanes: int) -> Station:
 
 
 def _pairs(senders: list[str], receivers: list[str], seconds: float) -> Station:
+    return _link(f"{senders[0]} to {receivers[0]}", seconds, _pair_names(senders, receivers))
+
+
+def _pair_names(senders: list[str], receivers: list[str]) -> list[str]:
     turns = range(lcm(len(senders), len(receivers)))
-    names = [f"{senders[n % len(senders)]} to {receivers[n % len(receivers)]}" for n in turns]
-    return _link(f"{senders[0]} to {receivers[0]}", seconds, names)
+    return [f"{senders[n % len(senders)]} to {receivers[n % len(receivers)]}" for n in turns]
+
+
+def connected_devices(stages: Sequence[list[str]]) -> list[str]:
+    """What the devices are called, in the order of `Route.connected`, where stages have these hosts.
+
+    >>> connected_devices([["a"], ["b"]])
+    ['data host to a', 'a', 'a to b', 'b', 'b to data host']
+    """
+    ends = [[DATA_HOST], *stages, [DATA_HOST]]
+    names = [name for before, after in pairwise(ends) for name in (*_pair_names(before, after), *after)]
+    return list(dict.fromkeys(names[:-1]))

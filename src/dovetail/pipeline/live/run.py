@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +28,7 @@ from dovetail.pipeline.live.results import LiveResult, ResultCounter, evaluate
 from dovetail.pipeline.metrics import PipelineRun
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec, model_spec, need_torch
-from dovetail.pipeline.plan import Plan, flag, read_plan
+from dovetail.pipeline.plan import Plan, read_plan
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
@@ -37,13 +36,15 @@ if TYPE_CHECKING:
 _KEPT_BYTES = 256 << 20  # of random inputs
 
 
-class _Limits(Struct):
-    """Numbers that a user gives, as they must be."""
+class _Asked(Struct):
+    """What a user gives beside the options of a run."""
 
-    heartbeat_s: float
     heartbeat_limit_s: float
     slow_factor: float
     microbatches: int | None
+    on: dict[str, str]
+    engine: str
+    address: str | None
 
 
 def run(
@@ -97,18 +98,15 @@ def run(
     paths = {name: as_path(path, name) for name, path in (("output", output), ("rates_out", rates_out)) if path}
     read = [Path(each) for each in (plan, hosts, input, weights) if isinstance(each, str | os.PathLike)]
     refuse_overwrite([*([file.path] if file.path else []), *paths.values()], read)
-    limits = checked(
-        _Limits,
-        heartbeat_s=heartbeat_s,
+    asked = checked(
+        _Asked,
         heartbeat_limit_s=heartbeat_limit_s,
         slow_factor=slow_factor,
         microbatches=microbatches,
+        on=on or {},
+        engine=engine,
+        address=address,
     )
-    for name in ("heartbeat_s", "heartbeat_limit_s"):
-        if not 0 < getattr(limits, name) < float("inf"):
-            raise InputError(f"{flag(name)} {getattr(limits, name):g}: expected a positive number")
-    if slow_factor and not slow_factor > 1:
-        raise InputError(f"--slow-factor {slow_factor:g}: expected more than 1, or 0 for never")
     options = checked(
         RunOptions,
         buffers=buffers,
@@ -119,8 +117,13 @@ def run(
         heartbeat_s=heartbeat_s,
         patience={"heartbeat_limit_s": heartbeat_limit_s, "slow_factor": slow_factor},
     )
+    for name, seconds in (("--heartbeat-s", heartbeat_s), ("--heartbeat-limit-s", heartbeat_limit_s)):
+        if not 0 < seconds < float("inf"):
+            raise InputError(f"{name} {seconds:g}: expected a positive number")
     if engine not in ("local", "ray"):
         raise InputError(f"engine: expected local or ray, found {engine!r}")
+    if slow_factor and not slow_factor > 1:
+        raise InputError(f"--slow-factor {slow_factor:g}: expected more than 1, or 0 for never")
     dtype = made.problem.dtype if made.problem else "torch.float32"
     inputs = None if input is None else read_inputs(input, made.batch_size, dtype)
     came: list[Any] = []
@@ -132,7 +135,7 @@ def run(
             microbatches=microbatches,
             inputs=inputs,
             hosts=None if hosts is None else read_hosts(hosts, _known(made), engine == "local"),
-            on=checked(_On, on=on or {}).on,
+            on=asked.on,
             emulate=emulate,
             engine=engine,
             address=address,
@@ -150,10 +153,6 @@ def run(
         outcome.rates.add_to(paths["rates_out"])
     metrics = {name: getattr(outcome, name) for name in outcome.__struct_fields__ if name not in ("outputs", "rates")}
     return PipelineRun(file, msgspec.to_builtins(metrics), outcome.rates, together(came) if came else None)
-
-
-class _On(Struct):
-    on: dict[str, str]
 
 
 def run_plan(
@@ -218,8 +217,6 @@ def _known(plan: Plan) -> list[str]:
 
 
 def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
-    if not plan.stages:
-        raise InputError("the plan has no stages")
     if microbatches is not None and microbatches < 1:
         raise InputError(f"microbatches: expected at least 1, found {microbatches}")
     if options.buffers < 1:
@@ -232,9 +229,6 @@ def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
         raise InputError(f"target rate: expected items per second, found {options.target_items_s:g}")
     if options.shape_links and plan.problem is None:
         raise InputError("shape links: the plan does not say how fast links are; make it again with this version")
-    for before, after in pairwise(plan.stages):
-        if after.layers[0] != before.layers[1] + 1:
-            raise InputError(f"the plan has layers {after.layers} after {before.layers}: they do not meet")
 
 
 def _inputs(

@@ -17,6 +17,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.files import Document, as_path
 from dovetail.pipeline.profile.files import dump_yaml
+from dovetail.pipeline.profile.measure import spread
 
 _HELLO = b"dovetail-link-1\n"
 _PING, _TAKE, _GIVE = b"P", b"T", b"G"  # what a client asks for; the last two are followed by a count of bytes
@@ -167,17 +168,10 @@ def _measure(connection: socket.socket, repeats: int, seconds: float) -> LinkRes
         to_mbps=statistics.median(to),
         from_mbps=statistics.median(back),
         latency_s=round_trip / 2,
-        to_spread_mbps=_spread(to),
-        from_spread_mbps=_spread(back),
+        to_spread_mbps=spread(to),
+        from_spread_mbps=spread(back),
         repeats=repeats,
     )
-
-
-def _spread(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return high - low
 
 
 def _ping(connection: socket.socket) -> float:
