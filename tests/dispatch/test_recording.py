@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -24,9 +25,9 @@ from torch import Tensor
 from dovetail.cli import main
 from dovetail.core import recorder
 from dovetail.core.engine import replay
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.events import Arrived, Failed, Reject, Rows, Start
-from dovetail.core.journal import Reader
+from dovetail.core.journal import Reader, Writer
 from dovetail.dispatch import Device, Dispatcher, Pool
 from dovetail.dispatch.check import check_journal
 from dovetail.dispatch.chunk import ResultFormError, gaps
@@ -138,6 +139,27 @@ def test_chunks_that_a_device_holds_at_once_have_a_slot_each_and_their_own_times
     assert [(start.devices, start.ready_s, start.run_s) for start in begun] == [((0,), 0.0, 4.0), ((1,), 1.0, 5.0)]
     assert [device.type for device in Reader(path).header.pool.devices] == ["a", "a", "b"]
     assert check_journal(path).valid
+
+
+def test_an_end_that_could_not_be_written_is_told_to_who_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, states = Event(), [DeviceState("a", size=5)]
+    monkeypatch.setattr(recorder, "_FLUSH_S", 3600.0)
+    scheduler = RecordedScheduler(LocalCursor(0, 9), Fixed(), states, total=9)
+    header = header_of(scheduler, policy="fixed", mode=LIVE, items=9, peaks=[None])
+    journal = BatchJournal(tmp_path / "run.jsonl", header, scheduler, ended=ended)
+
+    def full(_: Writer) -> None:
+        raise cannot_write(tmp_path / "run.jsonl", OSError(errno.ENOSPC, "No space left on device"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "flush", full)
+        ended.set()
+        with pytest.raises(InputError, match="No space left"):
+            journal._follow()  # as the recorder's thread does it
+    with pytest.raises(InputError, match="No space left"):
+        journal.end(1.0)
 
 
 def test_more_chunks_at_once_than_slots_are_found(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ in order and by the clock's own reading, and the ranges that it gave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
 from pathlib import Path
 from threading import Event, RLock
@@ -95,6 +95,7 @@ class BatchJournal:
         self._scheduler, self._lock = scheduler, lock or nullcontext()
         self._ended, self._over, self._turn = ended, False, RLock()
         self._claims: dict[str, Any] = {}
+        self._wrong: Exception | None = None
         self._zero_s: float = header.facts["zero_s"]
         self._items: int | None = header.facts["items"]
         self._before: list[tuple[int, int]] = header.facts.get("done_before", [])
@@ -152,9 +153,11 @@ class BatchJournal:
         """The run came to its end, or nobody waits for it any more: what it claims, and what it lacks."""
         with self._turn:
             if self._over:
+                if self._wrong is not None:
+                    raise self._wrong
                 return self._claims
             self._over = True
-            with self._recorder:
+            with self._recorder, self._kept_error():
                 left = self._write(now_s)
                 rows = self._scheduler.rows[self._skipped : self._seen]
                 self._claims = summary = self._summary([ChunkRow._make(row) for row in rows])
@@ -162,6 +165,15 @@ class BatchJournal:
                     summary["left"] = [(c.device, c.start, c.stop, c.begun_s - self._zero_s) for c in left]
                 self._recorder.end(now_s - self._zero_s, summary)
             return summary
+
+    @contextmanager
+    def _kept_error(self) -> Iterator[None]:
+        """Whoever asks for the end learns what went wrong, also if it was another thread that wrote it."""
+        try:
+            yield
+        except Exception as error:
+            self._wrong = error
+            raise
 
     def _summary(self, rows: Sequence[ChunkRow]) -> dict[str, Any]:
         names = [state.name for state in self._scheduler.view.devices]

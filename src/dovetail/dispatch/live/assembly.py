@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 
@@ -73,15 +74,13 @@ def _check_same(first: Tensor, other: Tensor) -> None:
         )
 
 
+@dataclass(slots=True)
 class _Leaf:
     """One tensor of the output: allocated for the whole batch, or passed through."""
 
-    __slots__ = ("batched", "first", "tensor")
-
-    def __init__(self, first: Tensor, tensor: Tensor, batched: bool) -> None:
-        self.first = first
-        self.tensor = tensor
-        self.batched = batched
+    first: Tensor
+    tensor: Tensor
+    batched: bool
 
 
 def _copy(leaf: Tensor, there: Tensor, name: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from math import inf
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,20 +62,13 @@ def _anywhere(function: Callable[..., Any], device: NodeDevice) -> Callable[...,
     return function
 
 
-class Calling:
+class Calling(NamedTuple):
     """The function and its hooks, and how the arguments are spread: as one, or as positional and keyword ones."""
 
-    def __init__(
-        self,
-        place: Callable[[NodeDevice], Callable[..., Any]],
-        preprocess: Hook | None,
-        postprocess: Hook | None,
-        spread: bool,
-    ) -> None:
-        self.place = place
-        self.preprocess = preprocess
-        self.postprocess = postprocess
-        self.spread = spread
+    place: Callable[[NodeDevice], Callable[..., Any]]
+    preprocess: Hook | None
+    postprocess: Hook | None
+    spread: bool
 
     def on(self, device: NodeDevice, home: torch.device | None, moved: bool = False) -> Callable[[Any], Any]:
         """One call from the work of a chunk, as the source cut it or already on the device, to the result."""
