@@ -10,7 +10,7 @@ import yaml
 
 from dovetail.core.errors import InputError
 from dovetail.pipeline.inputs.files import load
-from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.inputs.problem import DTYPE_BYTES, Pipeline
 
 MODELS: dict[str, Any] = {
     "m": {"layers": 3, "mem_MB": [1, 2.5, 3], "parameters_in": 10, "parameters_out": [20, 30, 40]},
@@ -171,3 +171,11 @@ def test_what_is_wrong_with_neighbours_is_named(tmp_path: Path) -> None:
         read(tmp_path, links={"a0": {"b0": {"bw": 1}}})
     with pytest.raises(InputError, match=r"unknown key 'link'; did you mean 'links'\?"):
         read(tmp_path, links={"link": []})
+
+
+def test_values_are_as_large_as_torch_makes_them() -> None:
+    torch = pytest.importorskip("torch")
+    sizes = {
+        name: torch.empty((), dtype=getattr(torch, name.removeprefix("torch."))).element_size() for name in DTYPE_BYTES
+    }
+    assert sizes == DTYPE_BYTES
