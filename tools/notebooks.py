@@ -25,7 +25,9 @@ def executed(path: Path) -> Any:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     where = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where, record_timing=False).execute()
+    NotebookClient(
+        notebook, timeout=300, startup_timeout=300, kernel_name="python3", resources=where, record_timing=False
+    ).execute()
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return notebook
 
