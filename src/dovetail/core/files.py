@@ -97,7 +97,7 @@ class Document:
             return msgspec.convert(data, to)
         except msgspec.ValidationError as error:
             keys, message = explain(error, to)
-            raise self.error([*at, *_name_entries(data, to, keys, str(error))], message) from None
+            raise self.error([*at, *name_entries(data, to, keys, str(error))], message) from None
 
 
 def as_path(value: Any, name: str) -> Path:
@@ -152,7 +152,7 @@ def _inside(kind: inspect.Type, key: Key) -> list[inspect.Type]:
     return [kind.item_type] if isinstance(kind, inspect.ListType | inspect.VarTupleType | inspect.SetType) else []
 
 
-def _name_entries(data: Any, to: Any, keys: Sequence[Key], error: str) -> list[Key]:
+def name_entries(data: Any, to: Any, keys: Sequence[Key], error: str) -> list[Key]:
     """Validation tells an item's number, but not an entry's name: the entry that gives the same error alone has it."""
     named = list(keys)
     for depth, key in enumerate(named):

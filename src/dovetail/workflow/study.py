@@ -19,7 +19,7 @@ from dovetail.core.parallel import run_all
 from dovetail.core.policy_source import REQUIRED
 from dovetail.core.rates import RateTable
 from dovetail.workflow.bounds import Bounds
-from dovetail.workflow.choices import DEFAULT_POLICY, Mode, OnError, Target, check_count
+from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError, Target, check_count
 from dovetail.workflow.policies.base import WorkflowPolicy
 from dovetail.workflow.problem import ProblemSource, WorkflowProblem, checked, source_of
 from dovetail.workflow.simulate import Progress, make_policy, run
@@ -208,6 +208,7 @@ def fewest_gpus(
     options: Mapping[str, Any] | None = None,
     mode: Mode = "online",
     on_error: OnError = "fail",
+    compat: Compat | None = None,
     costs: Mapping[str, Any] | None = None,
     rates: Source | RateTable | None = None,
     seed: int = 0,
@@ -226,7 +227,7 @@ def fewest_gpus(
     (4, 'the widest node needs 4 GPUs')
     """
     target, limit_s = _limit({"p99": p99, "makespan": makespan, "mean": mean})
-    source = source_of(config, requests, mode=mode, on_error=on_error, costs=costs, rates=rates)
+    source = source_of(config, requests, mode=mode, on_error=on_error, compat=compat, costs=costs, rates=rates)
     make_policy(policy, options, mode)
     check_count("--max-gpus", max_gpus)
     tried: dict[int, float] = {}

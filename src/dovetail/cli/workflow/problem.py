@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_table
-from dovetail.cli.workflow.words import CONFIG, REQUESTS, warn
-from dovetail.workflow import Mode, OnError
+from dovetail.cli.common import Flag, Format, print_json, print_table
+from dovetail.cli.workflow.flags import INPUTS, InputFlags
 
 
-def validate(
-    *,
-    gpus: str | None = None,
-    mode: Mode = "offline",
-    config: Path = CONFIG,
-    requests: Path = REQUESTS,
-    rates: Path | None = None,
-    format: Format = "table",
-) -> int:
+def validate(*, gpus: str | None = None, inputs: InputFlags = INPUTS, format: Format = "table") -> int:
     """Check the input files without running anything.
 
     Example: dovetail workflow validate --gpus 4 --config system_config.yaml --requests workflow_requests.yaml
@@ -27,22 +17,10 @@ def validate(
     ----------
     gpus
         The pool that they shall run on.
-    mode
-        online also needs the times of arrival.
-    config
-        Models, workflows, GPU types and costs.
-    requests
-        The requests.
-    rates
-        A rate table.
     format
         table or json.
     """
-    from dovetail.workflow import load
-
-    problem = load(config, requests, gpus=gpus, mode=mode, rates=rates)
-    warn(problem)
-    facts = problem.describe()
+    facts = inputs.load(gpus).describe()
     if format == "json":
         print_json(facts)
     else:
@@ -53,12 +31,7 @@ def validate(
 def bound(
     *,
     gpus: str | None = None,
-    mode: Mode = "offline",
-    config: Path = CONFIG,
-    requests: Path = REQUESTS,
-    on_error: OnError = "fail",
-    cost: Pairs | None = None,
-    rates: Path | None = None,
+    inputs: InputFlags = INPUTS,
     exact: Flag = False,
     time_limit_s: float = 60.0,
     format: Format = "table",
@@ -71,18 +44,6 @@ def bound(
     ----------
     gpus
         The pool.
-    mode
-        offline, or online with the times of arrival.
-    config
-        Models, workflows, GPU types and costs.
-    requests
-        The requests.
-    on_error
-        A request that cannot run: fail, or leave it out of the bounds (reject, skip).
-    cost
-        Cost rules over those of the configuration.
-    rates
-        A rate table.
     exact
         Also the optimal makespan, by CP-SAT: for some thirty nodes at most.
     time_limit_s
@@ -93,10 +54,9 @@ def bound(
     from msgspec import structs
 
     from dovetail.workflow import bound as lower_bounds
-    from dovetail.workflow import load, optimum
+    from dovetail.workflow import optimum
 
-    problem = load(config, requests, gpus=gpus, mode=mode, on_error=on_error, costs=pairs("--cost", cost), rates=rates)
-    warn(problem)
+    problem = inputs.load(gpus)
     figures: dict[str, Any] = {f"bound_{key}": value for key, value in structs.asdict(lower_bounds(problem)).items()}
     if exact:
         best = optimum(problem, time_limit_s)

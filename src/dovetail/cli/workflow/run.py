@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, Pairs, make_folder, pairs, print_json, progress
-from dovetail.cli.workflow.words import CONFIG, REQUESTS, warn
+from dovetail.cli.workflow.flags import INPUTS, InputFlags
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow import DEFAULT_POLICY, DEFAULT_RETRIES, Compat, Mode, OnError
+from dovetail.workflow import DEFAULT_POLICY, DEFAULT_RETRIES
 
 Output = Literal["journal", "log", "executions"]
 
@@ -21,14 +21,9 @@ def run(
     *,
     gpus: str | None = None,
     simulate: str = "false",
-    mode: Mode = "offline",
-    config: Path = CONFIG,
-    requests: Path = REQUESTS,
+    inputs: InputFlags = INPUTS,
     policy: str = DEFAULT_POLICY,
     option: Pairs | None = None,
-    cost: Pairs | None = None,
-    compat: Compat | None = None,
-    on_error: OnError = "fail",
     out: Path = Path(),
     write: Annotated[tuple[Output, ...], Parameter(consume_multiple=True, negative=())] = (
         "journal",
@@ -39,7 +34,6 @@ def run(
     seed: int = 0,
     failure_rate: float = 0.0,
     retries: int = DEFAULT_RETRIES,
-    rates: Path | None = None,
     gpus_per_server: int = 8,
     log_lines: int = 1000,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
@@ -57,22 +51,10 @@ def run(
         How many GPUs, or how many of each type: 4, or a100:2,l4:4 with gpu_types in the configuration.
     simulate
         true would call real models, which this version cannot do; false uses the durations in the files.
-    mode
-        offline: everything arrives at time 0; online: by the timestamps.
-    config
-        Models, workflows, GPU types and costs: YAML or JSON, whatever the suffix.
-    requests
-        The requests: YAML, JSON, or JSON lines for large sets.
     policy
         Who decides; `dovetail workflow policies` lists them.
     option
         Options of the policy: --option patience=40.
-    cost
-        Cost rules over those of the configuration: --cost overlap=0.5 noise=0.1.
-    compat
-        gswarm: read faulty files, price switches and order events as that scheduler did, to compare numbers.
-    on_error
-        A request that cannot run: fail stops before anything runs; reject counts it as rejected; skip leaves it out.
     out
         Folder for the results.
     write
@@ -85,8 +67,6 @@ def run(
         Chance that an attempt at a node fails.
     retries
         How often a failed node is tried again.
-    rates
-        A rate table: measured speeds and switch times.
     gpus_per_server
         GPUs that share a host (and its memory).
     log_lines
@@ -104,25 +84,14 @@ def run(
         raise InputError(f"--log-lines {log_lines}: expected 0 or more")
     if resume and "journal" not in write:
         raise InputError("--resume goes on with a journal: let --write name it")
-    from dovetail.workflow import load, write_logs
     from dovetail.workflow import run as simulated
+    from dovetail.workflow import write_logs
 
     named = policy.rpartition(":")[2]  # of FILE.py:NAME
     paths = {kind: out / _FILES[kind].format(named) for kind in dict.fromkeys(write)}
     logs = {kind: path for kind, path in paths.items() if kind != "journal"}
-    refuse_overwrite([*paths.values()], [config, requests, rates])
-    problem = load(
-        config,
-        requests,
-        gpus=gpus,
-        mode=mode,
-        on_error=on_error,
-        compat=compat,
-        costs=pairs("--cost", cost),
-        rates=rates,
-        gpus_per_server=gpus_per_server,
-    )
-    warn(problem)
+    refuse_overwrite([*paths.values()], inputs.files)
+    problem = inputs.load(gpus, gpus_per_server=gpus_per_server)
     make_folder(out)
     for path in logs.values():
         _remove(path)  # those of an earlier run would not belong to this journal

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, Pairs, atomic_write, pairs, print_json, print_table, progress
-from dovetail.cli.workflow.words import CONFIG, REQUESTS
+from dovetail.cli.workflow.flags import INPUTS, ONLINE, InputFlags, OnlineFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow import DEFAULT_POLICY, Compat, Mode, OnError
+from dovetail.workflow import DEFAULT_POLICY
 
 _COLUMNS = {
     "policy": "policy",
@@ -36,13 +36,7 @@ def compare(
         DEFAULT_POLICY,
     ),
     seed: Annotated[tuple[int, ...], Parameter(alias="--seeds", consume_multiple=True, negative=())] = (0,),
-    mode: Mode = "offline",
-    config: Path = CONFIG,
-    requests: Path = REQUESTS,
-    cost: Pairs | None = None,
-    compat: Compat | None = None,
-    on_error: OnError = "fail",
-    rates: Path | None = None,
+    inputs: InputFlags = INPUTS,
     jobs: int | None = None,
     out: Path | None = None,
     format: Format = "table",
@@ -59,20 +53,6 @@ def compare(
         One or more policies, or all.
     seed
         Seeds for noise; without noise they make no difference.
-    mode
-        offline, or online by the timestamps.
-    config
-        Models, workflows, GPU types and costs.
-    requests
-        The requests.
-    cost
-        Cost rules over those of the configuration, such as noise=0.2.
-    compat
-        gswarm: read, price and order as that scheduler did.
-    on_error
-        A request that cannot run: fail, reject or skip.
-    rates
-        A rate table.
     jobs
         Processes; by default one per core.
     out
@@ -84,20 +64,10 @@ def compare(
         if not given:
             raise InputError(f"{flag}: expected at least one value")
     from dovetail.workflow import compare as run_all
-    from dovetail.workflow import load
 
-    problem = load(
-        config,
-        requests,
-        gpus=gpus[0],
-        mode=mode,
-        on_error=on_error,
-        compat=compat,
-        costs=pairs("--cost", cost),
-        rates=rates,
-    )
+    problem = inputs.load(gpus[0])
     if out is not None:
-        refuse_overwrite([out / "compare.json", out / "compare.html"], [config, requests, rates])
+        refuse_overwrite([out / "compare.json", out / "compare.html"], inputs.files)
     with progress("comparing") as done:
         policies = "all" if policy == ("all",) else policy
         found = run_all(problem, policies, gpus=gpus, seeds=seed, journals=out, jobs=jobs, progress=done)
@@ -142,10 +112,7 @@ def plan(
     mean: float | None = None,
     policy: str = DEFAULT_POLICY,
     option: Pairs | None = None,
-    mode: Mode = "online",
-    config: Path = CONFIG,
-    requests: Path = REQUESTS,
-    cost: Pairs | None = None,
+    inputs: OnlineFlags = ONLINE,
     max_gpus: int = 1024,
     seed: int = 0,
     format: Format = "table",
@@ -168,14 +135,6 @@ def plan(
         Who decides.
     option
         Options of the policy.
-    mode
-        online by the timestamps, or offline.
-    config
-        Models, workflows and costs.
-    requests
-        The requests.
-    cost
-        Cost rules over those of the configuration.
     max_gpus
         Where to give up.
     seed
@@ -187,18 +146,17 @@ def plan(
 
     with progress("planning") as done:
         answer = fewest_gpus(
-            config,
-            requests,
+            inputs.config,
+            inputs.requests,
             p99=p99,
             mean=mean,
             makespan=makespan,
             policy=policy,
             options=pairs("--option", option),
-            mode=mode,
-            costs=pairs("--cost", cost),
             seed=seed,
             max_gpus=max_gpus,
             progress=done,
+            **inputs.how(),
         )
     target, limit = answer.target, answer.limit_s
     if format == "json":

@@ -19,9 +19,8 @@ from dovetail.core.findings import Findings, Report, close, compare
 from dovetail.core.journal import Header
 from dovetail.workflow.check.examination import Examination, need_config
 from dovetail.workflow.compat.check_old_log import OldLog
-from dovetail.workflow.compat.execution_log import RequestRow, log_summary
+from dovetail.workflow.compat.execution_log import ExecutionRow, RequestRow, log_summary
 from dovetail.workflow.compat.log_rows import (
-    ExecutionRow,
     LoggedRun,
     LogSpan,
     check_workflows,
@@ -157,7 +156,7 @@ def _our_span(i: int, row: ExecutionRow, faults: Findings) -> LogSpan:
         number(row.estimated_time),
         "",
         number(row.switch_time),
-        row.from_model,
+        row.from_model or None,
         row.batch,
     )
     return LogSpan(i, t, end_of(row, t, faults), start, row.reason, row.decision)

@@ -22,9 +22,9 @@ from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 from dovetail.workflow.check.examination import Examination
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.choices import Mode
+from dovetail.workflow.compat.execution_log import ExecutionRow
 from dovetail.workflow.compat.gswarm_files import GSWARM
 from dovetail.workflow.compat.log_rows import (
-    ExecutionRow,
     LoggedRun,
     LogSpan,
     check_workflows,

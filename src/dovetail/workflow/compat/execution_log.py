@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Header
@@ -23,8 +23,12 @@ _BYTES = 1 << 20  # of the execution log, written at once
 _encode = msgspec.json.Encoder().encode
 
 
-class Execution(Struct, omit_defaults=True, gc=False):
-    """A node's run. The GPUs are held from `switch_start` to `end_time`; the node itself starts at `start_time`."""
+Maybe = float | None | UnsetType
+
+
+class ExecutionRow(Struct, omit_defaults=True, gc=False):
+    """A node's run; older logs leave out what has a default. The GPUs are held from `switch_start` to `end_time`; the
+    node itself starts at `start_time`."""
 
     request_id: str
     workflow_id: str
@@ -33,15 +37,15 @@ class Execution(Struct, omit_defaults=True, gc=False):
     gpu_id: int | None
     start_time: float
     end_time: float
-    execution_time: float
-    estimated_time: float
-    switch_time: float
-    waiting_time: float
-    gpu_ids: tuple[int, ...]
-    ready_time: float
-    switch_start: float
-    from_model: str | None
-    decision: int  # the how-manyth start of the run it was: simultaneous starts have an order
+    execution_time: Maybe = UNSET
+    estimated_time: Maybe = UNSET
+    switch_time: Maybe = UNSET
+    waiting_time: Maybe = UNSET
+    gpu_ids: tuple[int, ...] | UnsetType = UNSET
+    ready_time: float | UnsetType = UNSET
+    switch_start: float | UnsetType = UNSET
+    from_model: str | UnsetType | None = UNSET
+    decision: int = 0  # the how-manyth start of the run it was: simultaneous starts have an order
     batch: int = 0
     reason: str = ""  # why it failed; only among the failures
 
@@ -137,7 +141,7 @@ class ExecutionLog:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._spools = {name: _Spool(path.parent) for name in ("executions", "requests", "rejected_requests")}
-        self._failures: list[Execution] = []
+        self._failures: list[ExecutionRow] = []
         self._open: dict[str, tuple[float, Arrived]] = {}
         self._running: dict[tuple[str, str], _Running] = {}
         self._started: list[tuple[float, int, _Running]] = []
@@ -172,7 +176,7 @@ class ExecutionLog:
         running = self._running.pop((event.job, event.task))
         start = running.start
         begun = running.t + start.setup_s
-        row = Execution(
+        row = ExecutionRow(
             start.job,
             running.workflow,
             start.task,

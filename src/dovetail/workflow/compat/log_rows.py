@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.findings import Findings
@@ -14,32 +14,7 @@ from dovetail.core.journal import Ended
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.check.examination import Steps
-from dovetail.workflow.compat.execution_log import RequestRow
-
-Maybe = float | None | UnsetType
-
-
-class ExecutionRow(Struct, gc=False):
-    """An execution as any of the formats has it."""
-
-    request_id: str
-    workflow_id: str
-    node_id: str
-    model_name: str
-    gpu_id: int | None
-    start_time: float
-    end_time: float
-    execution_time: Maybe = UNSET
-    estimated_time: Maybe = UNSET
-    switch_time: Maybe = UNSET
-    waiting_time: Maybe = UNSET
-    gpu_ids: tuple[int, ...] | UnsetType = UNSET
-    ready_time: float | UnsetType = UNSET
-    switch_start: float | UnsetType = UNSET
-    from_model: str | None = None
-    decision: int = 0
-    batch: int = 0
-    reason: str = ""
+from dovetail.workflow.compat.execution_log import ExecutionRow, Maybe, RequestRow
 
 
 class LoggedRun(Struct):

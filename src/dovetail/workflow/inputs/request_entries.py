@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import did_you_mean
 from dovetail.core.events import Arrived
-from dovetail.core.files import Document, explain
+from dovetail.core.files import Document, Key, explain, name_entries
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.system import MOST, System
@@ -117,11 +117,13 @@ class EntryReader:
         except _EntryFault as error:
             fault = error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            keys, message = (
-                explain(error, RequestEntry) if isinstance(error, msgspec.ValidationError) else ([], str(error))
-            )
-            if keys[-1:] == ["*"]:  # the error does not say which
-                keys[-1] = _not_a_number(raw)
+            keys: list[Key] = []
+            message = str(error)
+            if isinstance(error, msgspec.ValidationError):
+                keys, message = explain(error, RequestEntry)
+                with suppress(msgspec.DecodeError):  # a number too large for any
+                    data = msgspec.json.decode(raw) if isinstance(raw, bytes | msgspec.Raw) else raw
+                    keys = name_entries(data, self.entry_type, keys, str(error))
             fault = _EntryFault(".".join(map(str, keys)), message)
             known = _name_of(raw)
             name, of = known.request_id, known.workflow_id
@@ -300,23 +302,6 @@ def _name_of(raw: Any) -> _Name:
         )
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _Name()
-
-
-def _not_a_number(raw: Any) -> str:
-    """The node whose time is not a number."""
-    times: dict[str, Any]
-    if isinstance(raw, bytes | msgspec.Raw):
-        number: Callable[[Any], float] = msgspec.json.Decoder(float).decode
-        row = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        times = msgspec.json.decode(row["node_execution_times"], type=dict[str, msgspec.Raw])
-    else:
-        number, times = partial(msgspec.convert, type=float), raw["node_execution_times"]
-    for node, seconds in times.items():
-        try:
-            number(seconds)
-        except msgspec.ValidationError:
-            return str(node)
-    return "*"
 
 
 class _EntryFault(Exception):  # noqa: N818
