@@ -60,11 +60,11 @@ def standalone(svg: str) -> str:
     sheet = asset("page.css")
     colours = dict(re.findall(r"(--[\w-]+): (#\w+)", sheet[: sheet.index("@media")]))
     rules = "".join(line for line in sheet.splitlines() if line.startswith((".chart .", ".chart text")))
-    rules = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found.group(1)], rules)
     head, rest = svg.removeprefix("<svg").split(">", 1)
     width = head.split('viewBox="', 1)[1].split()[2]
-    return (
+    picture = (
         f'<svg xmlns="http://www.w3.org/2000/svg" style="max-width:{width}px"{head}>'
         f"<style>.chart text{{font:12px system-ui,sans-serif}}{rules}</style>"
         f'<rect width="100%" height="100%" fill="#ffffff"/>{rest}'
     )
+    return re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found.group(1)], picture)
