@@ -20,7 +20,7 @@ _SHOWN = 5  # holders and overtakers that are named
 
 
 def explain(reader: Reader, job: str) -> JobStory:
-    """The story of a job, by its number or its name."""
+    """The story of a job, by its number or its name, or by both as a frame of the run has them."""
     facts = facts_of(reader.header, reader.path)
     rules_of(reader.header, reader.path)  # what the checker refuses is not explained
     teller, metrics, checker = _Teller(facts, job), metrics_for(facts), LeaseChecker(facts, Findings())
@@ -119,7 +119,7 @@ class _Teller:
         self.last = max(self.last, *ids)
         self.names.update(filter(None, names))
         for i, (job, name) in enumerate(zip(ids, names, strict=True)):
-            if self.story is None and (str(job) == self._wanted or name == self._wanted):
+            if self.story is None and self._wanted in (str(job), name, f"{job} {name}"):
                 self._arrive(i, job, name, columns)
 
     def _arrive(self, i: int, job: int, name: str, columns: dict[str, Any]) -> None:
