@@ -292,12 +292,12 @@ def test_leaving_out_queues_by_a_lower_bound_changes_nothing(tmp_path: Path, mon
     with_bound = starts()
     asked = 0
 
-    def nothing(self: WindowPrices, queue: Any, backlog_s: float) -> float:
+    def never(self: WindowPrices, queue: Any, backlog_s: float, by_s: float) -> bool:
         nonlocal asked
         asked += 1
-        return 0.0
+        return False
 
-    monkeypatch.setattr(WindowPrices, "least_surcharge", nothing)
+    monkeypatch.setattr(WindowPrices, "is_beaten", never)
     assert starts() == with_bound
     assert asked > 100
 

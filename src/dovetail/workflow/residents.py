@@ -140,12 +140,11 @@ def least_setup(models: Mapping[str, ModelCost], costs: CostRules, rates: RateTa
     known: dict[str, float] = {}
     for switch in rates.switches.values() if rates else ():
         known[switch.to] = min(switch.seconds, known.get(switch.to, switch.seconds))
-    smallest = {
-        name: min((m.memory_gb for other, m in models.items() if other != name), default=inf) for name in models
-    }
+    first, second = [*sorted(m.memory_gb for m in models.values()), inf, inf][:2]
     least = {}
     for name, model in models.items():
-        moved = 0.0 if costs.resident == "memory" or costs.dram_gb else smallest[name]
+        smallest = second if model.memory_gb == first else first  # of the others
+        moved = 0.0 if costs.resident == "memory" or costs.dram_gb else smallest
         price = min(model.load_s, (moved + model.memory_gb) / costs.pcie_gb_s + costs.overhead_s)
         least[name] = min(price, known.get(name, price)) * (1 - costs.overlap) if model.width else 0.0
     return least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal, NamedTuple
 
 from dovetail.core.registry import policy
@@ -80,23 +81,22 @@ class LeastLoss(WorkflowPolicy):
                 self._reserved = None
                 return Place(node, kept, "reserved after a long wait")
         prices = WindowPrices(view, self._demand, kept)
-        best: tuple[float, int, ReadyNode, WindowOption] | None = None
-        for rank, seq, queue in self._heads(view):
-            if best is not None and rank.at_s >= best[0]:
+        best: tuple[ReadyNode, WindowOption] | None = None
+        best_s, free, is_beaten = inf, view.free_count, prices.is_beaten
+        for (at_s, then_s, _), _, queue in self._heads(view):  # of equal keys the first stays
+            if at_s >= best_s:
                 break
-            if queue.width > view.free_count:
-                continue
-            if best is not None and rank.at_s + prices.least_surcharge(queue, rank.backlog_s) >= best[0]:
+            if queue.width > free or (best and is_beaten(queue, then_s, best_s - at_s)):
                 continue
             option = prices.option(queue, queue.head)
             if option is not None:
                 setup_s = option.setup_s and option.setup_s + option.return_s
-                key = rank.at_s + prices.surcharge(queue, rank.backlog_s, setup_s), seq
-                if best is None or key < best[:2]:
-                    best = *key, queue.head, option
+                key_s = at_s + prices.surcharge(queue, then_s, setup_s)
+                if key_s < best_s:
+                    best_s, best = key_s, (queue.head, option)
         if best is None:
             return None
-        _, _, node, option = best
+        node, option = best
         return Place(node, option.window, "worth the switch" if option.setup_s else "warm")
 
     def _heads(self, view: View) -> list[tuple[Rank, int, Queue]]:

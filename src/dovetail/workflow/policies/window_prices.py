@@ -12,6 +12,7 @@ from dovetail.workflow.policies.losses import away_loss, copy_gain, elsewhere_lo
 
 _LOT = 4.0  # times the square root of lot sizes; measured
 CAP = 10.0  # set-ups by which a cold head must at most be older than the backlog says
+_FEW = 4  # free GPUs that are looked at to leave out queues
 _MEMORY_S = 100.0  # how long a model that is loaded is thought to be of use
 
 
@@ -30,6 +31,16 @@ def backlog_s(view: View) -> float:
     return max(0.0, sum(view.demand.values())) / view.total_speed
 
 
+class ModelState(NamedTuple):
+    """What a loss is counted from: nodes that wait, arrivals per second, mean size, windows needed and held."""
+
+    waiting: int
+    per_s: float
+    size_s: float
+    needed: float
+    windows: float
+
+
 class WindowPrices:
     """The prices at one decision. `kept` are GPUs that are reserved: only nodes that end in time may use them."""
 
@@ -39,7 +50,9 @@ class WindowPrices:
         self._kept = kept
         self._kept_s = view.free_at(kept) if kept else 0.0
         self._lot = _lot(backlog_s(view), view.ready_count, view.size)
+        self._few: list[tuple[int, str]] | None = None
         self._spare: list[int] | None = None
+        self._states: dict[str, ModelState] = {}
 
     # --- between queues ---------------------------------------------------------------------------
 
@@ -52,19 +65,43 @@ class WindowPrices:
         if not setup_s:
             return 0.0
         setup_s *= queue.width
-        return min(self._lot_of(queue.model) * sqrt(setup_s / queue.count), backlog_s + CAP * setup_s)
+        lot = self._lot if queue.model not in self._demand.room_of else self._lot_of(queue.model)
+        lot_s, cap_s = lot * sqrt(setup_s / queue.count), backlog_s + CAP * setup_s
+        return lot_s if lot_s < cap_s else cap_s
 
-    def least_surcharge(self, queue: Queue, backlog_s: float) -> float:
-        """A lower bound of the surcharge, before any window is looked at."""
-        if self._view.residents.holders.get(queue.model):
-            return 0.0
-        return self.surcharge(queue, backlog_s, self._demand.least_setup_s[queue.model])
+    def is_beaten(self, queue: Queue, backlog_s: float, by_s: float) -> bool:
+        """Whether its surcharge is sure to be at least so much, seen before any window is priced."""
+        view, model = self._view, queue.model
+        if view.residents.holders.get(model):
+            return False
+        if self.surcharge(queue, backlog_s, self._demand.least_setup_s[model]) >= by_s:
+            return True
+        if self._few is None:
+            self._few = self._free_kinds()
+        if not self._few or queue.width > 1:
+            return False
+        queues, residents = view.queues, view.residents
+        setups = [
+            residents.price(gpu, model) + (residents.reload_s(model, other) if other in queues else 0.0)
+            for gpu, other in self._few
+        ]
+        return self.surcharge(queue, backlog_s, min(setups)) >= by_s
+
+    def _free_kinds(self) -> list[tuple[int, str]]:
+        """One free GPU for each model that free GPUs hold, if those are few, alike and none is empty; else nothing."""
+        view, kinds = self._view, dict[str, int]()
+        if not view.alike or view.free_count > _FEW:
+            return []
+        for gpu, free in enumerate(view.free):
+            if free:
+                if not (held := view.residents.held[gpu]):
+                    return []
+                kinds.setdefault(next(iter(held)), gpu)
+        return [(gpu, model) for model, gpu in kinds.items()]
 
     def _lot_of(self, model: str) -> float:
-        room = self._demand.room_of.get(model)
-        if room is None:
-            return self._lot
-        view = self._view
+        """For a model that does not fit everywhere: in its room."""
+        view, room = self._view, self._demand.room_of[model]
         backlog_s = max(0.0, sum(view.demand[m] for m in room.models)) / room.speed
         ready = sum(view.queues[m].count for m in room.models if m in view.queues)
         return max(self._lot, _lot(backlog_s, ready, len(room.gpus)))
@@ -75,7 +112,12 @@ class WindowPrices:
         """The free window of least loss, or None if the queue had better wait."""
         view, free = self._view, self._view.free
         warm = view.warm_windows(queue.model)
-        ready = [w for w in warm if all(free[gpu] for gpu in w) and self._may_use(node, w)]
+        if queue.width == 1:
+            ready = [w for w in warm if free[w[0]]]
+        else:
+            ready = [w for w in warm if all(free[gpu] for gpu in w)]
+        if self._kept:
+            ready = [w for w in ready if self._may_use(node, w)]
         if ready and view.even and not self._demand.rooms:
             return WindowOption(0.0, min(ready), 0.0, 0.0, 0.0)
         options = [self._price(queue, node, w, bool(ready)) for w in self._candidates(queue, node)]
@@ -88,7 +130,7 @@ class WindowPrices:
 
     def _may_use(self, node: ReadyNode, window: Window) -> bool:
         """Whether a reservation allows it: nodes that end in time may backfill."""
-        if not self._kept or not set(self._kept).intersection(window):
+        if not set(self._kept).intersection(window):
             return True
         view = self._view
         return view.now + view.setup_s(window, node.model) + view.run_s(node, window) <= self._kept_s
@@ -141,21 +183,31 @@ class WindowPrices:
 
     def _loss(self, other: str, broken: list[Window], away_s: float, back_s: float, window: Window) -> float:
         """What an evicted model loses."""
-        view, rate = self._view, self._demand.rates.get(other)
-        if rate is None:
-            return 0.0
-        waiting = view.queues[other].count if other in view.queues else 0
-        windows = sum(self._speed(other, w) for w in view.warm_windows(other))
-        kept = windows - sum(self._speed(other, w) for w in broken)
-        per_s, needed = rate.per_s(view.now), self._demand.needed(other, view.now)
-        room = self._demand.room_of.get(other)
-        if room is not None:  # its queue drains only as fast as its room has time
-            needed = max(needed, windows - self._demand.room_slack(room, view))
-        loss = away_loss(waiting, per_s, rate.size_s, needed, windows, kept, away_s)
-        if kept <= needed and self._has_room_elsewhere(other, window):
-            horizon_s = max(_MEMORY_S, away_s)
-            loss = min(loss, elsewhere_loss(waiting, per_s, rate.size_s, needed, windows, back_s, horizon_s))
+        state = self._states.get(other) or self._state(other)
+        kept = state.windows - sum([self._speed(other, w) for w in broken])
+        loss = away_loss(*state, kept, away_s)
+        if loss and kept <= state.needed and self._has_room_elsewhere(other, window):
+            loss = min(loss, elsewhere_loss(*state, back_s, max(_MEMORY_S, away_s)))
         return loss
+
+    def _state(self, model: str) -> ModelState:
+        view, rate = self._view, self._demand.rates.get(model)
+        windows = self._speeds(model, view.warm_windows(model))
+        waiting = view.queues[model].count if model in view.queues else 0
+        if rate is None:  # loaded before anybody asked for it
+            state = ModelState(waiting, 0.0, 0.0, 0.0, windows)
+        else:
+            needed = self._demand.needed(model, view.now)
+            room = self._demand.room_of.get(model)
+            if room is not None:  # its queue drains only as fast as its room has time
+                needed = max(needed, windows - self._demand.room_slack(room, view))
+            state = ModelState(waiting, rate.per_s(view.now), rate.size_s, needed, windows)
+        self._states[model] = state
+        return state
+
+    def _speeds(self, model: str, windows: list[Window]) -> float:
+        """Of all of these together."""
+        return float(len(windows)) if self._view.even else sum([self._view.speed(model, w) for w in windows])
 
     def _speed(self, model: str, window: Window) -> float:
         return 1.0 if self._view.even else self._view.speed(model, window)
@@ -173,11 +225,12 @@ class WindowPrices:
 
     def _spare_copies(self) -> Iterator[int]:
         view = self._view
-        for model, gpus in view.residents.holders.items():
-            if len(gpus) > 1 and view.models[model].width == 1 and model not in view.queues:
-                speeds = [self._speed(model, (gpu,)) for gpu in gpus]
-                if sum(speeds) - max(speeds) > self._demand.needed(model, view.now):
-                    yield from gpus
+        for gpu, held in enumerate(view.residents.held):
+            for model in held:
+                if view.models[model].width == 1 and model not in view.queues:
+                    state = self._states.get(model) or self._state(model)
+                    if state.windows - self._speed(model, (gpu,)) > state.needed:
+                        yield gpu
 
     def _stranger_loss(self, window: Window, away_s: float) -> float:
         """What models that nobody has seen yet lose if the last empty GPUs are gone when they come."""
@@ -203,11 +256,11 @@ class WindowPrices:
         Where it costs nobody anything, those who will come count as well as those who wait.
         """
         view, rate = self._view, self._demand.rates[queue.model]
-        windows, speed = sum(self._speed(queue.model, w) for w in warm), self._speed(queue.model, best.window)
+        windows, speed = self._speeds(queue.model, warm), self._speed(queue.model, best.window)
         needed = rate.windows(view.now)
         if best.loss:
             needed *= max(0.0, 1 - rate.doubt)
-        free_s = min(view.free_at(w) for w in warm) - view.now
+        free_s = min([view.free_at(w) for w in warm]) - view.now
         size_s = queue.gpu_s / queue.width / queue.count
         gain = copy_gain(queue.count, size_s, needed, windows, free_s, best.setup_s, speed)
         if not best.loss:
