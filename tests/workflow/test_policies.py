@@ -299,6 +299,8 @@ def test_srpt_the_request_with_the_least_left_goes_first_and_ages(tmp_path: Path
 
 
 def test_deadline_the_earliest_latest_start_goes_first(tmp_path: Path) -> None:
+    """Of those that can be on time, and of those without a deadline."""
+
     def latest_start(node: ReadyNode) -> float:
         due_s = node.request.due_s
         if due_s is None:
@@ -306,11 +308,35 @@ def test_deadline_the_earliest_latest_start_goes_first(tmp_path: Path) -> None:
         return due_s - node.tail_s
 
     def rule(view: View, choice: Place | None) -> None:
+        def can_be_on_time(node: ReadyNode) -> bool:
+            return node.request.due_s is None or view.now + node.tail_s / view.fastest <= node.request.due_s
+
         if choice is not None:
             tasks = [node for node in ready(view) if free_windows(view, node.model, aligned=True)]
-            assert latest_start(choice.node) == min(map(latest_start, tasks))
+            in_time = [latest_start(node) for node in tasks if can_be_on_time(node)]
+            if can_be_on_time(choice.node):
+                assert latest_start(choice.node) == min(in_time)
+            else:
+                assert choice.node.rank <= min(in_time, default=choice.node.rank), "by its new deadline"
 
     watch(tmp_path, "deadline", rule, {"hysteresis": 0.0})
+
+
+def test_deadline_who_cannot_be_on_time_makes_room_for_who_can() -> None:
+    view, handle = start_of("deadline", 1)
+    handle([Arrived("first", "one", (20.0,), 100.0)], 0.0)
+    handle([Arrived("late", "one", (20.0,), 25.0), Arrived("other", "one", (20.0,), 60.0)], 0.0)
+    assert [node.request.id for node in view.queues["llm"].nodes()] == ["late", "other"]
+    assert names(handle([Finished("first", "a")], 30.0)) == [("other", (0,))], "late needs 20 s and had until 25"
+    assert view.queues["llm"].head.rank == 30.0 + 10 * 20.0 - 20.0, "ten times its path from then on, not never"
+
+
+@pytest.mark.parametrize("name", ["srpt", "deadline"])
+def test_a_list_policy_asks_how_fast_a_gpu_is(name: str) -> None:
+    types = {"slow": DeviceType("slow", speed=0.1), "fast": DeviceType("fast")}
+    view = View(Pool.parse("slow:1,fast:1", types), MODELS, CostRules())
+    scheduler = WorkflowScheduler(view, GRAPHS, registry.create("workflow", name))
+    assert names(scheduler.handle([Arrived("r", "one", (10.0,))], 0.0)) == [("r", (1,))]
 
 
 class Fates:
@@ -373,14 +399,19 @@ def test_a_list_policy_weighs_rank_against_the_price_of_the_switch(tmp_path: Pat
         if choice is None:
             return
 
+        def ends_s(node: ReadyNode, window: Window) -> float:
+            return view.setup_s(window, node.model) + view.run_s(node, window)
+
+        def best(node: ReadyNode) -> Window:
+            return min(free_windows(view, node.model, aligned=True), key=lambda w: (ends_s(node, w), w))
+
         def key(node: ReadyNode) -> float:
-            prices = [view.setup_s(window, node.model) for window in free_windows(view, node.model, aligned=True)]
-            return float(node.rank + hysteresis * min(prices) * node.width / len(view.pool))
+            price = view.setup_s(best(node), node.model)
+            return float(node.rank + hysteresis * price * node.width / len(view.pool))
 
         heads = [queue.head for queue in view.queues.values() if free_windows(view, queue.model, aligned=True)]
         assert key(choice.node) == pytest.approx(min(map(key, heads)))
-        prices = [view.setup_s(w, choice.node.model) for w in free_windows(view, choice.node.model, aligned=True)]
-        assert view.setup_s(choice.window, choice.node.model) == min(prices)
+        assert ends_s(choice.node, choice.window) == pytest.approx(ends_s(choice.node, best(choice.node)))
 
     for case, problem in cases(tmp_path):
         run(

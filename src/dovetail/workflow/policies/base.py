@@ -369,8 +369,8 @@ class WorkflowPolicy:
 
 
 class ListPolicy(WorkflowPolicy):
-    """Greedy over the queue heads: the smallest `rank` plus `hysteresis` x the price of the switch goes first, on its
-    cheapest free window. Derive from it and give a `rank` in seconds."""
+    """Greedy over the queue heads: the smallest `rank` plus `hysteresis` x the price of the switch goes first, on the
+    free window where it ends first. Derive from it and give a `rank` in seconds."""
 
     aligned = True
 
@@ -388,11 +388,15 @@ class ListPolicy(WorkflowPolicy):
             if not windows:
                 continue
             node = queue.head
-            price, window = min([(setup(w, queue.model), w) for w in windows])
+            if view.even:
+                price, window = min([(setup(w, queue.model), w) for w in windows])
+            else:
+                _, window = min([(setup(w, queue.model) + view.run_s(node, w), w) for w in windows])
+                price = setup(window, queue.model)
             key = (node.rank + self.hysteresis * price * queue.width / size, node.seq, window, node, price)
             if best is None or key < best:
                 best = key
         if best is None:
             return None
         _, _, window, node, price = best
-        return Place(node, window, "warm" if price == 0 else "cheapest window")
+        return Place(node, window, "warm" if price == 0 else "ends first here")
