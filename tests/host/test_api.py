@@ -257,9 +257,9 @@ def test_by_default_all_policies_are_compared() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"runs": 0}, "expected sizes and repeats from 1 on"),
-        ({"runs": 1.5}, "runs: expected a whole number, found 1.5"),
-        ({"repeats": None}, "repeats: expected a whole number, found None"),
+        ({"runs": 0}, "runs: expected a whole number from 1 on, found 0"),
+        ({"runs": 1.5}, "runs: expected a whole number from 1 on, found 1.5"),
+        ({"repeats": None}, "repeats: expected a whole number from 1 on, found None"),
         ({"plans": ["rr"], "profile": "legacy"}, "the legacy profile knows fcfs and priority"),
     ],
 )

@@ -26,7 +26,7 @@ from dovetail.host.inputs.parameters import Parameters, read_parameters
 from dovetail.host.inputs.requests import read_requests
 from dovetail.host.inputs.workload import Workload
 from dovetail.host.metrics import means_by_priority
-from dovetail.host.options import HostOptions, Profile, Scheduling
+from dovetail.host.options import HostOptions, Scheduling
 from dovetail.host.policies import Assignment, Planning, names
 from dovetail.host.scheduler import Policies, make_scheduler
 from dovetail.host.simulate import chosen_policies, run
@@ -134,72 +134,42 @@ def experiment(
         As `simulate` takes them.
     """
     found = PARAMETERS if parameters is None else read_parameters(parameters)
-    usual = usual_policies(options.get("profile", "clean"))
-    pairs = product(usual[0] if plans is None else plans, usual[1] if assigns is None else assigns)
-    chosen = [chosen_policies(found, plan, assign, options) for plan, assign in pairs]
+    older = options.get("profile") == "legacy"
+    plans = (PLANS if older else names(Planning)) if plans is None else plans
+    assigns = (ASSIGNS if older else names(Assignment)) if assigns is None else assigns
+    chosen = [chosen_policies(found, plan, assign, options) for plan, assign in product(plans, assigns)]
     for label, value in (("runs", runs), ("containers", containers), ("repeats", repeats), ("seed", seed)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{label}: expected a whole number, found {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and label != "seed"):
+            least = "" if label == "seed" else " from 1 on"
+            raise InputError(f"{label}: expected a whole number{least}, found {value!r}")
+    for each, _ in chosen:
+        if each.profile == "legacy":
+            make_scheduler(1, {}, each)  # what the older scheduler did not have is refused before anything runs
+    sizes, by_image = [containers * 2**i for i in range(runs)], curves_by_image(curves)
     with TemporaryDirectory() if out is None else nullcontext(out) as folder:
         place = Path(folder)
-        cells = plan_cells(
-            place,
-            found,
-            [options for options, _ in chosen],
-            sizes=[containers * 2**i for i in range(runs)],
-            repeats=repeats,
-            seed=seed,
-            cores=cores,
-            work=work,
-            curves=curves_by_image(curves),
-        )
+        files = write_workloads(place, found, sizes, repeats, seed)
+        cells = [
+            ExperimentCell(
+                requests=files[size, repeat],
+                containers=size,
+                repeat=repeat,
+                cores=cores,
+                work=work,
+                curves=by_image,
+                options=each,
+                malleable=found.malleable,
+                model=found.tf_model,
+            )
+            for size in sizes
+            for each, _ in chosen
+            for repeat in range(1, repeats + 1)
+        ]
         own = {options.title: policies for options, policies in chosen if policies is not None}
         results = run_all(place, cells, lambda done: progress(done, len(cells)), own)
         rows = write_comparison(place, name, results)
     shown = [key for key in _MEASURED if key not in ("mean_total_s", "mean_waiting_s")]
     return Comparison(rows, ["containers", "plan", "assign", *shown])
-
-
-def usual_policies(profile: Profile) -> tuple[Sequence[str], Sequence[str]]:
-    """The plannings and assignments that are compared unless others are named."""
-    return (PLANS, ASSIGNS) if profile == "legacy" else (names(Planning), names(Assignment))
-
-
-def plan_cells(
-    out: Path,
-    parameters: Parameters,
-    policies: Sequence[HostOptions],
-    *,
-    sizes: Sequence[int],
-    repeats: int = 1,
-    seed: int = 0,
-    cores: int = 16,
-    work: float | None = None,
-    curves: Mapping[str, str] | None = None,
-) -> list[ExperimentCell]:
-    """Every size under all policies, each repeat on a workload of its own, which is written to `out`."""
-    if not sizes or min(*sizes, repeats) < 1:
-        raise InputError(f"expected sizes and repeats from 1 on, found sizes {list(sizes)}, repeats {repeats}")
-    for options in policies:
-        if options.profile == "legacy":
-            make_scheduler(1, {}, options)  # what the older scheduler did not have is refused before anything runs
-    files = write_workloads(out, parameters, sizes, repeats, seed)
-    return [
-        ExperimentCell(
-            requests=files[size, repeat],
-            containers=size,
-            repeat=repeat,
-            cores=cores,
-            work=work,
-            curves=dict(curves or {}),
-            options=options,
-            malleable=parameters.malleable,
-            model=parameters.tf_model,
-        )
-        for size in sizes
-        for options in policies
-        for repeat in range(1, repeats + 1)
-    ]
 
 
 def write_workloads(

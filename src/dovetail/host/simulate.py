@@ -107,7 +107,7 @@ class HostRun(Run):
         """A recorded run of this level."""
         found = cls(journal)
         if found.header.level != "host":
-            raise InputError(f"{found.journal}: is of the {found.header.level} level: dovetail report draws it")
+            raise InputError(f"{found.journal}: is of the {found.header.level} level, expected host")
         return found
 
     @cached_property

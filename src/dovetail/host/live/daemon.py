@@ -11,90 +11,46 @@ import socketserver
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import NODEFAULT, Struct, defstruct
 
 from dovetail.core.errors import DovetailError
 from dovetail.core.files import explain
 from dovetail.host.live.client import SOCKET
 from dovetail.host.live.service import Service
 from dovetail.host.live.setup import RequestedSettings, set_up
-from dovetail.host.live.specs import Spec
 
 LONGEST_LINE = 1 << 24
 
 
-class SubmitRequest(Struct, frozen=True, tag="submit", tag_field="do", forbid_unknown_fields=True):
-    spec: Spec
-    array: int | None = None
+# What can be asked for, by the word after "do", and who does it; the other words are its parameters.
+_DONE_BY: dict[str, Callable[..., Any]] = {
+    "submit": Service.submit,
+    "ask": Service.ask,
+    "list": Service.listing,
+    "about": Service.about,
+    "past": Service.past,
+    "journal": Service.journal,
+    "rates": Service.rates,
+    "down": Service.close,
+}
 
 
-class ChangeRequest(Struct, frozen=True, tag="ask", tag_field="do", forbid_unknown_fields=True):
-    job: str
-    what: str
-    value: float | None = None
+def _request(do: str, method: Callable[..., Any]) -> type[Struct]:
+    """A request as a struct of the method's parameters: what does not fit them is refused with its place."""
+    types = get_type_hints(method)
+    parameters = list(signature(method).parameters.values())[1:]
+    fields = [(p.name, types[p.name], NODEFAULT if p.default is p.empty else p.default) for p in parameters]
+    return defstruct(do, fields, tag=do, tag_field="do", frozen=True, forbid_unknown_fields=True)
 
 
-class ListRequest(Struct, frozen=True, tag="list", tag_field="do", forbid_unknown_fields=True):
-    pass
-
-
-class AboutRequest(Struct, frozen=True, tag="about", tag_field="do", forbid_unknown_fields=True):
-    pass
-
-
-class PastRequest(Struct, frozen=True, tag="past", tag_field="do", forbid_unknown_fields=True):
-    job: str
-
-
-class JournalRequest(Struct, frozen=True, tag="journal", tag_field="do", forbid_unknown_fields=True):
-    path: str
-
-
-class RatesRequest(Struct, frozen=True, tag="rates", tag_field="do", forbid_unknown_fields=True):
-    path: str
-
-
-class DownRequest(Struct, frozen=True, tag="down", tag_field="do", forbid_unknown_fields=True):
-    pass
-
-
-Request = (
-    SubmitRequest
-    | ChangeRequest
-    | ListRequest
-    | AboutRequest
-    | PastRequest
-    | JournalRequest
-    | RatesRequest
-    | DownRequest
-)
-
-
-def answer(service: Service, request: Request) -> Any:
-    """Do what a request says."""
-    match request:
-        case SubmitRequest():
-            return service.submit(request.spec, request.array)
-        case ChangeRequest():
-            return service.ask(request.job, request.what, request.value)
-        case ListRequest():
-            return service.listing()
-        case AboutRequest():
-            return service.about()
-        case PastRequest():
-            return service.past(request.job)
-        case JournalRequest():
-            return service.journal(Path(request.path))
-        case RatesRequest():
-            return service.rates(Path(request.path))
-        case DownRequest():
-            service.close()
-            return None
+Request: Any = Union[tuple(_request(do, method) for do, method in _DONE_BY.items())]  # noqa: UP007  made at run time
 
 
 class _Talk(socketserver.StreamRequestHandler):
@@ -112,7 +68,8 @@ class _Talk(socketserver.StreamRequestHandler):
     def _reply(self, line: bytes) -> bytes:
         try:
             request = msgspec.json.decode(line, type=Request)
-            reply: dict[str, Any] = {"ok": answer(self.server.service, request)}
+            do = _DONE_BY[type(request).__name__]
+            reply: dict[str, Any] = {"ok": do(self.server.service, **msgspec.structs.asdict(request))}
         except msgspec.ValidationError as error:
             keys, message = explain(error, Request)
             place = ".".join(map(str, keys))

@@ -286,15 +286,15 @@ class Service:
                     found.append({"t": t, "what": type(event).__struct_config__.tag, "cores": cores, "why": why})
         return found
 
-    def rates(self, path: Path) -> int:
+    def rates(self, path: str) -> int:
         """Write what was measured of the programs as a table of rates; gives the number of its entries."""
         table = rate_table(self._store.steps(), {job: spec.title for job, spec in self._book.specs.items()})
-        table.write(path)
+        table.write(Path(path))
         return len(table.rates) + len(table.switches)
 
-    def journal(self, path: Path) -> int:
+    def journal(self, path: str) -> int:
         """Write what has happened so far as a journal; gives the number of steps."""
-        return write_journal(path, self.setup, self._store.steps(), self.idle())
+        return write_journal(Path(path), self.setup, self._store.steps(), self.idle())
 
     def idle(self) -> bool:
         with self._lock:
