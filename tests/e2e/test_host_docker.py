@@ -239,7 +239,7 @@ def test_a_missing_image_says_what_to_do(shop: Shop) -> None:
 
 def test_an_engine_that_restarts_is_found_again(shop: Shop, engine: Engine) -> None:
     launch = shop.start("a", "sh", "-c", "echo begun; sleep 1000")
-    until(lambda: Path(launch.log).read_text() == "begun\n")
+    until(lambda: Path(launch.log).exists() and Path(launch.log).read_text() == "begun\n")  # copied by a thread
     engine.stop()
     with pytest.raises(ExecutorError, match="the Docker engine does not answer"):
         shop.executor.pause("a")

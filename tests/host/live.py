@@ -53,10 +53,10 @@ def busy_threads(processes: Iterable[proc.Process], window_s: float = 0.5) -> in
 def _ticks(pids: list[int]) -> dict[int, int]:
     found = {}
     for pid in pids:
-        for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().rpartition(b")")[2].split()
-                found[int(path.parent.name)] = int(words[11]) + int(words[12])
+        for thread in proc.threads(pid):
+            with contextlib.suppress(OSError):  # it ends just now
+                words = Path(f"/proc/{pid}/task/{thread}/stat").read_bytes().rpartition(b")")[2].split()
+                found[thread] = int(words[11]) + int(words[12])
     return found
 
 

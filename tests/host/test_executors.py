@@ -172,8 +172,8 @@ def test_all_threads_and_children_move(shop: Workshop) -> None:
         shop.executor.resize("a", wanted)
         assert shop.executor.find(launch).cpus == set(wanted)
         for process in shop.executor._runs["a"].members():
-            for thread in os.listdir(f"/proc/{process.pid}/task"):
-                assert os.sched_getaffinity(int(thread)) == set(wanted)
+            for thread in proc.threads(process.pid):
+                assert os.sched_getaffinity(thread) == set(wanted)
     shop.executor.stop("a", 0)
     shop.end()
 
@@ -234,6 +234,23 @@ def test_a_killed_shim_leaves_nothing_running(shop: Workshop) -> None:
     assert "its parent process was killed" in outcome.why
     until(lambda: (found := proc.read(program)) is None or found.dead)
     assert shop.executor.find(launch).state == "ended"
+
+
+def test_what_is_gone_before_it_can_be_killed_is_no_trouble(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for those who end later: whoever waits for ends goes on."""
+    shop.start("a", "sleep", "1000")
+    kill = os.kill
+
+    def too_late(pid: int, number: int) -> None:
+        kill(pid, number)
+        raise ProcessLookupError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", too_late)
+        kill(shop.executor._runs["a"].shim, signal.SIGKILL)
+        assert "its parent process was killed" in shop.end().why
+    shop.start("b", "true")
+    assert shop.end().good
 
 
 def test_a_number_used_again_is_not_taken_for_the_program(shop: Workshop) -> None:

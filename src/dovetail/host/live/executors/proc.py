@@ -88,9 +88,17 @@ def use(processes: Iterable[Process]) -> Usage:
 
 
 def send(processes: Iterable[Process], number: int) -> None:
-    for process in processes:
+    _signal((process.pid for process in processes), number)
+
+
+def kill(pids: Iterable[int]) -> None:
+    _signal(pids, signal.SIGKILL)
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+            os.kill(pid, number)
 
 
 def stop(members: Members) -> None:
@@ -118,7 +126,7 @@ def bound_to(processes: Iterable[Process]) -> frozenset[int]:
     """The processors that any of them may run on."""
     found: set[int] = set()
     for process in processes:
-        for thread in _threads(process.pid):
+        for thread in threads(process.pid):
             with suppress(ProcessLookupError):
                 found |= os.sched_getaffinity(thread)
     return frozenset(found)
@@ -131,14 +139,15 @@ def bind(members: Members, cpus: Sequence[int]) -> None:
     while moved:
         moved = False
         for process in members():
-            for thread in _threads(process.pid):
+            for thread in threads(process.pid):
                 with suppress(ProcessLookupError):
                     if os.sched_getaffinity(thread) != wanted:
                         os.sched_setaffinity(thread, wanted)
                         moved = True
 
 
-def _threads(pid: int) -> list[int]:
+def threads(pid: int) -> list[int]:
+    """The threads of a process; none of one that is gone."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:

@@ -197,11 +197,9 @@ class ProcessExecutor:
         with suppress(FileNotFoundError):
             program = msgspec.json.decode((folder / "program").read_bytes(), type=_ProcessName)
             if proc.is_same(program.pid, program.start):
-                proc.send(proc.family(program.pid), signal.SIGKILL)
-                os.kill(program.pid, signal.SIGKILL)
+                proc.kill([program.pid, *(process.pid for process in proc.family(program.pid))])
         if groups and groups.exist():
-            for pid in groups.processes():
-                os.kill(pid, signal.SIGKILL)
+            proc.kill(groups.processes())
             groups.freeze(False)
         return Exit(why="its parent process was killed, so how it ended is not known; what was left of it was ended")
 
