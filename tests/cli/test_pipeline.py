@@ -89,6 +89,7 @@ def test_other_methods_are_no_better(here: Path, capsys: pytest.CaptureFixture[s
         code, out, _ = run(capsys, "--method", method, "--format", "json")
         assert code == 0
         assert json.loads(out)["bottleneck_s"] >= 0.4
+        assert f"(by {method}" in run(capsys, "--method", method)[1]
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_a_method_of_ones_own(tmp_path: Path, problem: pipeline.Pipeline) -> Non
     assert (found.method, found.optimal) == ("halves", False)
     assert found.bottleneck_s == pytest.approx(0.7)
     assert found.value == found.bottleneck_s >= pipeline.plan(problem).bottleneck_s
+    assert "(by halves): compute on f0 (layers 3 to 4)" in repr(found)
     assert pipeline.simulate(found).check().valid
     (tmp_path / "mine.py").write_text("def mine(given, host='f0'):\n    return [(host, 1, given.layers)]\n")
     single = pipeline.plan(problem, method=f"{tmp_path / 'mine.py'}:mine", option={"host": "f1"})

@@ -167,8 +167,9 @@ class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
         """How good it is known to be."""
         if self.optimal:
             return "optimal"
-        above = f", at most {100 * (self.value / self.bound_s - 1):.2f} % above the best possible"
-        return f"by {self.method}" + (above if self.bound_s else "")
+        if not self.bound_s:
+            return f"by {self.method}"
+        return f"by {self.method}, at most {100 * (self.value / self.bound_s - 1):.2f} % above the best possible"
 
     def _headline(self) -> str:
         return (
