@@ -332,6 +332,17 @@ def test_a_wrong_value_is_told_in_a_sentence(change: dict[str, Any], message: st
         (lambda p: workflow.fewest_gpus(*FILES), "give one limit"),
         (lambda p: workflow.fewest_gpus(*FILES, p99="soon"), "the limit must be positive, found soon"),
         (lambda p: workflow.fewest_gpus(*FILES, p99=9, max_gpus=2.5), "max-gpus 2.5: expected a whole number"),
+        (lambda p: workflow.run(p, options=["patience"]), "options ['patience']: expected names and values"),
+        (lambda p: workflow.run(p, resume="yes"), "resume 'yes': expected True or False"),
+        (lambda p: workflow.run(p, journal="a\0b"), "journal: expected a path"),
+        (lambda p: workflow.compare(p, jobs=2.5), "--jobs 2.5: expected a whole number"),
+        (lambda p: workflow.compare(p, np.array(["srpt", "dovetial"])), "did you mean 'dovetail'?"),
+        (lambda p: workflow.compare(p, gpus=pandas.DataFrame()), "gpus: expected at least one value"),
+        (
+            lambda p: workflow.optimum(p, time_limit_s=None),
+            "--time-limit-s None: expected a positive number of seconds",
+        ),
+        (lambda p: workflow.fewest_gpus(*FILES, p99=9, mode=np.array([])), "mode array("),
         (lambda p: workflow.write_logs(None, log="a.log"), "journal: expected a path, found None"),
     ],
 )

@@ -109,7 +109,7 @@ def as_path(value: Any, name: str) -> Path:
     Traceback (most recent call last):
     dovetail.core.errors.InputError: journal: expected a path, found None
     """
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(value):
         raise InputError(f"{name}: expected a path, found {value!r}")
     return Path(value)
 

@@ -118,6 +118,8 @@ def choose(level: str, choice: Any, options: Mapping[str, Any] | None = None) ->
     >>> choose("host", Mine)[0], choose("host", Mine())[0], choose("host", "fcfs")[0]
     ('Mine', 'Mine', 'fcfs')
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise InputError(f"options {options!r}: expected names and values of the policy's options")
     if isinstance(choice, str):
         return choice, create(level, choice, options)
     if choice is None or isinstance(choice, int | float | bytes | list | tuple | dict):

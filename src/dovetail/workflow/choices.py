@@ -23,7 +23,7 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
     dovetail.core.errors.InputError: mode 'onlin': expected offline or online; did you mean 'online'?
     """
     known = get_args(choices)
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         hint = did_you_mean(value, known) if isinstance(value, str) else ""
         raise InputError(f"{name} {value!r}: expected {' or '.join(known)}{hint}")
 

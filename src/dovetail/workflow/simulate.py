@@ -97,6 +97,8 @@ def run(
     check_count("--retries", retries)
     check_count("--seed", seed, -(1 << 63))
     name, chosen = make_policy(policy, options, problem.mode)
+    if not isinstance(resume, bool):
+        raise InputError(f"resume {resume!r}: expected True or False")
     if resume and (journal is None or journal is False):
         raise InputError("--resume goes on with a journal: name it")
     file = JournalFile(journal)

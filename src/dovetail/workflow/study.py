@@ -105,7 +105,10 @@ def compare(
     'dovetail'
     """
     checked(problem)
-    chosen = policies_for(problem.mode) if policies == "all" else _several(policies, "policies")
+    if jobs is not None:
+        check_count("--jobs", jobs)
+    every = isinstance(policies, str) and policies == "all"
+    chosen = policies_for(problem.mode) if every else _several(policies, "policies")
     names = _names(chosen, problem.mode)
     pools, numbers = [problem.gpus] if gpus is None else _several(gpus, "gpus"), _several(seeds, "seeds")
     for seed in numbers:
@@ -150,7 +153,7 @@ def _several(given: Any, name: str) -> list[Any]:
     """One thing or several, each once."""
     found: list[Any] = []
     for one in [given] if isinstance(given, str) or not isinstance(given, Iterable) else given:
-        if one not in found:
+        if not any(one is known or (isinstance(one, str | int) and one == known) for known in found):
             found.append(one)
     if not found:
         raise InputError(f"{name}: expected at least one value")

@@ -107,6 +107,8 @@ def solve(
 def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
     """The best makespan of a small problem, by CP-SAT (`pip install 'dovetail[exact]'`), where its rules of price are
     the default ones."""
+    if not isinstance(time_limit_s, int | float) or not 0 < time_limit_s < math.inf:
+        raise InputError(f"--time-limit-s {time_limit_s!r}: expected a positive number of seconds")
     if checked(problem).costs != CostRules(problem.costs.pcie_gb_s, problem.costs.overhead_s) or problem.rates:
         raise InputError("--exact knows only the default rules of price: no cost extension and no rate table")
     used = [problem.graphs[request.of] for _, request in problem.requests.arrivals() if not request.fault]
