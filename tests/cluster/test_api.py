@@ -146,9 +146,44 @@ def test_a_policy_of_ones_own_goes_in_where_a_name_does(own: Any) -> None:
     assert found.metrics["policy"] == found.header.policy == ("oldest" if own is oldest else "Oldest")
     assert found.completion_s[0] == 10 + 4000 / 4  # the oldest has the fastest from its arrival to its end
     assert found.check().valid
+    assert found.replay().difference is None
     rows = cluster.compare(cluster.load(**GIVEN), ["fifo", own], processes=2)
     assert [row["policy"] for row in rows] == ["fifo", found.metrics["policy"]]
     assert rows[1]["avg_jct_s"] == found.metrics["avg_jct_s"]
+
+
+class Once(cluster.Policy):
+    """Remembers: who was served once goes last."""
+
+    def __init__(self) -> None:
+        self.served: set[int] = set()
+
+    def allocate(self, problem: cluster.Problem) -> cluster.Allocation:
+        first = [job for job in problem.ids.tolist() if job not in self.served] or problem.ids.tolist()
+        self.served.add(first[0])
+        share = np.zeros((problem.jobs, len(problem.types)))
+        share[problem.ids.tolist().index(first[0])] = 1 / len(problem.types)
+        return cluster.Allocation(share=share)
+
+
+def test_every_run_has_a_copy_of_ones_own_object() -> None:
+    mine = Once()
+    one, two = (cluster.simulate(cluster.load(**GIVEN), mine) for _ in range(2))
+    assert one.completion_s == two.completion_s
+    assert one.replay().difference is None
+    assert mine.served == set()
+
+
+def test_a_policy_in_a_file_goes_in_where_a_name_does(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom dovetail import cluster\n"
+        "def half(problem):\n    return cluster.Allocation(share=np.full((problem.jobs, len(problem.types)), 0.5))\n"
+    )
+    name = f"{tmp_path / 'mine.py'}:half"
+    run = cluster.simulate(cluster.load(**GIVEN), name)
+    assert (run.header.policy, run.replay().difference) == (name, None)
+    cluster.sweep(cluster.Scenario(cluster="a100=1"), kind="static", loads=[2], policies=[name], log_dir=tmp_path / "s")
+    assert [path.name for path in (tmp_path / "s" / "raw_logs" / "a100=1").iterdir()] == [name.replace("/", "_")]
 
 
 class Lacking:

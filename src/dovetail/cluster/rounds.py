@@ -339,12 +339,13 @@ class ReplayedRounds:
                 raise ReplayError(f"at {at} s nothing is recorded, and {unseen} is decided now")
 
 
-def scheduler_for(reader: Reader) -> ReplayedRounds:
-    """The state machine that a journal's decisions came from, at the journal's beginning."""
+def scheduler_for(reader: Reader, policy: Policy | None = None) -> ReplayedRounds:
+    """The state machine that a journal's decisions came from, at the journal's beginning; the policy is the one that
+    the header names, unless it is given."""
     facts = facts_of(reader.header)
     if facts.mode == "summary":
         raise InputError(f"{reader.path}: a summary holds no leases: there is nothing to decide again")
-    rounds = Rounds(setup_of(reader.header), policy_of(reader.header), rules_of(reader.header))
+    rounds = Rounds(setup_of(reader.header), policy or policy_of(reader.header), rules_of(reader.header))
     return ReplayedRounds(rounds, reader, facts.window)
 
 

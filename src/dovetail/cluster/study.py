@@ -19,6 +19,7 @@ from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, JournalMode,
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given, load
 from dovetail.cluster.metrics import ClusterFigures, ClusterResult
 from dovetail.cluster.policies import make, name_of
+from dovetail.cluster.rounds import scheduler_for
 from dovetail.cluster.rules import ClusterOptions, RoundRules
 from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
@@ -32,6 +33,7 @@ from dovetail.core.errors import DovetailError, InputError, within
 from dovetail.core.files import as_path
 from dovetail.core.output import atomic_write, refuse_overwrite
 from dovetail.core.parallel import run_all
+from dovetail.core.replay import Agreement, replay_journal
 from dovetail.core.run import JournalFile, JournalPath, Run
 
 AnyPath = str | PathLike[str]
@@ -87,12 +89,13 @@ class ClusterRun(Run):
         self,
         journal: JournalFile,
         loaded: LoadedScenario,
+        policy: Any,
         outcome: ClusterResult,
         metrics: dict[str, Any],
         notes: list[str],
     ) -> None:
         super().__init__(journal, metrics, notes)
-        self.loaded, self.outcome = loaded, outcome
+        self.loaded, self.outcome, self._policy = loaded, outcome, policy
 
     @property
     def figures(self) -> ClusterFigures:
@@ -101,6 +104,12 @@ class ClusterRun(Run):
     @property
     def completion_s(self) -> dict[int, float]:
         return self.outcome.completion_s
+
+    def replay(self) -> Agreement:
+        """Decide the run again, from what was seen, and compare with what is recorded."""
+        policy = None if isinstance(self._policy, str) else self.loaded.policy(self._policy)
+        scheduler: Any = scheduler_for(self._reader, policy)  # one that hears and decides rows
+        return replay_journal(self.journal, scheduler)
 
     def old_log(self) -> str:
         """Completion times and figures as the older simulator printed them."""
@@ -183,7 +192,7 @@ def simulate(
     notes = loaded.notes + ([f"unstable: {watch.verdict()}"] if watch.verdict() else [])
     named = {"policy": name_of(policy), "cluster": setup.accelerators(), "seed": setup.seed}
     return ClusterRun(
-        file, loaded, outcome, named | figures(outcome) | {"throughputs": setup.throughputs.source}, notes
+        file, loaded, policy, outcome, named | figures(outcome) | {"throughputs": setup.throughputs.source}, notes
     )
 
 

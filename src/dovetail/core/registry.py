@@ -78,7 +78,8 @@ def names(level: str) -> list[str]:
     return sorted({name for of, name in _policies if of == level} | set(_ours(level)))
 
 
-def _find(level: str, name: str) -> Callable[..., Any]:
+def find(level: str, name: str) -> Callable[..., Any]:
+    """The class or function that makes a policy, by its name or as `file.py:name`."""
     if ".py:" in name:
         return _in_file(name)
     _load_plugins()
@@ -165,7 +166,7 @@ def _from_source(level: str, name: str, traits: Sequence[str]) -> Listed | None:
 
 def _from_factory(level: str, name: str, traits: Sequence[str]) -> Listed:
     options = {key: REQUIRED if p.default is p.empty else p.default for key, p in options_of(level, name).items()}
-    made = _find(level, name)
+    made = find(level, name)
     if traits and not inspect.isclass(made) and REQUIRED not in options.values():
         made = create(level, name)
     return Listed(name, promise(level, name), options, {trait: getattr(made, trait, None) for trait in traits})
@@ -173,12 +174,12 @@ def _from_factory(level: str, name: str, traits: Sequence[str]) -> Listed:
 
 def promise(level: str, name: str) -> str:
     """The first line of a policy's docstring: what it promises."""
-    return (inspect.getdoc(_find(level, name)) or "").split("\n")[0]
+    return (inspect.getdoc(find(level, name)) or "").split("\n")[0]
 
 
 def options_of(level: str, name: str) -> dict[str, inspect.Parameter]:
     """The options a policy takes: the keyword parameters of its constructor."""
-    parameters = inspect.signature(_find(level, name)).parameters
+    parameters = inspect.signature(find(level, name)).parameters
     return {key: p for key, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
@@ -186,7 +187,7 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
     """A policy by name, with its options checked and converted; unknown names and options get a hint."""
     import msgspec
 
-    factory, known = _find(level, name), options_of(level, name)
+    factory, known = find(level, name), options_of(level, name)
     hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     checked = {}
     for key, value in (options or {}).items():

@@ -7,12 +7,13 @@ how fast every job runs on every type. `_packed`: also how fast two jobs run tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from inspect import isfunction, signature
 from typing import Any
 
 from dovetail.cluster.policies.base import Allocation, Policy, Problem
 from dovetail.core.errors import InputError
-from dovetail.core.registry import choose, create, names, options_of
+from dovetail.core.registry import choose, create, find, names, options_of
 
 __all__ = ["Allocation", "Policy", "Problem", "make"]
 
@@ -33,10 +34,16 @@ def name_of(choice: Any) -> str:
 
 
 def _own(choice: Any, options: Mapping[str, Any] | None) -> Policy:
-    """A user's own policy: an object, a class, or a function of the problem."""
-    if isfunction(choice) and not options and len(signature(choice).parameters) == 1:
-        return FunctionPolicy(choice)
+    """A user's own policy: an object, of which every run has a copy, a class, or a function of the problem."""
+    function = find("cluster", choice) if isinstance(choice, str) else choice
+    if isfunction(function) and not options and len(signature(function).parameters) == 1:
+        return FunctionPolicy(function)
     name, found = choose("cluster", choice, options)
+    if found is choice:
+        try:
+            found = deepcopy(choice)
+        except Exception as error:
+            raise InputError(f"policy {name} cannot be copied for a run: {error}; give its class") from error
     if not callable(getattr(found, "allocate", None)):
         raise InputError(f"policy {name}: expected a method `allocate(problem)`, as dovetail.cluster.Policy has")
     for trait in ("agnostic", "packs", "strict"):

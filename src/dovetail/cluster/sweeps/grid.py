@@ -67,7 +67,7 @@ class SweepGrid(Struct, frozen=True, kw_only=True):
         load_: float,
     ) -> SweepCell:
         scenario = replace(self.base, cluster=cluster, seed=seed, profiled=profiled, references=references)
-        folder = self.folder / "raw_logs" / _folder_of(cluster) / name_of(policy)
+        folder = self.folder / "raw_logs" / _folder_of(cluster) / name_of(policy).replace("/", "_")
         if self.profiled != (1.0,) or self.references != (None,):
             folder /= f"profiling_percentage={profiled:f}"
             folder /= f"num_reference_models={references if references is not None else 'all'}"
