@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ ray: Any = pytest.importorskip("ray")
 
 from dovetail.dispatch import Device, Dispatcher  # noqa: E402
 from dovetail.dispatch.live.ray import devices_of_cluster, node_id  # noqa: E402
+from tests.ray_cluster import add_nodes, ray_cluster  # noqa: E402
 
 # Ray leaves sockets and processes of its own to the garbage collector, and speaks of its coming changes.
 pytestmark = [
@@ -31,19 +31,8 @@ QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "hea
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head and two nodes, each with a resource by which a device can name it."""
-    from ray.cluster_utils import Cluster
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK}
-        made = Cluster(initialize_head=True, head_node_args=head)
-        for name in ("left", "right"):
-            made.add_node(num_cpus=1, resources={name: 1})
-        made.wait_for_nodes()
-        ray.init(address=made.address, log_to_driver=False)
+    with ray_cluster(("left", "right"), **QUICK) as made:
         yield made
-        ray.shutdown()
-        made.shutdown()  # type: ignore[no-untyped-call]
 
 
 def devices(*nodes: str) -> list[Device]:
@@ -108,10 +97,7 @@ def test_unknown_node(cluster: Any) -> None:
 
 def test_ranges_of_a_node_that_is_lost_move(cluster: Any, tmp_path: Path) -> None:
     """A chunk on the node that will be lost goes on for ever, and says so first."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        node = cluster.add_node(num_cpus=1, resources={"doomed": 1})
-        cluster.wait_for_nodes()
+    (node,) = add_nodes(cluster, {"resources": {"doomed": 1}})
     doomed, begun = node_id("doomed"), tmp_path / "begun"
 
     def stuck(x: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from dovetail.cli import main
 from dovetail.core.errors import InputError
 from dovetail.pipeline.live import HostSettings, Patience, RunOptions, run_plan
 from dovetail.pipeline.live.ray_engine import RayEngine
+from tests.ray_cluster import ray_cluster
 
 torch = pytest.importorskip("torch")
 ray: Any = pytest.importorskip("ray")
@@ -31,18 +31,8 @@ OPTIONS = RunOptions(heartbeat_s=0.1, patience=Patience(slow_factor=0))
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Three nodes; the second and third have a resource by which a host can name them."""
-    from ray.cluster_utils import Cluster
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        for name in ("b", "edge"):
-            made.add_node(num_cpus=1, resources={name: 1})
-        made.wait_for_nodes()
-        ray.init(address=made.address, log_to_driver=False)
+    with ray_cluster(("b", "edge")) as made:
         yield made
-        ray.shutdown()
-        made.shutdown()  # type: ignore[no-untyped-call]
 
 
 def test_hosts_go_to_their_nodes(cluster: Any, small: Any, tmp_path: Path) -> None:
