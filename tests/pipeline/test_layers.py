@@ -356,6 +356,19 @@ def test_an_onnx_file_is_cut_and_gives_what_it_gave(tmp_path: Path) -> None:
         chain.part(1, 1, "cpu", "torch.float16")
 
 
+def test_work_is_half_weights_and_half_heavy_operations(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from dovetail.pipeline.models.onnx_layers import _Graph
+
+    path = tmp_path / "blocks.onnx"
+    onnx_blocks(path)
+    graph = _Graph(onnx, onnx.load(str(path)))
+    work = dict(zip([node.op_type for node in graph.nodes], graph.work(), strict=True))
+    values = 4 * 2 * 8 * 16 + 1
+    assert sum(graph.work()) == pytest.approx(2.0)
+    assert work == pytest.approx({"Sqrt": 1 / values, "MatMul": 128 / values + 1 / 8, "Relu": 0, "Mul": 0, "Add": 0})
+
+
 def test_an_onnx_file_says_which_batch_it_wants(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     path = tmp_path / "fixed.onnx"

@@ -17,7 +17,7 @@ from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.live.jobs import RunOptions
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.supervisor import Joined, Patience
-from dovetail.pipeline.live.wire import Offset
+from dovetail.pipeline.live.wire import Offset, Visit
 from dovetail.pipeline.scheduler import scheduler_for
 from dovetail.testing.pipeline_live import PlayedRun, even_plan
 
@@ -161,6 +161,26 @@ def test_a_header_is_made_anew_for_clocks_and_devices_that_were_not_known(tmp_pa
     assert (after.clock.source, after.clock.error_s) == ("measured offset", 0.002)
     assert after.hardware == {"cpu, planned as t": "cpu a processor", "link": "TCP between hosts"}
     assert check_journal(path).faults_by_code == {"end": 1}
+
+
+def test_what_is_told_again_is_noted_once(tmp_path: Path) -> None:
+    """Every host on its way tells what it knows of a microbatch, and the last one all of it."""
+    path = tmp_path / "run.jsonl"
+    carried = {host: Carrier("t", "cpu", "a processor", "mapped") for host in even_plan(2).hosts}
+    journal = RunJournal(path, even_plan(2), 1, RunOptions(), carried, clock=lambda: 7.0)
+    for host in carried:
+        journal.joined(host, Offset(), "a processor")
+    journal.open()
+    journal.fed(1, 0, 10.0)
+    visits = [Visit(10.0 + i, 10.5 + i, 0 if i % 2 else 32, 8) for i in range(5)]
+    for known in (2, 1, 4, 3):
+        journal.passed(1, 0, visits[:known])
+    journal.delivered(1, 0, visits)
+    journal.passed(1, 0, visits)
+    journal.close()
+    stations = ["data host to h0", "h0", "h0 to h1", "h1", "h1 to data host"]
+    assert [event.task for event in _events(path, Start)] == stations
+    assert [event.task for event in _events(path, Finished)] == stations
 
 
 def test_a_killed_run_leaves_what_was_noted(tmp_path: Path) -> None:
