@@ -25,10 +25,11 @@ from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.local import LocalEngine, StageEngine
 from dovetail.pipeline.live.quantise import WIDTHS
 from dovetail.pipeline.live.results import LiveResult, ResultCounter, evaluate
+from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.metrics import PipelineRun
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec, model_spec, need_torch
-from dovetail.pipeline.plan import Plan, read_plan
+from dovetail.pipeline.plan import Plan, flag, read_plan
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
@@ -37,14 +38,39 @@ _KEPT_BYTES = 256 << 20  # of random inputs
 
 
 class _Asked(Struct):
-    """What a user gives beside the options of a run."""
+    """What a user gives beside plan, model and files."""
 
-    heartbeat_limit_s: float
+    buffers: int
+    link_bits: int | None
+    clip: bool
+    target_rate: float | None
+    shape_links: bool
     slow_factor: float
+    heartbeat_s: float
+    heartbeat_limit_s: float
     microbatches: int | None
-    on: dict[str, str]
+    on: dict[str, str] | None
+    emulate: bool
     engine: str
     address: str | None
+
+    def options(self) -> RunOptions:
+        for name in ("heartbeat_s", "heartbeat_limit_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{flag(name)} {getattr(self, name):g}: expected a positive number")
+        if self.engine not in ("local", "ray"):
+            raise InputError(f"engine: expected local or ray, found {self.engine!r}")
+        if self.slow_factor and not self.slow_factor > 1:
+            raise InputError(f"--slow-factor {self.slow_factor:g}: expected more than 1, or 0 for never")
+        return RunOptions(
+            buffers=self.buffers,
+            link_bits=self.link_bits,
+            clip=self.clip,
+            target_items_s=self.target_rate,
+            shape_links=self.shape_links,
+            heartbeat_s=self.heartbeat_s,
+            patience=Patience(heartbeat_limit_s=self.heartbeat_limit_s, slow_factor=self.slow_factor),
+        )
 
 
 def run(
@@ -89,41 +115,17 @@ def run(
     microbatches have come out, `notice` when a plan begins or ends. What came out before an error is written to
     `output` all the same.
     """
-    made, spec = (
-        read_plan(plan),
-        model_spec(model, argument=argument, shape=shape, input_dtype=input_dtype, weights=weights, seed=seed, cut=cut),
+    given = dict(locals())  # before there is anything else
+    made = read_plan(plan)
+    spec = model_spec(
+        model, argument=argument, shape=shape, input_dtype=input_dtype, weights=weights, seed=seed, cut=cut
     )
     need_torch("running a pipeline")
-    file = JournalFile(journal)
-    paths = {name: as_path(path, name) for name, path in (("output", output), ("rates_out", rates_out)) if path}
+    asked = checked(_Asked, **{name: given[name] for name in _Asked.__struct_fields__})
+    options, file = asked.options(), JournalFile(journal)
+    paths = {name: as_path(given[name], name) for name in ("output", "rates_out") if given[name] is not None}
     read = [Path(each) for each in (plan, hosts, input, weights) if isinstance(each, str | os.PathLike)]
     refuse_overwrite([*([file.path] if file.path else []), *paths.values()], read)
-    asked = checked(
-        _Asked,
-        heartbeat_limit_s=heartbeat_limit_s,
-        slow_factor=slow_factor,
-        microbatches=microbatches,
-        on=on or {},
-        engine=engine,
-        address=address,
-    )
-    options = checked(
-        RunOptions,
-        buffers=buffers,
-        link_bits=link_bits,
-        clip=clip,
-        target_items_s=target_rate,
-        shape_links=shape_links,
-        heartbeat_s=heartbeat_s,
-        patience={"heartbeat_limit_s": heartbeat_limit_s, "slow_factor": slow_factor},
-    )
-    for name, seconds in (("--heartbeat-s", heartbeat_s), ("--heartbeat-limit-s", heartbeat_limit_s)):
-        if not 0 < seconds < float("inf"):
-            raise InputError(f"{name} {seconds:g}: expected a positive number")
-    if engine not in ("local", "ray"):
-        raise InputError(f"engine: expected local or ray, found {engine!r}")
-    if slow_factor and not slow_factor > 1:
-        raise InputError(f"--slow-factor {slow_factor:g}: expected more than 1, or 0 for never")
     dtype = made.problem.dtype if made.problem else "torch.float32"
     inputs = None if input is None else read_inputs(input, made.batch_size, dtype)
     came: list[Any] = []

@@ -31,6 +31,7 @@ class _Options(Struct):
     threads: int | None
     cores: tuple[int, ...]
     share: float | None
+    scale_to_whole: bool
     warmup: int
     repeats: int
     seconds: float
@@ -110,18 +111,11 @@ def profile(
     for target in targets:  # an error now, not after the measurement
         target.extend(expected, write=False)
     if estimate_for is not None:
-        if layers is not None or share is not None or scale_to_whole:
-            raise InputError("--layers, --share and --scale-to-whole: an estimate is of all layers on a whole device")
-        peak = given_peak(estimate_for, [kind for _, kind in runs], peak_tflops, memory_gbps)
-        results = [estimate_chain(chain, peak, size, kind, efficiency=efficiency) for size, kind in runs]
+        results = _estimated(chain, runs, given, estimate_for)
     elif peak_tflops is not None or memory_gbps is not None:
         raise InputError("--peak-tflops and --memory-gbps: name the device with --estimate-for")
     else:
-        effort = Effort(warmup, repeats, max(200, repeats), seconds=seconds)
-        if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
-            notice("other programs keep this machine busy; times will be longer than they are")
-        with placed_on(threads, given.cores):
-            results = _measured(chain, runs, part, progress, device, effort, share, scale_to_whole)
+        results = _measured(chain, runs, part, given, progress, notice)
     fresh = [profile_of(result) for result in results]
     if place is not None:
         together = merge_into(place, fresh, force=force)
@@ -148,34 +142,43 @@ def _device_type(path: Path, device_type: str | None) -> str | None:
     raise InputError(f"--to {path}: expected a name with 'models' or 'device_types' in it")
 
 
+def _estimated(chain: Chain, runs: Sequence[tuple[int, str]], given: _Options, name: str) -> list[ProfileResult]:
+    if given.layers is not None or given.share is not None or given.scale_to_whole:
+        raise InputError("--layers, --share and --scale-to-whole: an estimate is of all layers on a whole device")
+    peak = given_peak(name, [dtype for _, dtype in runs], given.peak_tflops, given.memory_gbps)
+    return [estimate_chain(chain, peak, size, dtype, efficiency=given.efficiency) for size, dtype in runs]
+
+
 def _measured(
     chain: Chain,
     runs: Sequence[tuple[int, str]],
     part: tuple[int, int],
+    given: _Options,
     progress: Callable[[float], None],
-    device: str,
-    effort: Effort,
-    share: float | None,
-    scale_to_whole: bool,
+    notice: Callable[[str], None],
 ) -> list[ProfileResult]:
+    effort = Effort(given.warmup, given.repeats, max(200, given.repeats), seconds=given.seconds)
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
+        notice("other programs keep this machine busy; times will be longer than they are")
     results = []
-    for number, (size, dtype) in enumerate(runs):
+    with placed_on(given.threads, given.cores):
+        for number, (size, dtype) in enumerate(runs):
 
-        def tell(done: float, number: int = number) -> None:
-            progress(number + min(done, 1.0))
+            def tell(done: float, number: int = number) -> None:
+                progress(number + min(done, 1.0))
 
-        results.append(
-            profile_chain(
-                chain,
-                size,
-                dtype,
-                device,
-                first=part[0],
-                last=part[1],
-                effort=effort,
-                share=share,
-                scale_to_whole=scale_to_whole,
-                done=tell,
+            results.append(
+                profile_chain(
+                    chain,
+                    size,
+                    dtype,
+                    given.device,
+                    first=part[0],
+                    last=part[1],
+                    effort=effort,
+                    share=given.share,
+                    scale_to_whole=given.scale_to_whole,
+                    done=tell,
+                )
             )
-        )
     return results
