@@ -33,6 +33,7 @@ from dovetail.core.errors import DovetailError, InputError, within
 from dovetail.core.files import as_path
 from dovetail.core.output import atomic_write, refuse_overwrite
 from dovetail.core.parallel import run_all
+from dovetail.core.plain import plain, scalar
 from dovetail.core.replay import Agreement, replay_journal
 from dovetail.core.run import JournalFile, JournalPath, Run
 
@@ -64,6 +65,7 @@ def options_of(
     >>> options_of(restart_s=30).rules.restart_s, options_of(compat="gavel").rules.allocate_every_s
     (30.0, 1920.0)
     """
+    interval, restart_s, allocate_every_s = scalar(interval), scalar(restart_s), scalar(allocate_every_s)
     within("interval", interval, "seconds, more than 0", 1e-3)
     within("restart_s", restart_s, "seconds, 0 or more")
     within("allocate_every_s", allocate_every_s, "seconds, 0 or more")
@@ -124,8 +126,8 @@ def _loaded(scenario: Scenario | LoadedScenario | None, how: ClusterOptions) -> 
 
 
 def _scenario(scenario: Scenario | LoadedScenario | None, how: ClusterOptions) -> Scenario:
-    plain = scenario.scenario if isinstance(scenario, LoadedScenario) else given(scenario)
-    return replace(plain, float32_pairs=how.compat)
+    asked = scenario.scenario if isinstance(scenario, LoadedScenario) else given(scenario)
+    return replace(asked, float32_pairs=how.compat)
 
 
 def simulate(
@@ -155,6 +157,7 @@ def simulate(
     (6, True, True)
     """
     rules = options_of(**how)
+    checkpoint_every, longest_queue = scalar(checkpoint_every), scalar(longest_queue)
     within("checkpoint_every", checkpoint_every, "rounds, 1 or more", 1, whole=True)
     within("longest_queue", longest_queue, "more than 0", 1e-9, inf)
     if journal_mode not in get_args(JournalMode):
@@ -224,11 +227,12 @@ def compare(
     >>> found.best("avg_jct_s")["policy"], len(found)
     ('max_min_fairness_perf', 2)
     """
+    processes = scalar(processes)
     within("processes", processes, "1 or more", 1, whole=True)
     rules, chosen = options_of(**how), _policies(policies)
-    plain = _scenario(scenario, rules)
-    notes = scenario.notes if isinstance(scenario, LoadedScenario) else load(plain).notes
-    cells = [SweepCell(scenario=plain, policy=policy, how=rules, long=inf) for policy in chosen]
+    asked = _scenario(scenario, rules)
+    notes = scenario.notes if isinstance(scenario, LoadedScenario) else load(asked).notes
+    cells = [SweepCell(scenario=asked, policy=policy, how=rules, long=inf) for policy in chosen]
     own = not all(isinstance(policy, str) for policy in chosen)
     done = (lambda made: None) if progress is None else lambda made: progress(made, len(cells))
     rows = run_all(run_cell, cells, 1 if own else processes, done)
@@ -303,6 +307,9 @@ def sweep(
     [(4.0, 2, True), (8.0, 2, True)]
     """
     rules = options_of(**how)
+    processes, timeout, longest_queue = scalar(processes), scalar(timeout), scalar(longest_queue)
+    loads, seeds, clusters = plain(loads), plain(seeds), plain(clusters)
+    profiling_percentages, num_reference_models = plain(profiling_percentages), plain(num_reference_models)
     within("processes", processes, "1 or more", 1, whole=True)
     within("timeout", timeout, "seconds, more than 0", 1e-9)
     within("longest_queue", longest_queue, "more than 0", 1e-9, inf)

@@ -55,7 +55,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     '; known: memory_gb'
     """
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(str(word), known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
     if not known:

@@ -34,6 +34,16 @@ def plain(value: Any) -> Any:
     return value
 
 
+def scalar(value: Any) -> Any:
+    """A number of numpy's as one of Python's; all else as it is.
+
+    >>> import numpy as np
+    >>> scalar(np.int64(4)), scalar("4")
+    (4, '4')
+    """
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
+
+
 def is_frame(value: Any) -> bool:
     """Whether it is a frame of pandas or polars; neither is imported to find out."""
     return hasattr(value, "columns") and hasattr(value, "shape") and len(value.shape) == 2

@@ -111,6 +111,13 @@ def _in_file(text: str) -> Callable[..., Any]:
     return lambda: found
 
 
+def named_options(options: Any) -> Mapping[str, Any]:
+    """What a user gave as options, if they are by name."""
+    if not isinstance(options, Mapping | None):
+        raise InputError(f"options {options!r}: expected names and values of the policy's options")
+    return options or {}
+
+
 def choose(level: str, choice: Any, options: Mapping[str, Any] | None = None) -> tuple[str, Any]:
     """A policy as users give one: a name, `file.py:name`, or a class, function or object of their own. Gives what a
     journal's header calls it as well.
@@ -119,8 +126,7 @@ def choose(level: str, choice: Any, options: Mapping[str, Any] | None = None) ->
     >>> choose("host", Mine)[0], choose("host", Mine())[0], choose("host", "fcfs")[0]
     ('Mine', 'Mine', 'fcfs')
     """
-    if options is not None and not isinstance(options, Mapping):
-        raise InputError(f"options {options!r}: expected names and values of the policy's options")
+    options = named_options(options)
     if isinstance(choice, str):
         return choice, create(level, choice, options)
     if choice is None or isinstance(choice, int | float | bytes | list | tuple | dict):
@@ -187,10 +193,12 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
     """A policy by name, with its options checked and converted; unknown names and options get a hint."""
     import msgspec
 
+    from dovetail.core.plain import plain
+
     factory, known = find(level, name), options_of(level, name)
     hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     checked = {}
-    for key, value in (options or {}).items():
+    for key, value in plain(named_options(options)).items():
         if key not in known:
             raise InputError(f"policy {name} has no option {key!r}{did_you_mean(key, known)}")
         try:

@@ -16,6 +16,7 @@ from dovetail.core import registry
 from dovetail.core.comparison import Comparison
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.output import refuse_overwrite
+from dovetail.core.plain import scalar
 from dovetail.core.run import JournalFile, JournalPath
 from dovetail.dispatch.bounds import peak_rate
 from dovetail.dispatch.chunk import Chunk, ChunkRow
@@ -130,7 +131,7 @@ def simulate(
         Where the record of the run is kept: a path, a temporary file, or nowhere (False).
     """
     devices, file = load(curves, model=model, slower=slower), JournalFile(journal)
-    _check(items, noise, seed)
+    items, noise, seed = _checked(scalar(items), scalar(noise), scalar(seed))
     if file.path is not None:
         refuse_overwrite([file.path], [Path(curves)] if isinstance(curves, str | PathLike) else [])
     name, made = chosen(policy, options)
@@ -161,7 +162,7 @@ def compare(
     'finish_together'
     """
     devices = load(curves, model=model, slower=slower)
-    _check(items, noise, seed)
+    items, noise, seed = _checked(scalar(items), scalar(noise), scalar(seed))
     peak = sum(device.curve.rate / device.slower for device in devices)
     cases: list[tuple[str, Any, Sequence[SimDevice]]] = [
         (chosen(policy)[0], policy, devices) for policy in several("policies", policies or registry.names("dispatch"))
@@ -176,13 +177,14 @@ def compare(
     return Comparison(rows)
 
 
-def _check(items: Any, noise: Any, seed: Any) -> None:
+def _checked(items: Any, noise: Any, seed: Any) -> tuple[int, float, int]:
     if not isinstance(items, int) or isinstance(items, bool) or items < 1:
         raise InputError(f"items {items!r}: expected a whole number of at least 1")
     if not isinstance(noise, int | float) or not 0 <= noise < 10:
         raise InputError(f"noise {noise!r}: expected a number from 0 to 10")
     if not isinstance(seed, int):
         raise InputError(f"seed {seed!r}: expected a whole number")
+    return items, noise, seed
 
 
 def _sized(devices: Sequence[SimDevice], policy: Policy, items: int) -> Sequence[SimDevice]:

@@ -18,6 +18,7 @@ from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
 from dovetail.core.files import Source
 from dovetail.core.output import atomic_write
+from dovetail.core.plain import scalar
 from dovetail.host.compat.scheduler import ASSIGNS, PLANS
 from dovetail.host.curves import curves_by_image
 from dovetail.host.export import as_csv, cell_text, comparison_csv, comparison_row, run_files
@@ -138,6 +139,7 @@ def experiment(
     plans = (PLANS if older else names(Planning)) if plans is None else plans
     assigns = (ASSIGNS if older else names(Assignment)) if assigns is None else assigns
     chosen = [chosen_policies(found, plan, assign, options) for plan, assign in product(plans, assigns)]
+    runs, containers, repeats, seed = scalar(runs), scalar(containers), scalar(repeats), scalar(seed)
     for label, value in (("runs", runs), ("containers", containers), ("repeats", repeats), ("seed", seed)):
         if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and label != "seed"):
             least = "" if label == "seed" else " from 1 on"
@@ -154,8 +156,8 @@ def experiment(
                 requests=files[size, repeat],
                 containers=size,
                 repeat=repeat,
-                cores=cores,
-                work=work,
+                cores=scalar(cores),
+                work=scalar(work),
                 curves=by_image,
                 options=each,
                 malleable=found.malleable,

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
+from dovetail.core.plain import scalar
 
 Overtaking = Literal["none", "first-fit", "backfill"]
 First = Literal["admission", "growth"]
@@ -92,7 +93,7 @@ def host_options(given: Mapping[str, Any]) -> HostOptions:
     dovetail.core.errors.InputError: min_cores: expected int, found float
     """
     try:
-        return msgspec.convert({_SECONDS.get(name, name): value for name, value in given.items()}, HostOptions)
+        return msgspec.convert({_SECONDS.get(name, name): scalar(value) for name, value in given.items()}, HostOptions)
     except msgspec.ValidationError as error:
         from dovetail.core.files import explain  # reads formats: not needed until something is wrong
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 from dovetail.core.files import Source, as_path
 from dovetail.core.journal import Header
+from dovetail.core.plain import plain, scalar
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph, TaskGraphRecord
@@ -57,6 +58,7 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
             if isinstance(path, Path) and path.exists() and not path.is_file() and not path.is_dir():
                 raise InputError(f"{path}: expected a file, not a pipe or device: it is read more than once")
         by = reading(self.compat is not None)
+        gpus = scalar(gpus)
         system = by.read_system(self.config, self.on_error, dict(self.costs))
         config = self.config if isinstance(self.config, Path) else Path("config")
         pool = make_pool(system, gpus, self.gpus_per_server)
@@ -142,6 +144,7 @@ def source_of(
     check_choice("on_error", on_error, OnError)
     if compat is not None:
         check_choice("compat", compat, Compat)
+    gpus_per_server = scalar(gpus_per_server)
     check_count("gpus_per_server", gpus_per_server)
     if costs is not None and not isinstance(costs, Mapping):
         raise InputError(f"costs {costs!r}: expected names and values of cost rules")
@@ -149,7 +152,7 @@ def source_of(
         requests = list(requests)
     given = {"config": config, "requests": requests, "rates": rates}
     paths = {name: as_path(source, name) for name, source in given.items() if isinstance(source, str | os.PathLike)}
-    rules = tuple((costs or {}).items())
+    rules = tuple(plain(costs or {}).items())
     how = {"mode": mode, "on_error": on_error, "compat": compat, "costs": rules, "gpus_per_server": gpus_per_server}
     return ProblemSource(**given | paths | how)
 

@@ -15,6 +15,7 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Observer, Writer
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.output import refuse_overwrite
+from dovetail.core.plain import scalar
 from dovetail.core.run import JournalFile, JournalPath, Run
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count
@@ -31,7 +32,8 @@ def make_policy(policy: Any, options: Mapping[str, Any] | None, mode: Mode) -> t
     """A policy by name, or a user's own, for a mode that it can work in; and what it is called."""
     name, chosen = registry.choose("workflow", policy, options)
     if not isinstance(chosen, WorkflowPolicy):
-        raise InputError(f"policy {name}: expected a WorkflowPolicy (see dovetail.workflow.policies), found {chosen!r}")
+        kind = type(chosen).__name__
+        raise InputError(f"policy {name}: expected a WorkflowPolicy (see dovetail.workflow.policies), found {kind}")
     if chosen.plans_ahead and mode == "online":
         raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline)")
     return name, chosen
@@ -92,6 +94,7 @@ def run(
     True
     """
     checked(problem)
+    seed, failure_rate, retries = scalar(seed), scalar(failure_rate), scalar(retries)
     if not isinstance(failure_rate, int | float) or not 0 <= failure_rate < 1:
         raise InputError(f"--failure-rate {failure_rate}: expected 0 or more, and less than 1")
     check_count("--retries", retries)

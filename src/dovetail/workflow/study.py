@@ -16,6 +16,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import Source, as_path
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.parallel import run_all
+from dovetail.core.plain import scalar
 from dovetail.core.policy_source import REQUIRED
 from dovetail.core.rates import RateTable
 from dovetail.workflow.bounds import Bounds
@@ -105,6 +106,7 @@ def compare(
     'dovetail'
     """
     checked(problem)
+    jobs = scalar(jobs)
     if jobs is not None:
         check_count("--jobs", jobs)
     every = isinstance(policies, str) and policies == "all"
@@ -152,7 +154,7 @@ def compare(
 def _several(given: Any, name: str) -> list[Any]:
     """One thing or several, each once."""
     found: list[Any] = []
-    for one in [given] if isinstance(given, str) or not isinstance(given, Iterable) else given:
+    for one in map(scalar, [given] if isinstance(given, str) or not isinstance(given, Iterable) else given):
         if not any(one is known or (isinstance(one, str | int) and one == known) for known in found):
             found.append(one)
     if not found:
@@ -229,7 +231,8 @@ def fewest_gpus(
     >>> found.gpus, found.reason
     (4, 'the widest node needs 4 GPUs')
     """
-    target, limit_s = _limit({"p99": p99, "makespan": makespan, "mean": mean})
+    target, limit_s = _limit({"p99": scalar(p99), "makespan": scalar(makespan), "mean": scalar(mean)})
+    seed, max_gpus = scalar(seed), scalar(max_gpus)
     source = source_of(config, requests, mode=mode, on_error=on_error, compat=compat, costs=costs, rates=rates)
     make_policy(policy, options, mode)
     check_count("--max-gpus", max_gpus)

@@ -37,7 +37,7 @@ from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Policy
 from dovetail.core import registry
 from dovetail.core.errors import InputError, did_you_mean, within
-from dovetail.core.plain import plain
+from dovetail.core.plain import plain, scalar
 from dovetail.core.rates import RateTable
 
 STATIC_JOBS = 40  # generated if nothing is said
@@ -178,8 +178,9 @@ def given(scenario: Scenario | None = None, /, jobs_per_hour: float | None = Non
     """A scenario from what a user gave, checked and made plain: other processes can be sent what it holds."""
     if not isinstance(scenario, Scenario | None):
         raise InputError(f"scenario: expected a Scenario, found {scenario!r}")
+    fields = {name: scalar(value) for name, value in fields.items()}
     if jobs_per_hour is not None:
-        fields["lam_s"] = between_arrivals_s(jobs_per_hour)
+        fields["lam_s"] = between_arrivals_s(scalar(jobs_per_hour))
     for name in _FILES:
         if (value := fields.get(name)) is not None and not isinstance(value, RateTable):
             fields[name] = Path(value) if isinstance(value, str | PathLike) else plain(value)

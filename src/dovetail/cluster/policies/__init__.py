@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.cluster.policies.base import Allocation, Policy, Problem
 from dovetail.core.errors import InputError
-from dovetail.core.registry import choose, create, find, names, options_of
+from dovetail.core.registry import choose, create, find, named_options, names, options_of
 
 __all__ = ["Allocation", "Policy", "Problem", "make"]
 
@@ -63,7 +63,7 @@ def make(name: Any, options: Mapping[str, Any] | None = None) -> Policy:
     """
     if not isinstance(name, str) or ".py:" in name:
         return _own(name, options)
-    given = dict(options or {})
+    given = dict(named_options(options))
     for known in names("cluster"):
         option, equals, value = name.removeprefix(known + "_").partition("=")
         if equals and name.startswith(known + "_") and option.isidentifier():

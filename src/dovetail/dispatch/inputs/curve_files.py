@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document, Source
+from dovetail.core.plain import scalar
 from dovetail.dispatch.inputs.curves import PUBLISHED, Curve
 
 _LARGEST = 1 << 20  # items in one call, when a latency and a rate are all that is known
@@ -82,12 +83,13 @@ def load(
     if slower is not None and not isinstance(slower, Mapping):
         raise InputError(f"slower {slower!r}: expected factors by device")
     names = {device.name for device in found}
-    for name, factor in (slower or {}).items():
+    slower = {name: scalar(factor) for name, factor in (slower or {}).items()}
+    for name, factor in slower.items():
         if name not in names:
             raise InputError(f"slower {name}: no such device{did_you_mean(name, names)}")
         if not isinstance(factor, int | float) or not 0 < factor < inf:
             raise InputError(f"slower {name}={factor}: expected a number above 0")
-    return [msgspec.structs.replace(d, slower=float((slower or {}).get(d.name, d.slower))) for d in found]
+    return [msgspec.structs.replace(d, slower=float(slower.get(d.name, d.slower))) for d in found]
 
 
 def with_size(device: SimDevice, share: int) -> SimDevice:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, MissingExtraError, did_you_mean
+from dovetail.core.plain import plain
 
 KINDS = ("cpu", "mps", "xpu", "cuda")
 
@@ -186,7 +187,8 @@ def devices_with(
 
 
 def _spread(name: str, given: Any, count: int) -> list[Any]:
-    values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    given = plain(given)
+    values = given if isinstance(given, list) else [given]
     whole = name != "priority"
     for value in values:
         if not isinstance(value, int if whole else int | float):

@@ -14,6 +14,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked
 from dovetail.core.files import Source
+from dovetail.core.plain import scalar
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.curves import curve, curves_by_image
 from dovetail.host.inputs.generate import find_requests
@@ -105,6 +106,7 @@ def load(
     """
     if delays not in get_args(Delays):
         raise InputError(f"delays: expected before or after, found {delays!r}")
+    cores, work, seed = scalar(cores), scalar(work), scalar(seed)
     if not isinstance(seed, int):
         raise InputError(f"seed: expected a whole number, found {seed!r}")
     found, lines = find_requests(requests, parameters, seed)

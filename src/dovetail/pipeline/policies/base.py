@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from dovetail.core import registry
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.registry import named_options
 from dovetail.pipeline.compat.auction_options import renamed
 from dovetail.pipeline.inputs.pool import by_host
 from dovetail.pipeline.inputs.problem import MIB, Pipeline, checked
@@ -68,7 +69,8 @@ def plan(
     problems = problems_of(problem)
     if objective not in (known := get_args(Objective)):
         raise InputError(f"objective: expected one of {', '.join(known)}, found {objective!r}")
-    checked(_Asked, microbatches=microbatches, slack=slack, option=option or {})
+    option = named_options(option)
+    checked(_Asked, microbatches=microbatches, slack=slack, option=option)
     constraints = Constraints.given(
         problems[0],
         cuts,
@@ -85,9 +87,9 @@ def plan(
             raise InputError(f"--option {next(iter(option))}: method exact has no options")
         tried = [plan_exactly(p, objective, constraints, microbatches=microbatches, slack=slack) for p in problems]
     else:
-        _check_method(method, option or {})
+        _check_method(method, option)
         _check_unconstrained(method, objective, constraints)
-        tried = [plan_by(method, p, option or {}) for p in problems]
+        tried = [plan_by(method, p, option) for p in problems]
     made = [found for found in tried if isinstance(found, Plan)]
     if made:
         return max(made, key=lambda found: found.throughput_items_s)

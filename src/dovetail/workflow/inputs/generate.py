@@ -21,6 +21,7 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Source, as_path
+from dovetail.core.plain import scalar
 from dovetail.workflow.choices import ArrivalPattern, FileFormat, check_choice, check_count
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.seeded_random import SeededRandom
@@ -127,6 +128,7 @@ def generate(
     ('req_0001', '2024-01-01T00:00:01.442911', 'pair_11', {'step_1': 1.69316, 'step_2': 1.746661})
     ('req_0002', '2024-01-01T00:00:16.988780', 'pair_2', {'step_1': 1.30653, 'step_2': 2.677976})
     """
+    requests, duration, rate, seed = scalar(requests), scalar(duration), scalar(rate), scalar(seed)
     check_count("--requests", requests)
     check_count("--seed", seed, -(1 << 63))
     check_choice("--arrivals", arrivals, ArrivalPattern)
