@@ -196,6 +196,7 @@ def all_tests(path: Path) -> list[str]:
     """The other tests of a module's package, and its whole runs."""
     package = path.parts[2]
     tests = sorted((ROOT / "tests").glob(f"{package}/test_*.py"))
+    tests += sorted((ROOT / "tests").glob("journals/test_*.py")) if package == "core" else []
     tests += sorted((ROOT / "tests").glob(f"[cegp]*/test_{package}*.py"))  # cli, e2e, golden, properties
     return [
         test for test in dict.fromkeys(str(test.relative_to(ROOT)) for test in tests) if test not in near_tests(path)
