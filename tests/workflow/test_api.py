@@ -90,6 +90,8 @@ def test_what_stands_in_the_place_of_files_gives_what_files_give(
     assert found.metrics == from_files.metrics
     assert found.frame("tasks").equals(from_files.frame("tasks"))
     assert found.check(config=tmp_path / "config.json", requests=tmp_path / "requests.json").faults == []
+    assert found.check(config=CONFIG, requests=requests()).faults == []
+    assert set(found.check(config=CONFIG, requests=asked(5)).faults_by_code) == {"requests"}
 
 
 def test_times_of_a_frame_are_times() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core import check as core
+from dovetail.core.files import Source
 from dovetail.core.findings import Findings, Report, check_bounds, compare
 from dovetail.core.journal import Reader
 from dovetail.core.metrics import Figures, recount
@@ -31,8 +32,8 @@ CODES = core.CODES | {
 }
 
 
-def check_journal(path: Path, config: Path | None = None, requests: Path | None = None, limit: int = 20) -> Report:
-    """Check a journal of this level, and whether it is a run of these files."""
+def check_journal(path: Path, config: Source | None = None, requests: Source | None = None, limit: int = 20) -> Report:
+    """Check a journal of this level, and whether it is a run of these files, or of what stands in their place."""
     need_config(config, requests)
     reader, faults = Reader(path), Findings(limit)
     header = core.check_header(reader.header, path)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail.core.check import Check
 from dovetail.core.errors import InputError
+from dovetail.core.files import Source
 from dovetail.core.findings import Findings, Report
 from dovetail.core.journal import Header, Observer, Reader
 from dovetail.core.metrics import Figures, recount
@@ -18,7 +19,7 @@ from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.facts import WorkflowFacts
 
 
-def need_config(config: Path | None, requests: Path | None) -> None:
+def need_config(config: Source | None, requests: Source | None) -> None:
     if requests is not None and config is None:
         raise InputError("--requests needs --config: requests name the workflows of a configuration")
 
@@ -39,7 +40,7 @@ class Examination:
         self.followers: list[Observer] = [self.lower]
         self._files: InputFiles | None = None
 
-    def hold_to_rules(self, config: Path | None, requests: Path | None) -> None:
+    def hold_to_rules(self, config: Source | None, requests: Source | None) -> None:
         """The level's rules, and the files that the run is said to be of."""
         if self.facts.simulate:
             self.notes.append("prices and run times were not checked: they were measured, not computed")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dovetail.core.events import Arrived
+from dovetail.core.files import Source
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.resources import DeviceType
@@ -22,7 +23,7 @@ class InputFiles:
     """Holds a run against the files it is said to be of."""
 
     def __init__(
-        self, header: Header, facts: WorkflowFacts, faults: Findings, config: Path, requests: Path | None
+        self, header: Header, facts: WorkflowFacts, faults: Findings, config: Source, requests: Source | None
     ) -> None:
         self._faults = faults
         self.notes: list[str] = []
@@ -33,7 +34,7 @@ class InputFiles:
             self.notes.append(
                 "the costs of the run are not those of the configuration: --cost or --compat changed them"
             )
-        read.check_fit(system, header.pool, config)
+        read.check_fit(system, header.pool, Path("config"))
         system.item_s, system.units = facts.item_s, facts.units
         graphs = {name: TaskGraphRecord.of(graph) for name, graph in system.graphs().items()}
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
