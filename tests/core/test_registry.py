@@ -301,12 +301,17 @@ class Needy:
     def __init__(self, what: int) -> None: ...
 
 
+class Choosy:
+    def __init__(self, *more: int, which: int) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
         (None, "expected a host policy: a name, file.py:name, or one of your own; found None"),
         (7, "found 7"),
         (Needy, "policy Needy needs 'what': give an object of it"),
+        (Choosy, "policy Choosy needs 'which'"),
     ],
 )
 def test_what_is_no_policy_is_refused(choice: Any, message: str) -> None:

@@ -103,12 +103,12 @@ def test_curves_are_for_all_or_by_image() -> None:
         ({"threads": 1}, {}, "requests: expected a list of requests"),
         (7, {}, "requests: expected a path, dicts, lists or a frame, found 7"),
         ("none.txt", {}, "none.txt: no such file"),
-        (ROWS, {"cores": -1}, "cores: expected a whole number from 1 on, found -1"),
-        (ROWS, {"cores": 2.5}, "cores: expected a whole number from 1 on, found 2.5"),
+        (ROWS, {"cores": -1}, "cores: expected int >= 1, found -1"),
+        (ROWS, {"cores": 2.5}, "cores: expected int, found float"),
         (ROWS, {"work": "much"}, "work: expected core-seconds, found 'much'"),
         (ROWS, {"curves": 7}, "curves: expected linear, amdahl:FRACTION"),
         (ROWS, {"delays": "never"}, "delays: expected before or after, found 'never'"),
-        (ROWS, {"seed": None}, "seed: expected a whole number, found None"),
+        (ROWS, {"seed": None}, "seed: expected int, found null"),
         (ROWS, {"parameters": {"policy": "fcsf"}}, "parameters: policy: found 'fcsf'; did you mean 'fcfs'"),
     ],
 )
@@ -257,9 +257,12 @@ def test_by_default_all_policies_are_compared() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"runs": 0}, "runs: expected a whole number from 1 on, found 0"),
-        ({"runs": 1.5}, "runs: expected a whole number from 1 on, found 1.5"),
-        ({"repeats": None}, "repeats: expected a whole number from 1 on, found None"),
+        ({"runs": 0}, "runs: expected int >= 1"),
+        ({"runs": 1.5}, "runs: expected int, found float"),
+        ({"repeats": None}, "repeats: expected int, found null"),
+        ({"plans": "rr"}, "plans: expected a list of policies, found 'rr'"),
+        ({"assigns": []}, r"assigns: expected a list of policies, found \[\]"),
+        ({"out": 7}, "out: expected a path, found 7"),
         ({"plans": ["rr"], "profile": "legacy"}, "the legacy profile knows fcfs and priority"),
     ],
 )

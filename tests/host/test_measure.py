@@ -89,7 +89,7 @@ def test_a_program_that_fails_is_no_measurement(command: list[str], said: str) -
         (["true"], [len(ALL) + 1], 1, "which is what there is"),
         (["true"], [0], 1, "which is what there is"),
         (["true"], [1, 1], 1, "each once"),
-        (["true"], [1], 0, "at least 1 repeat"),
+        (["true"], [1], 0, "repeats: expected int >= 1"),
         ([], [1], 1, "expected a program"),
         (["/no/such/program"], [1], 1, "cannot run /no/such/program: No such file"),
     ],

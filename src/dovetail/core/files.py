@@ -131,7 +131,8 @@ def explain(error: msgspec.ValidationError, to: Any = None) -> tuple[list[Key], 
         message = f"unknown key {key!r}{did_you_mean(key, _known_keys(to, keys))}"
         keys.append(key)
     message = message.replace("Object missing required field", "missing key")
-    return keys, re.sub(r"^Expected `(.*)`, got `(.*)`$", r"expected \1, found \2", message)
+    message = re.sub(r"^Expected `(.*)`, got `(.*)`$", r"expected \1, found \2", message)
+    return keys, re.sub(r"^Expected `(\w+)`", r"expected \1", message)
 
 
 def _known_keys(to: Any, keys: Sequence[Key]) -> list[str]:

@@ -139,7 +139,9 @@ def choose(level: str, choice: Any, options: Mapping[str, Any] | None = None) ->
         parameters = list(inspect.signature(choice).parameters.values())
     except ValueError:  # built in: not known, and no policy
         parameters = []
-    if lacking := [p.name for p in parameters if p.default is p.empty and p.kind < 2]:
+    if lacking := [
+        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]:
         raise InputError(f"policy {choice.__name__} needs {lacking[0]!r}: give an object of it")
     return choice.__name__, choice()
 

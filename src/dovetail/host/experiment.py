@@ -16,7 +16,7 @@ from msgspec import Struct
 from dovetail.core.comparison import Comparison
 from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
-from dovetail.core.files import Source
+from dovetail.core.files import Source, as_path
 from dovetail.core.output import atomic_write
 from dovetail.core.plain import scalar
 from dovetail.host.compat.scheduler import ASSIGNS, PLANS
@@ -27,7 +27,7 @@ from dovetail.host.inputs.parameters import Parameters, read_parameters
 from dovetail.host.inputs.requests import read_requests
 from dovetail.host.inputs.workload import Workload
 from dovetail.host.metrics import means_by_priority
-from dovetail.host.options import HostOptions, Scheduling
+from dovetail.host.options import Count, HostOptions, Scheduling, checked
 from dovetail.host.policies import Assignment, Planning, names
 from dovetail.host.scheduler import Policies, make_scheduler
 from dovetail.host.simulate import chosen_policies, run
@@ -96,7 +96,7 @@ def experiment(
     seed: int = 0,
     name: str = "comparison",
     out: str | PathLike[str] | None = None,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[int, int], None] | None = None,
     **options: Unpack[Scheduling],
 ) -> Comparison:
     """Compare every planning with every assignment on the same random workloads.
@@ -136,27 +136,27 @@ def experiment(
     """
     found = PARAMETERS if parameters is None else read_parameters(parameters)
     older = options.get("profile") == "legacy"
-    plans = (PLANS if older else names(Planning)) if plans is None else plans
-    assigns = (ASSIGNS if older else names(Assignment)) if assigns is None else assigns
+    plans = (PLANS if older else names(Planning)) if plans is None else _several("plans", plans)
+    assigns = (ASSIGNS if older else names(Assignment)) if assigns is None else _several("assigns", assigns)
     chosen = [chosen_policies(found, plan, assign, options) for plan, assign in product(plans, assigns)]
-    runs, containers, repeats, seed = scalar(runs), scalar(containers), scalar(repeats), scalar(seed)
-    for label, value in (("runs", runs), ("containers", containers), ("repeats", repeats), ("seed", seed)):
-        if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and label != "seed"):
-            least = "" if label == "seed" else " from 1 on"
-            raise InputError(f"{label}: expected a whole number{least}, found {value!r}")
+    runs, containers, repeats = (
+        checked(value, Count, label)
+        for label, value in (("runs", runs), ("containers", containers), ("repeats", repeats))
+    )
+    place = None if out is None else as_path(out, "out")
     for each, _ in chosen:
         if each.profile == "legacy":
             make_scheduler(1, {}, each)  # what the older scheduler did not have is refused before anything runs
     sizes, by_image = [containers * 2**i for i in range(runs)], curves_by_image(curves)
-    with TemporaryDirectory() if out is None else nullcontext(out) as folder:
+    with TemporaryDirectory() if place is None else nullcontext(place) as folder:
         place = Path(folder)
-        files = write_workloads(place, found, sizes, repeats, seed)
+        files = write_workloads(place, found, sizes, repeats, checked(seed, int, "seed"))
         cells = [
             ExperimentCell(
                 requests=files[size, repeat],
                 containers=size,
                 repeat=repeat,
-                cores=scalar(cores),
+                cores=checked(cores, Count, "cores"),
                 work=scalar(work),
                 curves=by_image,
                 options=each,
@@ -168,10 +168,17 @@ def experiment(
             for repeat in range(1, repeats + 1)
         ]
         own = {options.title: policies for options, policies in chosen if policies is not None}
-        results = run_all(place, cells, lambda done: progress(done, len(cells)), own)
+        told = (lambda done: None) if progress is None else lambda done: progress(done, len(cells))
+        results = run_all(place, cells, told, own)
         rows = write_comparison(place, name, results)
     shown = [key for key in _MEASURED if key not in ("mean_total_s", "mean_waiting_s")]
     return Comparison(rows, ["containers", "plan", "assign", *shown])
+
+
+def _several(name: str, given: Any) -> Sequence[Any]:
+    if not isinstance(given, list | tuple) or not given:
+        raise InputError(f"{name}: expected a list of policies, found {given!r}")
+    return given
 
 
 def write_workloads(

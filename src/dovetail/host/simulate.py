@@ -16,6 +16,7 @@ from dovetail.core.engine import simulate as run_engine
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.core.executor import SimExecutor
+from dovetail.core.files import as_path
 from dovetail.core.findings import Report
 from dovetail.core.journal import Header, Observer, Writer
 from dovetail.core.metrics import Metrics, recount
@@ -140,7 +141,7 @@ class HostRun(Run):
     def export(self, folder: str | PathLike[str], model: str = "", version: str = "malleable") -> list[Path]:
         """Write the older scheduler's files: gantt_events.txt, scheduler_events.txt and others. `model` and `version`
         are labels in them."""
-        place, header = Path(folder), self.header
+        place, header = as_path(folder, "folder"), self.header
         files = run_files(self._followed, options_of(header), len(header.pool), model, version)
         written = {place / name: text for name, text in files.items()}
         refuse_overwrite(list(written), [self.journal, *self._inputs])

@@ -20,6 +20,7 @@ from dovetail.host.curves import curve, curves_by_image
 from dovetail.host.inputs.generate import find_requests
 from dovetail.host.inputs.parameters import Parameters
 from dovetail.host.inputs.requests import Delays, Request, read_requests
+from dovetail.host.options import Count, checked
 from dovetail.host.program import Ask, program_graph
 
 DEFAULT_WORK = 1000.0  # core-seconds
@@ -45,8 +46,7 @@ class Workload(Struct, frozen=True, repr_omit_defaults=True):
         malleable: bool = True,
     ) -> Workload:
         """`work` is for programs of which the file says nothing, in core-seconds; `curves` is by image, "" for all."""
-        if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
-            raise InputError(f"cores: expected a whole number from 1 on, found {cores!r}")
+        cores = checked(cores, Count, "cores")
         if work is not None and (not isinstance(work, int | float) or not 0 < work < inf):
             raise InputError(f"work: expected core-seconds, found {work!r}")
         arrivals: list[tuple[float, Arrived | Asked]] = []
@@ -106,10 +106,8 @@ def load(
     """
     if delays not in get_args(Delays):
         raise InputError(f"delays: expected before or after, found {delays!r}")
-    cores, work, seed = scalar(cores), scalar(work), scalar(seed)
-    if not isinstance(seed, int):
-        raise InputError(f"seed: expected a whole number, found {seed!r}")
-    found, lines = find_requests(requests, parameters, seed)
+    cores, work = scalar(cores), scalar(work)
+    found, lines = find_requests(requests, parameters, checked(seed, int, "seed"))
     made = Workload.of(read_requests(lines, delays), cores, work, curves_by_image(curves), found.malleable)
     given: tuple[Any, ...] = (lines, parameters)
     files = tuple(Path(each) for each in given if isinstance(each, str | os.PathLike))

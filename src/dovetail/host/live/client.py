@@ -142,7 +142,7 @@ class Client:
         self,
         *programs: str | int,
         timeout: float | None = None,
-        progress: Callable[[int], None] = lambda ended: None,
+        progress: Callable[[int], None] | None = None,
     ) -> LivePrograms:
         """Wait until these have ended, or all; gives them as they are then. `progress` is told how many have."""
         limit = None if timeout is None else time.monotonic() + timeout
@@ -152,7 +152,8 @@ class Client:
             if unknown := [name for name in names if not any(belongs(row.id, name) for row in rows)]:
                 raise InputError(f"there is no program {unknown[0]}")
             left = [row.id for row in rows if not row.closed]
-            progress(len(rows) - len(left))
+            if progress is not None:
+                progress(len(rows) - len(left))
             if not left:
                 return rows
             if limit is not None and time.monotonic() > limit:
@@ -252,10 +253,10 @@ class Client:
         rigid
             Never change its cores while it runs.
         """
-        from dovetail.core.files import explain
         from dovetail.host.live.specs import Spec
+        from dovetail.host.options import checked
 
-        variables = dict(env or {})
+        variables = checked(env or {}, dict[str, str], "env")
         spec = {
             "command": command,
             "cores": cores,
@@ -267,7 +268,7 @@ class Client:
             "cwd": str(Path(cwd).absolute()) if cwd is not None else "" if image else os.getcwd(),
             "env": variables if image else dict(os.environ) | variables,
             "priority": priority,
-            "after": [str(each) for each in after],
+            "after": [str(each) for each in checked(after, list[str | int], "after")],
             "limit_s": limit,
             "grace_s": grace,
             "retries": retries,
@@ -276,12 +277,7 @@ class Client:
             "curve": curve,
             "malleable": not rigid,
         }
-        try:
-            checked = msgspec.convert(spec, Spec)
-        except msgspec.ValidationError as error:
-            keys, message = explain(error, Spec)
-            raise InputError(f"{'.'.join(map(str, keys))}: {message}") from None
-        numbers: Numbers = self.ask("submit", spec=msgspec.to_builtins(checked), array=array)
+        numbers: Numbers = self.ask("submit", spec=msgspec.to_builtins(checked(spec, Spec)), array=array)
         return numbers
 
     def _change(self, what: str, programs: Sequence[str | int], value: float | None = None) -> None:
@@ -321,7 +317,7 @@ class Client:
         command: str | Sequence[str] = "",
         delays: Delays = "before",
         speed: float = 1.0,
-        progress: Callable[[int], None] = lambda ended: None,
+        progress: Callable[[int], None] | None = None,
         complain: Callable[[str], None] = lambda words: None,
     ) -> dict[str, Any]:
         """Let requests come as they say, and wait until all has ended; gives the figures, as `metrics` does.

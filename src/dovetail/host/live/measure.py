@@ -16,6 +16,7 @@ from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.rates import Rate, RateTable
 from dovetail.host.curves import curve, fit, predicted_s
 from dovetail.host.live.specs import Spec, environment
+from dovetail.host.options import Count, checked
 from dovetail.host.program import CORE
 
 
@@ -127,7 +128,7 @@ def measure(
     repeats: int = 1,
     efficiency: float = 0.5,
     name: str = "",
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Measurement:
     """Run a program on several numbers of cores and tell how long it takes on each.
 
@@ -147,25 +148,23 @@ def measure(
     progress
         Is told how many runs are done, and of how many.
     """
-    cpus = sorted(os.sched_getaffinity(0))
-    counts = powers(len(cpus)) if cores is None else list(cores)
-    if not command:
+    cpus, words = sorted(os.sched_getaffinity(0)), checked(command, tuple[str, ...], "command")
+    counts = powers(len(cpus)) if cores is None else checked(cores, list[int], "cores")
+    repeats, efficiency = checked(repeats, Count, "repeats"), checked(efficiency, float, "efficiency")
+    if not words:
         raise InputError("expected a program to run")
     if not 0 < efficiency <= 1:
         raise InputError(f"efficiency: found {efficiency}, expected a share, up to 1")
-    for count in counts:
-        if not isinstance(count, int) or not 1 <= count <= len(cpus):
-            raise InputError(f"cores: found {count}, expected 1 to {len(cpus)}, which is what there is")
-    if repeats < 1 or not counts or len(set(counts)) != len(counts):
-        found = f"found {list(counts)} and {repeats}"
-        raise InputError(f"expected numbers of cores, each once, and at least 1 repeat, {found}")
+    if not counts or len(set(counts)) != len(counts) or not set(counts) <= set(range(1, len(cpus) + 1)):
+        raise InputError(f"cores: found {counts}, expected some of 1 to {len(cpus)}, which is what there is, each once")
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     for done in range(repeats * len(counts)):
         count = counts[done % len(counts)]
-        seconds[count].append(run_s(command, cpus[:count], variables(count)))
-        progress(done + 1, repeats * len(counts))
+        seconds[count].append(run_s(words, cpus[:count], variables(count)))
+        if progress is not None:
+            progress(done + 1, repeats * len(counts))
     runs = [MeasuredRuns(count, tuple(found)) for count, found in sorted(seconds.items())]
-    return Measurement(name or os.path.basename(command[0]), runs, efficiency)
+    return Measurement(checked(name, str, "name") or os.path.basename(words[0]), runs, efficiency)
 
 
 def powers(cores: int) -> list[int]:

@@ -17,7 +17,7 @@ from dovetail.core.cgroups import parse_cpus
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.host.live.client import Client, state_folder
 from dovetail.host.live.setup import RequestedSettings
-from dovetail.host.options import Overtaking, host_options
+from dovetail.host.options import Overtaking, checked, host_options
 from dovetail.host.policies import Assignment, Planning, make
 
 _START_LIMIT_S = 60.0
@@ -74,7 +74,8 @@ def _wish(given: DaemonSettings) -> RequestedSettings:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
     values: dict[str, Any] = {**given}
     cpus, groups, docker, more = (values.pop(name, None) for name in ("cpus", "control_groups", "docker", "option"))
-    values = {**values, "preemptive": values.get("preemptive") or None, **(more or {})}
+    more = checked(more or {}, dict[str, Any], "option")
+    values = {**values, "preemptive": values.get("preemptive") or None, **more}
     options = {name: _absolute(value) for name, value in values.items() if value is not None}
     wanted = host_options(options)
     make(wanted.plan, Planning)
@@ -83,7 +84,8 @@ def _wish(given: DaemonSettings) -> RequestedSettings:
         chosen = None if cpus is None else tuple(sorted(parse_cpus(cpus) if isinstance(cpus, str) else cpus))
     except (ValueError, TypeError):
         raise InputError(f"cpus {cpus}: expected processors, as 0-3,8") from None
-    return RequestedSettings(wanted.as_dict() if options else None, chosen, groups, docker)
+    wish = {"options": wanted.as_dict() if options else None, "cpus": chosen, "groups": groups, "docker": docker}
+    return checked(wish, RequestedSettings)
 
 
 def _absolute(value: Any) -> Any:

@@ -181,7 +181,11 @@ class ProcessExecutor:
                 os.close(run.pidfd)
                 if (child := self._spawned.pop(run.shim, None)) is not None:
                     child.wait()
-                self._ended(run.launch.run, self._outcome(run.launch))
+                try:
+                    outcome = self._outcome(run.launch)
+                except OSError as error:  # its folder is gone, or the kernel takes its time: others end too
+                    outcome = Exit(why=f"how it ended cannot be found out: {error}")
+                self._ended(run.launch.run, outcome)
 
     def _outcome(self, launch: ProgramLaunch) -> Exit:
         """How an attempt ended whose shim is gone."""
