@@ -19,6 +19,7 @@ from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.supervisor import Joined, Patience
 from dovetail.pipeline.live.wire import Offset, Visit
 from dovetail.pipeline.scheduler import scheduler_for
+from dovetail.report.collect import collect
 from dovetail.testing.pipeline_live import PlayedRun, even_plan
 
 PATIENT = RunOptions(patience=Patience(heartbeat_limit_s=1000.0))
@@ -144,6 +145,7 @@ def test_a_run_that_never_began_has_a_journal(tmp_path: Path) -> None:
     journal.close()
     assert [finding.message for finding in check_journal(path).faults] == ["did not end: 3 microbatches unfinished"]
     assert [event.what for event in _events(path, Observed)] == ["joined"]
+    assert "with 3 microbatches unfinished" in collect(path).left_out[0]
 
 
 def test_a_header_is_made_anew_for_clocks_and_devices_that_were_not_known(tmp_path: Path) -> None:

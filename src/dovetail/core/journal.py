@@ -76,6 +76,16 @@ class Header(Struct, frozen=True, kw_only=True):
     hardware: dict[str, str] = {}
     words: Words = Words()
 
+    @property
+    def asked(self) -> int | None:
+        """How many jobs the run was to complete, where its level knew before they came: `facts.asked`."""
+        count = self.facts.get("asked")
+        return count if type(count) is int and count >= 0 else None
+
+    def unfinished(self, completed: int, open_jobs: int) -> int:
+        """How many jobs a run that did not end left undone."""
+        return open_jobs if self.asked is None else max(self.asked - completed, 0)
+
     def build_graphs(self) -> dict[str, TaskGraph]:
         return {record.name: record.build() for record in self.graphs}
 

@@ -87,7 +87,7 @@ class PipelineRules:
         self._graphs = header.build_graphs()
         self._lanes = dict.fromkeys(self._graphs, facts.lanes)
         self._types = [device.type for device in header.pool.devices]
-        self.total = _count(header, "microbatches")
+        self._total = _count(header, "microbatches")
         self._buffers = None if self._live else _count(header, "buffers")
         self._open: dict[str, _Microbatch] = {}
         self._sizes: tuple[float, ...] = ()
@@ -122,9 +122,9 @@ class PipelineRules:
 
     def _arrived(self, event: Arrived) -> None:
         number = event.facts.get("number")
-        most = self.total or number
+        most = self._total or number
         if type(number) is not int or not 1 <= number <= (most or 0):
-            expected = f"a number from 1 to {self.total}" if self.total else "a number from 1 on"
+            expected = f"a number from 1 to {self._total}" if self._total else "a number from 1 on"
             self._faults.add("microbatch", event.job, f"found {number!r}, expected {expected}")
         elif event.of in self._graphs:
             self._fed.add(number)
@@ -248,11 +248,11 @@ class PipelineRules:
             claimed_s = self._facts.bound_makespan_s
             if (
                 claimed_s is not None
-                and len(self._fed) == (self.total or len(self._fed))
+                and len(self._fed) == (self._total or len(self._fed))
                 and not close(claimed_s, least_s)
             ):
                 self._faults.add("bound", "bound_makespan_s", f"found {claimed_s}, expected {least_s}")
-        wanted = set(range(1, self.total + 1)) if self.total else self._fed
+        wanted = set(range(1, self._total + 1)) if self._total else self._fed
         if not self.ended_early:
             for number in sorted(wanted - self._delivered):
                 what = "was fed" if number in self._fed else "was to be fed"
@@ -277,7 +277,7 @@ def check_journal(path: Path) -> Report:
         keys, message = explain(error)
         raise InputError(f"{path}:1: facts.{'.'.join(map(str, keys))}: {message}") from None
     rules, live = PipelineRules(header, facts, faults), header.mode == LIVE
-    figures = core.check_journal(reader, faults, [rules], exact=not live, asked=rules.total)
+    figures = core.check_journal(reader, faults, [rules], exact=not live)
     if not faults.interrupted:
         rules.finish(figures.makespan_s)
     counted = recount(figures)

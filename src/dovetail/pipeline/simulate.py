@@ -80,6 +80,7 @@ def header(plan: Plan, microbatches: int, buffers: int) -> Header:
         graphs=(TaskGraphRecord.of(route.graph()),),
         facts={
             "model": plan.model,
+            "asked": microbatches,
             "plan": msgspec.to_builtins(plan),
             "devices": list(route.devices),
             "lanes": {station.name: lanes for station, lanes in zip(route.stations, route.lanes, strict=True)},

@@ -276,7 +276,9 @@ class _Collector:
         figures = self._metrics.figures()
         if self._window:
             figures = replace(figures, response_s=Spread.of(responses))
-        summary = self._ended.summary if self._ended else {}
+        summary, unfinished = self._ended.summary if self._ended else {}, len(self._open)
+        if self._ended is None:
+            unfinished = self._reader.header.unfinished(figures.completed, unfinished)
         where = self._reader.path.stem
         charts = [*charts_of(self._reader.header.facts, where), *charts_of(summary, where, "summary")]
         return Story(
@@ -287,7 +289,7 @@ class _Collector:
             ended=self._ended is not None,
             torn=self._reader.torn,
             end_s=self._now,
-            unfinished=len(self._open),
+            unfinished=unfinished,
             from_s=self._from,
             to_s=to_s,
             windowed=windowed,

@@ -68,11 +68,10 @@ def check_journal(
     followers: Sequence[Observer] = (),
     exact: bool = True,
     may_go_on: bool = False,
-    asked: int | None = None,
 ) -> Figures:
     """Check a recorded run; a level adds its own rules as followers. That a run has not ended is a fault, but a note
-    for one that may still go on; `asked` is how many jobs it was to complete, if its level knows."""
+    for one that may still go on."""
     check = Check(reader.header, faults, followers, exact)
     for n, t, events in read_steps(reader, faults):
         check.step(n, t, events)
-    return check.finish(reader.torn, may_go_on, asked)
+    return check.finish(reader.torn, may_go_on)

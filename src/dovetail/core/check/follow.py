@@ -135,10 +135,9 @@ class Check:
     def ended(self) -> bool:
         return self._ended is not None
 
-    def finish(self, torn: bool = False, may_go_on: bool = False, asked: int | None = None) -> Figures:
+    def finish(self, torn: bool = False, may_go_on: bool = False) -> Figures:
         """Check what only the end can tell; gives the figures as recounted. A run without an end is one fault, or a
-        note if it may still go on: what is open then is none. `asked` is how many jobs the run was to complete, where
-        that is known before they arrive."""
+        note if it may still go on: what is open then is none."""
         faults = self.faults
         if self._ended is not None:
             self._give_up_waiting(inf)
@@ -146,7 +145,7 @@ class Check:
         faults.nowhere()
         if self._ended is None:
             figures = self._metrics.figures()
-            unfinished = len(self._rules.open) if asked is None else max(asked - figures.completed, 0)
+            unfinished = self._header.unfinished(figures.completed, len(self._rules.open))
             self._interrupted(unfinished, torn, may_go_on)
             return figures
         if torn:

@@ -123,6 +123,7 @@ class RunJournal:
             order="written",
             facts={
                 "model": self._plan.model,
+                "asked": total,
                 "devices": list(route.devices),
                 "lanes": self._lanes(route),
                 "without": self._absent(),

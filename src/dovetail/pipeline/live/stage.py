@@ -181,9 +181,14 @@ def main() -> None:
     """The process of a stage on this machine: its settings come on standard input."""
     # The coordinator decides when to end; a Ctrl-C in the terminal reaches it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=StageSettings)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        os._exit(1)  # the coordinator is gone before it could say anything
+    settings = msgspec.json.decode(line, type=StageSettings)
     try:
         StageWorker(settings).serve()
+    except ConnectionRefusedError:
+        os._exit(1)  # likewise; on this machine nothing else refuses a connection
     except OSError as error:
         print(f"{settings.host}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
