@@ -43,6 +43,7 @@ class Engine:
         words += ["--host", self.address, "--bridge", "none", "--iptables=false", "--ip6tables=false"]
         words = [str(self.folder / word) if word in ("data", "exec", "docker.pid") else word for word in words]
         lasting = {name: value for name, value in os.environ.items() if name != MARK}  # whichever test starts it again
+        lasting["TMPDIR"] = str(self.folder)  # where it writes its stacks if it is slow to end
         with (self.folder / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, env=lasting, start_new_session=True)
         limit = time.monotonic() + PATIENCE_S
