@@ -14,7 +14,7 @@ Objective = Literal["balanced", "mean", "tail", "makespan"]
 # what a request's size counts, as a share of the backlog for one of mean size, and up to which multiple of that size
 _NUDGE = {"balanced": (0.5, 1.5), "mean": (1.0, 3.0), "tail": (0.2, 1.5), "makespan": (0.0, 0.0)}
 _LATE = 2.0  # backlogs that a request steps back once it cannot be on time
-_STARVED = 2.0  # backlogs, with its own size, after which a wide node gets a reservation
+_STARVED = 2.0  # backlogs, with its own size, after which a wide node gets a reservation in any case
 
 
 class Rank(NamedTuple):
@@ -42,8 +42,8 @@ class LeastLoss(WorkflowPolicy):
     loaded nowhere is passed only by requests that arrived at most 1.75 D + 10 s after its own, where D is the backlog
     when it became ready (work that had arrived and not started, over the speed of the pool) and s its set-up and those
     of evicted models that are waited for, times its width: at any load, in a run of any length. A wide node without a
-    free window gets a reservation once it has waited 3 D + 10 s + twice its size, one node at a time: its GPUs are
-    then given only to nodes that end before the last of them is free (backfilling).
+    free window gets a reservation when it is its turn, at the latest when it has waited 3 D + 10 s + twice its size,
+    one node at a time: its GPUs are then given only to nodes that end before the last of them is free (backfilling).
 
     `objective` is what to favour: `mean` small requests, `tail` old ones, `makespan` long paths; `balanced` is between.
     """
@@ -79,7 +79,7 @@ class LeastLoss(WorkflowPolicy):
             node, kept = reservation
             if all(view.free[gpu] for gpu in kept):
                 self._reserved = None
-                return Place(node, kept, "reserved after a long wait")
+                return Place(node, kept, "reserved until its GPUs were free")
         prices = WindowPrices(view, self._demand, kept)
         best: tuple[ReadyNode, WindowOption] | None = None
         best_s, free, is_beaten = inf, view.free_count, prices.is_beaten
@@ -110,27 +110,37 @@ class LeastLoss(WorkflowPolicy):
     # --- wide nodes -------------------------------------------------------------------------------
 
     def _reservation(self, view: View) -> tuple[ReadyNode, Window] | None:
-        """The wide node that has waited too long and the GPUs kept for it, from then on until it starts."""
+        """The wide node whose turn it is and the GPUs kept for it, from then on until it starts."""
         if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].request.open):
             self._reserved = None
         if self._reserved is None:
-            starved = [queue.head for _, _, queue in view.heads() if queue.width > 1 and self._is_starved(queue, view)]
-            starved = [node for node in starved if not view.free_windows(node.model)]
-            if starved:
-                node = min(starved, key=lambda t: (t.rank, t.seq))
-                windows = view.roomy_windows(node.model)
-                self._reserved = (node, min(windows, key=lambda w: (view.free_at(w), w)))
+            blocked = [q for _, _, q in view.heads() if q.width > 1 and not view.free_windows(q.model)]
+            due = [queue.head for queue in blocked if self._is_due(queue, view)]
+            if due:
+                node = min(due, key=lambda t: (t.rank, t.seq))
+                self._reserved = (node, _earliest_window(node, view))
         return self._reserved
 
-    @staticmethod
-    def _is_starved(queue: Queue, view: View) -> bool:
+    def _is_due(self, queue: Queue, view: View) -> bool:
+        """Whether it is a wide node's turn, even with a surcharge for its set-up and for GPUs that idle until its
+        window is collected; or whether it has waited too long to be asked that."""
         node = queue.head
         rank: Rank = node.rank
-        waited_s, then_s = view.now - node.ready_s, rank.backlog_s
-        if waited_s <= then_s + _STARVED * (then_s + node.size):
+        next_s = min([other.at_s for other, _, of in view.heads()[:2] if of is not queue], default=inf)
+        waited_s, limit_s = view.now - node.ready_s, rank.backlog_s + _STARVED * (rank.backlog_s + node.size)
+        if rank.at_s >= next_s and waited_s <= limit_s:
             return False
-        setup_s = max(view.setup_s(w, node.model) for w in view.roomy_windows(node.model)) * node.width
-        return waited_s > then_s + _STARVED * (then_s + node.size) + CAP * setup_s
+        window = _earliest_window(node, view)
+        setup_s, free_s = view.setup_s(window, node.model), view.free_at(window)
+        if waited_s > limit_s + CAP * setup_s * node.width:
+            return True
+        idle_s = sum(free_s - view.free_at((gpu,)) for gpu in window) / node.width
+        prices = WindowPrices(view, self._demand, ())
+        return rank.at_s + prices.surcharge(queue, rank.backlog_s, setup_s + idle_s) < next_s
+
+
+def _earliest_window(node: ReadyNode, view: View) -> Window:
+    return min(view.roomy_windows(node.model), key=lambda w: (view.free_at(w), w))
 
 
 def _is_late(node: ReadyNode, view: View) -> bool:
