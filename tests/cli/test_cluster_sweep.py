@@ -171,7 +171,7 @@ def test_two_sweeps_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: P
         (("-a", "0", "-b", "1", "-s", "9", "-e", "3"), "window 9 to 3"),
         (("-a", "0", "-b", "1", "-c", "1:1"), "expected 3 numbers"),
         (("-a", "0", "-b", "0"), "no load is left to run"),
-        (("-a", "0", "-b", "1", "-u", "3"), "utilization_threshold 3.0: expected more than 0, up to 1"),
+        (("-a", "0", "-b", "1", "-u", "3"), "utilization_threshold 3: expected more than 0, up to 1"),
         (("-a", "0", "-b", "1", "--seeds"), "seeds: expected at least one value"),
         (("-a", "0", "-b", "1", "--throughputs-file", "none.json"), "none.json: no such file"),
     ],

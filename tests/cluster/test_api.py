@@ -100,7 +100,7 @@ def test_a_cluster_prices_and_rates_as_their_files_have_them() -> None:
         ({"jobs": 0, "trace": None}, "jobs 0: expected 1 or more"),
         ({"jobs": "many", "trace": None}, "jobs 'many': expected 1 or more"),
         ({"lam_s": -1.0, "trace": None}, "lam_s -1: expected seconds, 0 or more"),
-        ({"jobs_per_hour": 0}, "jobs per hour: expected a number above 0, found 0"),
+        ({"jobs_per_hour": 0}, "jobs_per_hour 0: expected more than 0"),
         ({"multi_gpu": "yes"}, "multi_gpu 'yes': expected True or False"),
         ({"widths": "gues"}, "widths 'gues': expected error or guess"),
         ({"entities": {"a": 0}}, "the weight of entity 'a' 0: expected more than 0"),
@@ -247,12 +247,15 @@ def test_runs_without_leases_are_recorded_too(how: Any) -> None:
         ({"interval": 0}, "interval 0: expected seconds, more than 0"),
         ({"interval": "long"}, "interval 'long': expected seconds"),
         ({"interval": 5}, "a restart of 10 s in rounds of 5 s"),
-        ({"compat": "gswarm"}, "compat 'gswarm': expected 'gavel'"),
+        ({"compat": "gswarm"}, "compat 'gswarm': expected gavel"),
         ({"compat": "gavel", "ideal": True}, "compat gavel has rounds"),
         ({"journal": 3}, "journal: expected a path, found 3"),
         ({"journal_mode": "full"}, "journal_mode 'full': expected changes or summary"),
         ({"longest_queue": 0}, "longest_queue 0: expected more than 0"),
         ({"resume": True}, "resume needs checkpoint_file"),
+        ({"options": "alpha=1"}, "options: expected values by name, found 'alpha=1'"),
+        ({"ideal": 1}, "ideal 1: expected True or False"),
+        ({"interval": None}, "interval None: expected seconds"),
         ({"options": {"alpha": 1}}, "has no option 'alpha'"),
     ],
 )
@@ -297,6 +300,14 @@ def test_a_sweep_that_cannot_be_is_told() -> None:
         cluster.sweep(kind="static", loads=[4], seeds=3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="kind 'statc': expected continuous or static"):
         cluster.sweep(kind="statc", loads=[4])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="loads 'x': expected more than 0"):
+        cluster.sweep(kind="static", loads=["x"])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="cutoffs: fifo: expected"):
+        cluster.sweep(kind="static", loads=[4], policies=["fifo"], cutoffs={"fifo": 3})
+    with pytest.raises(InputError, match="a static one needs loads"):
+        cluster.sweep(kind="static", utilization_threshold=0.5)
+    with pytest.raises(InputError, match=r"jobs: expected some as load\(\.\.\.\)\.setup\.jobs has them, found 7"):
+        cluster.write_trace([7], "x.csv")  # type: ignore[list-item]
     with pytest.raises(InputError, match="no load is left to run"):
         cluster.sweep(kind="static", policies=["fifo"])
 

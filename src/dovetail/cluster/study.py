@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.compat.log import old_log
 from dovetail.cluster.export import figures
-from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, JournalMode, SweepKind
+from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, JournalMode, SweepKind, one_of
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given, load
 from dovetail.cluster.metrics import ClusterFigures, ClusterResult
 from dovetail.cluster.policies import make, name_of
@@ -30,7 +30,7 @@ from dovetail.cluster.sweeps.table import read_sweep, write_table
 from dovetail.core import registry
 from dovetail.core.comparison import Comparison
 from dovetail.core.errors import DovetailError, InputError, within
-from dovetail.core.files import as_path
+from dovetail.core.files import Document, Source, as_path
 from dovetail.core.output import atomic_write, refuse_overwrite
 from dovetail.core.parallel import run_all
 from dovetail.core.plain import plain, scalar
@@ -66,22 +66,25 @@ def options_of(
     (30.0, 1920.0)
     """
     interval, restart_s, allocate_every_s = scalar(interval), scalar(restart_s), scalar(allocate_every_s)
-    within("interval", interval, "seconds, more than 0", 1e-3)
+    within("interval", interval, "seconds, more than 0", 1e-3, optional=False)
     within("restart_s", restart_s, "seconds, 0 or more")
     within("allocate_every_s", allocate_every_s, "seconds, 0 or more")
-    if compat not in (None, "gavel"):
-        raise InputError(f"compat {compat!r}: expected 'gavel'")
+    if compat is not None:
+        one_of("compat", compat, ("gavel",))
+    for name, value in (("ideal", ideal), ("enable_global_queue", enable_global_queue)):
+        if not isinstance(value, bool):
+            raise InputError(f"{name} {value!r}: expected True or False")
     if compat is not None and (ideal or restart_s is not None):
         raise InputError("compat gavel has rounds, and restarts that are free: not with ideal or restart_s")
     rules = GAVEL if compat else RoundRules()
     rules = replace(
         rules,
         round_s=float(interval),
-        global_queue=bool(enable_global_queue),
+        global_queue=enable_global_queue,
         restart_s=rules.restart_s if restart_s is None else float(restart_s),
         allocate_every_s=rules.allocate_every_s if allocate_every_s is None else float(allocate_every_s),
     )
-    return ClusterOptions(rules=rules, compat=compat is not None, ideal=bool(ideal))
+    return ClusterOptions(rules=rules, compat=compat is not None, ideal=ideal)
 
 
 class ClusterRun(Run):
@@ -158,10 +161,11 @@ def simulate(
     """
     rules = options_of(**how)
     checkpoint_every, longest_queue = scalar(checkpoint_every), scalar(longest_queue)
-    within("checkpoint_every", checkpoint_every, "rounds, 1 or more", 1, whole=True)
-    within("longest_queue", longest_queue, "more than 0", 1e-9, inf)
-    if journal_mode not in get_args(JournalMode):
-        raise InputError(f"journal_mode {journal_mode!r}: expected {' or '.join(get_args(JournalMode))}")
+    within("checkpoint_every", checkpoint_every, "rounds, 1 or more", 1, whole=True, optional=False)
+    within("longest_queue", longest_queue, "more than 0", 1e-9, inf, optional=False)
+    one_of("journal_mode", journal_mode, get_args(JournalMode))
+    if not isinstance(options, Mapping | None):
+        raise InputError(f"options: expected values by name, found {options!r}")
     if resume and checkpoint_file is None:
         raise InputError("resume needs checkpoint_file")
     make(policy, options)  # an error shows before anything is read
@@ -283,7 +287,7 @@ def sweep(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     profiling_percentages: Sequence[float] = (1.0,),
     num_reference_models: Sequence[int] = (),
-    cutoffs: Mapping[str, Mapping[str, float]] | None = None,
+    cutoffs: Source | None = None,
     utilization_threshold: float | None = None,
     step: float | None = None,
     most: float = inf,
@@ -308,22 +312,22 @@ def sweep(
     """
     rules = options_of(**how)
     processes, timeout, longest_queue = scalar(processes), scalar(timeout), scalar(longest_queue)
-    loads, seeds, clusters = plain(loads), plain(seeds), plain(clusters)
-    profiling_percentages, num_reference_models = plain(profiling_percentages), plain(num_reference_models)
+    clusters = plain(clusters)
     within("processes", processes, "1 or more", 1, whole=True)
     within("timeout", timeout, "seconds, more than 0", 1e-9)
-    within("longest_queue", longest_queue, "more than 0", 1e-9, inf)
-    if utilization_threshold is not None and not 0 < utilization_threshold <= 1:
-        raise InputError(f"utilization_threshold {utilization_threshold}: expected more than 0, up to 1")
-    if kind not in ("continuous", "static"):
-        raise InputError(f"kind {kind!r}: expected continuous or static")
-    for share in profiling_percentages:
-        within("profiling_percentages", share, "0 to 1", most=1)
-    for number in num_reference_models:
-        within("num_reference_models", number, "1 or more", 1, whole=True)
-    for name, values in (("clusters", clusters), ("seeds", seeds), ("profiling_percentages", profiling_percentages)):
-        if isinstance(values, str) or not isinstance(values, Sequence) or (not values and name != "clusters"):
-            raise InputError(f"{name}: expected at least one value, found {values!r}")
+    within("longest_queue", longest_queue, "more than 0", 1e-9, inf, optional=False)
+    within("utilization_threshold", utilization_threshold, "more than 0, up to 1", 1e-9, 1)
+    within("step", step, "more than 0", 1e-9)
+    within("most", most, "0 or more", 0, inf, optional=False)
+    one_of("kind", kind, get_args(SweepKind))
+    if kind == "static" and utilization_threshold is not None:
+        raise InputError("utilization_threshold is for continuous sweeps: a static one needs loads")
+    profiled = _numbers("profiling_percentages", profiling_percentages, "0 to 1", 0, 1)
+    drawn = _numbers("seeds", seeds, "whole numbers", -(2**62), 2**62, whole=True)
+    if not profiled or not drawn:
+        raise InputError(f"{'seeds' if profiled else 'profiling_percentages'}: expected at least one value, found ()")
+    if isinstance(clusters, str | Mapping) or not isinstance(clusters, Sequence):
+        raise InputError(f"clusters: expected several, found {clusters!r}")
     base = _scenario(scenario, rules)
     with tempfile.TemporaryDirectory() as folder:
         grid = SweepGrid(
@@ -331,13 +335,13 @@ def sweep(
             folder=Path(folder, "sweep") if log_dir is None else as_path(log_dir, "log_dir"),
             base=base,
             how=rules,
-            clusters=tuple(clusters) or (base.cluster,),
-            policies=tuple(_policies(policies or registry.names("cluster"))),
-            seeds=tuple(seeds),
-            loads=tuple(map(float, loads)),
-            profiled=tuple(profiling_percentages),
-            references=tuple(num_reference_models) or (None,),
-            cutoffs=cutoffs or {},
+            clusters=tuple(given(cluster=each).cluster for each in clusters) or (base.cluster,),
+            policies=tuple(_policies(registry.names("cluster") if policies in (None, (), []) else policies)),
+            seeds=drawn,
+            loads=tuple(map(float, _numbers("loads", loads, "more than 0", 1e-9))),
+            profiled=profiled,
+            references=_numbers("num_reference_models", num_reference_models, "1 or more", 1, whole=True) or (None,),
+            cutoffs=_cutoffs(cutoffs),
             timeout_s=timeout,
             long=longest_queue,
         )
@@ -348,6 +352,25 @@ def sweep(
             _finish(grid.folder, kind)
             raise
         return _finish(grid.folder, kind)
+
+
+def _numbers(
+    name: str, values: Any, expected: str, least: float, most: float = 1e12, *, whole: bool = False
+) -> tuple[Any, ...]:
+    found = plain(values)
+    if not isinstance(found, list):
+        raise InputError(f"{name}: expected at least one value, found {values!r}")
+    for value in found:
+        within(name, value, expected, least, most, whole=whole, optional=False)
+    return tuple(found)
+
+
+def _cutoffs(source: Source | None) -> dict[str, dict[str, float]]:
+    """By cluster and policy: loads from which on nothing is run."""
+    if source is None:
+        return {}
+    doc = Document.of(source, "cutoffs")
+    return doc.convert(doc.data, dict[str, dict[str, float]])
 
 
 def _finish(folder: Path, kind: SweepKind) -> Sweep:

@@ -64,9 +64,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def within(
-    name: str, value: Any, expected: str, least: float = 0.0, most: float = 1e12, *, whole: bool = False
+    name: str,
+    value: Any,
+    expected: str,
+    least: float = 0.0,
+    most: float = 1e12,
+    *,
+    whole: bool = False,
+    optional: bool = True,
 ) -> None:
-    """Refuse what is no number, or out of bounds; None, which was not given, is fine.
+    """Refuse what is no number, or out of bounds; None, which was not given, is fine where that is `optional`.
 
     >>> within("--interval", float("nan"), "seconds, more than 0")
     Traceback (most recent call last):
@@ -75,7 +82,7 @@ def within(
     Traceback (most recent call last):
     dovetail.core.errors.InputError: jobs 2.5: expected 1 or more, a whole number
     """
-    if value is None:
+    if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not least <= value <= most:
         found = f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)

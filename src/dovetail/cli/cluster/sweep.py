@@ -122,7 +122,7 @@ def continuous(
         loads=loads,
         profiling_percentages=profiling_percentages,
         num_reference_models=num_reference_models,
-        cutoffs=_cutoffs(cutoff_throughputs_file),
+        cutoffs=cutoff_throughputs_file,
         utilization_threshold=utilization_threshold,
         step=low or None,
         most=high or float("inf"),
@@ -249,15 +249,6 @@ def _compared(row: dict[str, Any]) -> list[Any]:
     ratios = [row[key]["ratio"] if row[key] else None for key in keys]
     rounded = [None if ratio is None else round(ratio, 3) for ratio in ratios]
     return [row["cluster"], row["policy"], row["load"], *hours, apart, *rounded]
-
-
-def _cutoffs(path: Path | None) -> dict[str, dict[str, float]]:
-    from dovetail.core.files import Document
-
-    if path is None:
-        return {}
-    doc = Document.read(path)
-    return doc.convert(doc.data, dict[str, dict[str, float]])
 
 
 def _run(

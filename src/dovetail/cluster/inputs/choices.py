@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from dovetail.core import registry
+from dovetail.core.errors import InputError
 
 Widths = Literal["error", "guess"]
 """What is done with widths that the throughputs do not have."""
@@ -24,6 +26,16 @@ SweepKind = Literal["continuous", "static"]
 DEFAULT = "max_min_fairness_perf"  # the policy, if none is named
 CLOUDS = ("aws", "gcp", "azure")
 LONGEST_QUEUE = 10.0  # times all accelerators: a queue that may not be longer and still grow
+
+
+def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
+    """
+    >>> one_of("widths", "gues", ("error", "guess"))
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: widths 'gues': expected error or guess
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} {value!r}: expected {' or '.join(choices)}")
 
 
 def list_policies() -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dovetail.cluster.inputs.analytic import analytic
-from dovetail.cluster.inputs.choices import CLOUDS, Widths
+from dovetail.cluster.inputs.choices import CLOUDS, Widths, one_of
 from dovetail.cluster.inputs.cluster_spec import ClusterSpec, parse_cluster
 from dovetail.cluster.inputs.csv_rows import given_rows
 from dovetail.cluster.inputs.estimate import estimate
@@ -180,7 +180,8 @@ def given(scenario: Scenario | None = None, /, jobs_per_hour: float | None = Non
         raise InputError(f"scenario: expected a Scenario, found {scenario!r}")
     fields = {name: scalar(value) for name, value in fields.items()}
     if jobs_per_hour is not None:
-        fields["lam_s"] = between_arrivals_s(scalar(jobs_per_hour))
+        within("jobs_per_hour", jobs_per_hour := scalar(jobs_per_hour), "more than 0", 1e-9)
+        fields["lam_s"] = between_arrivals_s(jobs_per_hour)
     for name in _FILES:
         if (value := fields.get(name)) is not None and not isinstance(value, RateTable):
             fields[name] = Path(value) if isinstance(value, str | PathLike) else plain(value)
@@ -190,6 +191,7 @@ def given(scenario: Scenario | None = None, /, jobs_per_hour: float | None = Non
         elif name in fields:
             fields[name] = value if isinstance(value, dict) else "" if value is None else str(value)
     if isinstance(number := fields.get("entities"), int):
+        within("entities", number, "1 or more", 1, 1e6, whole=True)
         fields["entities"] = {f"entity-{i}": 1.0 for i in range(number)}
     found = Scenario(**fields) if scenario is None else replace(scenario, **fields)
     if fields:
@@ -200,7 +202,8 @@ def given(scenario: Scenario | None = None, /, jobs_per_hour: float | None = Non
 def _check(scenario: Scenario) -> None:
     """What Python lets pass and a command line would not."""
     for name, (expected, least, most, whole) in _NUMBERS.items():
-        within(name, getattr(scenario, name), expected, least, most, whole=whole)
+        optional = name not in ("lam_s", "profiled")
+        within(name, getattr(scenario, name), expected, least, most, whole=whole, optional=optional)
     if not isinstance(scenario.seed, int) or isinstance(scenario.seed, bool):
         raise InputError(f"seed {scenario.seed!r}: expected a whole number")
     match scenario.window:
@@ -211,8 +214,8 @@ def _check(scenario: Scenario) -> None:
     for name in ("multi_gpu", "priorities", "deadlines", "steady_state"):
         if not isinstance(getattr(scenario, name), bool):
             raise InputError(f"{name} {getattr(scenario, name)!r}: expected True or False")
-    if scenario.widths not in (None, *get_args(Widths)):
-        raise InputError(f"widths {scenario.widths!r}: expected {' or '.join(get_args(Widths))}")
+    if scenario.widths is not None:
+        one_of("widths", scenario.widths, get_args(Widths))
     for name, kinds in (("trace", (Path, list)), ("prices", (Path, list)), ("throughputs", (Path, list, dict))):
         if not isinstance(value := getattr(scenario, name), (*kinds, type(None))):
             raise InputError(f"{name}: expected a path, a list of dicts or a frame, found {value!r}")

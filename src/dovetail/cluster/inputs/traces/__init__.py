@@ -8,7 +8,7 @@ from itertools import pairwise
 from os import PathLike
 from typing import get_args
 
-from dovetail.cluster.inputs.choices import TraceKind, Widths
+from dovetail.cluster.inputs.choices import TraceKind, Widths, one_of
 from dovetail.cluster.inputs.csv_rows import GivenRows, Source, header_of
 from dovetail.cluster.inputs.traces import alibaba, gavel, logs, pollux, simulators, table
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
@@ -87,8 +87,10 @@ def read_trace(
 
 def write_trace(jobs: Iterable[Job], path: str | PathLike[str], to: TraceKind = "table") -> int:
     """Write jobs as our table, or in the older system's ten columns; gives how many there were."""
-    if to not in get_args(TraceKind):
-        raise InputError(f"to {to!r}: expected {' or '.join(get_args(TraceKind))}")
+    one_of("to", to, get_args(TraceKind))
+    jobs = list(jobs) if isinstance(jobs, Iterable) else [jobs]
+    if wrong := [job for job in jobs if not isinstance(job, Job)]:
+        raise InputError(f"jobs: expected some as load(...).setup.jobs has them, found {wrong[0]!r}")
     return (write_table if to == "table" else write_gavel)(jobs, as_path(path, "path"))
 
 
