@@ -141,6 +141,7 @@ def test_the_older_files_are_written_from_a_journal_as_from_a_run(tmp_path: Path
     run = host.simulate(queue(), "rr", journal=tmp_path / "run.jsonl")
     written = run.export(tmp_path / "one", "net")
     assert {path.name for path in written} >= {"gantt_events.txt", "scheduler_events.txt", "programs.csv"}
+    assert host.check_journal(str(tmp_path / "run.jsonl")).valid
     again = HostRun.read(tmp_path / "run.jsonl").export(tmp_path / "two", "net")
     assert [path.read_text() for path in again] == [path.read_text() for path in written]
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
-from pathlib import Path
+from os import PathLike
 from typing import Any, TypeVar
 
 from dovetail.core import check as core
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Pause, Reject, Resize, Resume, Start, Stop
+from dovetail.core.files import as_path
 from dovetail.core.findings import TOLERANCE, Findings, Report, check_bounds, close, compare
 from dovetail.core.journal import Ended, Header, open_journal
 from dovetail.core.metrics import recount
@@ -237,9 +238,9 @@ class HostRules:
         return bounds
 
 
-def check_journal(path: Path, policies: Policies | None = None) -> Report:
+def check_journal(path: str | PathLike[str], policies: Policies | None = None) -> Report:
     """Check a journal of this level by all rules; `policies` are a user's own, which no name in it leads to."""
-    reader = open_journal(path)
+    reader = open_journal(as_path(path, "journal"))
     faults = Findings()
     try:
         rules = HostRules(reader.header, faults, policies)
