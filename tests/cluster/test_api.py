@@ -318,6 +318,9 @@ def test_traces_are_written_and_policies_listed(tmp_path: Path) -> None:
     again = cluster.load(cluster="a100=2", trace=tmp_path / "jobs.csv")
     assert [job.steps for job in again.setup.jobs] == [job.steps for job in loaded.setup.jobs]
     assert again.trace_format == "table"
+    endless = cluster.load(cluster="a100=2", window=(5, 10), lam_s=600.0)
+    with pytest.raises(InputError, match="jobs: these are without end"):
+        cluster.write_trace(endless.setup.jobs, tmp_path / "x")
     with pytest.raises(InputError, match="to 'csv': expected table or gavel"):
         cluster.write_trace(loaded.setup.jobs, tmp_path / "x", "csv")  # type: ignore[arg-type]
     knows = {row["name"]: row["knows"] for row in cluster.list_policies()}

@@ -88,6 +88,8 @@ def read_trace(
 def write_trace(jobs: Iterable[Job], path: str | PathLike[str], to: TraceKind = "table") -> int:
     """Write jobs as our table, or in the older system's ten columns; gives how many there were."""
     one_of("to", to, get_args(TraceKind))
+    if getattr(jobs, "jobs", 0) is None:
+        raise InputError("jobs: these are without end; give some of them, as itertools.islice(jobs, 1000)")
     jobs = list(jobs) if isinstance(jobs, Iterable) else [jobs]
     if wrong := [job for job in jobs if not isinstance(job, Job)]:
         raise InputError(f"jobs: expected some as load(...).setup.jobs has them, found {wrong[0]!r}")
