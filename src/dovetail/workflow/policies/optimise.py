@@ -34,6 +34,7 @@ class Optimise(WorkflowPolicy):
         self.plan: PlannedStarts | None = None
         self._requests: dict[str, OpenRequest] = {}
         self._window: dict[NodeKey, Window] = {}  # of every planned node
+        self._turn: dict[NodeKey, int] = {}  # simultaneous starts have an order too: host memory is shared
         self._next: list[list[NodeKey]] = []  # planned nodes of each GPU, the next one last
         self._ready: dict[NodeKey, ReadyNode] = {}
         self._unplanned: dict[NodeKey, ReadyNode] = {}
@@ -55,15 +56,14 @@ class Optimise(WorkflowPolicy):
         for line in self._next:
             while line and self._is_past(line[-1]):
                 line.pop()
-        for gpu, line in enumerate(self._next):
-            if not line or not view.free[gpu]:
-                continue
-            key = line[-1]
-            window = self._window[key]
-            node = self._ready.get(key)
-            if node is not None and all(view.free[g] and self._next[g][-1:] == [key] for g in window):
-                return Place(node, window, "planned")
+        due = {line[-1] for gpu, line in enumerate(self._next) if line and view.free[gpu] and line[-1] in self._ready}
+        first = min(filter(lambda key: self._may_start(key, view), due), key=self._turn.__getitem__, default=None)
+        if first is not None:
+            return Place(self._ready[first], self._window[first], "planned")
         return self._place_unplanned(view) if self._unplanned else None
+
+    def _may_start(self, key: NodeKey, view: View) -> bool:
+        return all(view.free[gpu] and self._next[gpu][-1:] == [key] for gpu in self._window[key])
 
     def _is_past(self, key: NodeKey) -> bool:
         """Whether a planned node has started, on its own or in a batch, or its request was rejected."""
@@ -76,8 +76,8 @@ class Optimise(WorkflowPolicy):
             view, list(self._requests.values()), self.objective, self.schedules, self.budget_s, self.seed
         )
         self._next = [[] for _ in view.pool.devices]
-        for key, window in reversed(self.plan.starts):
-            self._window[key] = window
+        for turn, (key, window) in reversed(list(enumerate(self.plan.starts))):
+            self._window[key], self._turn[key] = window, turn
             for gpu in window:
                 self._next[gpu].append(key)
 
