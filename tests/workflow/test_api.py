@@ -226,6 +226,7 @@ def test_a_policy_of_ones_own_goes_in_where_a_name_does(tmp_path: Path) -> None:
     for policy, name in ((Newest, "Newest"), (made, "Newest"), (ListPolicy(hysteresis=2.0), "ListPolicy")):
         found = run(problem, policy)
         assert (found.header.policy, found.check().faults) == (name, [])
+        assert (found.replay().difference, found.replay().steps > 0) == (None, True)
     assert run(problem, made).policy is made
     assert run(problem, f"{tmp_path}/mine.py:Mine").check().valid
     order = list(run(problem, Newest).frame("tasks")["job"])

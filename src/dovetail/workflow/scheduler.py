@@ -225,9 +225,10 @@ class WorkflowScheduler:
         return [node, *others[: most - 1]]
 
 
-def scheduler_for(reader: Reader) -> WorkflowScheduler:
-    """The scheduler that decided a recorded run, as its header describes it: fed the same stimuli, it decides again."""
+def scheduler_for(reader: Reader, policy: WorkflowPolicy | None = None) -> WorkflowScheduler:
+    """The scheduler that decided a recorded run, as its header describes it, unless the policy is given: fed the same
+    stimuli, it decides again."""
     header, facts = reader.header, WorkflowFacts.of(reader.header, reader.path)
     view = View(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
-    policy: WorkflowPolicy = registry.create("workflow", header.policy, header.options)
-    return WorkflowScheduler(view, header.build_graphs(), policy, facts.retries)
+    chosen: WorkflowPolicy = policy or registry.create("workflow", header.policy, header.options)
+    return WorkflowScheduler(view, header.build_graphs(), chosen, facts.retries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any
 
 from dovetail.core import registry
@@ -16,6 +17,7 @@ from dovetail.core.journal import Observer, Writer
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.plain import scalar
+from dovetail.core.replay import Agreement, replay_journal
 from dovetail.core.run import JournalFile, JournalPath, Run
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count
@@ -23,7 +25,7 @@ from dovetail.workflow.compat.heap_order import HeapOrder
 from dovetail.workflow.metrics import RejectionReasons, metrics_block, summary
 from dovetail.workflow.policies.base import WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem, checked
-from dovetail.workflow.scheduler import WorkflowScheduler
+from dovetail.workflow.scheduler import WorkflowScheduler, scheduler_for
 
 Progress = Callable[[int], None]
 
@@ -50,15 +52,23 @@ class WorkflowRun(Run):
         notes: list[str],
         *,
         policy: WorkflowPolicy,
+        unused: WorkflowPolicy | None,
         figures: Figures,
         lower: Bounds,
         simulation_s: float,
     ) -> None:
         super().__init__(journal, metrics, notes)
         self.policy = policy
+        self._unused = unused  # a policy of the user's own as it was before the run
         self.figures = figures
         self.lower = lower
         self.simulation_s = simulation_s
+
+    def replay(self) -> Agreement:
+        """Decide the run again, from what was seen, and compare with what is recorded."""
+        if self._unused is None:
+            return super().replay()
+        return replay_journal(self.journal, scheduler_for(self._reader, deepcopy(self._unused)))
 
     def text(self) -> str:
         """The figures as a block of text, beside their lower bounds."""
@@ -79,6 +89,7 @@ def run(
     observers: Iterable[Observer] = (),
 ) -> WorkflowRun:
     """Simulate a problem under a policy: by name, in a file of yours (`"mine.py:Mine"`), or a policy object or class.
+    An object decides itself: give a class, or a new object, to run again.
 
     `seed` is for noise and injected failures: an attempt at a node fails with the chance `failure_rate`, and is tried
     again `retries` times. The journal goes to a path, to a temporary file that lives as long as the result, or with
@@ -100,6 +111,7 @@ def run(
     check_count("--retries", retries)
     check_count("--seed", seed, -(1 << 63))
     name, chosen = make_policy(policy, options, problem.mode)
+    unused = None if isinstance(policy, str) else deepcopy(chosen)
     if not isinstance(resume, bool):
         raise InputError(f"resume {resume!r}: expected True or False")
     if resume and (journal is None or journal is False):
@@ -133,7 +145,7 @@ def run(
             writer.end(steps + 1, end_s, summed)
     notes = [*problem.warnings(), *[f"skipped: {text}" for text in problem.requests.skipped]]
     told = summed | {"rejections": rejections.reasons}
-    return WorkflowRun(file, told, notes, policy=chosen, figures=figures, lower=lower, simulation_s=took)
+    return WorkflowRun(file, told, notes, policy=chosen, unused=unused, figures=figures, lower=lower, simulation_s=took)
 
 
 class _Done:
