@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 TOLERANCE = 1e-9
+_SHOWN = 3  # faults that a report shows of itself
 _ROUNDING = 1e-6  # of bounds that an LP gives, and of sums over many tasks
 
 
@@ -86,6 +87,12 @@ class Report(Struct, frozen=True):
     @classmethod
     def of(cls, log: str, kind: str, faults: Findings, notes: Sequence[str], counted: Mapping[str, float]) -> Report:
         return cls(log, kind, not faults.counts, faults.counts, faults.first, [*faults.notes, *notes], dict(counted))
+
+    def __repr__(self) -> str:
+        """In a few lines; all of it is in the fields."""
+        counts = ", ".join(f"{count} {code}" for code, count in self.faults_by_code.items())
+        told = [f"<Report {'valid' if self.valid else f'not valid ({counts})'}: {self.log}>"]
+        return "\n".join(told + [f"{each.code} {each.where}: {each.message}" for each in self.faults[:_SHOWN]])
 
 
 def compare(claimed: Mapping[str, Any], counted: Mapping[str, float], faults: Findings, code: str = "summary") -> None:

@@ -76,6 +76,9 @@ class Header(Struct, frozen=True, kw_only=True):
     hardware: dict[str, str] = {}
     words: Words = Words()
 
+    def __repr__(self) -> str:
+        return f"<Header of a {self.level} run: {self.policy} on {len(self.pool)} devices>"
+
     @property
     def asked(self) -> int | None:
         """How many jobs the run was to complete, where its level knew before they came: `facts.asked`."""

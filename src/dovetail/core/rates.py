@@ -71,6 +71,9 @@ class RateTable:
         self.switches = {_change(s): s for s in switches}
         self.links = {(link.sender, link.to): link for link in links}
 
+    def __repr__(self) -> str:
+        return f"<RateTable of {len(self.rates)} rates, {len(self.switches)} switches, {len(self.links)} links>"
+
     def __bool__(self) -> bool:
         return bool(self.rates or self.switches or self.links)
 

@@ -44,14 +44,23 @@ class JournalFile:
     False
     """
 
-    def __init__(self, journal: JournalPath) -> None:
+    def __init__(self, journal: JournalPath, content: bytes | None = None) -> None:
         self.path: Path | None = None
+        self._temporary = journal is None
         if journal is None:
             folder = tempfile.mkdtemp(prefix="dovetail-")
             self.path = Path(folder, "journal.jsonl")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            if content is not None:
+                self.path.write_bytes(content)
         elif journal is not False:
             self.path = as_path(journal, "journal")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process, or copied, a temporary file goes along: this one will be gone."""
+        if self._temporary and self.path is not None and self.path.exists():
+            return JournalFile, (None, self.path.read_bytes())
+        return JournalFile, (False if self.path is None else self.path,)
 
 
 class Account(Struct, frozen=True):
@@ -108,6 +117,9 @@ class Run:
         if metrics is not None:
             self.metrics = metrics
         self.notes = notes or []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_reader"}  # a copy has its own file
 
     @property
     def journal(self) -> Path:
@@ -183,7 +195,7 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Keep a copy of the journal."""
         place = as_path(path, "path")
-        refuse_overwrite([place], [self.journal])
+        refuse_overwrite([place], [open_journal(self.journal).path])
         atomic_write(place, self.journal.read_bytes())
         return place
 
@@ -200,7 +212,10 @@ class Run:
         return Picture(import_module(_DRAWN_BY).picture_of(self.journal, what))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._headline()}>"
+        try:
+            return f"<{type(self).__name__} {self._headline()}>"
+        except InputError as error:  # the journal has gone since
+            return f"<{type(self).__name__} {error}>"
 
     def _headline(self) -> str:
         metrics, words = self.metrics, [] if self._file.path is None else [self.header.policy]
@@ -214,8 +229,8 @@ class Run:
         return ", ".join(words)
 
     def _repr_html_(self) -> str:
-        told = f"<p><b>{escape(type(self).__name__)}</b> {escape(self._headline())}</p>"
-        return told + (self.plot().svg if self._file.path is not None else "")
+        told = f"<p><b>{escape(type(self).__name__)}</b> {escape(repr(self).strip('<>').partition(' ')[2])}</p>"
+        return told + (self.plot().svg if self._file.path is not None and self._file.path.exists() else "")
 
 
 def check_run(journal: Path, **against: Any) -> Report:

@@ -25,6 +25,10 @@ class BatchOutcome(Struct, frozen=True):
     output: Any
     recording: Callable[[], DispatchRun]
 
+    def __repr__(self) -> str:
+        lacks = f", lacks {self.missing}" if self.missing else ""
+        return f"<Outcome of {self.recorded!r}{lacks}, {len(self.failures)} failures>"
+
     @property
     def report(self) -> BatchReport:
         return self.reporting()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import floor
 
+from dovetail.core.errors import PolicyError
 from dovetail.host.options import HostOptions
 from dovetail.host.program import WAITING, Program
 
@@ -86,6 +87,10 @@ class MachineView:
         return min((p.queued_s + (self.aged(p) + 1) * step for p in young), default=None)
 
 
+def _lacks(policy: object, method: str) -> PolicyError:
+    return PolicyError(f"{type(policy).__name__} lacks the method {method!r}")
+
+
 class Planning:
     """Who goes first, who must give way, and whose turn is over."""
 
@@ -93,7 +98,7 @@ class Planning:
 
     def order(self, view: MachineView) -> list[Program]:
         """The waiting programs in the order in which they may start."""
-        raise NotImplementedError
+        raise _lacks(self, "order")
 
     def may_pause(self, program: Program, view: MachineView) -> list[Program]:
         """The running programs that may be paused for a waiting one, in that order."""
@@ -120,11 +125,11 @@ class Assignment:
 
     def take(self, program: Program, view: MachineView) -> int:
         """The cores that a waiting program can count on if it starts now; 0 if it cannot."""
-        raise NotImplementedError
+        raise _lacks(self, "take")
 
     def lack(self, program: Program, view: MachineView) -> int:
         """How many more cores must be free for a waiting program to start."""
-        raise NotImplementedError
+        raise _lacks(self, "lack")
 
     def frees(self, program: Program, view: MachineView) -> int:
         """How many cores the pause of a running program makes free."""

@@ -27,6 +27,9 @@ class Imported(Struct):
     dropped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"<Imported {', '.join(f'{count:,} {what}' for what, count in self.counts().items())}>"
+
     def counts(self) -> dict[str, int]:
         """What was found, in numbers."""
         workflows = self.config["workflows"]
