@@ -282,6 +282,7 @@ def test_arrays_go_in_and_come_out(small: Any, tmp_path: Path) -> None:
     whole = load(small.spec).part(1, small.layers)
     assert torch.equal(run.outputs, torch.cat([whole(part) for part in items.split(2)]))
     assert (run.metrics["completed"], run.metrics["items"]) == (5, 9)
+    assert [note.split(" ran on cpu ")[0] for note in run.notes] == run.plan.hosts
     assert told == [f"plan 1 runs on {', '.join(run.plan.hosts)}"]
     assert run.check().valid
     assert run.plot().svg.startswith("<svg")

@@ -19,9 +19,14 @@ class PipelineRun(Run):
     """
 
     def __init__(
-        self, journal: JournalFile, metrics: dict[str, Any], rates: RateTable | None = None, outputs: Any = None
+        self,
+        journal: JournalFile,
+        metrics: dict[str, Any],
+        notes: list[str] | None = None,
+        rates: RateTable | None = None,
+        outputs: Any = None,
     ) -> None:
-        super().__init__(journal, metrics)
+        super().__init__(journal, metrics, notes)
         self.rates = rates or RateTable()
         self.outputs = outputs
 

@@ -154,7 +154,9 @@ def run(
     if "rates_out" in paths:
         outcome.rates.add_to(paths["rates_out"])
     metrics = {name: getattr(outcome, name) for name in outcome.__struct_fields__ if name not in ("outputs", "rates")}
-    return PipelineRun(file, msgspec.to_builtins(metrics), outcome.rates, together(came) if came else None)
+    others = {} if outcome.as_planned else outcome.hardware
+    notes = [f"{host} ran on {hardware}: the plan was made for other hardware" for host, hardware in others.items()]
+    return PipelineRun(file, msgspec.to_builtins(metrics), notes, outcome.rates, together(came) if came else None)
 
 
 def run_plan(

@@ -106,7 +106,6 @@ def estimate_chain(
     dtype: str = "torch.float32",
     *,
     efficiency: float = 0.5,
-    done: Callable[[float], None] = lambda _: None,
 ) -> ProfileResult:
     """A profile that was not measured: its layers are run on tensors without data, and what they do is counted."""
     need_torch("an estimate")
@@ -134,7 +133,6 @@ def estimate_chain(
             )
         )
         value = out
-        done(i / len(chain.names))
     return ProfileResult(
         model=chain.name,
         layers=len(chain.layers),
