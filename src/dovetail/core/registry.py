@@ -200,7 +200,8 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
     factory, known = find(level, name), options_of(level, name)
     hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     checked = {}
-    for key, value in plain(named_options(options)).items():
+    for key, given in named_options(options).items():
+        value = given if isinstance(given, msgspec.Struct) else plain(given)  # a problem stays what it is
         if key not in known:
             raise InputError(f"policy {name} has no option {key!r}{did_you_mean(key, known)}")
         try:
