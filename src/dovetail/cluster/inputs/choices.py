@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from dovetail.core import registry
 from dovetail.core.errors import InputError
 
 Widths = Literal["error", "guess"]
@@ -40,6 +39,8 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
 
 def list_policies() -> list[dict[str, Any]]:
     """All policies: what they promise, what they know and which options they take."""
+    from dovetail.core import registry  # a page of help does not need it
+
     rows = []
     for name, promise, options, traits in registry.listing("cluster", ["agnostic", "packs"]):
         knows = "pairs" if traits["packs"] else "nothing of types" if traits["agnostic"] else "types"
