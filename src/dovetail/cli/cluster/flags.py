@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from msgspec.structs import replace
 
 from dovetail.cli.common import Flag
 from dovetail.cluster import CLOUDS, Widths
@@ -42,6 +41,8 @@ class JobFlags:
         return ["--" + name.replace("_", "-") for name in changed]
 
     def apply(self, scenario: Scenario) -> Scenario:
+        from msgspec.structs import replace
+
         within("--fixed-job-duration", self.fixed_job_duration, "seconds, more than 0", 1e-9)
         return replace(
             scenario,
@@ -91,6 +92,8 @@ class RuleFlags:
         return {name: getattr(self, name) for name in names}
 
     def apply(self, scenario: Scenario) -> Scenario:
+        from msgspec.structs import replace
+
         if self.solver is not None:
             print("note: --solver is not used: HiGHS solves everything", file=sys.stderr)
         if self.prices is not None and self.per_instance_type_prices_dir is not None:
