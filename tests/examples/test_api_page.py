@@ -44,6 +44,17 @@ def test_the_readme_gives_the_figures_that_come_out(monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "page.html").is_file()
 
 
+def test_a_comparison_has_the_figures_that_it_names() -> None:
+    problem = dovetail.workflow.load(
+        ROOT / "examples/system_config.yaml", ROOT / "examples/workflow_requests.yaml", gpus=4
+    )
+    found = dovetail.workflow.compare(problem, gpus=[4, 8], jobs=1)
+    for key in re.findall(r'`\.best\("(\w+)"\)`', PAGE):
+        assert key in found.best(key)
+    for x, y, by in re.findall(r'`\.plot\("(\w+)", "(\w+)", by="(\w+)"\)`', PAGE):
+        assert "<svg" in found.plot(x, y, by=by).svg
+
+
 def test_the_functions_that_it_names_are_there() -> None:
     for level, names in re.findall(r"\[`dovetail\.(\w+)`\]\([^)]*\) \| ([^|]*) \|", PAGE):
         public = getattr(dovetail, level).__all__
