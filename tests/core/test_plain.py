@@ -25,7 +25,12 @@ class Point(Struct):
     tags: list[str] = []
 
 
-@pytest.mark.parametrize("frame", [pd.DataFrame(ROWS), pl.DataFrame(ROWS)], ids=["pandas", "polars"])
+BLANK = {"job": None, "rate": None, "at": None, "width": None}
+
+
+@pytest.mark.parametrize(
+    "frame", [pd.DataFrame(ROWS), pl.DataFrame(ROWS), pl.DataFrame([*ROWS, BLANK])], ids=["pandas", "polars", "blank"]
+)
 def test_a_frame_gives_its_rows_without_what_they_lack(frame: Any) -> None:
     assert plain(frame) == ROWS
     assert Document.of(frame, "jobs").data == ROWS

@@ -521,7 +521,16 @@ def test_bad_arguments_are_refused() -> None:
         ({"devices": ["cpu", "cpu"]}, "given twice"),
         ({"devices": []}, "at least one device"),
         ({"devices": "gpu"}, "device 'gpu'"),
-        ({"weight": 0.0}, "weight > 0"),
+        ({"weight": 0.0}, "weight 0: expected more than 0"),
+        ({"weight": "much"}, "weight 'much': expected more than 0"),
+        ({"retries": -1}, "retries -1: expected 0 or more"),
+        ({"retries": None}, "retries None: expected 0 or more"),
+        ({"dim": 0.5}, "dim 0.5: expected a dimension, a whole number"),
+        ({"pool": "cpu"}, "pool 'cpu': expected a dispatch.Pool"),
+        ({"preprocess": 3}, "preprocess 3: expected a function"),
+        ({"progress": "yes"}, "progress 'yes': expected a function"),
+        ({"trace": 3}, "trace: expected a path, found 3"),
+        ({"cache": 3}, "cache: expected a path, found 3"),
     ):
         with pytest.raises(DovetailError, match=match):
             Dispatcher(lambda x: x, **{"cache": False, **wrong})  # type: ignore[arg-type]

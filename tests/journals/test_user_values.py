@@ -104,3 +104,21 @@ def test_a_wrong_policy_is_not_printed_at_length() -> None:
     with pytest.raises(InputError) as error:
         workflow.run(workflow.load(CONFIG, REQUESTS, gpus=4), Wall())  # type: ignore[arg-type]
     assert len(str(error.value)) < 200
+
+
+def test_what_is_no_function_is_refused() -> None:
+    problem = workflow.load(CONFIG, REQUESTS, gpus=4)
+    jobs = cluster.load(cluster="a100=2", jobs=2)
+    layers = pipeline.load(*(f"examples/pipeline/{name}.yml" for name in ("models", "device_types", "devices")))
+    calls: list[Callable[[Any], object]] = [
+        lambda wrong: workflow.run(problem, progress=wrong),
+        lambda wrong: workflow.compare(problem, ["srpt"], progress=wrong),
+        lambda wrong: cluster.simulate(jobs, progress=wrong),
+        lambda wrong: cluster.compare(jobs, ["fifo"], progress=wrong),
+        lambda wrong: cluster.sweep(jobs, kind="static", loads=[2], policies=["fifo"], progress=wrong),
+        lambda wrong: host.experiment(1, 2, progress=wrong),
+        lambda wrong: pipeline.front(layers, progress=wrong),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="progress 3: expected a function"):
+            call(3)

@@ -29,7 +29,7 @@ from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.cluster.sweeps.table import read_sweep, write_table
 from dovetail.core import registry
 from dovetail.core.comparison import Comparison
-from dovetail.core.errors import DovetailError, InputError, within
+from dovetail.core.errors import DovetailError, InputError, check_functions, within
 from dovetail.core.files import Document, Source, as_path
 from dovetail.core.output import atomic_write, refuse_overwrite
 from dovetail.core.parallel import run_all
@@ -178,6 +178,7 @@ def simulate(
     refuse_overwrite(written, loaded.scenario.files())
     setup = loaded.setup
     known = setup.window[1] if setup.window else len(list(setup.jobs))
+    check_functions(progress=progress)
     done = (lambda made: None) if progress is None else lambda made: progress(made, known)
     watch = QueueWatch(setup, long=longest_queue, progress=done)
     try:
@@ -238,6 +239,7 @@ def compare(
     notes = scenario.notes if isinstance(scenario, LoadedScenario) else load(asked).notes
     cells = [SweepCell(scenario=asked, policy=policy, how=rules, long=inf) for policy in chosen]
     own = not all(isinstance(policy, str) for policy in chosen)
+    check_functions(progress=progress)
     done = (lambda made: None) if progress is None else lambda made: progress(made, len(cells))
     rows = run_all(run_cell, cells, 1 if own else processes, done)
     for row in rows:
@@ -310,6 +312,7 @@ def sweep(
     >>> [(row["load"], row["seeds"], row["avg_jct_s_plus_minus"] > 0) for row in found]
     [(4.0, 2, True), (8.0, 2, True)]
     """
+    check_functions(progress=progress, run=run)
     rules = options_of(**how)
     processes, timeout, longest_queue = scalar(processes), scalar(timeout), scalar(longest_queue)
     clusters = plain(clusters)

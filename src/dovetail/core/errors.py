@@ -89,3 +89,16 @@ def within(
         raise InputError(
             f"{name} {found}: expected {expected}{', a whole number' if isinstance(value, float) and whole else ''}"
         )
+
+
+def check_functions(**given: Any) -> None:
+    """Refuse what is given in the place of a function; None, which was not given, is fine.
+
+    >>> check_functions(progress=print, reduce=None)
+    >>> check_functions(progress=3)
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: progress 3: expected a function
+    """
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise InputError(f"{name} {value!r}: expected a function")

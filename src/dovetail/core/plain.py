@@ -50,8 +50,11 @@ def is_frame(value: Any) -> bool:
 
 
 def _records(frame: Any) -> Iterator[dict[str, Any]]:
+    """Its rows; one without any value is a blank line of the file that it was read from."""
     for row in frame.to_dicts() if hasattr(frame, "to_dicts") else frame.to_dict("records"):
-        yield {str(key): _cell(cell) for key, cell in row.items() if not _missing(cell)}
+        kept = {str(key): _cell(cell) for key, cell in row.items() if not _missing(cell)}
+        if kept:
+            yield kept
 
 
 def _missing(cell: Any) -> bool:

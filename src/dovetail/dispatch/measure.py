@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.comparison import Comparison
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, check_functions
 from dovetail.core.files import as_path
 from dovetail.core.output import atomic_write
 from dovetail.core.rates import Rate, RateTable
@@ -131,6 +131,7 @@ def tune(
     progress
         Called with how many devices are measured, and how many there are.
     """
+    check_functions(progress=progress)
     found = resolve(devices)
     called = several("types", types) if types is not None else [device.name for device in found]
     if len(set(called)) != len(found):
@@ -235,6 +236,7 @@ def bench(
     progress
         Called with how many are measured, and how many there are.
     """
+    check_functions(progress=progress)
     if not isinstance(repeats, int) or repeats < 1:
         raise InputError(f"repeats {repeats!r}: expected a whole number of at least 1")
     chosen = several("policies", "finish_together" if policies is None else policies)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from dovetail.core.comparison import Comparison
 from dovetail.core.confidence import mean
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, check_functions
 from dovetail.core.files import Source, as_path
 from dovetail.core.output import atomic_write
 from dovetail.core.plain import scalar
@@ -134,6 +134,7 @@ def experiment(
     options
         As `simulate` takes them.
     """
+    check_functions(progress=progress)
     found = PARAMETERS if parameters is None else read_parameters(parameters)
     older = options.get("profile") == "legacy"
     plans = (PLANS if older else names(Planning)) if plans is None else _several("plans", plans)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, check_functions
 from dovetail.pipeline.inputs.problem import Pipeline
 from dovetail.pipeline.optimise.finish import finish
 from dovetail.pipeline.optimise.labels import CheapestChain, Found, cheapest_by_devices
@@ -86,6 +86,7 @@ def front(
     end to end. `InfeasibleError` if there is no plan; `progress` is told how much is done, from 0 to 1."""
     if not isinstance(problem, Pipeline):
         raise InputError(f"problem: expected what pipeline.load gives, found {problem!r:.80}")
+    check_functions(progress=progress)
     if points is not None and not (type(points) is int and points >= 2):
         raise InputError(f"points: expected 2 or more, found {points}")
     constraints = Constraints.given(

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.core import registry
 from dovetail.core.engine import simulate
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, check_functions
 from dovetail.core.events import Complete, Reject
 from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Observer, Writer
@@ -105,6 +105,7 @@ def run(
     True
     """
     checked(problem)
+    check_functions(progress=progress)
     seed, failure_rate, retries = scalar(seed), scalar(failure_rate), scalar(retries)
     if not isinstance(failure_rate, int | float) or not 0 <= failure_rate < 1:
         raise InputError(f"--failure-rate {failure_rate}: expected 0 or more, and less than 1")

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from dovetail.core import registry
 from dovetail.core.comparison import Comparison
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, check_functions
 from dovetail.core.files import Source, as_path
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.parallel import run_all
@@ -139,6 +139,7 @@ def compare(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{folder}: cannot be made: {error.strerror}") from error
+    check_functions(progress=progress)
     told = progress or (lambda done: None)
     if not problem.source.in_memory and all(isinstance(policy, str) for policy in chosen):
         rows = run_all(run_cell, cells, jobs, told)

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.errors import DovetailError, InputError, check_functions, within
 from dovetail.core.files import as_path
+from dovetail.core.plain import scalar
 from dovetail.core.recorder import host_clock
 from dovetail.core.run import JournalFile
 from dovetail.dispatch.bounds import measured_peak
@@ -131,8 +132,14 @@ class Dispatcher:
             raise InputError(f"mode {mode!r}: expected 'async' or 'sync'")
         if on_error not in ("retry", "fail", "skip"):
             raise InputError(f"on_error {on_error!r}: expected 'retry', 'fail' or 'skip'")
-        if weight <= 0 or retries < 0:
-            raise InputError(f"expected weight > 0 and retries >= 0, found {weight} and {retries}")
+        dim, retries, weight = scalar(dim), scalar(retries), scalar(weight)
+        within("weight", weight, "more than 0", 1e-12, optional=False)
+        within("retries", retries, "0 or more", whole=True, optional=False)
+        within("dim", dim, "a dimension", -1e3, 1e3, whole=True, optional=False)
+        if pool is not None and not isinstance(pool, WorkerPool):
+            raise InputError(f"pool {pool!r}: expected a dispatch.Pool")
+        check_functions(preprocess=preprocess, postprocess=postprocess, reduce=reduce, init=init, teardown=teardown)
+        check_functions(progress=None if isinstance(progress, bool) else progress)
         self._own_pool = pool is None
         self._backend = backend
         if pool is None:
@@ -150,10 +157,10 @@ class Dispatcher:
         self.preprocess, self.postprocess = preprocess, postprocess
         self.backup, self.on_error, self.retries, self.weight = backup, on_error, retries, weight
         self.progress = progress
-        self.trace = Path(trace) if trace is not None else None
+        self.trace = as_path(trace, "trace") if trace is not None else None
         self.journal = bool(journal) if journal is None or isinstance(journal, bool) else as_path(journal, "journal")
         self._written = self.trace or self.journal
-        folder = cache_folder() if cache is True else (Path(cache) if cache else None)
+        folder = cache_folder() if cache is True else as_path(cache, "cache") if cache else None
         slots = [worker.slots for worker in pool.workers]
         self.tuning = TuningCache(function, self.devices, slots, folder, getattr(self.policy, "learns", True))
         self._latest: Callable[[], BatchReport] | None = None
