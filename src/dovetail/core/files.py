@@ -114,6 +114,22 @@ def as_path(value: Any, name: str) -> Path:
     return Path(value)
 
 
+def checked(value: Any, to: type[T], name: str = "") -> T:
+    """What a user gave, as what is wanted; an error names the argument, or the field of a struct.
+
+    >>> checked(2.5, int, "repeats")
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: repeats: expected int, found float
+    """
+    try:
+        return msgspec.convert(plain(value), to)
+    except msgspec.ValidationError as error:
+        keys, message = explain(error, to)
+        place = ".".join(filter(None, (name, *map(str, keys))))
+        message += "" if keys or ", found" in message else f", found {value!r}"
+        raise InputError(f"{place}: {message}" if place else message) from None
+
+
 def explain(error: msgspec.ValidationError, to: Any = None) -> tuple[list[Key], str]:
     """What a validation error says, in our words: the keys that lead to the place, and the message."""
     message = str(error)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from dovetail.core.comparison import Comparison
 from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError, check_functions
-from dovetail.core.files import Source, as_path
+from dovetail.core.files import Source, as_path, checked
 from dovetail.core.output import atomic_write
 from dovetail.core.plain import scalar
 from dovetail.host.compat.scheduler import ASSIGNS, PLANS
@@ -27,7 +27,7 @@ from dovetail.host.inputs.parameters import Parameters, read_parameters
 from dovetail.host.inputs.requests import read_requests
 from dovetail.host.inputs.workload import Workload
 from dovetail.host.metrics import means_by_priority
-from dovetail.host.options import Count, HostOptions, Scheduling, checked
+from dovetail.host.options import Count, HostOptions, Scheduling
 from dovetail.host.policies import Assignment, Planning, names
 from dovetail.host.scheduler import Policies, make_scheduler
 from dovetail.host.simulate import chosen_policies, run

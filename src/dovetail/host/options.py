@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.plain import plain
 
 T = TypeVar("T")
 Count: Any = Annotated[int, Meta(ge=1)]
@@ -94,21 +93,6 @@ def host_options(given: Mapping[str, Any]) -> HostOptions:
     Traceback (most recent call last):
     dovetail.core.errors.InputError: min_cores: expected int, found float
     """
+    from dovetail.core.files import checked  # reads formats, which a client of the daemon need not wait for
+
     return checked({_SECONDS.get(name, name): value for name, value in given.items()}, HostOptions)
-
-
-def checked(value: Any, to: type[T], name: str = "") -> T:
-    """A value of whatever kind as one that is wanted.
-
-    >>> checked(0, Count, "repeats")
-    Traceback (most recent call last):
-    dovetail.core.errors.InputError: repeats: expected int >= 1, found 0
-    """
-    try:
-        return msgspec.convert(plain(value), to)
-    except msgspec.ValidationError as error:
-        from dovetail.core.files import explain  # reads formats: not needed until something is wrong
-
-        keys, message = explain(error, to)
-        message += "" if keys or ", found" in message else f", found {value!r}"
-        raise InputError(f"{'.'.join(filter(None, (name, *map(str, keys))))}: {message}") from None

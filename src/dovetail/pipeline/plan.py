@@ -13,10 +13,10 @@ import yaml
 from msgspec import Struct, field
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import Document, Key, Source, as_path
+from dovetail.core.files import Document, Key, Source, as_path, checked
 from dovetail.core.output import atomic_write
 from dovetail.core.rates import Rate, RateTable
-from dovetail.pipeline.inputs.problem import Pipeline, check_number, checked
+from dovetail.pipeline.inputs.problem import Pipeline, check_number
 
 if TYPE_CHECKING:
     from dovetail.core.comparison import Comparison
@@ -49,7 +49,7 @@ class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @classmethod
     def given(cls, pipeline: Pipeline, cuts: Sequence[int] = (), **limits: Any) -> Constraints:
         """What a user asks for, if a plan of this problem can respect it."""
-        made = checked(cls, allowed_cuts=cuts or None, **limits)
+        made = checked({"allowed_cuts": cuts or None, **limits}, cls)
         for name in ("latency_cap_s", "max_stages", "data_mbps", "replicas"):
             value = getattr(made, name)
             if value is not None and not value > 0:

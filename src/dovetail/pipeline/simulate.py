@@ -18,14 +18,13 @@ from dovetail.core.engine import simulate as drive
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.core.executor import SimExecutor
-from dovetail.core.files import Source
+from dovetail.core.files import Source, checked
 from dovetail.core.journal import Header, Observer, Writer
 from dovetail.core.metrics import Figures, Metrics, recount
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.run import JournalFile, JournalPath
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.pipeline.explain import curves
-from dovetail.pipeline.inputs.problem import checked
 from dovetail.pipeline.metrics import PipelineRun
 from dovetail.pipeline.plan import Plan, read_plan
 from dovetail.pipeline.route import Route
@@ -113,7 +112,7 @@ def simulate(plan: Plan | Source, microbatches: int = 64, buffers: int = 1, jour
     (14.545454545454545, True)
     """
     made = read_plan(plan)
-    asked = checked(_Options, microbatches=microbatches, buffers=buffers)
+    asked = checked({"microbatches": microbatches, "buffers": buffers}, _Options)
     file = JournalFile(journal)
     if file.path is None:
         outcome = run(made, asked.microbatches, asked.buffers)

@@ -13,14 +13,14 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked
-from dovetail.core.files import Source
+from dovetail.core.files import Source, checked
 from dovetail.core.plain import scalar
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.curves import curve, curves_by_image
 from dovetail.host.inputs.generate import find_requests
 from dovetail.host.inputs.parameters import Parameters
 from dovetail.host.inputs.requests import Delays, Request, read_requests
-from dovetail.host.options import Count, checked
+from dovetail.host.options import Count
 from dovetail.host.program import Ask, program_graph
 
 DEFAULT_WORK = 1000.0  # core-seconds

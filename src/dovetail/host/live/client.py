@@ -253,8 +253,8 @@ class Client:
         rigid
             Never change its cores while it runs.
         """
+        from dovetail.core.files import checked
         from dovetail.host.live.specs import Spec
-        from dovetail.host.options import checked
 
         variables = checked(env or {}, dict[str, str], "env")
         spec = {

@@ -13,10 +13,11 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.files import checked
 from dovetail.core.rates import Rate, RateTable
 from dovetail.host.curves import curve, fit, predicted_s
 from dovetail.host.live.specs import Spec, environment
-from dovetail.host.options import Count, checked
+from dovetail.host.options import Count
 from dovetail.host.program import CORE
 
 

@@ -15,9 +15,10 @@ import msgspec
 
 from dovetail.core.cgroups import parse_cpus
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.files import checked
 from dovetail.host.live.client import Client, state_folder
 from dovetail.host.live.setup import RequestedSettings
-from dovetail.host.options import Overtaking, checked, host_options
+from dovetail.host.options import Overtaking, host_options
 from dovetail.host.policies import Assignment, Planning, make
 
 _START_LIMIT_S = 60.0

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source
+from dovetail.core.files import Document, Source, checked
 from dovetail.pipeline.inputs.links import apply_links
 from dovetail.pipeline.inputs.problem import (
     DTYPE_BYTES,
@@ -17,7 +17,6 @@ from dovetail.pipeline.inputs.problem import (
     Pipeline,
     check_names,
     check_number,
-    checked,
 )
 
 
@@ -83,7 +82,8 @@ def load(
     ... )
     <Pipeline m: 2 layers, batches of 8, torch.float32, on 2 l4>
     """
-    checked(_Options, model=model, batch_size=batch_size, dtype=dtype, buffers_in=buffers_in, buffers_out=buffers_out)
+    asked = {"model": model, "batch_size": batch_size, "dtype": dtype}
+    checked(asked | {"buffers_in": buffers_in, "buffers_out": buffers_out}, _Options)
     if dtype not in DTYPE_BYTES:
         raise InputError(f"unsupported dtype {dtype!r}{did_you_mean(dtype, DTYPE_BYTES)}")
     for name, value, least in (

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec import Struct, field
 
-from dovetail.core.errors import InputError
-from dovetail.core.files import Document, Key, explain
-from dovetail.core.plain import plain
+from dovetail.core.files import Document, Key
 
 T = TypeVar("T")
 
@@ -74,17 +71,3 @@ def check_number(doc: Document, keys: Sequence[Key], value: float) -> None:
     """What is measured is neither negative nor beyond measure."""
     if not 0 <= value <= LARGEST:
         raise doc.error(keys, f"expected a number from 0 to {LARGEST:g}, found {value}")
-
-
-def checked(to: type[T], /, **given: Any) -> T:
-    """What a user gave by keyword, as a struct; an error names the keyword.
-
-    >>> checked(DeviceClass, name=3)
-    Traceback (most recent call last):
-    dovetail.core.errors.InputError: name: expected str, found int
-    """
-    try:
-        return msgspec.convert(plain(given), to)
-    except msgspec.ValidationError as error:
-        keys, message = explain(error, to)
-        raise InputError(": ".join([".".join(map(str, keys)), message] if keys else [message])) from None

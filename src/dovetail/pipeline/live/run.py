@@ -12,10 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Source, as_path
+from dovetail.core.files import Source, as_path, checked
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.run import JournalFile, JournalPath
-from dovetail.pipeline.inputs.problem import checked
 from dovetail.pipeline.live.arrays import read_inputs, together, write_outputs
 from dovetail.pipeline.live.carriers import carriers
 from dovetail.pipeline.live.coordinator import Coordinator
@@ -121,7 +120,7 @@ def run(
         model, argument=argument, shape=shape, input_dtype=input_dtype, weights=weights, seed=seed, cut=cut
     )
     need_torch("running a pipeline")
-    asked = checked(_Asked, **{name: given[name] for name in _Asked.__struct_fields__})
+    asked = checked({name: given[name] for name in _Asked.__struct_fields__}, _Asked)
     options, file = asked.options(), JournalFile(journal)
     paths = {name: as_path(given[name], name) for name in ("output", "rates_out") if given[name] is not None}
     read = [Path(each) for each in (plan, hosts, input, weights) if isinstance(each, str | os.PathLike)]

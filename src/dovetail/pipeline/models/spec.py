@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, MissingExtraError, did_you_mean
-from dovetail.core.files import as_path
-from dovetail.pipeline.inputs.problem import checked
+from dovetail.core.files import as_path, checked
 
 if TYPE_CHECKING:
     import torch
@@ -64,16 +63,16 @@ def model_spec(
         return model
     if not isinstance(model, str):
         raise InputError(f"model: expected where it comes from, such as file.py:factory; found {model!r:.80}")
-    return checked(
-        ModelSpec,
-        source=model,
-        arguments=argument or {},
-        shapes=shape,
-        input_dtype=input_dtype and full_dtype(input_dtype, INPUT_DTYPES),
-        weights=None if weights is None else str(as_path(weights, "weights")),
-        seed=seed,
-        cut=cut,
-    )
+    asked = {
+        "source": model,
+        "arguments": argument or {},
+        "shapes": shape,
+        "input_dtype": input_dtype and full_dtype(input_dtype, INPUT_DTYPES),
+        "weights": None if weights is None else str(as_path(weights, "weights")),
+        "seed": seed,
+        "cut": cut,
+    }
+    return checked(asked, ModelSpec)
 
 
 def full_dtype(name: str, known: Sequence[str] = FLOAT_DTYPES) -> str:

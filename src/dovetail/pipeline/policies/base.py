@@ -14,10 +14,11 @@ from msgspec import Struct
 
 from dovetail.core import registry
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import checked
 from dovetail.core.registry import named_options
 from dovetail.pipeline.compat.auction_options import renamed
 from dovetail.pipeline.inputs.pool import by_host
-from dovetail.pipeline.inputs.problem import MIB, Pipeline, checked
+from dovetail.pipeline.inputs.problem import MIB, Pipeline
 from dovetail.pipeline.optimise.finish import finish
 from dovetail.pipeline.optimise.labels import Found, Option, Stages
 from dovetail.pipeline.optimise.tables import Tables
@@ -70,7 +71,7 @@ def plan(
     if objective not in (known := get_args(Objective)):
         raise InputError(f"objective: expected one of {', '.join(known)}, found {objective!r}")
     option = named_options(option)
-    checked(_Asked, microbatches=microbatches, slack=slack, option=option)
+    checked({"microbatches": microbatches, "slack": slack, "option": option}, _Asked)
     constraints = Constraints.given(
         problems[0],
         cuts,

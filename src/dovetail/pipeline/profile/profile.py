@@ -10,10 +10,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path
+from dovetail.core.files import as_path, checked
 from dovetail.core.output import refuse_overwrite
 from dovetail.pipeline.hardware import placed_on
-from dovetail.pipeline.inputs.problem import checked
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec, full_dtype, model_spec
 from dovetail.pipeline.profile.convert import PlannerFile
@@ -89,7 +88,7 @@ def profile(
     what a user should know of them.
     """
     asked = dict(locals())  # before there is anything else
-    given = checked(_Options, **{name: asked[name] for name in _Options.__struct_fields__})
+    given = checked({name: asked[name] for name in _Options.__struct_fields__}, _Options)
     sizes = given.batch_size if isinstance(given.batch_size, list) else [given.batch_size]
     kinds = given.dtype if isinstance(given.dtype, list) else [given.dtype]
     spec = model_spec(
