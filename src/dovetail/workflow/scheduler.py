@@ -81,7 +81,8 @@ class WorkflowScheduler:
             return
         graph = self._graphs[event.of]
         due = None if event.due_s is None else now + event.due_s
-        request = self._requests[event.job] = OpenRequest(event.job, graph, event.sizes, now, due, event.weight)
+        request = OpenRequest(event.job, graph, event.sizes, now, due, event.weight, event.facts)
+        self._requests[event.job] = request
         demand = self.view.demand
         for task, size in zip(graph.tasks, event.sizes, strict=True):
             demand[task.kind] += size * task.width

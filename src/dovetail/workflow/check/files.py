@@ -79,7 +79,7 @@ class InputFiles:
         expected_s, expected = given
         if not close(t, expected_s):
             self._faults.add("requests", event.job, f"arrived at {t} s, expected {expected_s} s")
-        for name in ("of", "sizes", "due_s", "weight"):
+        for name in ("of", "sizes", "due_s", "weight", "facts"):
             found, wanted = getattr(event, name), getattr(expected, name)
             if found != wanted and not (name != "of" and event.fault and expected.fault):
                 self._faults.add("requests", event.job, f"found {name} {found!r}, expected {wanted!r}")

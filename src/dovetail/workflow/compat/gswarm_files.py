@@ -20,7 +20,7 @@ from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.configuration import ConfigurationFile, SystemReader
 from dovetail.workflow.inputs.fit import misfits
 from dovetail.workflow.inputs.reading import Reading
-from dovetail.workflow.inputs.request_entries import EntryReader, RequestEntry
+from dovetail.workflow.inputs.request_entries import EntryFault, EntryReader, RequestEntry
 from dovetail.workflow.inputs.requests import JsonRequestDocument, RequestDocument, Requests
 from dovetail.workflow.inputs.system import DEFAULT_NODE_S, Edge, Model, Node, System, Workflow
 
@@ -108,6 +108,11 @@ class _EntryReader(EntryReader):
     def check_clock(self, kind: str, entry: RequestEntry) -> None:
         if self._online:
             super().check_clock(kind, entry)
+
+    def facts(self, entry: RequestEntry) -> dict[str, Any]:
+        if facts := super().facts(entry):
+            raise EntryFault(f"node_{next(iter(facts))}", "GSwarm knew no such thing: leave it out, or --compat gswarm")
+        return facts
 
     def check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
         pass

@@ -103,6 +103,7 @@ _AMOUNTS = (
     "memory_gb",
     "load_time_seconds",
     "tokens_per_second",
+    "prefill_tokens_per_second",
     "token_mean",
     "token_std",
     "inference_time_mean",

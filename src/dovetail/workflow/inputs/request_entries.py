@@ -27,15 +27,23 @@ _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
+class Tokens(Struct, forbid_unknown_fields=True):
+    """What a node of a language model reads and writes."""
+
+    input: int = 0
+    output: int = 0
+
+
 class RequestEntry(Struct, forbid_unknown_fields=True):
     """One request as it stands in a file; `node_items` (what a node works through, where rates are known
-    per second), `deadline_seconds` (after arrival) and `priority` are our additions."""
+    per second), `node_tokens`, `deadline_seconds` (after arrival) and `priority` are our additions."""
 
     request_id: str
     workflow_id: str
     timestamp: Any = None
     node_execution_times: dict[str, float] = field(default_factory=dict)
     node_items: dict[str, float] = field(default_factory=dict)
+    node_tokens: dict[str, Tokens] = field(default_factory=dict)
     input_data: Any = None
     node_configs: Any = None
     metadata: Any = None
@@ -101,20 +109,20 @@ class EntryReader:
             name, of = entry.request_id, entry.workflow_id
             kind, stamp = self._timestamp(entry)
             if self._is_double(name, i, count):
-                raise _EntryFault("request_id", f"{name!r} is used twice")
+                raise EntryFault("request_id", f"{name!r} is used twice")
             if not name:
-                raise _EntryFault("request_id", "expected a name, found nothing")
+                raise EntryFault("request_id", "expected a name, found nothing")
             graph, sizes = self._sizes(entry)
             due = entry.deadline_seconds
             if due is not None and not 0 < due <= MOST:
-                raise _EntryFault("deadline_seconds", f"expected a positive number up to {MOST:g}, found {due}")
+                raise EntryFault("deadline_seconds", f"expected a positive number up to {MOST:g}, found {due}")
             if not 0 < entry.priority <= MOST:
-                raise _EntryFault("priority", f"expected a positive number up to {MOST:g}, found {entry.priority}")
+                raise EntryFault("priority", f"expected a positive number up to {MOST:g}, found {entry.priority}")
             self.check_clock(kind, entry)
             if count:
                 self._count(entry, graph, sizes)
-            return Arrived(name, of, sizes, due, entry.priority), stamp
-        except _EntryFault as error:
+            return Arrived(name, of, sizes, due, entry.priority, facts=self.facts(entry)), stamp
+        except EntryFault as error:
             fault = error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             keys: list[Key] = []
@@ -124,7 +132,7 @@ class EntryReader:
                 with suppress(msgspec.DecodeError):  # a number too large for any
                     data = msgspec.json.decode(raw) if isinstance(raw, bytes | msgspec.Raw) else raw
                     keys = name_entries(data, self.entry_type, keys, str(error))
-            fault = _EntryFault(".".join(map(str, keys)), message)
+            fault = EntryFault(".".join(map(str, keys)), message)
             known = _name_of(raw)
             name, of = known.request_id, known.workflow_id
             self._is_double(name, i, count)
@@ -132,7 +140,7 @@ class EntryReader:
             stamp = UNKNOWN_TIME  # a faulty request does not set the clock
         return self._faulty(fault, name, of, i, line, count), stamp
 
-    def _faulty(self, fault: _EntryFault, name: str, of: str, i: int, line: int, count: bool) -> Arrived | None:
+    def _faulty(self, fault: EntryFault, name: str, of: str, i: int, line: int, count: bool) -> Arrived | None:
         """What becomes of a request that cannot run."""
         why = f"{fault.key}: {fault}" if fault.key else str(fault)
         if self._on_error == "reject":
@@ -166,7 +174,7 @@ class EntryReader:
         self._seen.add(name)
         return False
 
-    def _describe(self, fault: _EntryFault, name: str, i: int, line: int) -> str:
+    def _describe(self, fault: EntryFault, name: str, i: int, line: int) -> str:
         who = f"request {name!r}: " if name else ""
         key = f"{fault.key}: " if fault.key else ""
         if line:
@@ -190,7 +198,7 @@ class EntryReader:
         given = entry.timestamp
         if given is None:
             if self._online:
-                raise _EntryFault("timestamp", "missing; online mode needs the time of arrival")
+                raise EntryFault("timestamp", "missing; online mode needs the time of arrival")
             return "", 0
         try:
             if isinstance(given, str):
@@ -205,7 +213,7 @@ class EntryReader:
                 return "a number of seconds", 10**6 * whole + round(1e6 * (given - whole))
         except ValueError:
             pass
-        raise _EntryFault("timestamp", f"{entry.timestamp!r} is not an ISO 8601 time or a number of seconds")
+        raise EntryFault("timestamp", f"{entry.timestamp!r} is not an ISO 8601 time or a number of seconds")
 
     def check_clock(self, kind: str, entry: RequestEntry) -> None:
         """All timestamps of a file must be of one kind."""
@@ -215,7 +223,7 @@ class EntryReader:
             self._clock = (kind, entry.request_id)
         elif kind != self._clock[0]:
             first, who = self._clock
-            raise _EntryFault(
+            raise EntryFault(
                 "timestamp", f"{entry.timestamp!r} is {kind}, but that of {who!r} is {first}: do not mix them"
             )
 
@@ -229,21 +237,27 @@ class EntryReader:
         if graph is None:
             fault = self._system.faults.get(entry.workflow_id)
             if fault:
-                raise _EntryFault("workflow_id", f"workflow {entry.workflow_id!r} cannot run: {fault}")
+                raise EntryFault("workflow_id", f"workflow {entry.workflow_id!r} cannot run: {fault}")
             hint = did_you_mean(entry.workflow_id, self._system.workflows)
-            raise _EntryFault("workflow_id", f"unknown workflow {entry.workflow_id!r}{hint}")
+            raise EntryFault("workflow_id", f"unknown workflow {entry.workflow_id!r}{hint}")
         times = entry.node_execution_times
         given = [times.get(node.name) for node in graph.tasks]
         if None in given:
             self.check_names(entry, graph)
-        if entry.node_items:
+        if entry.node_items or entry.node_tokens:
             given = self._seconds(entry, graph)
         sizes = tuple([g[0] if s is None else s for g, s in zip(self._hints[graph.name], given, strict=True)])
         for size, node in zip(sizes, graph.tasks, strict=True):
             if not self.above_s < size <= MOST:
                 found = f"expected a positive number up to {MOST:g}, found {size}"
-                raise _EntryFault(f"node_execution_times.{node.name}", found)
+                raise EntryFault(f"node_execution_times.{node.name}", found)
         return graph, sizes
+
+    def facts(self, entry: RequestEntry) -> dict[str, Any]:
+        """What a request says beyond sizes, weight and deadline, as plain data: only what is given."""
+        if not entry.node_tokens:
+            return {}
+        return {"tokens": {name: [tokens.input, tokens.output] for name, tokens in entry.node_tokens.items()}}
 
     def _seconds(self, entry: RequestEntry, graph: TaskGraph) -> list[float | None]:
         """Durations that the request gives, or the rate table for its numbers of items."""
@@ -251,20 +265,41 @@ class EntryReader:
         for name, count in items.items():
             if name not in graph.index:
                 hint = did_you_mean(name, graph.index)
-                raise _EntryFault(f"node_items.{name}", f"not a node of workflow {graph.name!r}{hint}")
+                raise EntryFault(f"node_items.{name}", f"not a node of workflow {graph.name!r}{hint}")
             if name in times:
-                raise _EntryFault(f"node_items.{name}", "has a time as well; expected items or seconds")
+                raise EntryFault(f"node_items.{name}", "has a time as well; expected items or seconds")
             if not 0 < count <= MOST:
-                raise _EntryFault(f"node_items.{name}", f"expected a positive number up to {MOST:g}, found {count}")
+                raise EntryFault(f"node_items.{name}", f"expected a positive number up to {MOST:g}, found {count}")
             model = graph.tasks[graph.index[name]].kind
             if model not in self._system.item_s:
                 message = f"no rate table knows how many items of {model!r} a GPU of this pool does in a second"
-                raise _EntryFault(f"node_items.{name}", message)
-        item_s = self._system.item_s
-        return [
-            times.get(node.name) if node.name not in items else items[node.name] * item_s[node.kind]
-            for node in graph.tasks
-        ]
+                raise EntryFault(f"node_items.{name}", message)
+        kind_of = {node.name: node.kind for node in graph.tasks}
+        known = {name: count * self._system.item_s[kind_of[name]] for name, count in items.items()}
+        known |= {name: self._tokens_s(entry, graph, name) for name in entry.node_tokens}
+        return [known.get(node.name, times.get(node.name)) for node in graph.tasks]
+
+    def _tokens_s(self, entry: RequestEntry, graph: TaskGraph, name: str) -> float:
+        """How long a node of so many tokens takes."""
+        key, tokens = f"node_tokens.{name}", entry.node_tokens[name]
+        if name not in graph.index:
+            raise EntryFault(key, f"not a node of workflow {graph.name!r}{did_you_mean(name, graph.index)}")
+        if name in entry.node_execution_times or name in entry.node_items:
+            raise EntryFault(key, "has a time or items as well; expected one of them")
+        model, seconds = graph.tasks[graph.index[name]].kind, 0.0
+        input_s, output_s = self._system.token_s(model)
+        for which, count, token_s, rate in (
+            ("input", tokens.input, input_s, "prefill_tokens_per_second"),
+            ("output", tokens.output, output_s, "tokens_per_second"),
+        ):
+            if not 0 <= count <= MOST:
+                raise EntryFault(f"{key}.{which}", f"expected a number from 0 to {MOST:g}, found {count}")
+            if count and token_s is None:
+                raise EntryFault(f"{key}.{which}", f"model {model!r} has no {rate}, nor has a rate table")
+            seconds += count * (token_s or 0.0)
+        if not seconds:
+            raise EntryFault(key, "expected input or output tokens, found none")
+        return seconds
 
     def check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
         """A time for a name that is not a node, while a node has no time, is a slip."""
@@ -272,10 +307,12 @@ class EntryReader:
         unknown = [name for name in times if name not in graph.index]
         if unknown:
             lacking = [
-                node.name for node in graph.tasks if node.name not in times and node.name not in entry.node_items
+                node.name
+                for node in graph.tasks
+                if not (node.name in times or node.name in entry.node_items or node.name in entry.node_tokens)
             ]
             hint = did_you_mean(unknown[0], lacking)
-            raise _EntryFault(f"node_execution_times.{unknown[0]}", f"not a node of workflow {graph.name!r}{hint}")
+            raise EntryFault(f"node_execution_times.{unknown[0]}", f"not a node of workflow {graph.name!r}{hint}")
 
     def _count(self, entry: RequestEntry, graph: TaskGraph, sizes: Sequence[float]) -> None:
         times, given = entry.node_execution_times, 0
@@ -284,7 +321,8 @@ class EntryReader:
             if node.name in times:
                 given += 1
             else:
-                self.estimates["items" if node.name in entry.node_items else rule] += 1
+                counted = "items" if node.name in entry.node_items else rule
+                self.estimates["given tokens" if node.name in entry.node_tokens else counted] += 1
         self.estimates["given"] += given
         if given < len(times):
             name = next(name for name in times if name not in graph.index)
@@ -304,7 +342,7 @@ def _name_of(raw: Any) -> _Name:
         return _Name()
 
 
-class _EntryFault(Exception):  # noqa: N818
+class EntryFault(Exception):  # noqa: N818
     """What is wrong with one request, and under which key."""
 
     def __init__(self, key: str, message: str) -> None:

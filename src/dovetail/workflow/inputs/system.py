@@ -23,6 +23,7 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     gpus_required: int
     load_time_seconds: float
     tokens_per_second: float | None = None
+    prefill_tokens_per_second: float | None = None
     token_mean: float | None = None
     token_std: float | None = None
     inference_time_mean: float | None = None
@@ -93,6 +94,12 @@ class System(Struct, omit_defaults=True):
         if mean and item_s is not None and self.units[model] == "tokens/s":
             return mean * item_s, "rates"
         return self.models[model].estimate_s()
+
+    def token_s(self, model: str) -> tuple[float | None, float | None]:
+        """Seconds per token that a model reads, and per token that it writes, at speed 1, where they are known."""
+        given = self.models[model]
+        reads, writes = given.prefill_tokens_per_second, given.tokens_per_second
+        return 1 / reads if reads else None, 1 / writes if writes else None
 
     @property
     def model_costs(self) -> dict[str, ModelCost]:

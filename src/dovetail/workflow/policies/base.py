@@ -7,6 +7,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from operator import mul
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dovetail.core.rates import RateTable
@@ -24,6 +25,7 @@ class OpenRequest:
     __slots__ = (
         "arrived_s",
         "due_s",
+        "facts",
         "gpu_s_left",
         "graph",
         "id",
@@ -38,7 +40,14 @@ class OpenRequest:
     )
 
     def __init__(
-        self, id: str, graph: TaskGraph, sizes: Sequence[float], arrived_s: float, due_s: float | None, weight: float
+        self,
+        id: str,
+        graph: TaskGraph,
+        sizes: Sequence[float],
+        arrived_s: float,
+        due_s: float | None,
+        weight: float,
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.id = id
         self.graph = graph
@@ -46,6 +55,7 @@ class OpenRequest:
         self.arrived_s = arrived_s
         self.due_s = due_s  # on the clock, not after arrival
         self.weight = weight
+        self.facts = facts  # what else its file says of it, by what it is about: tokens, ...
         self.open = True  # until it is completed or rejected
         self.queued: ReadyNode | None = None  # a node that waits for GPUs; its `sibling` is another, or has started
         self.started = 0  # bit i: node i runs or has run
