@@ -217,3 +217,51 @@ def test_a_table_that_pipeline_plan_wrote(tmp_path: Path) -> None:
     chains = {"rig": {"measured_as": rate.device}}
     starts = run(tmp_path, asked, models=models, workflows=workflows, gpu_types=chains, gpus="rig:1")
     assert starts["a"].run_s == pytest.approx(640 / rate.rate)
+
+
+def test_reading_has_a_rate_of_its_own(tmp_path: Path) -> None:
+    rates = [
+        Rate("chat", device, rate, unit="prefill tokens/s") for device, rate in (("fast", 1000.0), ("slow", 250.0))
+    ]
+    found = known(tmp_path, *rates, Rate("chat", "fast", 50.0, unit="tokens/s"))
+    assert found.prefill_s == {"chat": 2 / 1000}
+    assert found.item_s == {"chat": 2 / 50}
+    assert found.table.per_s("chat", "fast", "prefill tokens/s") == 2.0
+    assert found.table.per_s("chat", "slow", "prefill tokens/s") == 0.5
+
+
+def test_tokens_take_what_reading_and_writing_take_on_their_gpu(tmp_path: Path) -> None:
+    """500 tokens are read in 0.5 s or 2 s; 100 are written in 2 s, or on the slow GPU, of speed 1, in 4 s."""
+    rates = [
+        {"kind": "chat", "device": "fast", "rate": 1000.0, "unit": "prefill tokens/s"},
+        {"kind": "chat", "device": "cuda:1", "rate": 250.0, "unit": "prefill tokens/s"},
+        {"kind": "chat", "device": "fast", "rate": 50.0, "unit": "tokens/s"},
+    ]
+    write(tmp_path, "rates.json", {"rates": rates})
+    tokens = {"say": {"input": 500, "output": 100}}
+    asked = [{"request_id": f"r{i}", "workflow_id": "talk", "node_tokens": tokens} for i in range(4)]
+    expected = {0: (2.5, 0.5), 1: (2.5, 0.5), 2: (6.0, 2.0), 3: (6.0, 2.0)}
+    for start in run(tmp_path, asked).values():
+        assert (start.run_s, start.first_s) == pytest.approx(expected[start.devices[0]])
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ([{"concurrency": 0}], "rates.0.concurrency: expected at least 1 at once, found 0"),
+        ([{"concurrency": 4}], "the rate of 'chat' on 'fast' at 4 at once is known, but not that of one alone"),
+        ([{"concurrency": 4, "unit": "tokens/s"}], "the rate of 'chat' on 'fast' at 4 at once is known, but not"),
+        ([{}, {"concurrency": 4, "unit": "prefill tokens/s"}], "'chat' reads prefill tokens/s at 4 at once"),
+    ],
+)
+def test_rates_at_once_that_cannot_be_used(tmp_path: Path, rates: list[dict[str, Any]], message: str) -> None:
+    write(tmp_path, "rates.json", {"rates": [{"kind": "chat", "device": "fast", "rate": 0.5} | rate for rate in rates]})
+    with pytest.raises(InputError, match=message):
+        run(tmp_path, [])
+
+
+def test_rates_at_once_are_kept_relative_to_one_alone(tmp_path: Path) -> None:
+    rates = Rate("chat", "fast", 50.0, unit="tokens/s"), Rate("chat", "fast", 30.0, unit="tokens/s", concurrency=8)
+    found = known(tmp_path, *rates)
+    assert found.table.rate("chat", "fast") == 2.0
+    assert found.table.at_once("chat", "fast") == {1: 2.0, 8: pytest.approx(1.2)}

@@ -111,6 +111,7 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     """Run a task on these devices now: first `setup_s` to make `kind` resident, then an expected `run_s`.
 
     `replaces` is what the first device that needs a change held before; `batch` is shared by tasks that run as one.
+    `first_s` is how much of the run is expected to pass before the first output, where that is seen.
     """
 
     job: str
@@ -123,6 +124,7 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     setup_s: float = 0.0
     replaces: str | None = None
     batch: int = 0
+    first_s: float | None = None
 
 
 class Pause(Event, frozen=True, gc=False, tag="paused"):

@@ -14,12 +14,14 @@ from msgspec import Struct
 from dovetail.core import files
 from dovetail.core.output import written_whole
 
+PREFILL = "prefill tokens/s"  # the unit of reading, of models that read before they write
 Source = Literal["measured", "estimated", "given"]
 
 
 class Rate(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Without a `unit`, `rate` is relative to the reference device for this kind: 2.0 means half the time. With one
-    (items/s, steps/s, ...) it is so much per second."""
+    (items/s, steps/s, ...) it is so much per second. At a `concurrency` above 1 it is the rate of each of so many that
+    run there at once."""
 
     kind: str
     device: str
@@ -28,6 +30,7 @@ class Rate(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     neighbour: str = ""
     source: Source = "given"
     unit: str = ""
+    concurrency: int = 1
 
 
 class Switch(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -97,11 +100,23 @@ class RateTable:
     def _closest(self, kind: str, device: str, width: int, neighbour: str, unit: str) -> float | None:
         known = self.rates
         found = (
-            known.get((kind, device, width, neighbour, unit))
-            or known.get((kind, device, width, "", unit))
-            or known.get((kind, device, 1, "", unit))
+            known.get((kind, device, width, neighbour, unit, 1))
+            or known.get((kind, device, width, "", unit, 1))
+            or known.get((kind, device, 1, "", unit, 1))
         )
         return found.rate if found else None
+
+    def at_once(self, kind: str, device: str, unit: str = "", width: int = 1) -> dict[int, float]:
+        """The rate of each of so many at once, of any unit or none: at this width if that is known, else of one device.
+
+        >>> RateTable([Rate("llm", "l4", 0.4), Rate("llm", "l4", 0.3, concurrency=8)]).at_once("llm", "l4", width=2)
+        {1: 0.4, 8: 0.3}
+        """
+        for known in (width, 1):
+            place = (kind, device, known, "", unit)
+            if found := {key[-1]: rate.rate for key, rate in self.rates.items() if key[:-1] == place}:
+                return dict(sorted(found.items()))
+        return {}
 
     def switch_s(self, previous: str | None, to: str, device: str) -> float | None:
         found = self.switches.get((previous or "", to, device)) or self.switches.get((previous or "", to, ""))
@@ -120,6 +135,8 @@ class RateTable:
                 raise doc.error(("rates", i, "rate"), f"expected a positive rate, found {rate.rate}")
             if rate.width < 1:
                 raise doc.error(("rates", i, "width"), f"expected at least 1 device, found {rate.width}")
+            if rate.concurrency < 1:
+                raise doc.error(("rates", i, "concurrency"), f"expected at least 1 at once, found {rate.concurrency}")
         for i, switch in enumerate(content.switches):
             if not 0 <= switch.seconds < inf:
                 raise doc.error(("switches", i, "seconds"), f"expected seconds >= 0, found {switch.seconds}")
@@ -143,8 +160,8 @@ class RateTable:
             file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
-def _place(rate: Rate) -> tuple[str, str, int, str, str]:
-    return rate.kind, rate.device, rate.width, rate.neighbour, rate.unit
+def _place(rate: Rate) -> tuple[str, str, int, str, str, int]:
+    return rate.kind, rate.device, rate.width, rate.neighbour, rate.unit, rate.concurrency
 
 
 def _change(switch: Switch) -> tuple[str, str, str]:

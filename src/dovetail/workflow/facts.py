@@ -37,6 +37,7 @@ class WorkflowFacts(Struct):
     rates: RateRecords = field(default_factory=RateRecords)
     item_s: dict[str, float] = {}  # seconds per item at speed 1, and what the items are, of models with absolute rates
     units: dict[str, str] = {}
+    prefill_s: dict[str, float] = {}  # seconds per token read at speed 1, of models whose rate of that is measured
     noise: float | None = None
     retries: int = 0
     skipped: int = 0

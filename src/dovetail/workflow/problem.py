@@ -66,7 +66,7 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
         for given in [*system.rates, *([self.rates] if self.rates is not None else [])]:
             table |= given if isinstance(given, RateTable) else RateTable.read(given)
         known = model_rates(system, pool, table)
-        system.item_s, system.units = known.item_s, known.units
+        known.tell(system)
         by.check_fit(system, pool, config)  # too wide a workflow matters to those who ask for it
         if system.costs.resident == "memory" and None in pool.memories:
             raise InputError(
@@ -84,6 +84,7 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
             rates=known.table,
             item_s=known.item_s,
             units=known.units,
+            prefill_s=known.prefill_s,
             notes=[f"the rate table's {what} is nothing that {config} has: ignored" for what in known.ignored],
         )
 
@@ -187,6 +188,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     rates: RateTable
     item_s: dict[str, float] = {}
     units: dict[str, str] = {}
+    prefill_s: dict[str, float] = {}
     notes: list[str] = []
 
     @property
@@ -217,6 +219,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             "rates": rates if self.rates else None,
             "item_s": self.item_s,
             "units": self.units if self.item_s else None,
+            "prefill_s": self.prefill_s,
             "requests": {"total": self.requests.total, "sha256": self.requests.digest},
             "estimates": self.requests.estimates,
             "forecast": self.requests.forecast,

@@ -192,12 +192,13 @@ class WorkflowScheduler:
         view = self.view
         nodes = self._batch(node) if view.costs.batching else (node,)
         run_s = view.run_s(node, window)
-        batch = 0
+        batch, slower = 0, 1.0
         if len(nodes) > 1:
             batch = next(self._next_batch)
             self._batches[batch] = len(nodes)
             slowest = max(nodes, key=lambda t: t.size)
-            run_s = view.run_s(slowest, window) * view.models[node.model].batch_curve[len(nodes) - 1]
+            slower = view.models[node.model].batch_curve[len(nodes) - 1]
+            run_s = view.run_s(slowest, window) * slower
         setup_s, replaces = view.residents.setup(window, node.model), None
         if setup_s:
             replaces = view.residents.replaced(window, node.model)
@@ -205,7 +206,8 @@ class WorkflowScheduler:
         for member in nodes:
             request = member.request
             key = (request.id, member.name)
-            out.append(Start(*key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch))
+            first_s = view.first_s(member, window, slower) if request.facts else None
+            out.append(Start(*key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch, first_s))
             self._running[key] = (member, window)
             if batch:
                 self._batch_of[key] = batch

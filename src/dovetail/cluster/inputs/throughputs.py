@@ -194,7 +194,7 @@ def from_rates(rates: RateTable, steps_per_s: Mapping[str, float] | None = None)
     [[8.0]]
     """
     on_reference, units = steps_per_s or {}, _units(rates)
-    used = [rate for rate in rates.rates.values() if rate.unit == units[rate.kind]]
+    used = [rate for rate in rates.rates.values() if rate.unit == units[rate.kind] and rate.concurrency == 1]
     entries = []
     for rate in used:
         per_s = rate.rate if rate.unit else rate.rate * on_reference.get(rate.kind, 1.0)

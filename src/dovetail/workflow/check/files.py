@@ -35,7 +35,7 @@ class InputFiles:
                 "the costs of the run are not those of the configuration: --cost or --compat changed them"
             )
         read.check_fit(system, header.pool, Path("config"))
-        system.item_s, system.units = facts.item_s, facts.units
+        system.item_s, system.units, system.prefill_s = facts.item_s, facts.units, facts.prefill_s
         graphs = {name: TaskGraphRecord.of(graph) for name, graph in system.graphs().items()}
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
         for what, found, expected in (

@@ -8,6 +8,8 @@ from typing import Any
 from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
+from dovetail.core.rates import PREFILL
+from dovetail.workflow.check.tokens import tokens_of
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import ModelCost
 from dovetail.workflow.residents import Residents
@@ -85,12 +87,25 @@ class StartRules:
         sizes = [self._size(start) for start in members]
         if None in sizes:
             return  # of unknown requests or nodes, which is a fault already
-        start, size = members[0], max(size for size in sizes if size is not None)
-        expected = size / self._speed(start) if start.devices else size
+        size, start = max(zip([size or 0.0 for size in sizes], members, strict=True), key=lambda member: member[0])
+        expected = self._alone_s(start, size)
         if len(members) > 1:
             expected *= model.batch_curve[len(members) - 1]
         if not close(start.run_s, expected):
             self._faults.add("run", who, f"found run_s {start.run_s}, expected {expected}")
+
+    def _alone_s(self, start: Start, size: float) -> float:
+        """How long a node takes on its GPUs; it reads at a rate of its own where that is known."""
+        if not start.devices:
+            return size
+        read_s = tokens_of(self._arrived[start.job], start.task)[0] * self._facts.models[start.kind].prefill_s
+        return read_s / self._reading_speed(start) + (size - read_s) / self._speed(start)
+
+    def _reading_speed(self, start: Start) -> float:
+        rates, width = self._rates, len(start.devices)
+        types = [(gpu, self._types[gpu]) for gpu in start.devices]
+        own = {gpu: rates.per_s(start.kind, name, PREFILL, width) for gpu, name in types}
+        return min(own[gpu] or rates.rate(start.kind, name, width) or self._speeds[gpu] for gpu, name in types)
 
     def _size(self, start: Start) -> float | None:
         arrived = self._arrived.get(start.job)

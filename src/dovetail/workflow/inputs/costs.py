@@ -15,12 +15,14 @@ MIB_PER_GB = 1024
 
 
 class ModelCost(Struct, frozen=True, omit_defaults=True):
-    """What the cost rules need to know of a model. `batch_curve[k-1]` is the slow-down of a batch of k."""
+    """What the cost rules need to know of a model. `batch_curve[k-1]` is the slow-down of a batch of k, `prefill_s`
+    how long it reads a token at speed 1."""
 
     memory_gb: float
     load_s: float
     width: int = 1
     batch_curve: tuple[float, ...] = ()
+    prefill_s: float = 0.0
 
     @property
     def shard_mib(self) -> int:

@@ -2,7 +2,8 @@
 
 A relative rate scales the seconds of a node. Absolute ones (items/s, tokens/s, ...) also turn a number of items into
 seconds: the first GPU type of the pool whose rate is known runs the model as fast as its `speed` says, the other types
-by the ratio of their rates. Where a table has both, the absolute one counts.
+by the ratio of their rates. Where a table has both, the absolute one counts. What a model reads before it writes has a
+rate of its own, in `prefill tokens/s`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.rates import Rate, RateTable, Switch
+from dovetail.core.rates import PREFILL, Rate, RateTable, Switch
 from dovetail.core.resources import Pool
 from dovetail.workflow.inputs.system import System
 
 
 class ModelRates(Struct):
     """Relative rates, and switches, under the configuration's names; seconds per item at speed 1 and the unit of the
-    models with an absolute rate; and what the tables know that the configuration does not have."""
+    models with an absolute rate, and per token that they read; and what the tables know that the configuration does
+    not have."""
 
     table: RateTable
     item_s: dict[str, float]
     units: dict[str, str]
+    prefill_s: dict[str, float]
     ignored: list[str]
+
+    def tell(self, system: System) -> None:
+        """Let a configuration know how long items and tokens take."""
+        system.item_s, system.units, system.prefill_s = self.item_s, self.units, self.prefill_s
 
 
 def model_rates(system: System, pool: Pool, table: RateTable) -> ModelRates:
@@ -35,26 +42,43 @@ def model_rates(system: System, pool: Pool, table: RateTable) -> ModelRates:
     rates = [own for rate in table.rates.values() if not rate.neighbour for own in names.rates(rate)]
     switches = [own for switch in table.switches.values() for own in names.switches(switch)]
     known = RateTable(rates)
-    relative = {(rate.kind, rate.device, rate.width): rate for rate in rates if not rate.unit}
-    item_s: dict[str, float] = {}
-    units = _units(rates)
-    for model, unit in units.items():
-        width = max(system.models[model].gpus_required, 1)
-        per_s = {device: known.per_s(model, device, unit, width) for device in pool.types}
-        measured = {device: rate for device, rate in per_s.items() if rate is not None}
-        if not measured:
-            continue
-        first = next(iter(measured))
-        item_s[model] = pool.types[first].speed / measured[first]
-        for device, rate in measured.items():
-            relative[model, device, width] = Rate(model, device, rate * item_s[model], width)
-    return ModelRates(RateTable(relative.values(), switches), item_s, units, list(names.ignored))
+    relative = RateTable([rate for rate in rates if not rate.unit])
+    units, item_s, prefill_s = _units(rates), dict[str, float](), dict[str, float]()
+    reads = {rate.kind: PREFILL for rate in rates if rate.unit == PREFILL}
+    for measured_in, seconds, unit in ((units, item_s, ""), (reads, prefill_s, PREFILL)):
+        for model, given in measured_in.items():
+            width = max(system.models[model].gpus_required, 1)
+            found = {device: known.at_once(model, device, given, width) for device in pool.types}
+            measured = {device: _with_one_alone(model, device, rates) for device, rates in found.items() if rates}
+            if not measured:
+                continue
+            first = next(iter(measured))
+            seconds[model] = pool.types[first].speed / measured[first][1]
+            relative |= RateTable(
+                Rate(model, device, rate * seconds[model], width, unit=unit, concurrency=n)
+                for device, at_once in measured.items()
+                for n, rate in at_once.items()
+            )
+    for rate in relative.rates.values():
+        if rate.concurrency > 1:
+            _with_one_alone(rate.kind, rate.device, relative.at_once(rate.kind, rate.device, rate.unit, rate.width))
+    return ModelRates(RateTable(relative.rates.values(), switches), item_s, units, prefill_s, list(names.ignored))
+
+
+def _with_one_alone(model: str, device: str, at_once: dict[int, float]) -> dict[int, float]:
+    if 1 not in at_once:
+        message = f"at {min(at_once)} at once is known, but not that of one alone (concurrency 1)"
+        raise InputError(f"rate table: the rate of {model!r} on {device!r} {message}")
+    return at_once
 
 
 def _units(rates: list[Rate]) -> dict[str, str]:
     units: dict[str, str] = {}
     for rate in rates:
-        if rate.unit and units.setdefault(rate.kind, rate.unit) != rate.unit:
+        if rate.unit == PREFILL:
+            if rate.concurrency > 1:
+                raise InputError(f"rate table: {rate.kind!r} reads {PREFILL} at {rate.concurrency} at once: give one's")
+        elif rate.unit and units.setdefault(rate.kind, rate.unit) != rate.unit:
             raise InputError(f"rate table: {rate.kind!r} has rates in {units[rate.kind]} and in {rate.unit}")
     return units
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
@@ -44,7 +45,9 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
     @property
     def cost(self) -> ModelCost:
-        return ModelCost(self.memory_gb, self.load_time_seconds, self.gpus_required, self.batch_curve)
+        reads = self.prefill_tokens_per_second
+        prefill_s = 1 / reads if reads else 0.0
+        return ModelCost(self.memory_gb, self.load_time_seconds, self.gpus_required, self.batch_curve, prefill_s)
 
 
 class Node(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -87,6 +90,7 @@ class System(Struct, omit_defaults=True):
     measured_as: dict[str, str] = {}  # what rate tables call GPU types
     item_s: dict[str, float] = {}  # seconds per item at speed 1, of models with an absolute rate
     units: dict[str, str] = {}  # what their items are: items/s, tokens/s, ...
+    prefill_s: dict[str, float] = {}  # seconds per token read at speed 1, of models whose rate of that is measured
 
     def estimate_s(self, model: str) -> tuple[float, str]:
         """How long a node takes when its request does not say: seconds, and which rule gave them."""
@@ -99,11 +103,13 @@ class System(Struct, omit_defaults=True):
         """Seconds per token that a model reads, and per token that it writes, at speed 1, where they are known."""
         given = self.models[model]
         reads, writes = given.prefill_tokens_per_second, given.tokens_per_second
-        return 1 / reads if reads else None, 1 / writes if writes else None
+        decode_s = self.item_s.get(model) if self.units.get(model) == "tokens/s" else None
+        return self.prefill_s.get(model) or (1 / reads if reads else None), decode_s or (1 / writes if writes else None)
 
     @property
     def model_costs(self) -> dict[str, ModelCost]:
-        return {name: model.cost for name, model in self.models.items()}
+        costs = {name: model.cost for name, model in self.models.items()}
+        return costs | {name: replace(costs[name], prefill_s=read_s) for name, read_s in self.prefill_s.items()}
 
     def graphs(self) -> dict[str, TaskGraph]:
         """The workflows that can run, as task graphs."""

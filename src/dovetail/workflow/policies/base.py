@@ -10,7 +10,7 @@ from operator import mul
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dovetail.core.rates import RateTable
+from dovetail.core.rates import PREFILL, RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
@@ -204,6 +204,7 @@ class View:
         self.total_speed = sum(self._speeds)
         self.fastest = max([*self._speeds, *[rate.rate for rate in self.rates.rates.values()]])
         self.even = not self.rates.rates and set(self._speeds) == {1.0}
+        self._reads_apart = any(rate.unit == PREFILL for rate in self.rates.rates.values())
         self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
         self._masks: dict[tuple[int | str, bool], list[tuple[Window, int]]] = {}
         self._windows: dict[tuple[int | str, bool], list[Window]] = {}
@@ -286,11 +287,34 @@ class View:
 
     def run_s(self, node: ReadyNode, window: Window) -> float:
         """Seconds that the node takes on a window: the slowest of its GPUs sets the pace."""
-        return node.size if self.even or not window else node.size / self.speed(node.model, window)
+        if self.even or not window:
+            return node.size
+        speed = self.speed(node.model, window)
+        if not self._reads_apart or not node.request.facts:
+            return node.size / speed
+        read_s = self._read_s(node)
+        return read_s / self._reading_speed(node.model, window) + (node.size - read_s) / speed
+
+    def first_s(self, node: ReadyNode, window: Window, slower: float = 1.0) -> float | None:
+        """Seconds of the node's run until its first token, which it writes when it has read; None if it is not known to
+        write any. `slower`: by so much, in a batch."""
+        if not _tokens(node)[1]:
+            return None
+        read_s = self._read_s(node) * slower
+        return read_s / self._reading_speed(node.model, window) if window else read_s
 
     def speed(self, model: str, window: Window) -> float:
         rates, types, speeds = self.rates, self._types, self._speeds
         return min(rates.rate(model, types[gpu], len(window)) or speeds[gpu] for gpu in window)
+
+    def _read_s(self, node: ReadyNode) -> float:
+        """Seconds at speed 1 that a node reads tokens."""
+        return _tokens(node)[0] * self.models[node.model].prefill_s
+
+    def _reading_speed(self, model: str, window: Window) -> float:
+        rates, speeds, width = self.rates, self._speeds, len(window)
+        types = [(gpu, self._types[gpu]) for gpu in window]
+        return min(rates.per_s(model, t, PREFILL, width) or rates.rate(model, t, width) or speeds[g] for g, t in types)
 
     def free_at(self, window: Window) -> float:
         """When a window is expected to be free."""
@@ -336,6 +360,12 @@ class View:
         if not queue.count:
             del self.queues[node.model]
             self.wide_waiting -= node.width > 1
+
+
+def _tokens(node: ReadyNode) -> Sequence[int]:
+    """How many a node reads and writes, as far as its request says."""
+    tokens: Sequence[int] = node.request.facts.get("tokens", {}).get(node.name, (0, 0))
+    return tokens
 
 
 def _by_rank(entry: tuple[Any, ...]) -> tuple[Any, int]:
