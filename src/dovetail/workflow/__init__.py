@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     )
     from dovetail.workflow.export import write_logs
     from dovetail.workflow.inputs.generate import GeneratedRequests, generate
+    from dovetail.workflow.inputs.importers.calls import import_azure, import_burstgpt, import_jsonl, import_mooncake
     from dovetail.workflow.inputs.importers.comfyui import import_comfyui
     from dovetail.workflow.inputs.importers.common import Imported
+    from dovetail.workflow.inputs.importers.opentelemetry import import_otel
+    from dovetail.workflow.inputs.importers.traced import ImportedTrace
     from dovetail.workflow.inputs.importers.wfcommons import import_wfcommons
     from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
     from dovetail.workflow.inputs.write import write_config
@@ -47,6 +50,7 @@ __all__ = [
     "FileFormat",
     "GeneratedRequests",
     "Imported",
+    "ImportedTrace",
     "Mode",
     "OnError",
     "WorkflowComparison",
@@ -56,7 +60,12 @@ __all__ = [
     "compare",
     "fewest_gpus",
     "generate",
+    "import_azure",
+    "import_burstgpt",
     "import_comfyui",
+    "import_jsonl",
+    "import_mooncake",
+    "import_otel",
     "import_wfcommons",
     "list_policies",
     "load",
@@ -80,6 +89,7 @@ __getattr__, __dir__ = exports(
         "FileFormat": "choices",
         "GeneratedRequests": "inputs.generate",
         "Imported": "inputs.importers.common",
+        "ImportedTrace": "inputs.importers.traced",
         "Mode": "choices",
         "OnError": "choices",
         "WorkflowComparison": "study",
@@ -89,7 +99,12 @@ __getattr__, __dir__ = exports(
         "compare": "study",
         "fewest_gpus": "study",
         "generate": "inputs.generate",
+        "import_azure": "inputs.importers.calls",
+        "import_burstgpt": "inputs.importers.calls",
         "import_comfyui": "inputs.importers.comfyui",
+        "import_jsonl": "inputs.importers.calls",
+        "import_mooncake": "inputs.importers.calls",
+        "import_otel": "inputs.importers.opentelemetry",
         "import_wfcommons": "inputs.importers.wfcommons",
         "list_policies": "study",
         "load": "problem",

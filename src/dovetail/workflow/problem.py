@@ -23,6 +23,7 @@ from dovetail.workflow.compat.gswarm_files import reading
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.fit import make_pool
 from dovetail.workflow.inputs.generate import GeneratedRequests
+from dovetail.workflow.inputs.importers.traced import ImportedTrace
 from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.policies.base import View
@@ -149,7 +150,7 @@ def source_of(
     check_count("gpus_per_server", gpus_per_server)
     if costs is not None and not isinstance(costs, Mapping):
         raise InputError(f"costs {costs!r}: expected names and values of cost rules")
-    if isinstance(requests, GeneratedRequests):
+    if isinstance(requests, GeneratedRequests | ImportedTrace):
         requests = list(requests)
     given = {"config": config, "requests": requests, "rates": rates}
     paths = {name: as_path(source, name) for name, source in given.items() if isinstance(source, str | os.PathLike)}

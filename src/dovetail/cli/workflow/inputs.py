@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from cyclopts import App
 
 from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_table
+from dovetail.cli.workflow.traces import finish, register_all
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
 from dovetail.workflow import ArrivalPattern, FileFormat
 
-if TYPE_CHECKING:
-    from dovetail.workflow import Imported
-
 import_app = App(name="import", help="Turn workflows of other systems into our files.")
+register_all(import_app)
 
 
 def generate(
@@ -135,7 +134,7 @@ def comfyui(
 
     refuse_overwrite([out] if requests is None else [out, requests], files)
     result = import_comfyui(files, keep_utility=keep_utility, keep_loaders=keep_loaders)
-    return _finish(result, out, requests, force, format)
+    return finish(result, out, requests, force, format)
 
 
 @import_app.command
@@ -174,24 +173,7 @@ def wfcommons(
     from dovetail.workflow import import_wfcommons
 
     refuse_overwrite([out, requests], files)
-    return _finish(import_wfcommons(files, width=width, switch_s=switch_s), out, requests, force, format)
-
-
-def _finish(result: Imported, out: Path, requests: Path | None, force: bool, format: Format) -> int:
-    result.write(out, requests, force)
-    facts: dict[str, Any] = result.counts()
-    if format == "json":
-        print_json(facts | {"dropped": result.dropped, "notes": result.notes})
-        return 0
-    print_table(["what", "count"], [[key, count] for key, count in facts.items()])
-    if result.dropped:
-        print("\nDropped, order kept: " + ", ".join(f"{name} x{count}" for name, count in result.dropped.items()))
-    for note in result.notes:
-        print(f"note: {note}")
-    print(f"\nConfiguration written to {out}")
-    if requests is not None:
-        print(f"Requests written to {requests}")
-    return 0
+    return finish(import_wfcommons(files, width=width, switch_s=switch_s), out, requests, force, format)
 
 
 def _number(name: str, text: str) -> float:
