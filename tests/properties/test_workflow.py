@@ -45,6 +45,7 @@ def features(case: RandomWorkload) -> set[str]:
     found |= {"failures"} if case.failure_rate else set()
     found |= {"plain prices"} if not case.costs else set()
     found |= {"many models"} if len(models) > 5 else set()
+    found |= {"adapters"} if any("adapter_of" in model for model in models) else set()
     for row in case.rows:
         found |= {"items"} if "node_items" in row else set()
         found |= {"deadline"} if "deadline_seconds" in row else set()
@@ -66,7 +67,7 @@ def test_the_cases_try_everything() -> None:
         "batching",
         "noise",
     }
-    wanted |= {"resident", "overhead_s"} | {f"{n} GPUs" for n in range(1, MOST_GPUS + 1)}
+    wanted |= {"resident", "overhead_s", "adapters", "adapter_slots"} | {f"{n} GPUs" for n in range(1, MOST_GPUS + 1)}
     wanted |= {f"width {n}" for n in (0, 1, 2, 3, 4, 5, 7)}
     assert {feature: counted[feature] for feature in wanted if counted[feature] < CASES // 40} == {}
 

@@ -209,6 +209,7 @@ def bounds_for(
     if any(factor < 1 for curve in curves for factor in curve):
         void = "a batch is faster than a single node"
     used = {node.kind for graph in graphs.values() for node in graph.tasks}
+    used |= {models[name].adapter_of for name in used if name in models}
     least = {} if free_setups else least_setup({m: c for m, c in models.items() if m in used}, costs, rates)
     return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gain, void)
 

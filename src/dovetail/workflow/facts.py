@@ -65,6 +65,9 @@ class WorkflowFacts(Struct):
             numbers = (model.memory_gb, model.load_s, float(model.width))
             if not all(0 <= number <= MOST for number in numbers) or not all(0 < f <= MOST for f in model.batch_curve):
                 return f"models.{name}: expected numbers from 0 to {MOST:g}, slow-downs above 0"
+            base = self.models.get(model.adapter_of)
+            if model.adapter_of and (base is None or base.adapter_of or base.width != model.width):
+                return f"models.{name}.adapter_of: expected a model of the same width that is no adapter"
         if not all(0 < rate.rate <= MOST for rate in self.rates.rates):
             return f"rates: expected positive numbers up to {MOST:g}"
         if not all(0 <= switch.seconds <= MOST for switch in self.rates.switches):

@@ -27,23 +27,32 @@ class Residents:
         self.holders: dict[str, dict[int, None]] = {}  # the other way round: which GPUs hold a model
         self._dram: dict[int, dict[str, None]] = {d.host: {} for d in pool.devices}
         self._seen: dict[tuple[str | None, str, str], float] = {}
-        self._simple = costs.resident == "one" and not costs.dram_gb
+        self._base = {name: model.adapter_of for name, model in models.items() if model.adapter_of}
+        self._simple = costs.resident == "one" and not costs.dram_gb and not self._base
 
     def evicted(self, gpu: int, model: str) -> list[str]:
-        """What must leave a GPU before the model fits: least recently used first."""
+        """What must leave a GPU before the model fits: least recently used first, an adapter's own base never.
+
+        Who uses an adapter uses its base after it: a base is never older than its adapters, and leaves after them.
+        """
         held = self.held[gpu]
         if model in held or not held:
             return []
-        memory = self._memory[gpu]
-        if self.costs.resident == "one" or memory is None:
+        memory, one, models = self._memory[gpu], self.costs.resident == "one", self._models
+        base = self._base.get(model)
+        if base not in held and (one or memory is None):
             return list(held)
-        free = memory - sum(self._models[m].shard_mib for m in held)
+        missing = (model,) if base is None or base in held else (model, base)
+        free = inf if memory is None else memory - sum(models[m].shard_mib for m in (*held, *missing))
+        slots = self.costs.adapter_slots - len(held) if one else 0  # free beside the base, with the adapter there
         leaving = []
         for other in held:
-            if free >= self._models[model].shard_mib:
+            if free >= 0 and slots >= 0:
                 break
-            leaving.append(other)
-            free += self._models[other].shard_mib
+            if other != base:
+                leaving.append(other)
+                free += models[other].shard_mib
+                slots += 1
         return leaving
 
     def price(self, gpu: int, model: str) -> float:
@@ -54,24 +63,45 @@ class Residents:
         if self._simple:
             return self._switch(next(iter(held)) if held else None, model, self._types[gpu])
         evicted = self.evicted(gpu, model)
-        cold = not held
+        if not self._base:
+            return self._model_price(gpu, model, evicted)
+        leaving = [other for other in evicted if other not in self._base]  # adapters are dropped, not moved
+        base = self._base.get(model)
+        if base is None:
+            return self._model_price(gpu, model, leaving)
+        own_s = self._adapter_price(gpu, model, base, [m for m in evicted if self._base.get(m) == base])
+        if base not in held:
+            return self._model_price(gpu, base, leaving) + own_s
+        return sum(self._models[m].memory_gb for m in leaving) / self.costs.pcie_gb_s + own_s
+
+    def _model_price(self, gpu: int, model: str, leaving: Sequence[str]) -> float:
+        """Of a model that is no adapter, and for which these leave."""
+        cold = not self.held[gpu]
         if self.costs.dram_gb:
             cold = model not in self._dram[self._hosts[gpu]]
-        if len(evicted) == 1 and not self.costs.dram_gb:
-            return self._switch(evicted[0], model, self._types[gpu])
-        moved = sum(self._models[m].memory_gb for m in evicted)
+        if len(leaving) == 1 and not self.costs.dram_gb:
+            return self._switch(leaving[0], model, self._types[gpu])
+        moved = sum(self._models[m].memory_gb for m in leaving)
         if not cold:
             return (moved + self._models[model].memory_gb) / self.costs.pcie_gb_s + self.costs.overhead_s
         return moved / self.costs.pcie_gb_s + self._switch(None, model, self._types[gpu])
+
+    def _adapter_price(self, gpu: int, adapter: str, base: str, leaving: Sequence[str]) -> float:
+        """Of an adapter alone, beside its base, in the place of these of its siblings."""
+        if self.costs.dram_gb and adapter in self._dram[self._hosts[gpu]]:
+            return self._models[adapter].memory_gb / self.costs.pcie_gb_s
+        return self._switch(leaving[0] if len(leaving) == 1 else base, adapter, self._types[gpu])
 
     def _switch(self, old: str | None, new: str, device: str) -> float:
         key = (old, new, device)
         known = self._seen.get(key)
         if known is None:
-            known = self._rates.switch_s(old, new, device)
+            known, base = self._rates.switch_s(old, new, device), self._base.get(new)
+            if known is None and base is not None:
+                known = self._rates.switch_s(base, new, device)
             if known is None:
                 costs, models = self.costs, self._models
-                if old is None:
+                if old is None or base is not None:
                     known = float(models[new].load_s)
                     if costs.dram_gb:  # it comes from the disk, and no faster than that reads
                         known = max(known, models[new].memory_gb / costs.ssd_gb_s)
@@ -82,7 +112,14 @@ class Residents:
 
     def reload_s(self, old: str, new: str) -> float:
         """What it would cost to replace `old` by `new`, on a device of the plain price."""
-        return self._switch(old, new, "")
+        if not self._base:
+            return self._switch(old, new, "")
+        base, before = self._base.get(new), self._base.get(old, old)
+        if base is None:
+            return self._switch(before, new, "") if before != new else 0.0
+        if base == before:
+            return self._switch(old, new, "")
+        return self._switch(before, base, "") + self._switch(base, new, "")
 
     def setup(self, gpus: Sequence[int], model: str) -> float:
         """Seconds until the model is resident on a whole window."""
@@ -108,7 +145,8 @@ class Residents:
         return None
 
     def load(self, gpus: Iterable[int], model: str) -> None:
-        """The model becomes resident on these GPUs, and the last used there."""
+        """The model becomes resident on these GPUs, and the last used there; an adapter with its base."""
+        used = (model, self._base[model]) if model in self._base else (model,)
         for gpu in gpus:
             held = self.held[gpu]
             if self._simple:
@@ -121,11 +159,12 @@ class Residents:
                 continue
             for other in self.evicted(gpu, model):
                 del held[other], self.holders[other][gpu]
-            held.pop(model, None)
-            held[model] = None
-            self.holders.setdefault(model, {})[gpu] = None
-            if self.costs.dram_gb:
-                self._keep_in_dram(self._hosts[gpu], model)
+            for one in used:
+                held.pop(one, None)
+                held[one] = None
+                self.holders.setdefault(one, {})[gpu] = None
+                if self.costs.dram_gb:
+                    self._keep_in_dram(self._hosts[gpu], one)
 
     def _keep_in_dram(self, host: int, model: str) -> None:
         dram = self._dram[host]
@@ -136,15 +175,18 @@ class Residents:
 
 
 def least_setup(models: Mapping[str, ModelCost], costs: CostRules, rates: RateTable | None = None) -> dict[str, float]:
-    """For each model the least that making it resident can ever cost: what the lower bounds may count on."""
+    """For each model the least that making it resident can ever cost: what the lower bounds may count on. An adapter's
+    is without its base, which may be there for others."""
     known: dict[str, float] = {}
     for switch in rates.switches.values() if rates else ():
         known[switch.to] = min(switch.seconds, known.get(switch.to, switch.seconds))
-    first, second = [*sorted(m.memory_gb for m in models.values()), inf, inf][:2]
+    first, second = [*sorted(m.memory_gb for m in models.values() if not m.adapter_of), inf, inf][:2]
     least = {}
     for name, model in models.items():
         smallest = second if model.memory_gb == first else first  # of the others
         moved = 0.0 if costs.resident == "memory" or costs.dram_gb else smallest
         price = min(model.load_s, (moved + model.memory_gb) / costs.pcie_gb_s + costs.overhead_s)
+        if model.adapter_of:
+            price = min(model.load_s, model.memory_gb / costs.pcie_gb_s) if costs.dram_gb else model.load_s
         least[name] = min(price, known.get(name, price)) * (1 - costs.overlap) if model.width else 0.0
     return least

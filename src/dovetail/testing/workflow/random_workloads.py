@@ -59,9 +59,13 @@ def random_case(seed: int) -> RandomWorkload:
         model["gpus_required"] = _width(rng, pool)
         if rng.random() < 0.5:
             model["batch_curve"] = [1.0, 1.3, 1.5, 2.0][: rng.between(1, 4)]
+    extra = SeededRandom(-seed - 1)
+    _make_adapters(extra, config)
     gpus = _gpus(rng, config, pool)
     costs = _costs(rng, ":" in gpus and "memory_gb" in config["gpu_types"]["big"])
     rates = _rates(rng, config) if rng.random() < 0.15 else {}
+    if extra.random() < 0.3 and any("adapter_of" in model for model in config["models"].values()):
+        costs["adapter_slots"] = extra.between(2, 3)
     rough = rng.random() < 0.25
     return RandomWorkload(
         config=config,
@@ -93,6 +97,17 @@ def _width(rng: SeededRandom, pool: int) -> int:
     if drawn < 0.6:
         return pool + 1
     return rng.between(1, pool)
+
+
+def _make_adapters(rng: SeededRandom, config: RawSystem) -> None:
+    """A quarter of the cases: some models become adapters of one that is not."""
+    if rng.random() >= 0.25:
+        return
+    base, *others = sorted(config["models"], key=lambda _: rng.random())
+    for name in others[: rng.between(1, 4)]:
+        model = config["models"][name]
+        model |= {"adapter_of": base, "gpus_required": config["models"][base]["gpus_required"]}
+        model |= {"memory_gb": rng.choice((0.0, 0.5, 2.0)), "load_time_seconds": rng.choice((0.0, 0.25, 3.0))}
 
 
 def _gpus(rng: SeededRandom, config: RawSystem, pool: int) -> str:
@@ -132,7 +147,10 @@ def _rates(rng: SeededRandom, config: RawSystem) -> dict[str, Any]:
     rate = {"kind": model, "device": device, "rate": rng.choice((0.5, 3.0)), "width": rng.between(1, 3)}
     if rng.random() < 0.5:
         rate |= {"unit": "items/s", "width": 1}
-    return {"rates": [rate], "switches": [{"to": model, "seconds": float(rng.between(0, 3)), "device": device}]}
+    switch = {"to": model, "seconds": float(rng.between(0, 3)), "device": device}
+    if base := config["models"][model].get("adapter_of"):
+        switch["from"] = base
+    return {"rates": [rate], "switches": [switch]}
 
 
 def _row(rng: SeededRandom, config: RawSystem, i: int, rough: bool, rates: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dovetail.core.journal import Header
 from dovetail.core.rates import PREFILL
 from dovetail.workflow.check.tokens import tokens_of
 from dovetail.workflow.facts import WorkflowFacts
-from dovetail.workflow.inputs.costs import ModelCost
+from dovetail.workflow.inputs.costs import ModelCost, room_mib
 from dovetail.workflow.residents import Residents
 
 
@@ -78,8 +78,8 @@ class StartRules:
             self._check_run(members, who, model)
         for gpu in start.devices:
             memory = self._memories[gpu]
-            if memory is not None and memory < model.shard_mib:
-                found = f"{start.kind!r} needs {model.shard_mib} MiB, GPU {gpu} has {memory}"
+            if memory is not None and memory < (room := room_mib(self._facts.models, start.kind)):
+                found = f"{start.kind!r} needs {room} MiB, GPU {gpu} has {memory}"
                 self._faults.add("memory", who, found)
         self._check_setup(start, who)
 

@@ -39,7 +39,9 @@ class _SystemReader(SystemReader):
             if isinstance(data.get(key), dict):
                 data[key] = {name: _known(item, to) for name, item in data[key].items()}
         models: Any = data.get("models")
-        for model in models.values() if isinstance(models, dict) else ():
+        for name, model in models.items() if isinstance(models, dict) else ():
+            if isinstance(model, dict) and "adapter_of" in model:
+                raise self._doc.error(("models", name, "adapter_of"), "--compat gswarm knows no adapters")
             if isinstance(model, dict) and isinstance(base := model.get("base_model"), str) and base not in models:
                 del model["base_model"]
         return data

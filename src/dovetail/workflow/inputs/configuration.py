@@ -114,16 +114,11 @@ _AMOUNTS = (
 def _model(doc: Document, raw: Mapping[str, dict[str, Any]], name: str) -> Model:
     keys = ("models", name)
     merged: dict[str, Any] = {}
-    chain: list[str] = [name]
-    while isinstance(base := raw[chain[-1]].get("base_model"), str) and base in raw:
-        if base in chain:
-            raise doc.error((*keys, "base_model"), f"inherits from itself: {' -> '.join([*chain, base])}")
-        chain.append(base)
-    else:
-        if base is not None:
-            raise doc.error((*keys, "base_model"), f"{base!r} is not a model{did_you_mean(str(base), raw)}")
+    chain = _ancestors(doc, raw, name)
     for ancestor in reversed(chain):
         merged |= raw[ancestor]
+    if "adapter_of" in merged:
+        _settle_adapter(doc, raw, chain, merged)
     model = doc.convert(merged, Model, keys)
     for key in _AMOUNTS:
         number = getattr(model, key)
@@ -137,6 +132,35 @@ def _model(doc: Document, raw: Mapping[str, dict[str, Any]], name: str) -> Model
     if model.batch_curve and (model.batch_curve[0] != 1 or not all(0 < f <= MOST for f in model.batch_curve)):
         raise doc.error((*keys, "batch_curve"), "expected positive slow-downs of batches of 1, 2, ..., the first 1.0")
     return model
+
+
+def _ancestors(doc: Document, raw: Mapping[str, dict[str, Any]], name: str) -> list[str]:
+    """The model, and those that it inherits from."""
+    keys, chain = ("models", name, "base_model"), [name]
+    while isinstance(base := raw[chain[-1]].get("base_model"), str) and base in raw:
+        if base in chain:
+            raise doc.error(keys, f"inherits from itself: {' -> '.join([*chain, base])}")
+        chain.append(base)
+    if base is not None:
+        raise doc.error(keys, f"{base!r} is not a model{did_you_mean(str(base), raw)}")
+    return chain
+
+
+def _settle_adapter(doc: Document, raw: Mapping[str, dict[str, Any]], chain: list[str], merged: dict[str, Any]) -> None:
+    """An adapter is as wide as its base; memory and load are its own, whatever else it inherits."""
+    keys, base = ("models", chain[0]), merged["adapter_of"]
+    if not isinstance(base, str) or base not in raw:
+        raise doc.error((*keys, "adapter_of"), f"{base!r} is not a model{did_you_mean(str(base), raw)}")
+    if any("adapter_of" in raw[ancestor] for ancestor in _ancestors(doc, raw, base)):
+        raise doc.error((*keys, "adapter_of"), f"{base!r} is an adapter itself; expected the model that it adapts")
+    own = chain[: chain.index(base)] if base in chain else chain
+    for key in ("memory_gb", "load_time_seconds"):
+        if key in merged and not any(key in raw[ancestor] for ancestor in own):
+            raise doc.error(keys, f"{key} is missing; expected the adapter's own, without its base's")
+    width = _model(doc, raw, base).gpus_required
+    if merged.setdefault("gpus_required", width) != width:
+        found = f"expected {width} as {base!r} has, found {merged['gpus_required']}"
+        raise doc.error((*keys, "gpus_required"), found)
 
 
 def _costs(doc: Document, given: dict[str, Any], options: Mapping[str, Any]) -> CostRules:

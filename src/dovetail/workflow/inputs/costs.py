@@ -6,6 +6,7 @@ The default is the rule that workflow files are written for: one model per GPU, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Literal
 
@@ -16,18 +17,25 @@ MIB_PER_GB = 1024
 
 class ModelCost(Struct, frozen=True, omit_defaults=True):
     """What the cost rules need to know of a model. `batch_curve[k-1]` is the slow-down of a batch of k, `prefill_s`
-    how long it reads a token at speed 1."""
+    how long it reads a token at speed 1; memory and load of an adapter are its own, beside those of its base."""
 
     memory_gb: float
     load_s: float
     width: int = 1
     batch_curve: tuple[float, ...] = ()
     prefill_s: float = 0.0
+    adapter_of: str = ""
 
     @property
     def shard_mib(self) -> int:
         """Memory on each GPU of its window."""
         return -(-int(self.memory_gb * MIB_PER_GB) // max(self.width, 1))
+
+
+def room_mib(models: Mapping[str, ModelCost], name: str) -> int:
+    """Memory on each GPU of its window that a model needs there, an adapter with its base."""
+    model = models[name]
+    return model.shard_mib + (models[model.adapter_of].shard_mib if model.adapter_of else 0)
 
 
 class CostRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,6 +45,7 @@ class CostRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     overhead_s: float = 2.0
     window: Literal["slowest", "primary"] = "slowest"  # which GPU of a window sets the price of a switch
     resident: Literal["one", "memory"] = "one"  # how many models a GPU may hold
+    adapter_slots: int = 1  # adapters that stay with a base where a GPU holds one model
     overlap: float = 0.0  # share of loading that hides behind running, 0 to 1
     dram_gb: float = 0.0  # host memory that keeps models; 0: not modelled
     ssd_gb_s: float = 2.0  # how fast a model that host memory does not keep is read, at best
@@ -53,4 +62,6 @@ class CostRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
                 return f"{name}: expected a number >= 0, found {getattr(self, name)}"
         if not 0 <= self.overlap <= 1:
             return f"overlap: expected 0 to 1, found {self.overlap}"
+        if self.adapter_slots < 1:
+            return f"adapter_slots: expected 1 or more, found {self.adapter_slots}"
         return None

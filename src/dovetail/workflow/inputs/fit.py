@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from dovetail.core.errors import InputError
 from dovetail.core.resources import Pool
-from dovetail.workflow.inputs.costs import ModelCost
+from dovetail.workflow.inputs.costs import ModelCost, room_mib
 from dovetail.workflow.inputs.system import Node, System
 
 
@@ -31,17 +32,19 @@ def misfits(system: System, pool: Pool) -> list[tuple[str, Node, str]]:
     """The nodes of usable workflows that a pool has no room for, each with its workflow, and why."""
     usable = {name: workflow for name, workflow in system.workflows.items() if name not in system.faults}
     nodes = [(name, node) for name, workflow in usable.items() for node in workflow.nodes]
-    problems = {model: _misfit(system.models[model].cost, pool) for model in {node.model for _, node in nodes}}
+    models = system.model_costs
+    problems = {model: _misfit(models, model, pool) for model in {node.model for _, node in nodes}}
     return [(name, node, problem) for name, node in nodes if (problem := problems[node.model]) is not None]
 
 
-def _misfit(model: ModelCost, pool: Pool) -> str | None:
+def _misfit(models: Mapping[str, ModelCost], name: str, pool: Pool) -> str | None:
+    model, room = models[name], room_mib(models, name)
     if model.width > len(pool):
         return f"needs {model.width} GPUs, the pool has {len(pool)}"
     if model.width == 0:
         return None
     memory = [float("inf") if m is None else m for m in pool.memories]
     windows = pool.windows(model.width, aligned=False)
-    if not any(all(memory[gpu] >= model.shard_mib for gpu in window) for window in windows):
-        return f"needs {model.shard_mib} MiB on each of {model.width} neighbouring GPUs, and no {model.width} have that"
+    if not any(all(memory[gpu] >= room for gpu in window) for window in windows):
+        return f"needs {room} MiB on each of {model.width} neighbouring GPUs, and no {model.width} have that"
     return None

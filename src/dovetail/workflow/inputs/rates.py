@@ -90,6 +90,7 @@ class _Names:
     def __init__(self, system: System) -> None:
         self._models = _by_table({name: model.measured_as for name, model in system.models.items()})
         self._types = _by_table({"gpu": "", **dict.fromkeys(system.gpu_types, ""), **system.measured_as})
+        self._base = {name: model.adapter_of for name, model in system.models.items() if model.adapter_of}
         self.ignored: dict[str, None] = {}
 
     def rates(self, rate: Rate) -> list[Rate]:
@@ -100,7 +101,15 @@ class _Names:
         models, types = self._find("to", switch.to, self._models), self._find("device", switch.device, self._types)
         before = self._find("from", switch.previous, self._models)
         found = [replace(switch, to=model, device=device) for model in models for device in types]
-        return [replace(one, previous=previous) for one in found for previous in before]
+        return [one for to in found for other in before if self._is_paid(one := replace(to, previous=other))]
+
+    def _is_paid(self, switch: Switch) -> bool:
+        """Whether a run can ever pay for it: adapters change beside their base, and bases apart from that."""
+        base, before = self._base.get(switch.to), self._base.get(switch.previous)
+        if base == before or (base == switch.previous and before is None):
+            return True
+        self.ignored[f"switch from {switch.previous!r} to {switch.to!r} (adapters change beside their base)"] = None
+        return False
 
     def _find(self, key: str, name: str, known: Mapping[str, list[str]]) -> list[str]:
         if not name:  # any device, or an empty one

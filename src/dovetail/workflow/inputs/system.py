@@ -31,6 +31,7 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     inference_time_std: float | None = None
     type: str = "llm"
     base_model: str | None = None
+    adapter_of: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     batch_curve: tuple[float, ...] = ()
     measured_as: str = ""  # what rate tables call it, if not by its name
@@ -46,8 +47,14 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     @property
     def cost(self) -> ModelCost:
         reads = self.prefill_tokens_per_second
-        prefill_s = 1 / reads if reads else 0.0
-        return ModelCost(self.memory_gb, self.load_time_seconds, self.gpus_required, self.batch_curve, prefill_s)
+        return ModelCost(
+            self.memory_gb,
+            self.load_time_seconds,
+            self.gpus_required,
+            self.batch_curve,
+            prefill_s=1 / reads if reads else 0.0,
+            adapter_of=self.adapter_of,
+        )
 
 
 class Node(Struct, forbid_unknown_fields=True, omit_defaults=True):

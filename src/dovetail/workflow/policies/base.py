@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from dovetail.core.rates import PREFILL, RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib
 from dovetail.workflow.residents import Residents
 
 Window = tuple[int, ...]
@@ -211,6 +211,7 @@ class View:
         self._roomy: dict[tuple[str, bool], frozenset[Window]] = {}
         # whether two GPUs that hold the same model are as good as each other, but for how long they have been idle
         self.alike = len({*self._types}) == 1 and costs.resident == "one" and not costs.dram_gb
+        self.alike = self.alike and (costs.adapter_slots == 1 or not any(m.adapter_of for m in models.values()))
         self.limited = any(m is not None for m in pool.memories)
         self._heads: list[tuple[Any, int, Queue]] = []
         self._head_of: dict[str, tuple[Any, int, Queue]] = {}
@@ -236,7 +237,7 @@ class View:
         """The windows, free or not, whose GPUs have the memory that the model needs; if no aligned one has, any."""
         key = (model, aligned)
         if key not in self._roomy:
-            memories, shard = self.pool.memories, self.models[model].shard_mib
+            memories, shard = self.pool.memories, room_mib(self.models, model)
             self._roomy[key] = frozenset(
                 w
                 for w in self.pool.windows(self.models[model].width, aligned)
