@@ -266,6 +266,14 @@ def pause_what_has_ended(lines: list[Row]) -> None:
     lines.insert(lines.index(ends) + 1, ends | {"k": "paused", "why": "too late"})
 
 
+GROWN: Row = {"k": "grew", "job": "r1", "task": "text", "tasks": [], "edges": [["image", "text"]]}
+
+
+def grow_after_the_end(lines: list[Row]) -> None:
+    ends = find(lines, "finished", "r1", "text")
+    lines.insert(lines.index(ends) + 1, {**ends, **GROWN, "edges": []})
+
+
 def facts(**values: Any) -> Plant:
     return lambda lines: lines[0]["facts"].update(values)
 
@@ -292,6 +300,7 @@ JOURNAL: list[tuple[str, str, Plant]] = [
     ("arrival", "arrives twice", double("arrived", "r3")),
     ("arrival", "starts before it arrives", change("started", "r1", "text", job="r3", task="text")),
     ("task", "an unknown node", change("started", "r2", "save", task="load")),
+    ("growth", "nodes added by one that has ended", grow_after_the_end),
     ("order", "without its predecessor", together(drop("started", "r1", "text"), drop("finished", "r1", "text"))),
     ("twice", "runs twice", together(double("started", "r3", "text"), double("finished", "r3", "text"))),
     ("ready", "ready when it was not", change("started", "r1", "image", ready_s=13.0)),
@@ -527,6 +536,7 @@ LOG: list[tuple[str, str, Plant]] = [
     ("arrival", "a request without a row", lambda log: log["requests"].pop()),
     ("arrival", "a request with two rows", lambda log: log["requests"].append(log["requests"][0])),
     ("task", "an unknown node", row("r2", "save", node_id="load")),
+    ("growth", "an edge into a node that runs", lambda log: log.update(grown=[GROWN])),
     ("order", "before its predecessor ended", row("r2", "save", start_time=24.0, end_time=25.0, switch_start=24.0)),
     ("twice", "a doubled node", again("r3", "text")),
     ("closed", "a doubled node, later", again("r2", "save", start_time=40, end_time=41, switch_start=40)),

@@ -14,6 +14,7 @@ from dovetail.core.events import (
     Asked,
     Failed,
     Finished,
+    Grew,
     Measured,
     Observed,
     Settled,
@@ -21,9 +22,8 @@ from dovetail.core.events import (
     Woke,
 )
 
-ORDER: dict[type, int] = {
-    kind: place for place, kind in enumerate((Added, Finished, Failed, Settled, Measured, Observed, Woke, Arrived))
-}
+_KINDS = (Added, Grew, Finished, Failed, Settled, Measured, Observed, Woke, Arrived)
+ORDER: dict[type, int] = {kind: place for place, kind in enumerate(_KINDS)}
 ORDER[Asked] = ORDER[Arrived]  # who comes and who asks is heard in the order in which they spoke
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.resources import Device, DeviceType
-from dovetail.core.tasks import TaskGraphRecord
+from dovetail.core.tasks import Task, TaskGraphRecord
 
 
 class Event(Struct, frozen=True, gc=False, tag_field="k", omit_defaults=True):
@@ -35,6 +35,18 @@ class Arrived(Event, frozen=True, gc=False, tag="arrived"):
     weight: float = 1.0
     fault: str = ""
     facts: dict[str, Any] = {}
+
+
+class Grew(Event, frozen=True, gc=False, tag="grew"):
+    """The end of a task adds tasks to its job, with their sizes, and edges that lead to them or to tasks that are not
+    ready yet; `why` says what was decided. It is told in the same step as the task's `Finished`, and before it."""
+
+    job: str
+    task: str
+    tasks: tuple[Task, ...]
+    edges: tuple[tuple[str, str], ...] = ()
+    sizes: tuple[float, ...] = ()
+    why: str = ""
 
 
 class Finished(Event, frozen=True, gc=False, tag="finished"):
@@ -199,5 +211,5 @@ class WakeAt(Event, frozen=True, gc=False, tag="wake_at"):
 
 
 Change = Pause | Resume | Resize | Stop
-Stimulus = Arrived | Finished | Failed | Woke | Asked | Settled | Measured | Observed | Added
+Stimulus = Arrived | Grew | Finished | Failed | Woke | Asked | Settled | Measured | Observed | Added
 Instruction = Start | Change | Defer | Complete | Reject | Decided | WakeAt

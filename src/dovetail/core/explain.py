@@ -13,6 +13,7 @@ from dovetail.core.events import (
     Defer,
     Failed,
     Finished,
+    Grew,
     Pause,
     Reject,
     Resize,
@@ -21,7 +22,7 @@ from dovetail.core.events import (
     Stop,
 )
 from dovetail.core.journal import Ended, Header, Reader, Recorded
-from dovetail.core.tasks import TaskGraph, TaskGraphError
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphError
 
 _SHOWN = 10
 _TURNS: dict[type, str] = {
@@ -59,7 +60,8 @@ class Explanation(Struct, kw_only=True):
     `holders` ran when it became ready, `overtakers` became ready later and started earlier; `fragmented` says that
     enough devices were free then, but not side by side. `never_why` tells why it could never become ready, `cut_s`
     where an interrupted journal leaves it unfinished. `turns` are the reasons it was given to wait, and the changes it
-    met while it ran; `widths` tells how many devices a malleable task can have.
+    met while it ran; `widths` tells how many devices a malleable task can have; `added_by` is the task whose end added
+    it, if it was not there from the start.
     """
 
     job: str
@@ -88,6 +90,8 @@ class Explanation(Struct, kw_only=True):
     overtaken_by: int = 0
     turns: list[Turn] = []
     widths: str = ""
+    added_by: str = ""
+    added_why: str = ""
 
 
 def explain(journal: Reader, job: str, task: str | None = None) -> list[Explanation]:
@@ -161,14 +165,17 @@ class _Witness:
             self._give_up()
         elif isinstance(event, Pause | Resume | Resize | Stop | Defer):
             self._turn(t, event)
-        elif isinstance(event, Added):
+        elif isinstance(event, Added | Grew):
             self._add(t, event)
         elif isinstance(event, Ended):
             self._ended = True
         self._done = isinstance(event, Complete) and event.job == self._job
         return self._done
 
-    def _add(self, t: float, event: Added) -> None:
+    def _add(self, t: float, event: Added | Grew) -> None:
+        if isinstance(event, Grew):
+            self._grow(t, event)
+            return
         self._pool = self._pool.joined(event.devices, event.types)
         try:
             self._graphs |= {record.name: record.build() for record in event.graphs}
@@ -197,13 +204,36 @@ class _Witness:
             self._waits[self._next] = _Wait(t)
             return
         for i, own in enumerate(graph.tasks):
-            story = self._new(own.name, own.kind, own.width)
-            story.widths = "" if own.needs == str(own.width) else own.needs
+            story = self._new_of(own)
             story.after = [graph.tasks[j].name for j in graph.after[i]]
             story.never_why = graph.never.get(i, "")
         self._left = [len(after) for after in graph.after]
         for i in graph.roots:
             self._waits[graph.tasks[i].name] = _Wait(t)
+
+    def _grow(self, t: float, event: Grew) -> None:
+        if event.job != self._job or self.graph is None:
+            return
+        try:
+            graph = self.graph = self.graph.grown(event.tasks, event.edges)
+        except TaskGraphError as error:
+            raise InputError(f"what was added to {self._job} at {t} s is no graph: {error}") from None
+        for own in event.tasks:
+            story = self._new_of(own)
+            story.added_by, story.added_why = event.task, event.why
+        done = {name for name, story in self._stories.items() if story.finished_s is not None}
+        names = [task.name for task in graph.tasks]
+        self._left += [0] * len(event.tasks)
+        for i in {graph.index[name] for name in (*(own.name for own in event.tasks), *(to for _, to in event.edges))}:
+            self._stories[names[i]].after = [names[j] for j in graph.after[i]]
+            self._left[i] = sum(names[j] not in done for j in graph.after[i])
+            if not self._left[i]:
+                self._waits[names[i]] = _Wait(t)
+
+    def _new_of(self, own: Task) -> Explanation:
+        story = self._new(own.name, own.kind, own.width)
+        story.widths = "" if own.needs == str(own.width) else own.needs
+        return story
 
     def _new(self, task: str, kind: str, width: int) -> Explanation:
         story = self._stories[task] = Explanation(
@@ -305,6 +335,8 @@ def sentences(story: Explanation) -> list[str]:
     cut = "" if story.cut_s is None else f"The journal breaks off at {story.cut_s:.2f} s, before it "
     wide = f"{story.widths} devices" if story.widths else _many(story.width, "device")
     lines = [f"{story.job}/{story.task} needs {story.kind} on {wide}; its job arrived at {story.arrived_s:.2f} s."]
+    if story.added_by:
+        lines.append(f"It was added when {story.added_by} ended{': ' if story.added_why else ''}{story.added_why}.")
     if story.rejected_why:
         lines.append(f"Its job was rejected: {story.rejected_why}.")
     if story.ready_s is None:

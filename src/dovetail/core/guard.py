@@ -15,6 +15,7 @@ from dovetail.core.events import (
     Defer,
     Failed,
     Finished,
+    Grew,
     Instruction,
     Pause,
     Reject,
@@ -26,7 +27,7 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.resources import Ledger, Pool
-from dovetail.core.tasks import TaskGraph
+from dovetail.core.tasks import TaskGraph, TaskGraphError
 
 
 class _Open:
@@ -46,6 +47,34 @@ class _Open:
 
 _IDLE, _RUNNING, _DONE = 0, 1, 2
 _NOTHING = TaskGraph("", (), ())
+
+
+def _extend(opened: _Open, event: Grew, now: float) -> str | None:
+    """Add tasks and edges to what is known of a job, or say why that cannot be."""
+    old, state = opened.graph, opened.state
+    if len(event.sizes) != len(event.tasks):
+        return f"found {len(event.sizes)} sizes, expected one for each of the {len(event.tasks)} tasks"
+    if not all(0 <= size < inf for size in event.sizes):
+        return f"found sizes {list(event.sizes)}, expected seconds"
+    if any(task.width < 0 for task in event.tasks):
+        return "a task has a negative width"
+    try:
+        graph = old.grown(event.tasks, event.edges)
+    except TaskGraphError as error:
+        return str(error)
+    for source, target in event.edges:
+        i = old.index.get(target)
+        if i is not None and (state[i] != _IDLE or not opened.waiting[i]):
+            return f"{source} -> {target}: {target} is ready or has started"
+    added = len(event.tasks)
+    opened.graph = graph
+    opened.left += added
+    state.extend(bytes(added))
+    opened.ready += [now] * added
+    opened.waiting += [0] * added
+    for i in {graph.index[target] for _, target in event.edges}:
+        opened.waiting[i] = sum(state[j] != _DONE for j in graph.after[i])
+    return None
 
 
 class Guard:
@@ -97,6 +126,8 @@ class Guard:
                 opened.ready[j] = now
         elif type(stimulus) is Arrived:
             self._arrive(stimulus, now)
+        elif type(stimulus) is Grew:
+            self._grow(stimulus, now)
         elif type(stimulus) is Added:
             self._ledger.extend(len(stimulus.devices))
             self._graphs = {**self._graphs, **{record.name: record.build() for record in stimulus.graphs}}
@@ -125,6 +156,17 @@ class Guard:
         if problem:
             raise InputError(f"[{now:.2f}s] arrival of {job.job} refused: {problem}")
         self._open[job.job] = _Open(graph, job.fault, now)
+
+    def _grow(self, event: Grew, now: float) -> None:
+        """The end of a task adds others to its job; of one that was rejected while it ran, that is of no account."""
+        key, opened = (event.job, event.task), self._open.get(event.job)
+        problem = None
+        if key not in self._held and key not in self._paused:
+            problem = f"{event.task} does not run"
+        elif opened is not None:
+            problem = _extend(opened, event, now)
+        if problem is not None:
+            raise InputError(f"[{now:.2f}s] growth of {event.job} at the end of {event.task} refused: {problem}")
 
     def _release(self, key: tuple[str, str]) -> None:
         devices = self._held.pop(key, None)

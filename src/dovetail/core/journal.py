@@ -23,6 +23,7 @@ from dovetail.core.events import (
     Event,
     Failed,
     Finished,
+    Grew,
     Instruction,
     Pause,
     Resize,
@@ -433,7 +434,7 @@ def _ends_first(instant: list[Entry]) -> list[Entry]:
         event = entry.event
         if isinstance(event, Added):
             return 0
-        if isinstance(event, Finished | Failed | Pause) and (event.job, event.task) not in begun:
+        if isinstance(event, Finished | Failed | Grew | Pause) and (event.job, event.task) not in begun:
             return 0
         return 1 if getattr(event, "job", None) in brief else 2
 

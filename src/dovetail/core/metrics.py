@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Pause, Reject, Resize, Resume, Start
+from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Grew, Pause, Reject, Resize, Resume, Start
 from dovetail.core.resources import Pool
 
 
@@ -66,6 +66,7 @@ class Figures(Struct, frozen=True):
     pauses: int = 0
     resizes: int = 0
     paused_s: float = 0.0
+    grown: int = 0  # tasks that the ends of others added
 
     @property
     def device_s(self) -> float:
@@ -122,6 +123,7 @@ class Metrics:
         self._executions: list[int] = []
         self._extend(len(pool))
         self._kinds: dict[str, int] = {}
+        self._grown = 0
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
@@ -143,6 +145,8 @@ class Metrics:
                 self._arrived.pop(event.job, None)
             elif kind is Pause or kind is Resume or kind is Resize:
                 self._change(t, event)
+            elif kind is Grew:
+                self._grown += len(event.tasks)
             elif kind is Added:
                 self._extend(len(event.devices))
 
@@ -249,4 +253,5 @@ class Metrics:
             pauses=self._pauses,
             resizes=self._resizes,
             paused_s=self._paused_s,
+            grown=self._grown,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
@@ -52,7 +53,21 @@ class TaskGraph:
     7.0
     """
 
-    __slots__ = ("after", "before", "index", "name", "never", "roots", "tasks", "topological", "waits", "widths")
+    __slots__ = (
+        "__weakref__",
+        "_grown",
+        "_grown_from",
+        "after",
+        "before",
+        "index",
+        "name",
+        "never",
+        "roots",
+        "tasks",
+        "topological",
+        "waits",
+        "widths",
+    )
 
     def __init__(
         self,
@@ -80,6 +95,27 @@ class TaskGraph:
         self.never = {self._find(task): why for task, why in (never or {}).items()}
         self.roots = tuple(i for i, a in enumerate(self.after) if not a and i not in self.never)
         self.topological = self._sort()
+        self._grown: WeakValueDictionary[object, TaskGraph] | None = None
+        self._grown_from: TaskGraph | None = None  # kept alive, so that jobs that grow alike meet there
+
+    def grown(self, tasks: Sequence[Task], edges: Sequence[tuple[str, str]]) -> TaskGraph:
+        """This graph with more tasks and edges; its own tasks keep their places. Jobs that grow alike share the graph.
+
+        >>> graph = TaskGraph("loop", [Task("a", "llm"), Task("end", "llm")], [("a", "end")])
+        >>> more = graph.grown([Task("a#2", "llm")], [("a", "a#2"), ("a#2", "end")])
+        >>> more.after, more is graph.grown([Task("a#2", "llm")], [("a", "a#2"), ("a#2", "end")])
+        (((), (0, 2), (0,)), True)
+        """
+        if self._grown is None:
+            self._grown = WeakValueDictionary()
+        key = (tuple(tasks), tuple(edges))
+        found = self._grown.get(key)
+        if found is None:
+            old = TaskGraphRecord.of(self)
+            found = TaskGraph(self.name, (*self.tasks, *tasks), (*old.edges, *edges), old.never)
+            found._grown_from = self
+            self._grown[key] = found
+        return found
 
     def _find(self, task: str) -> int:
         if task not in self.index:

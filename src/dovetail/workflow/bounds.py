@@ -22,7 +22,7 @@ exact up to floating-point rounding; compare with a relative tolerance.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import compress
 from typing import Any
@@ -32,7 +32,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reject, Start
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
@@ -43,6 +43,7 @@ Floats = NDArray[np.float64]
 
 _CHUNK = 1 << 16  # requests handled at once
 _GRID = 32  # thresholds of heads, and of tails: so many lowest, so many highest, so many between
+_SHAPES = 1024  # graphs of requests that grew
 _WINDOWS = 9  # arrival instants between which responses are bounded
 
 
@@ -94,9 +95,11 @@ class BoundsAccumulator:
         self._speeds = sorted(pool.speeds, reverse=True)
         self._setup_min = setup_min
         self._gain = batch_gain
-        self._stores = [_Store(i, graph, self._speeds, setup_min) for i, graph in enumerate(graphs.values())]
+        self._stores = [_Store(graph, self._speeds, setup_min) for graph in graphs.values()]
         self._by_name = dict(zip(graphs, self._stores, strict=True))
-        self._open: dict[str, int] = {}
+        self._by_shape: dict[object, _Store] = {}  # of requests that grew
+        self._grown: dict[str, tuple[TaskGraph, float, tuple[float, ...]]] = {}  # what they have become
+        self._open: dict[str, tuple[_Store, int]] = {}
         self._first_s = float("inf")
         self._failures = False
 
@@ -117,31 +120,58 @@ class BoundsAccumulator:
             elif kind is Complete:
                 place = self._open.pop(event.job, None)
                 if place is not None:
-                    row, number = divmod(place, len(self._stores))
-                    self._stores[number].counts[row] = 1
+                    self._count(event.job, *place)
             elif kind is Reject:
                 self._reject(event.job)
+            elif kind is Grew:
+                self._grow(event)
             elif kind is Failed:
                 self._failures = True
 
     def _reject(self, request: str) -> None:
         """A request that was waiting for what never comes has run all that it could, unless something failed."""
         place = self._open.pop(request, None)
+        self._grown.pop(request, None)
         if place is not None and not self._failures:
-            row, number = divmod(place, len(self._stores))
-            self._stores[number].counts[row] = self._stores[number].partly
+            store, row = place
+            store.counts[row] = store.partly
 
-    def _keep(self, arrival_s: float, request: Arrived, counts: int) -> int:
+    def _grow(self, event: Grew) -> None:
+        """What a request has become when it is complete counts: no schedule of that was shorter."""
+        if event.job not in self._open:
+            return
+        if self._setup_min and any(task.kind not in self._setup_min for task in event.tasks):
+            self.void = "a request was given nodes of a model that its workflow did not announce"
+        store, row = self._open[event.job]
+        first = row * store.nodes, (row + 1) * store.nodes
+        known = store.graph, store.arrivals[row], tuple(store.sizes[slice(*first)])
+        graph, arrival_s, sizes = self._grown.get(event.job, known)
+        self._grown[event.job] = graph.grown(event.tasks, event.edges), arrival_s, (*sizes, *event.sizes)
+
+    def _count(self, request: str, store: _Store, row: int) -> None:
+        """A request is complete."""
+        grown = self._grown.pop(request, None)
+        if grown is not None:
+            graph, arrival_s, sizes = grown
+            shape = graph.after, tuple((task.kind, task.width) for task in graph.tasks)
+            known = self._by_shape.get(shape)
+            if known is not None or len(self._by_shape) < _SHAPES:
+                if known is None:
+                    known = self._by_shape[shape] = _Store(graph, self._speeds, self._setup_min)
+                    self._stores.append(known)
+                known.add(arrival_s, sizes, 1)
+                return  # beyond so many shapes a request counts as it came, which is less
+        store.counts[row] = 1
+
+    def _keep(self, arrival_s: float, request: Arrived, counts: int) -> tuple[_Store, int]:
         store = self._by_name[request.of]
         sizes = request.sizes
         if len(sizes) != store.nodes:
             raise ValueError(f"{request.job} has {len(sizes)} sizes, but {request.of} has {store.nodes} nodes")
         if arrival_s < self._first_s:
             self._first_s = arrival_s
-        store.arrivals.append(arrival_s)
-        store.sizes.extend(sizes)
-        store.counts.append(counts)
-        return (len(store.counts) - 1) * len(self._stores) + store.number
+        store.add(arrival_s, sizes, counts)
+        return store, len(store.counts) - 1
 
     def result(self) -> Bounds:
         """The bounds for the requests counted so far; zeros if there are none."""
@@ -194,10 +224,12 @@ def bounds_for(
     costs: CostRules,
     rates: RateTable,
     free_setups: bool = False,
+    later: Iterable[str] = (),
 ) -> BoundsAccumulator:
     """Bounds under rules of price: rates may be faster than the GPUs' own speeds, batches save GPU time.
 
-    Noise makes some run times shorter than those that the bounds count on, so under noise there are none.
+    Noise makes some run times shorter than those that the bounds count on, so under noise there are none. `later` are
+    the models of nodes that requests may be given while they run.
     """
     fastest = {
         name: replace(kind, speed=max([kind.speed, *[r.rate for r in rates.rates.values() if r.device == name]]))
@@ -208,7 +240,7 @@ def bounds_for(
     void = "run times are not exact" if costs.noise else ""
     if any(factor < 1 for curve in curves for factor in curve):
         void = "a batch is faster than a single node"
-    used = {node.kind for graph in graphs.values() for node in graph.tasks}
+    used = {*later, *(node.kind for graph in graphs.values() for node in graph.tasks)}
     used |= {models[name].adapter_of for name in used if name in models}
     least = {} if free_setups else least_setup({m: c for m, c in models.items() if m in used}, costs, rates)
     return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gain, void)
@@ -217,10 +249,9 @@ def bounds_for(
 class _Store:
     """The requests of one graph: arrivals, sizes row after row, and which rows count."""
 
-    __slots__ = ("arrivals", "counts", "graph", "nodes", "number", "partly", "runs", "setups", "sizes", "speeds")
+    __slots__ = ("arrivals", "counts", "graph", "nodes", "partly", "runs", "setups", "sizes", "speeds")
 
-    def __init__(self, number: int, graph: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
-        self.number = number
+    def __init__(self, graph: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
         self.graph = graph
         self.nodes = len(graph.tasks)
         stuck = set(graph.never)
@@ -240,6 +271,11 @@ class _Store:
     @property
     def completes(self) -> bool:
         return all(self.runs)
+
+    def add(self, arrival_s: float, sizes: Sequence[float], counts: int) -> None:
+        self.arrivals.append(arrival_s)
+        self.sizes.extend(sizes)
+        self.counts.append(counts)
 
     def chunks(self) -> Iterator[tuple[Floats, Floats]]:
         """Arrivals of the requests that count, and their sizes with one row per node."""

@@ -52,7 +52,8 @@ def metrics_block(
     rule, response = "=" * 60, figures.response_s
     lines = ["", rule, "EXECUTION METRICS", rule]
     lines.append(f"Total execution time (makespan): {figures.makespan_s:.2f} seconds")
-    lines.append(f"Total nodes executed: {figures.tasks}")
+    added = f" ({figures.grown} added while requests ran)" if figures.grown else ""
+    lines.append(f"Total nodes executed: {figures.tasks}{added}")
     lines.append(f"Simulation mode: {'true (models were called)' if simulate else 'false (no model was called)'}")
     counts = f"{figures.completed} completed, {figures.rejected} rejected"
     lines += ["", f"Requests: {counts}" + (f", {skipped} skipped" if skipped else "")]
@@ -103,6 +104,7 @@ def summary(header: Header, figures: Figures, bounds: Bounds, skipped: int = 0) 
         "mode": header.mode,
         "gpus": len(header.pool),
         **recount(figures),
+        **({"grown": figures.grown} if figures.grown else {}),
         "skipped": skipped,
         "switch_overhead": switch_overhead(figures),
         "bound_makespan_s": None if bounds.void else bounds.makespan_s,

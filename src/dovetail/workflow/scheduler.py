@@ -13,6 +13,7 @@ from dovetail.core.events import (
     Complete,
     Failed,
     Finished,
+    Grew,
     Instruction,
     Reject,
     Start,
@@ -54,6 +55,8 @@ class WorkflowScheduler:
                 self._finished(stimulus, now, out)
             elif type(stimulus) is Arrived:
                 self._arrived(stimulus, now, out)
+            elif type(stimulus) is Grew:
+                self._grew(stimulus, now, out)
             elif type(stimulus) is Failed:
                 self._failed(stimulus, now, out)
         self._decide(now, out)
@@ -108,6 +111,24 @@ class WorkflowScheduler:
             waiting[j] -= 1
             if not waiting[j] and j not in never and request.open:
                 self._ready(ReadyNode(request, j, now, next(self._seq)), now, out)
+
+    def _grew(self, event: Grew, now: float, out: list[Instruction]) -> None:
+        """The end of a node, which is told next, adds nodes to its request."""
+        request = self._requests.get(event.job)
+        if request is None:  # rejected while this node ran
+            return
+        first, graph = len(request.graph.tasks), request.graph.grown(event.tasks, event.edges)
+        request.grow(graph, event.sizes)
+        for i in {graph.index[target] for _, target in event.edges}:
+            request.waiting[i] = sum(not self._is_done(request, j) for j in graph.after[i])
+        for task, size in zip(event.tasks, event.sizes, strict=True):
+            self.view.demand[task.kind] += size * task.width
+        for i in range(first, len(graph.tasks)):
+            if not request.waiting[i] and request.open:
+                self._ready(ReadyNode(request, i, now, next(self._seq)), now, out)
+
+    def _is_done(self, request: OpenRequest, i: int) -> bool:
+        return bool(request.started >> i & 1) and (request.id, request.graph.tasks[i].name) not in self._running
 
     def _failed(self, event: Failed, now: float, out: list[Instruction]) -> None:
         node, window = self._running.pop((event.job, event.task))

@@ -22,6 +22,7 @@ CODES = {
     "graph": "a job of an unknown graph, or with sizes that do not match it",
     "arrival": "a job that arrives twice, or of which something happens before it arrives",
     "task": "a task that its graph does not have",
+    "growth": "tasks added by one that does not run or does not end then, or that cannot be added so",
     "order": "a task started before a predecessor finished, or one that can never be ready",
     "twice": "a task run again although it had not failed",
     "ready": "a wrong instant at which a task became ready",

@@ -15,6 +15,7 @@ from dovetail.core.events import (
     Complete,
     Failed,
     Finished,
+    Grew,
     Pause,
     Reject,
     Resize,
@@ -54,13 +55,14 @@ class _Job:
 class _Run(Holder):
     """A task that was started. `sound` tells whether followers were told of it."""
 
-    __slots__ = ("index", "job", "run_s", "since", "sound", "state")
+    __slots__ = ("grew_s", "index", "job", "run_s", "since", "sound", "state")
 
     def __init__(self, t: float, start: Start, job: _Job | None, index: int | None) -> None:
         super().__init__(t, start)
         self.job = job
         self.index = index
         self.sound = False
+        self.grew_s: float | None = None  # when its end was said to add tasks
         self.state: type[Change] | None = None  # the last change, if it was a pause or a stop
         self.since, self.run_s = t + start.setup_s, start.run_s  # when it last changed, and how long from then
 
@@ -90,6 +92,7 @@ class JobRules:
             Resize: self._changed,
             Stop: self._changed,
             Added: self._added,
+            Grew: self._grew,
             WakeAt: self._wake_at,
         }
 
@@ -101,7 +104,7 @@ class JobRules:
 
     def is_early(self, event: Any) -> bool:
         """Whether something is not possible yet, but may be when something else has happened."""
-        about = (event.job, event.task) if isinstance(event, Start | Finished | Failed) else None
+        about = (event.job, event.task) if isinstance(event, Start | Finished | Failed | Grew) else None
         if isinstance(event, Start):
             opened = self.open.get(event.job)
             if opened is None:
@@ -109,7 +112,7 @@ class JobRules:
             index = opened.graph.index.get(event.task)
             waits = opened.running if opened.loose else 0 if index is None else opened.waiting[index]
             return about in self.running or waits > 0
-        if isinstance(event, Finished | Failed):
+        if isinstance(event, Finished | Failed | Grew):
             return about not in self.running
         if isinstance(event, Complete):
             opened = self.open.get(event.job)
@@ -255,6 +258,9 @@ class JobRules:
             del self.running[key]
         self.holders.release(t, run)
         self._check_duration(t, run, who, good)
+        if run.grew_s is not None and not (good and self._allowance.close(t, run.grew_s)):
+            ended = f"{'finished' if good else 'failed'} at {t} s"
+            self.faults.add("growth", who, f"{ended}, but its end was said to add tasks at {run.grew_s} s")
         job, i = run.job, run.index
         if job is not None:
             job.running -= 1
@@ -271,6 +277,41 @@ class JobRules:
             else:
                 job.ready[i] = t
         return run.sound
+
+    def _grew(self, t: float, event: Grew) -> bool:
+        """Tasks that the end of another adds: whether followers can make sense of them."""
+        who, add = f"{event.job}/{event.task}", self.faults.add
+        runs, job = self.running.get((event.job, event.task)), self.open.get(event.job)
+        if not runs:
+            add("growth", who, "adds tasks, but it does not run")
+            return False
+        runs[0].grew_s = t
+        if job is None:
+            return False  # rejected while it ran
+        if job.loose:
+            add("growth", who, "adds tasks, but its job has no graph")
+            return False
+        if len(event.sizes) != len(event.tasks):
+            add("growth", who, f"found {len(event.sizes)} sizes, expected one for each of {len(event.tasks)} tasks")
+            return False
+        if not all(0 <= size < inf for size in event.sizes) or any(task.width < 0 for task in event.tasks):
+            add("number", who, "adds tasks with a negative width, or sizes that are no seconds")
+            return False
+        try:
+            graph = job.graph.grown(event.tasks, event.edges)
+        except TaskGraphError as error:
+            add("growth", who, f"adds what is no graph: {error}")
+            return False
+        for source, target in event.edges:
+            i = graph.index[target]
+            if i < len(job.state) and (job.state[i] != _IDLE or not job.waiting[i]):
+                add("growth", who, f"adds {source} -> {target}, but {target} is ready or has started")
+                return False
+        job.graph, job.left = graph, job.left + len(event.tasks)
+        job.state += bytes(len(event.tasks))
+        job.ready += [t] * len(event.tasks)
+        job.waiting = [sum(job.state[j] != _DONE for j in after) for after in graph.after]
+        return True
 
     def _why_not(self, event: Change) -> str | None:
         """Why a task cannot be changed so."""

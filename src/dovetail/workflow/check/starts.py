@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail.core.events import Arrived, Complete, Failed, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Grew, Reject, Start
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.rates import PREFILL
+from dovetail.core.tasks import Task
 from dovetail.workflow.check.tokens import tokens_of
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import ModelCost, room_mib
@@ -29,15 +30,10 @@ class StartRules:
         self.priced = True  # off where a log does not say what a switch took
         self.names_replaced = True  # off where a log does not say what was replaced
         self._arrived: dict[str, Arrived] = {}
+        self._added: dict[str, dict[str, float]] = {}  # sizes of nodes that requests got while they ran
         self._failed: dict[tuple[str, str], int] = {}
         for graph in self._graphs.values():
-            for node in graph.tasks:
-                model = facts.models.get(node.kind)
-                if model is None:
-                    faults.add("model", f"{graph.name}/{node.name}", f"found {node.kind!r}, which is not described")
-                elif model.width != node.width:
-                    found = f"found {node.width} GPUs, expected {model.width} for {node.kind!r}"
-                    faults.add("model", f"{graph.name}/{node.name}", found)
+            self._check_models(graph.name, graph.tasks)
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         batches: dict[int, list[Start]] = {}
@@ -54,9 +50,23 @@ class StartRules:
                 self._arrived[event.job] = event
             elif kind is Complete or kind is Reject:
                 self._arrived.pop(event.job, None)
+                self._added.pop(event.job, None)
+            elif kind is Grew:
+                self._check_models(event.job, event.tasks)
+                sizes = {task.name: size for task, size in zip(event.tasks, event.sizes, strict=True)}
+                self._added.setdefault(event.job, {}).update(sizes)
             elif kind is Failed:
                 key = (event.job, event.task)
                 self._failed[key] = self._failed.get(key, 0) + 1
+
+    def _check_models(self, who: str, nodes: Iterable[Task]) -> None:
+        for node in nodes:
+            model = self._facts.models.get(node.kind)
+            if model is None:
+                self._faults.add("model", f"{who}/{node.name}", f"found {node.kind!r}, which is not described")
+            elif model.width != node.width:
+                found = f"found {node.width} GPUs, expected {model.width} for {node.kind!r}"
+                self._faults.add("model", f"{who}/{node.name}", found)
 
     def _check(self, members: Sequence[Start]) -> None:
         start = members[0]
@@ -113,7 +123,7 @@ class StartRules:
         if arrived is None or graph is None or len(arrived.sizes) != len(graph.tasks):
             return None
         i = graph.index.get(start.task)
-        return None if i is None else arrived.sizes[i]
+        return self._added.get(start.job, {}).get(start.task) if i is None else arrived.sizes[i]
 
     def _speed(self, start: Start) -> float:
         rate, width = self._rates.rate, len(start.devices)

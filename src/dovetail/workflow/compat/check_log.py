@@ -81,7 +81,7 @@ def _check_ours(path: Path, log: LoggedRun, faults: Findings, config: Path | Non
             faults.at(two.n, two.t)
             found = f"found decision {two.decision} at {two.t} s after {one.decision} at {one.t} s"
             faults.add("row", f"{two.start.job}/{two.start.task}", found)
-    figures, bounds = run.follow(events_of(spans, arrivals, closings))
+    figures, bounds = run.follow(events_of(spans, arrivals, closings, log.grown))
     rejected = sorted(event.job for _, event in closings if isinstance(event, Reject))
     if rejected != sorted(row.get("request_id", "") for row in log.rejected_requests):
         faults.add("row", "rejected_requests", f"found {len(log.rejected_requests)}, expected {len(rejected)} of these")

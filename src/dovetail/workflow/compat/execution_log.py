@@ -12,7 +12,7 @@ from typing import IO, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reject, Start
 from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures
 from dovetail.core.output import written_whole
@@ -142,6 +142,7 @@ class ExecutionLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._spools = {name: _Spool(path.parent) for name in ("executions", "requests", "rejected_requests")}
         self._failures: list[ExecutionRow] = []
+        self._grown: list[Grew] = []
         self._open: dict[str, tuple[float, Arrived]] = {}
         self._running: dict[tuple[str, str], _Running] = {}
         self._started: list[tuple[float, int, _Running]] = []
@@ -170,6 +171,8 @@ class ExecutionLog:
                 self._closed(t, event.job, None)
             elif kind is Reject:
                 self._closed(t, event.job, event.why)
+            elif kind is Grew:
+                self._grown.append(event)
         self._emit(t)
 
     def _ended(self, t: float, event: Finished | Failed) -> None:
@@ -246,6 +249,7 @@ class ExecutionLog:
             "compat": facts.pop("compat", False),
             "facts": facts,
             "graphs": header.graphs,
+            **({"grown": self._grown} if self._grown else {}),
         }
         self._emit(float("inf"))
         with written_whole(self._path) as file:

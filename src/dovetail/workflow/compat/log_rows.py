@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reject, Start
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Ended
 from dovetail.core.resources import Pool
@@ -33,6 +33,7 @@ class LoggedRun(Struct):
     compat: bool = False
     facts: dict[str, Any] = {}
     graphs: tuple[TaskGraphRecord, ...] = ()
+    grown: list[Grew] = []
     requests: list[RequestRow] = []
     failures: list[ExecutionRow] = []
     rejected_requests: list[dict[str, str]] = []
@@ -54,9 +55,11 @@ def events_of(
     spans: Sequence[LogSpan],
     arrivals: Sequence[tuple[float, Arrived]],
     closings: Sequence[tuple[float, Complete | Reject]],
+    grown: Sequence[Grew] = (),
 ) -> Steps:
     """The events of a log in an order in which they can have happened: at one instant ends come before starts."""
     entries: list[tuple[float, int, int, int]] = []
+    added = {(event.job, event.task): event for event in grown}
     batches: dict[tuple[int, float], list[Start]] = {}
     for i, span in enumerate(spans):
         batch = (span.start.batch, span.t)
@@ -82,11 +85,14 @@ def events_of(
         else:
             span = spans[i]
             start = span.start
-            done = Failed(start.job, start.task, span.failed) if span.failed else Finished(start.job, start.task)
+            ends: list[Any] = [Failed(start.job, start.task, span.failed)]
+            if not span.failed:
+                growth = added.get((start.job, start.task))
+                ends = [*([growth] if growth is not None else []), Finished(start.job, start.task)]
             if kind == 3:
                 yield span.n, t, list(batches.get((start.batch, t), [start]))
             else:
-                yield span.n, t, [start, done] if kind == 2 else [done]
+                yield span.n, t, [start, *ends] if kind == 2 else ends
     yield 0, last, [Ended()]
 
 

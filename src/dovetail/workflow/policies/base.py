@@ -64,6 +64,16 @@ class OpenRequest:
         self.gpu_s_left: float = sum(map(mul, sizes, graph.widths))
         self.tails: list[float] | None = None
 
+    def grow(self, graph: TaskGraph, sizes: Sequence[float]) -> None:
+        """Its graph has more nodes now; which of them wait, the scheduler knows."""
+        added = len(sizes)
+        self.graph = graph
+        self.sizes = (*self.sizes, *sizes)
+        self.left += added
+        self.waiting += [0] * added
+        self.gpu_s_left += sum(map(mul, sizes, graph.widths[-added:])) if added else 0.0
+        self.tails = None
+
     def close(self) -> None:
         """It is completed or rejected. Leaves no circle of references behind."""
         self.open = False
