@@ -86,8 +86,9 @@ def ready(view: View) -> list[ReadyNode]:
 
 def free_windows(view: View, model: str, aligned: bool) -> list[Window]:
     """By hand: neighbours that are free and have room, aligned ones if any has room."""
-    width, shard = view.models[model].width, view.models[model].shard_mib
-    memories = view.pool.memories
+    width, memories = view.models[model].width, view.pool.memories
+    parts = [model, *([view.models[model].adapter_of] if view.models[model].adapter_of else [])]
+    shard = sum(view.models[part].shard_mib for part in parts)
 
     def has_room(window: Window) -> bool:
         return all((memory := memories[gpu]) is None or memory >= shard for gpu in window)
