@@ -35,12 +35,11 @@ from dovetail.core.parallel import run_all
 
 TRACES = Path(os.environ.get("DOVETAIL_TRACES", Path(__file__).parents[1] / "../shared/traces")).resolve() / "gavel"
 MEASURED = TRACES / "simulation_throughputs.json"
-PAPER = Scenario(cluster="36:36:36", throughputs=MEASURED, window=(4000, 5000), float32_pairs=True)
+PAPER = Scenario(cluster="36:36:36", throughputs=MEASURED, window=(4000, 5000))
 TRACE = Scenario(
     cluster="8:16:24",
     throughputs=MEASURED,
     trace=TRACES / "physical_cluster/max_min_fairness.trace",
-    float32_pairs=True,
 )
 SPEED = {  # scenario, policy, CPU seconds recorded
     "36:36:36, 4 jobs/h, window 4000 to 4999": (PAPER, 900.0, "max_min_fairness_perf", 131.4),

@@ -89,7 +89,6 @@ def scenario_of(command: str) -> tuple[str, Scenario]:
         window=window,
         deadlines=given.assign_SLOs,
         seed=given.seed,
-        float32_pairs=True,
     )
 
 

@@ -106,15 +106,6 @@ def test_a_type_without_throughputs_is_told(tmp_path: Path) -> None:
         load(Scenario(throughputs=path, cluster="a10=4"))
 
 
-def test_pair_rates_are_rounded_where_the_old_system_did(tmp_path: Path) -> None:
-    path = tmp_path / "rates.csv"
-    path.write_text("model,type,steps_per_s,beside\nLM,a100,2,\nLM,a100,0.1,LM\n")
-    for rounded, rate in ((True, float(np.float32(0.1))), (False, 0.1)):
-        found = load(Scenario(throughputs=path, cluster="a100=1", float32_pairs=rounded)).setup.throughputs
-        assert found.pairs is not None
-        assert found.pairs.tolist() == [[[rate]]]
-
-
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "rates.csv"
     for rate in (2.0, 4.0):

@@ -69,12 +69,11 @@ def test_the_measured_file_has_what_the_old_system_had(measured: Throughputs) ->
     assert measured.spread[at, k80] == measured.alone[at, k80] > 0  # not in the file
 
 
-def test_pairs_are_those_that_the_old_policies_saw_and_held_in_single_precision(traces: Path, golden: Path) -> None:
+def test_pairs_are_those_that_the_old_system_read(traces: Path, golden: Path) -> None:
     file = traces / "gavel/simulation_throughputs.json"
-    exact, rounded = read_throughputs(file), read_throughputs(file, pairs_float32=True)
+    exact = read_throughputs(file)
     assert exact.pairs is not None
-    assert rounded.pairs is not None
-    index, compared, differ = exact.index(), 0, 0
+    index, compared = exact.index(), 0
     for path in sorted((golden / "cluster/policy_calls").glob("*packed*.gz")):
         with gzip.open(path, "rt") as lines:
             call = json.loads(next(lines))
@@ -84,11 +83,8 @@ def test_pairs_are_those_that_the_old_policies_saw_and_held_in_single_precision(
                 a, b = (kinds[part.strip()] for part in rows.strip("()").split(","))
                 t = exact.types.index(name)
                 assert values == [exact.pairs[a, b, t], exact.pairs[b, a, t]]
-                assert rounded.pairs[a, b, t] == float(np.float32(values[0]))
-                differ += values[0] != rounded.pairs[a, b, t]
                 compared += 1
     assert compared > 100
-    assert differ > 10
 
 
 def test_a_table_by_hand_in_csv_and_yaml(tmp_path: Path) -> None:

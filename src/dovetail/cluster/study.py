@@ -121,16 +121,8 @@ class ClusterRun(Run):
         return old_log(self.outcome, self.loaded.setup.window)
 
 
-def _loaded(scenario: Scenario | LoadedScenario | None, how: ClusterOptions) -> LoadedScenario:
-    """What is to be run; by the older rules with pair rates in single precision, as they had them."""
-    if isinstance(scenario, LoadedScenario) and scenario.scenario.float32_pairs == how.compat:
-        return scenario
-    return load(_scenario(scenario, how))
-
-
-def _scenario(scenario: Scenario | LoadedScenario | None, how: ClusterOptions) -> Scenario:
-    asked = scenario.scenario if isinstance(scenario, LoadedScenario) else given(scenario)
-    return replace(asked, float32_pairs=how.compat)
+def _scenario(scenario: Scenario | LoadedScenario | None) -> Scenario:
+    return scenario.scenario if isinstance(scenario, LoadedScenario) else given(scenario)
 
 
 def simulate(
@@ -169,7 +161,7 @@ def simulate(
     if resume and checkpoint_file is None:
         raise InputError("resume needs checkpoint_file")
     make(policy, options)  # an error shows before anything is read
-    loaded = _loaded(scenario, rules)
+    loaded = scenario if isinstance(scenario, LoadedScenario) else load(given(scenario))
     file, saving = JournalFile(journal), None
     written = [] if file.path is None else [file.path]
     if checkpoint_file is not None:
@@ -235,7 +227,7 @@ def compare(
     processes = scalar(processes)
     within("processes", processes, "1 or more", 1, whole=True)
     rules, chosen = options_of(**how), _policies(policies)
-    asked = _scenario(scenario, rules)
+    asked = _scenario(scenario)
     notes = scenario.notes if isinstance(scenario, LoadedScenario) else load(asked).notes
     cells = [SweepCell(scenario=asked, policy=policy, how=rules, long=inf) for policy in chosen]
     own = not all(isinstance(policy, str) for policy in chosen)
@@ -331,7 +323,7 @@ def sweep(
         raise InputError(f"{'seeds' if profiled else 'profiling_percentages'}: expected at least one value, found ()")
     if isinstance(clusters, str | Mapping) or not isinstance(clusters, Sequence):
         raise InputError(f"clusters: expected several, found {clusters!r}")
-    base = _scenario(scenario, rules)
+    base = _scenario(scenario)
     with tempfile.TemporaryDirectory() as folder:
         grid = SweepGrid(
             kind=kind,

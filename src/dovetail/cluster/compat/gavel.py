@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dovetail.cluster.compat.all_pairs import AllPairs
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Floats, Ints, Policy
 from dovetail.cluster.rounding import records
@@ -49,7 +50,10 @@ class GavelSimulation(VirtualTime):
             random.Random(setup.seed + 5),
             kinds=setup.throughputs.kinds,
             resizes=False,
+            pairs=AllPairs,
         )
+        if mechanism.pair_rates is not None:  # its policies had them in single precision, its clock did not
+            mechanism.seen_pair_rates = mechanism.pair_rates.astype(np.float32).astype(np.float64)
         super().__init__(setup, mechanism)
         self._rules = rules
         self._round_end = 0.0
@@ -86,7 +90,8 @@ class GavelSimulation(VirtualTime):
         """Give everybody who was chosen a whole number of steps; newcomers without a share only keep others out."""
         jobs = self.mechanism.jobs
         choice = self.mechanism.choose()
-        rows = ((choice.on >= 0) & jobs.allotted).nonzero()[0]
+        with_share = jobs.allotted & ((choice.beside < 0) | jobs.allotted[choice.beside])
+        rows = ((choice.on >= 0) & with_share).nonzero()[0]
         on, beside = choice.on[rows], choice.beside[rows]
         rate = self.mechanism.speed[rows, on]
         paired = len(self.mechanism.pairs) > 0 and bool((beside >= 0).any())

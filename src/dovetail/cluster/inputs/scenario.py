@@ -74,7 +74,6 @@ class Scenario(Struct, frozen=True, kw_only=True):
     profiled: float = 1.0
     references: int | None = None
     seed: int = 0
-    float32_pairs: bool = False
 
     def files(self) -> list[Path]:
         """The files it reads, for those who must not write over them or must know whether they have changed."""
@@ -298,15 +297,15 @@ def _named(source: Any, name: str) -> str:
 
 def _from_file(path: Any, scenario: Scenario) -> Throughputs:
     if not isinstance(path, Path):
-        return read_throughputs(path, pairs_float32=scenario.float32_pairs)
+        return read_throughputs(path)
     version = path.stat().st_mtime_ns if path.is_file() else 0
-    return _read_throughputs(path, version, scenario.float32_pairs)
+    return _read_throughputs(path, version)
 
 
 @lru_cache(maxsize=2)
-def _read_throughputs(path: Path, version_ns: int, float32_pairs: bool) -> Throughputs:
+def _read_throughputs(path: Path, version_ns: int) -> Throughputs:
     """Runs of one sweep share the file within a process, until it changes."""
-    return read_throughputs(path, pairs_float32=float32_pairs)
+    return read_throughputs(path)
 
 
 def _prices(scenario: Scenario, spec: ClusterSpec) -> Prices:

@@ -50,23 +50,16 @@ class _ThroughputsFile(Struct, forbid_unknown_fields=True):
     throughputs: list[RateEntry]
 
 
-def read_throughputs(path: Path | dict[str, Any] | list[Any], *, pairs_float32: bool = False) -> Throughputs:
+def read_throughputs(path: Path | dict[str, Any] | list[Any]) -> Throughputs:
     """Read a throughput file of any kind, told apart by what is in it; or what stands in its place: rows of our table,
-    or a mapping as the other kinds hold one.
-
-    `pairs_float32` rounds pair rates as the old system held them, so that its results can be met to the digit.
-    """
+    or a mapping as the other kinds hold one."""
     rows = given_rows("throughputs", path) if isinstance(path, list) else path if isinstance(path, Path) else None
     try:
         if rows is not None and (isinstance(rows, GivenRows) or "steps_per_s" in header_of(rows)):
-            found = table(_csv_entries(rows))
-        else:
-            found = _from_document(Document.of(path, "throughputs"))
+            return table(_csv_entries(rows))
+        return _from_document(Document.of(path, "throughputs"))
     except ThroughputsError as error:
         raise InputError(f"{path}: {error}") from None
-    if pairs_float32 and found.pairs is not None:
-        found.pairs = found.pairs.astype(np.float32).astype(np.float64)
-    return found
 
 
 def _from_document(doc: Document) -> Throughputs:

@@ -51,19 +51,20 @@ class Mechanism:
         *,
         kinds: Sequence[tuple[str, int]],
         resizes: bool = True,
+        pairs: type[Pairs] = Pairs,
     ) -> None:
         """`kinds` are models and widths; jobs keep theirs unless an elastic policy `resizes` them."""
         self.policy = policy
         self.types = types
         self.counts = counts.copy()
         self.rates = rates
-        self.pair_rates = pair_rates if policy.packs else None
+        self.pair_rates = self.seen_pair_rates = pair_rates if policy.packs else None  # as the policy sees them
         self._least_left: Floats = _LEAST_LEFT_S * rates.max(axis=1, initial=0.0)
         self.rules = rules
         self._by_fraction = rules.priority == "fraction"
         self.entity_weight = entity_weight
         self.jobs = Active(len(types))
-        self.pairs = Pairs(len(types))
+        self.pairs = pairs(len(types), rules.round_s / 2)
         self.prices: Floats = np.zeros(len(types))
         self._outdated = False
         self.allocations = 0
@@ -95,6 +96,8 @@ class Mechanism:
     def arrive(self, columns: Mapping[str, Any]) -> None:
         """Jobs come, as the journal's columns have them."""
         self.jobs.append(columns, self.kind_width, self.rules.round_s / 2)
+        if self.pair_rates is not None:
+            self.pairs.arrive(self.jobs.width)
         self._outdated = True
 
     def see_prices(self, prices: Floats) -> None:
@@ -178,11 +181,11 @@ class Mechanism:
         """What was allotted since the last time, less what was received, is owed."""
         passed, start = now - self._counted_to, self.rules.round_s / 2
         self._counted_to = now
-        for rows, begun in ((self.jobs, start), (self.pairs, 0.0)):
+        for rows in (self.jobs, self.pairs):
             if not len(rows.share):
                 continue
-            rows.owed += rows.share * passed - (rows.received - begun)
-            rows.received[:] = begun
+            rows.owed += rows.share * passed - (rows.received - start)
+            rows.received[:] = start
             if not self._by_fraction:
                 limit = _PATIENCE * self.rules.round_s
                 np.maximum(rows.owed, -limit, out=rows.owed)
@@ -229,7 +232,7 @@ class Mechanism:
             deadline_s=jobs.due_s - now,
             entity=jobs.entity if self.entity_weight is not None else None,
             entity_weight=self.entity_weight,
-            pair_rates=self.pair_rates,
+            pair_rates=self.seen_pair_rates,
             scaled=self._scaled,
             kind_width=self.kind_width if self.elastic else None,
         )
@@ -312,9 +315,14 @@ class Mechanism:
         """One type with pairs among the candidates, one by one; gives what is left of it."""
         a, b, free = self.pairs.a, self.pairs.b, choice.on < 0
         rows = (able & free).nonzero()[0]
-        together = (free[a] & free[b] & (self._pair_speed(j) > 0) & (self.pairs.share[:, j] > 0)).nonzero()[0]
+        possible = free[a] & free[b] & (self._pair_speed(j) > 0)
+        if self.pairs.only_allotted or self.policy.strict:
+            possible &= self.pairs.share[:, j] > 0
+        together = possible.nonzero()[0]
         keys = [np.concatenate((s[rows, j], p[together, j])) for s, p in zip(ranks, pair_ranks, strict=True)]
         first, second = np.concatenate((rows, a[together])), np.concatenate((rows, b[together]))
+        if self._by_fraction:
+            keys = [*_births(first, second), *keys]
         order = np.lexsort(keys)
         width = self.jobs.width[first[order]].tolist()
         for i, k, needed in zip(first[order].tolist(), second[order].tolist(), width, strict=True):
@@ -338,12 +346,18 @@ class Mechanism:
             np.concatenate([np.concatenate((s[:, j], p[:, j])) for j in order])
             for s, p in zip(ranks, pair_ranks, strict=True)
         ]
+        if self._by_fraction:
+            alone = np.arange(count)
+            births = _births(np.concatenate((alone, pairs.a)), np.concatenate((alone, pairs.b)))
+            by_type = np.repeat(np.arange(len(order)), total)
+            keys = [*[np.tile(key, len(order)) for key in births], by_type, *keys]
         for at in np.lexsort(keys).tolist():
             j, row = order[at // total], at % total
             i, k = (row, row) if row < count else (int(pairs.a[row - count]), int(pairs.b[row - count]))
             if not (free[i] and free[k] and speeds[row, j] > 0 and jobs.width[i] <= left[j]):
                 continue
-            if self.policy.strict and (jobs.share[i, j] if i == k else pairs.share[row - count, j]) <= 0:
+            share, needed = (jobs.share[i, j], False) if i == k else (pairs.share[row - count, j], pairs.only_allotted)
+            if (self.policy.strict or needed) and share <= 0:
                 continue
             self._take(i, k, j, free, choice)
             left[j] -= jobs.width[i]
@@ -362,6 +376,11 @@ class Mechanism:
         one, other = self.jobs.kind[self.pairs.a], self.jobs.kind[self.pairs.b]
         slower: Floats = np.minimum(self.pair_rates[one, other, j], self.pair_rates[other, one, j])
         return slower
+
+
+def _births(first: Ints, second: Ints) -> list[Ints]:
+    """Keys for who came first, the more important one last: a pair comes with its second job, after that job alone."""
+    return [np.where(first == second, -1, first), second]
 
 
 def scaled_kinds(kinds: Sequence[tuple[str, int]]) -> Ints:

@@ -8,9 +8,13 @@ from dovetail.cluster.policies.base import Floats, Ints
 
 
 class Pairs:
-    """Columns over pairs. `a` and `b` are positions in the table of active jobs, and follow when that is compacted."""
+    """Columns over pairs. `a` and `b` are positions in the table of active jobs, and follow when that is compacted.
+    `start_s` is what a new pair, like a new job, counts as having had."""
 
-    def __init__(self, types: int) -> None:
+    only_allotted = True  # a pair without a share of a type never runs there
+
+    def __init__(self, types: int, start_s: float) -> None:
+        self._start_s = start_s
         self.a: Ints = np.zeros(0, dtype=np.int64)
         self.b: Ints = np.zeros(0, dtype=np.int64)
         self.share: Floats = np.zeros((0, types))
@@ -31,13 +35,16 @@ class Pairs:
         at = np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)
         return np.where(known[order][at] == wanted, order[at], -1)
 
+    def arrive(self, width: Ints) -> None:
+        """Jobs have come; these are the widths of all."""
+
     def allot(self, pairs: Ints, share: Floats) -> None:
         """Take over a new allocation; what a pair is owed stays if the pair stays."""
         a, b = pairs[:, 0], pairs[:, 1]
         before = self.find(a, b)
         known = before >= 0
-        for name in ("owed", "received"):
-            new = np.zeros_like(share)
+        for name, start in (("owed", 0.0), ("received", self._start_s)):
+            new = np.full_like(share, start)
             new[known] = getattr(self, name)[before[known]]
             setattr(self, name, new)
         self.a, self.b, self.share = a.copy(), b.copy(), share.copy()
