@@ -7,7 +7,7 @@ import numpy as np
 from dovetail.cluster.optimise.classes import Classes
 from dovetail.cluster.optimise.demands import DemandProgram, Supply
 from dovetail.cluster.optimise.share_lp import ShareProgram
-from dovetail.cluster.optimise.shares import DIGITS, within_limits
+from dovetail.cluster.optimise.shares import DIGITS, rounded, within_limits
 from dovetail.cluster.optimise.windows import divide
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 
@@ -17,7 +17,7 @@ def equally(problem: Problem, classes: Classes, program: ShareProgram, *, value:
     total, options = program.settled, program.options
     alone = np.zeros((len(program.size), len(problem.counts)))
     alone[program.single_at] = total[program.single]
-    alone = (alone[program.at] / classes.count[:, None]).round(DIGITS)
+    alone = rounded(alone[program.at] / classes.count[:, None])
     some_shared = len(program.single) < len(total)
     paired = np.flatnonzero((options.b >= 0) & (total > 10.0**-DIGITS)) if some_shared else program.single[:0]
     if not len(paired):

@@ -6,15 +6,16 @@ f is measured against. For the makespan t = 0 and D = 1, so that f is the time u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dovetail.cluster.optimise.classes import group
 from dovetail.cluster.optimise.demands import DemandProgram
 from dovetail.cluster.optimise.equal_shares import by_demand
-from dovetail.cluster.optimise.shares import nothing, spread
+from dovetail.cluster.optimise.shares import nothing
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 
 
@@ -37,42 +38,34 @@ class FinishDemand:
         top = fastest[runs]
         return float((top * self.against[runs] / (self.left[runs] + top * self.age[runs])).min(initial=inf))
 
+    def factor(self, rate: Floats, runs: NDArray[np.bool_]) -> float:
+        """The largest factor at these rates, of those who can run at all."""
+        with np.errstate(divide="ignore"):
+            stretched = (self.age + self.left / rate) / self.against
+        return float(stretched[runs].max())
+
     def times(self, rate: Floats) -> FinishDemand:
         """The same with steps counted in this many at a time; who runs nowhere wants nothing."""
         left = np.where(rate > 0, self.left / np.where(rate > 0, rate, 1.0), 0.0)
         return FinishDemand(left, self.age, np.where(rate > 0, self.against, 1.0))
 
 
-def first_rates(problem: Problem) -> Floats:
-    """Steps per second of every job on the first type that it runs on, for those who do not tell types apart."""
-    speed = problem.speed
-    rate: Floats = speed[np.arange(problem.jobs), (speed > 0).argmax(axis=1)]
-    return rate
-
-
-def alike(problem: Problem, finish: FinishDemand, rate: Floats) -> tuple[Floats, float]:
-    """Time by job for the least factor, if every type is the same, and 1 over the factor.
-
-    What is left over is given to all in proportion to the time they do not have yet.
-    """
-    steps = finish.times(rate)
-    capacity, width = float(problem.counts.sum()), problem.width
-    z = steps.limit((rate > 0).astype(np.float64))
-    for _ in range(200):  # the need is convex in z, so Newton's method closes in from above
-        want, slope = steps.wanted(z)
-        over = float(width @ want) - capacity
-        if over <= 1e-12 * capacity:
-            break
-        z -= over / float(width @ slope)
-    time, _ = steps.wanted(z)
-    rest = np.where(rate > 0, 1.0 - time, 0.0)
-    wish = float(width @ rest)
-    time = time + rest * min(1.0, max(capacity - float(width @ time), 0.0) / wish) if wish > 0 else time
-    return time, z
+def as_one_type(problem: Problem) -> Problem:
+    """The same for those who do not tell types apart: every job runs on any as it does on the first that it fits."""
+    first = (problem.rates > 0).argmax(axis=1)
+    return replace(
+        problem,
+        types=("any",),
+        counts=problem.counts.sum(keepdims=True),
+        prices=np.zeros(1),
+        rates=problem.rates[np.arange(len(first)), first, None],
+        pair_rates=None,
+    )
 
 
 class FinishProgram:
-    """The least factor where types differ, and shares that reach it."""
+    """The least factor, and of all shares that reach it those with most throughput in all (each job's over that of an
+    equal part of the cluster), then those that change least."""
 
     def __init__(self) -> None:
         self._program = DemandProgram()
@@ -97,14 +90,6 @@ class FinishProgram:
             why = f"{what} {factor:.6g}"
             found = by_demand(problem, program, supplies, want, value=factor, why=why)
             if isinstance(found, Allocation):
+                found.value = finish.factor(found.throughput(problem), normal > 0)
                 return found
             alone |= {ids[job] for job in found.tolist()}
-
-
-def evenly(problem: Problem, finish: FinishDemand, rate: Floats, *, what: str) -> Allocation:
-    """Shares for the least factor if every type is the same, spread over the types."""
-    if not (rate > 0).any():
-        return nothing(problem, "no job runs on any type")
-    time, z = alike(problem, finish, rate)
-    factor = 1.0 / z if z > 0 else np.inf
-    return Allocation(share=spread(problem, time), value=factor, why=f"{what} {factor:.6g}")

@@ -6,7 +6,7 @@ import numpy as np
 
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 
-DIGITS = 9  # shares are rounded to this, so that they do not depend on the way a solver took
+DIGITS = 9  # of a share
 
 
 def proportional_rate(rates: Floats, counts: Ints) -> Floats:
@@ -52,16 +52,27 @@ def water_level(width: Ints, weight: Floats, capacity: float) -> tuple[Floats, f
     return time, float((time * full).min()) if len(time) else 0.0
 
 
+def rounded(share: Floats) -> Floats:
+    """The first digits of every share, so that they do not depend on the way a solver took; less than that is nothing.
+
+    >>> rounded(np.array([1 / 3, 2e-4 / 3, 1e-10, -1e-12])).tolist()
+    [0.333333333, 6.66666667e-05, 0.0, 0.0]
+    """
+    kept = np.where(share < 10.0**-DIGITS, 0.0, share)
+    least = 10.0 ** (np.floor(np.log10(np.where(kept > 0, kept, 1.0))) + 1 - DIGITS)
+    return np.round(np.round(kept / least) * least, 2 * DIGITS)
+
+
 def within_limits(
     problem: Problem, share: Floats, pairs: Ints | None = None, pair_share: Floats | None = None
 ) -> tuple[Floats, Floats]:
     """The shares rounded, and scaled down where rounding went beyond a job's time or a type's accelerators."""
-    share = np.maximum(np.round(share, DIGITS), 0.0)
+    share = rounded(share)
     if pairs is None or pair_share is None or not len(pairs):
         share = share / np.maximum(share.sum(axis=1), 1.0)[:, None]
         used = problem.width @ share
         return share * _scale(used, problem.counts), np.zeros((0, len(problem.counts)))
-    pair_share = np.maximum(np.round(pair_share, DIGITS), 0.0)
+    pair_share = rounded(pair_share)
     time = share.sum(axis=1)
     for side in (0, 1):
         time = time + np.bincount(pairs[:, side], weights=pair_share.sum(axis=1), minlength=len(share))

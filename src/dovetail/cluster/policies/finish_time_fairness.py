@@ -6,11 +6,13 @@ cluster. The part of that time which lies behind is counted as the number of job
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from dovetail.cluster.optimise.finish_time import FinishDemand, FinishProgram, evenly, first_rates
-from dovetail.cluster.optimise.shares import isolated_share, nothing
-from dovetail.cluster.policies.base import Allocation, Floats, Problem
+from dovetail.cluster.optimise.finish_time import FinishDemand, FinishProgram, as_one_type
+from dovetail.cluster.optimise.shares import isolated_share, nothing, spread
+from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.core.registry import policy
 
 
@@ -21,9 +23,9 @@ class Isolation:
         self._ids = np.zeros(0, dtype=np.int64)
         self._done_s = self._left = self._rate = np.zeros(0)
 
-    def finish(self, problem: Problem, speed: Floats) -> FinishDemand:
-        """What everybody's finish is measured against now; `speed` is by job and type."""
-        rate = (isolated_share(problem) * speed).sum(axis=1)
+    def finish(self, problem: Problem) -> FinishDemand:
+        """What everybody's finish is measured against now."""
+        rate = (isolated_share(problem) * problem.speed).sum(axis=1)
         rate = np.where(rate > 0, rate, 1.0)
         done_s = np.zeros(problem.jobs)
         _, old, new = np.intersect1d(self._ids, problem.ids, assume_unique=True, return_indices=True)
@@ -34,23 +36,26 @@ class Isolation:
 
 @policy("finish_time_fairness", level="cluster")
 class FinishTimeFairness:
-    """The largest factor is as small as possible, if every job ran on all types as it does on the first that fits."""
+    """The largest factor is as small as possible, if every job ran on all types as it does on the first that fits; of
+    all such shares, those with most throughput."""
 
     agnostic, packs, strict = True, False, False
 
     def __init__(self) -> None:
         self._isolation = Isolation()
+        self._program = FinishProgram()
 
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
-        rate = first_rates(problem)
-        return evenly(problem, self._isolation.finish(problem, rate[:, None]), rate, what="largest factor")
+        one = as_one_type(problem)
+        found = self._program.allocate(one, self._isolation.finish(one), packs=False, what="largest factor")
+        return replace(found, share=spread(problem, found.share[:, 0]))
 
 
 @policy("finish_time_fairness_perf", level="cluster")
 class FinishTimeFairnessPerf:
-    """The largest factor is as small as any shares allow."""
+    """The largest factor is as small as any shares allow; of all such shares, those with most throughput."""
 
     agnostic, packs, strict = False, False, False
 
@@ -61,7 +66,7 @@ class FinishTimeFairnessPerf:
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
-        finish = self._isolation.finish(problem, problem.speed)
+        finish = self._isolation.finish(problem)
         return self._program.allocate(problem, finish, packs=self.packs, what="largest factor")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from dovetail.cluster.optimise.finish_time import FinishDemand, FinishProgram, evenly, first_rates
-from dovetail.cluster.optimise.shares import nothing
+from dovetail.cluster.optimise.finish_time import FinishDemand, FinishProgram, as_one_type
+from dovetail.cluster.optimise.shares import nothing, spread
 from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.core.registry import policy
 
@@ -17,19 +19,25 @@ def all_at_once(problem: Problem) -> FinishDemand:
 
 @policy("min_total_duration", level="cluster")
 class MinTotalDuration:
-    """The last job finishes as early as possible, if every job ran on all types as it does on the first that fits."""
+    """The last job finishes as early as possible, if every job ran on all types as it does on the first that fits; of
+    all such shares, those with most throughput."""
 
     agnostic, packs, strict = True, False, False
+
+    def __init__(self) -> None:
+        self._program = FinishProgram()
 
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
-        return evenly(problem, all_at_once(problem), first_rates(problem), what="all done after seconds:")
+        one = as_one_type(problem)
+        found = self._program.allocate(one, all_at_once(one), packs=False, what="all done after seconds:")
+        return replace(found, share=spread(problem, found.share[:, 0]))
 
 
 @policy("min_total_duration_perf", level="cluster")
 class MinTotalDurationPerf:
-    """The last job finishes as early as any shares allow."""
+    """The last job finishes as early as any shares allow; of all such shares, those with most throughput."""
 
     agnostic, packs, strict = False, False, False
 
