@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 import random
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from dovetail.core import registry
+from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Finished, Start
+from dovetail.workflow import write_logs
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.choices import Mode
 from dovetail.workflow.compat.heap_order import HeapOrder
@@ -192,18 +195,64 @@ def workload(seed: int) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
     return {"models": models, "workflows": workflows}, rows, gpus
 
 
+def tied_workload(seed: int, again: float = 0.0) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
+    """Random workflows in which much coincides: whole, equal, missing and no seconds. `again` is the share of requests
+    with an earlier one's id and workflow. The recorded results are of these very workloads."""
+    rng = random.Random(seed)
+    gpus = rng.randint(1, 6)
+    models = {
+        f"m{i}": {
+            "name": f"m{i}",
+            "memory_gb": rng.choice([8, 16, 32]),
+            "gpus_required": rng.choice([1, 1, 1, 2, 3]),
+            "load_time_seconds": rng.choice([0, 1, 5, 5, 10]),
+        }
+        for i in range(rng.randint(1, 4))
+    }
+    workflows: dict[str, Any] = {}
+    for i in range(rng.randint(1, 3)):
+        nodes = [
+            {"id": f"n{k}", "model": rng.choice(list(models)), "inputs": [], "outputs": []}
+            for k in range(rng.randint(1, 6))
+        ]
+        edges = [{"from": f"n{a}", "to": f"n{b}"} for b in range(len(nodes)) for a in range(b) if rng.random() < 0.35]
+        if rng.random() < 0.15:
+            edges.append({"from": rng.choice(["ghost", "n0", "n1"]), "to": rng.choice(["n0", "n1", "nowhere"])})
+        workflows[f"w{i}"] = {"name": f"w{i}", "nodes": nodes, "edges": edges}
+    seconds = rng.choice([[5], [1, 2], [3, 4, 5], [0, 5], [0], [0, 1, 2, 5, 10]])
+    rows: list[dict[str, Any]] = []
+    for number in range(rng.randint(2, 25)):
+        of, name = rng.choice(list(workflows)), f"r{number}"
+        if rows and rng.random() < again:
+            earlier = rng.choice(rows)
+            of, name = earlier["workflow_id"], earlier["request_id"]
+        times = {node["id"]: rng.choice(seconds) for node in workflows[of]["nodes"] if rng.random() < 0.9}
+        at_s = rng.choice([0, 0, 5, rng.randint(0, 30)])
+        row = {"request_id": name, "workflow_id": of, "timestamp": f"2024-01-01T10:00:{at_s:02d}", "input_data": {}}
+        rows.append(row | {"node_execution_times": times})
+    return {"models": models, "workflows": workflows}, rows, gpus
+
+
+def seconds_of(row: dict[str, Any]) -> float:
+    stamp = row["timestamp"]
+    return float(stamp[-2:]) if isinstance(stamp, str) else stamp
+
+
+@pytest.mark.parametrize("make", [workload, tied_workload])
 @pytest.mark.parametrize("mode", ["offline", "online"])
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_every_node_starts_where_and_when_the_older_scheduler_started_it(tmp_path: Path, mode: Any, first: int) -> None:
+@pytest.mark.parametrize("first", range(0, 250, 50))
+def test_every_node_starts_where_and_when_the_older_scheduler_started_it(
+    tmp_path: Path, make: Any, mode: Any, first: int
+) -> None:
     dropped = count()
     for seed in range(first, first + 50):
-        config, rows, gpus = workload(seed)
+        config, rows, gpus = make(seed)
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "requests.json").write_text(json.dumps({"requests": rows}))
         problem = load(tmp_path / "config.json", tmp_path / "requests.json", gpus=str(gpus), mode=mode, compat="gswarm")
         starts = Starts()
         figures = run(problem, "baseline", observers=[starts], journal=False).figures
-        arrivals = [float(row["timestamp"] - rows[0]["timestamp"]) if mode == "online" else 0.0 for row in rows]
+        arrivals = [seconds_of(row) - seconds_of(rows[0]) if mode == "online" else 0.0 for row in rows]
         older = Older(config, rows, gpus, arrivals)
         assert starts.runs == older.runs, f"case {seed}"
         assert (figures.switches, figures.switch_time_s) == (older.switches, older.switch_s)
@@ -214,6 +263,91 @@ def test_every_node_starts_where_and_when_the_older_scheduler_started_it(tmp_pat
         if figures.rejected:
             next(dropped)
     assert next(dropped) > 5, "faulty files must be among them"
+
+
+# --- what the older scheduler itself wrote --------------------------------------------------------
+
+RECORDED = Path(__file__).with_name("gswarm_ties.json")
+EXACT = (
+    "total_requests",
+    "completed_requests",
+    "total_nodes_executed",
+    "makespan",
+    "total_model_switches",
+    "total_switch_time",
+    "avg_request_response_time",
+    "p99_request_response_time",
+)
+ROW = ("request_id", "node_id", "model_name", "gpu_id", "start_time", "end_time", "switch_time", "estimated_time")
+
+
+def digest(log: dict[str, Any], lines: Sequence[str]) -> str:
+    """An execution log's rows in their order and the figures that are to be its, and the text log but for what has no
+    counterpart: a switch that takes no time, and a rejection."""
+    rows = [[v if isinstance(v := row[key], str) else float(v) for key in ROW] for row in log["executions"]]
+    summary = [float(log["summary"][key]) for key in EXACT]
+    shown = [
+        line for line in lines if line.startswith("[") and "time: 0.00s)" not in line and " rejected: " not in line
+    ]
+    return hashlib.sha256(json.dumps([rows, summary, shown]).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+@pytest.mark.parametrize("first", range(0, 500, 100))
+def test_logs_of_coinciding_events_are_those_that_the_older_scheduler_wrote(
+    tmp_path: Path, mode: Any, first: int
+) -> None:
+    """Recorded by running it (commit 4ff812d) on these workloads; where it crashed, for nothing could run, is null."""
+    recorded = json.loads(RECORDED.read_text())[mode]
+    assert len(recorded) == 500
+    held = count()
+    for seed in range(first, first + 100):
+        config, rows, gpus = tied_workload(seed)
+        found = run(load(config, rows, gpus=gpus, mode=mode, compat="gswarm"), "baseline")
+        write_logs(found, log=tmp_path / "text.log", executions=tmp_path / "log.json")
+        log, lines = json.loads((tmp_path / "log.json").read_text()), (tmp_path / "text.log").read_text().splitlines()
+        if recorded[seed] is None:
+            assert log["executions"] == []
+            continue
+        assert digest(log, lines) == recorded[seed], f"case {seed}"
+        next(held)
+    assert next(held) > 80
+
+
+def test_requests_with_one_id_run_what_the_older_scheduler_ran_of_them(tmp_path: Path) -> None:
+    """Recorded as above. The later ones have names of their own here, and count as requests of their own."""
+    lost = count()
+    for seed, expected in enumerate(json.loads(RECORDED.read_text())["same ids"]):
+        config, rows, gpus = tied_workload(seed, again=0.3)
+        problem = load(config, rows, gpus=gpus, mode="online" if seed % 2 else "offline", compat="gswarm")
+        found = run(problem, "baseline", journal=tmp_path / "journal.jsonl")
+        write_logs(found, executions=tmp_path / "log.json")
+        log = json.loads((tmp_path / "log.json").read_text())
+        for row in log["executions"]:
+            row["request_id"] = row["request_id"].split("#")[0]
+        kept = {key: log["summary"][key] if key in EXACT[2:6] else 0 for key in EXACT}
+        assert digest(log | {"summary": kept}, ()) == expected, f"case {seed}"
+        assert found.check().faults == [], f"case {seed}"
+        assert found.replay().difference is None, f"case {seed}"
+        if any("used again" in row["reason"] for row in log["rejected_requests"]):
+            next(lost)
+    assert next(lost) > 20
+
+
+def test_an_id_that_is_used_again_takes_what_was_not_ready_from_the_earlier_request() -> None:
+    models = {name: {"memory_gb": 16, "gpus_required": 1, "load_time_seconds": 10} for name in ("m", "o")}
+    nodes = [{"id": "a", "model": "m"}, {"id": "b", "model": "o"}]
+    workflow = {"nodes": nodes, "edges": [{"from": "a", "to": "b"}]}
+    config = {"models": models, "workflows": {"w": workflow, "v": workflow}}
+    rows: list[Any] = [
+        {"request_id": "r", "workflow_id": "w", "node_execution_times": {"a": s, "b": 8}} for s in (5, 7)
+    ]
+    found = run(load(config, rows, gpus=2, compat="gswarm"), "baseline")
+    assert (found.figures.tasks, found.figures.completed, found.figures.rejected) == (3, 1, 1)
+    assert found.figures.makespan_s == 27.0  # both a until 15 s, with the time of the first; then 4 s and 8 s of b
+    rows[1]["workflow_id"] = "v"
+    with pytest.raises(InputError, match="'r' is used twice, and for 'w' before"):
+        load(config, rows, gpus=2, compat="gswarm")
 
 
 @pytest.mark.parametrize("policy", registry.names("workflow"))

@@ -546,7 +546,6 @@ def test_compat_counts_from_the_first_request_of_the_file(read: Reader) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        ("request_id: b", "request_id: a"),  # it ran a part of each
         ("draw: 5", "draw: -5"),  # it ended before it began
         ("draw: 5", "draw: .nan"),
         (':30"\n  workflow_id: story', ':30"\n  workflow_id: no'),
@@ -554,6 +553,13 @@ def test_compat_counts_from_the_first_request_of_the_file(read: Reader) -> None:
 )
 def test_compat_refuses_what_has_no_schedule(read: Reader, change: tuple[str, str]) -> None:
     read.refused(changed(change), compat=True)
+
+
+def test_compat_gives_a_request_whose_id_was_used_the_times_of_the_first(read: Reader) -> None:
+    text = changed(("request_id: b", "request_id: a"))
+    again = Arrived("a#2", A.of, A.sizes, facts={"same_id": "a"})
+    for found in (read(text, compat=True), read(lines(rows(text)), "r.jsonl", compat=True)):
+        assert list(found.arrivals()) == [(0.0, A), (0.0, again)]
 
 
 def test_compat_online_refuses_mixed_times_as_the_older_scheduler_did(read: Reader) -> None:

@@ -22,7 +22,8 @@ from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, WorkflowPolicy
-from dovetail.workflow.scheduler import WorkflowScheduler, scheduler_for
+from dovetail.workflow.scheduler import WorkflowScheduler
+from dovetail.workflow.simulate import scheduler_for
 
 MODELS = {
     "llm": ModelCost(8.0, 10.0, batch_curve=(1.0, 1.5, 1.8)),

@@ -37,6 +37,7 @@ from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.request_entries import SAME_ID
 from dovetail.workflow.residents import least_setup
 
 Floats = NDArray[np.float64]
@@ -101,7 +102,7 @@ class BoundsAccumulator:
         self._grown: dict[str, tuple[TaskGraph, float, tuple[float, ...]]] = {}  # what they have become
         self._open: dict[str, tuple[_Store, int]] = {}
         self._first_s = float("inf")
-        self._failures = False
+        self._dropped = False  # whether something that could run may not have
 
     def add(self, arrival_s: float, request: Arrived) -> None:
         """Count a request that will complete."""
@@ -117,6 +118,8 @@ class BoundsAccumulator:
             if kind is Arrived:
                 if not event.fault:
                     self._open[event.job] = self._keep(t, event, 0)
+                if SAME_ID in event.facts:
+                    self._dropped = True
             elif kind is Complete:
                 place = self._open.pop(event.job, None)
                 if place is not None:
@@ -126,13 +129,13 @@ class BoundsAccumulator:
             elif kind is Grew:
                 self._grow(event)
             elif kind is Failed:
-                self._failures = True
+                self._dropped = True
 
     def _reject(self, request: str) -> None:
-        """A request that was waiting for what never comes has run all that it could, unless something failed."""
+        """A request that was waiting for what never comes has run all that it could, unless something was dropped."""
         place = self._open.pop(request, None)
         self._grown.pop(request, None)
-        if place is not None and not self._failures:
+        if place is not None and not self._dropped:
             store, row = place
             store.counts[row] = store.partly
 

@@ -15,6 +15,7 @@ from dovetail.core.output import refuse_overwrite
 from dovetail.core.run import Run
 from dovetail.workflow.bounds import bounds_for
 from dovetail.workflow.compat.execution_log import ExecutionLog
+from dovetail.workflow.compat.heap_order import AsTaken
 from dovetail.workflow.compat.text_log import TextLog
 from dovetail.workflow.facts import WorkflowFacts
 
@@ -45,12 +46,12 @@ def write_logs(
             text = TextLog(_open(text_file or Path("/dev/null"), stack), console, console_lines)
             stack.callback(text.close)
             text.begin(header, (facts.requests.total or 0) - facts.skipped)
-            followers.append(text)
+            followers.append(AsTaken(text) if facts.compat else text)
         if rows_file is not None:
             rows = stack.enter_context(ExecutionLog(header, rows_file))
             metrics = Metrics(header.pool)
             bounds = bounds_for(header.pool, header.build_graphs(), facts.models, facts.costs, facts.table)
-            followers += [rows, metrics, bounds]
+            followers += [AsTaken(rows) if facts.compat else rows, metrics, bounds]
         for n, at_s, events in reader.steps():
             try:
                 for follower in followers:

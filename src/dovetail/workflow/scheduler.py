@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from math import inf
 
-from dovetail.core import registry
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import (
     Arrived,
@@ -20,9 +19,7 @@ from dovetail.core.events import (
     Stimulus,
     WakeAt,
 )
-from dovetail.core.journal import Reader
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 
 
@@ -32,7 +29,7 @@ class WorkflowScheduler:
     def __init__(self, view: View, graphs: Mapping[str, TaskGraph], policy: WorkflowPolicy, retries: int = 0) -> None:
         self.view = view
         self._graphs = graphs
-        self._policy = policy
+        self._policy, self._choose = policy, policy.choose
         self._retries = retries
         self._requests = view.requests
         self._running: dict[tuple[str, str], tuple[ReadyNode, Window]] = {}
@@ -183,7 +180,7 @@ class WorkflowScheduler:
     # --- what to do -------------------------------------------------------------------------------
 
     def _decide(self, now: float, out: list[Instruction]) -> None:
-        view, choose = self.view, self._policy.choose
+        view, choose = self.view, self._choose
         if now < 0:  # only in files read as the older scheduler did: its GPUs were there from 0 on
             return
         while view.queues and view.free_count:
@@ -247,12 +244,3 @@ class WorkflowScheduler:
             return [node]
         others = [other for other in queue.first(most) if other is not node]
         return [node, *others[: most - 1]]
-
-
-def scheduler_for(reader: Reader, policy: WorkflowPolicy | None = None) -> WorkflowScheduler:
-    """The scheduler that decided a recorded run, as its header describes it, unless the policy is given: fed the same
-    stimuli, it decides again."""
-    header, facts = reader.header, WorkflowFacts.of(reader.header, reader.path)
-    view = View(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
-    chosen: WorkflowPolicy = policy or registry.create("workflow", header.policy, header.options)
-    return WorkflowScheduler(view, header.build_graphs(), chosen, facts.retries)

@@ -13,7 +13,7 @@ from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError, check_functions
 from dovetail.core.events import Complete, Reject
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Observer, Writer
+from dovetail.core.journal import Observer, Reader, Writer
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.plain import scalar
@@ -21,11 +21,12 @@ from dovetail.core.replay import Agreement, replay_journal
 from dovetail.core.run import JournalFile, JournalPath, Run
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count
-from dovetail.workflow.compat.heap_order import HeapOrder
+from dovetail.workflow.compat.heap_order import HeapOrder, HeapScheduler
+from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.metrics import RejectionReasons, metrics_block, summary
-from dovetail.workflow.policies.base import WorkflowPolicy
+from dovetail.workflow.policies.base import View, WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem, checked
-from dovetail.workflow.scheduler import WorkflowScheduler, scheduler_for
+from dovetail.workflow.scheduler import WorkflowScheduler
 
 Progress = Callable[[int], None]
 
@@ -39,6 +40,16 @@ def make_policy(policy: Any, options: Mapping[str, Any] | None, mode: Mode) -> t
     if chosen.plans_ahead and mode == "online":
         raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline)")
     return name, chosen
+
+
+def scheduler_for(reader: Reader, policy: WorkflowPolicy | None = None) -> WorkflowScheduler:
+    """The scheduler that decided a recorded run, as its header describes it, unless the policy is given: fed the same
+    stimuli, it decides again."""
+    header, facts = reader.header, WorkflowFacts.of(reader.header, reader.path)
+    view = View(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
+    chosen: WorkflowPolicy = policy or registry.create("workflow", header.policy, header.options)
+    scheduler = HeapScheduler if facts.compat else WorkflowScheduler
+    return scheduler(view, header.build_graphs(), chosen, facts.retries)
 
 
 class WorkflowRun(Run):
@@ -121,7 +132,8 @@ def run(
     if file.path is not None:
         refuse_overwrite([file.path], problem.source.files)
     header = problem.header(name, options or {}, seed, retries=retries, failure_rate=failure_rate)
-    scheduler = WorkflowScheduler(problem.new_view(), problem.graphs, chosen, retries)
+    kind = HeapScheduler if problem.compat else WorkflowScheduler
+    scheduler = kind(problem.new_view(), problem.graphs, chosen, retries)
     metrics, bounds, rejections = Metrics(problem.pool), problem.new_bounds(), RejectionReasons()
     followers: list[Observer] = [
         metrics,

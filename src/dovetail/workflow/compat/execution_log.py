@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal
@@ -120,20 +121,22 @@ class _Spool:
 
 
 class _Running:
-    __slots__ = ("decision", "row", "start", "t", "workflow")
+    __slots__ = ("decision", "ended", "row", "start", "t", "workflow")
 
     def __init__(self, decision: int, t: float, start: Start, workflow: str) -> None:
         self.decision = decision
         self.t = t
         self.start = start
         self.workflow = workflow
+        self.ended = 0  # the how-manyth end of the run it was
         self.row: bytes | None = None  # set once it has ended; empty if it failed
 
 
 class ExecutionLog:
     """Follows a run and keeps it as an execution log; rows go to disk as they are known, `write` puts it in place.
 
-    Executions are in order of `start_time`: a row waits until nothing that still runs started before it.
+    Executions are in order of `start_time`, then of their decisions, or with `--compat gswarm` of their ends: a row
+    waits until nothing that still runs started before it.
     """
 
     def __init__(self, header: Header, path: Path) -> None:
@@ -146,7 +149,8 @@ class ExecutionLog:
         self._open: dict[str, tuple[float, Arrived]] = {}
         self._running: dict[tuple[str, str], _Running] = {}
         self._started: list[tuple[float, int, _Running]] = []
-        self._decisions = 0
+        self._decisions, self._ends = 0, 0
+        self._by_end = bool(header.facts.get("compat"))
 
     def __enter__(self) -> ExecutionLog:
         return self
@@ -177,7 +181,8 @@ class ExecutionLog:
 
     def _ended(self, t: float, event: Finished | Failed) -> None:
         running = self._running.pop((event.job, event.task))
-        start = running.start
+        self._ends += 1
+        start, running.ended = running.start, self._ends
         begun = running.t + start.setup_s
         row = ExecutionRow(
             start.job,
@@ -207,10 +212,28 @@ class ExecutionLog:
 
     def _emit(self, t: float) -> None:
         started, add = self._started, self._spools["executions"].add
+        if self._by_end:
+            self._emit_by_end(t)
+            return
         while started and started[0][2].row is not None and started[0][0] <= t:
             row = heappop(started)[2].row
             if row:
                 add(row)
+
+    def _emit_by_end(self, t: float) -> None:
+        """Those that started together, once all have ended."""
+        started = self._started
+        while started and started[0][0] < t:
+            together = [heappop(started)]
+            while started and started[0][0] == together[0][0]:
+                together.append(heappop(started))
+            if any(running.row is None for *_, running in together):
+                for entry in together:
+                    heappush(started, entry)
+                return
+            for running in sorted([running for *_, running in together], key=attrgetter("ended")):
+                if running.row:
+                    self._spools["executions"].add(running.row)
 
     def _closed(self, t: float, request: str, reason: str | None) -> None:
         arrived_s, arrived = self._open.pop(request)

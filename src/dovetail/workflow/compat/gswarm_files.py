@@ -1,18 +1,20 @@
 """How GSwarm read its files, faulty ones included: what `--compat gswarm` lets pass, and what it makes of it.
 
 Unknown keys are ignored; a node that waits for a name that is not a node, or for itself along a cycle, or that fits
-nowhere, waits for ever; a node without a time takes 10 s; time begins with the first request of the file.
+nowhere, waits for ever; a node without a time takes 10 s; time begins with the first request of the file; a request
+whose id was used before has the times of the first with that id (and a name of its own, with its place in the file).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from dovetail.core.events import Arrived
 from dovetail.core.files import Source
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph, TaskGraphError
@@ -20,7 +22,7 @@ from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.configuration import ConfigurationFile, SystemReader
 from dovetail.workflow.inputs.fit import misfits
 from dovetail.workflow.inputs.reading import Reading
-from dovetail.workflow.inputs.request_entries import EntryFault, EntryReader, RequestEntry
+from dovetail.workflow.inputs.request_entries import SAME_ID, EntryFault, EntryReader, RequestEntry
 from dovetail.workflow.inputs.requests import JsonRequestDocument, RequestDocument, Requests
 from dovetail.workflow.inputs.system import DEFAULT_NODE_S, Edge, Model, Node, System, Workflow
 
@@ -118,6 +120,32 @@ class _EntryReader(EntryReader):
 
     def check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
         pass
+
+    def begin(self, suspects: frozenset[int] | None) -> None:
+        super().begin(suspects)
+        self._first: dict[str, Arrived] = {}  # of each id that may be used again
+
+    def _is_double(self, name: str, i: int, count: bool) -> bool:
+        if super()._is_double(name, i, count):
+            self._doubles.add(i)
+        return False
+
+    def arrival(
+        self, decode: Callable[[Any], RequestEntry], raw: Any, i: int, line: int = 0, count: bool = True
+    ) -> tuple[Arrived | None, int]:
+        request, stamp = super().arrival(decode, raw, i, line, count)
+        if request is None or request.fault:
+            return request, stamp
+        if i not in self._doubles:
+            if self._suspects is None or hash(request.job) in self._suspects:
+                self._first[request.job] = request
+            return request, stamp
+        first = self._first.setdefault(request.job, request)  # that one may have been faulty
+        if first.of != request.of:
+            fault = EntryFault("request_id", f"{request.job!r} is used twice, and for {first.of!r} before")
+            return self._faulty(fault, request.job, request.of, i, line, count), stamp
+        facts = request.facts | {SAME_ID: request.job}
+        return structs.replace(request, job=f"{request.job}#{i + 1}", sizes=first.sizes, facts=facts), stamp
 
 
 class GswarmRequests(Requests):

@@ -21,6 +21,7 @@ from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.system import MOST, System
 
 UNKNOWN_TIME = -(1 << 62)  # of a request whose timestamp cannot be read: it counts as the earliest
+SAME_ID = "same_id"  # the fact of a request whose id is another's too: that id (only with --compat gswarm)
 _SHOWN = 20  # faults shown at once
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)

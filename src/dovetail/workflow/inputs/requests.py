@@ -78,9 +78,9 @@ class Requests:
             yield from self._kept
             return
         assert self._index is not None
-        order, offsets, stamps = self._index
+        places, offsets, stamps = self._index
         decode = msgspec.json.Decoder(self._entries.entry_type).decode
-        for i, stamp, line in zip(order.tolist(), stamps.tolist(), self._lines_at(offsets), strict=True):
+        for i, stamp, line in zip(places.tolist(), stamps.tolist(), self._lines_at(offsets), strict=True):
             request, _ = self._entries.arrival(decode, line, i, count=False)
             if request is not None:
                 yield self._arrival_s(stamp), request
@@ -135,38 +135,39 @@ class Requests:
         keep = self.path.stat().st_size <= _IN_MEMORY
         requests: list[Arrived] | None = [] if keep else None
         self._entries.begin(None if keep else frozenset())
-        offsets, stamps = self._scan(requests)
+        places, offsets, stamps = self._scan(requests)
         if suspects := self._find_suspects():
             self._entries.begin(suspects)
-            offsets, stamps = self._scan(None)
+            places, offsets, stamps = self._scan(None)
         order, when = self._in_time(stamps)
         if requests is not None:
             sorted_stamps = when[order].tolist()
             self._kept = [(self._arrival_s(stamp), requests[i]) for i, stamp in zip(order, sorted_stamps, strict=True)]
         else:
-            self._index = order, _int64(offsets)[order], when[order]
+            self._index = _int64(places)[order], _int64(offsets)[order], when[order]
 
-    def _scan(self, requests: list[Arrived] | None) -> tuple[array[int], array[int]]:
-        """Where each line begins, and its time; the requests themselves only if a list is given."""
+    def _scan(self, requests: list[Arrived] | None) -> tuple[array[int], array[int], array[int]]:
+        """Each request's number in the file, where its line begins, and its time; they themselves only into a list."""
         self.total = 0
         digest = hashlib.sha256()
         decode = msgspec.json.Decoder(self._entries.entry_type).decode
-        offsets, stamps = array("q"), array("q")
+        places, offsets, stamps = array("q"), array("q"), array("q")
         offset = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 digest.update(line)
                 if line.strip():
                     request, stamp = self._entries.arrival(decode, line, self.total, number)
-                    self.total += 1
                     if request is not None:
+                        places.append(self.total)
                         offsets.append(offset)
                         stamps.append(stamp)
                         if requests is not None:
                             requests.append(request)
+                    self.total += 1
                 offset += len(line)
         self.digest = digest.hexdigest()
-        return offsets, stamps
+        return places, offsets, stamps
 
     def _lines_at(self, offsets: np.ndarray) -> Iterator[bytes]:
         at = -1
