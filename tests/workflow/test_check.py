@@ -243,6 +243,16 @@ def together(*plants: Plant) -> Plant:
     return plant
 
 
+def share(**tenancy: Any) -> Plant:
+    """r1 and r3 are of two tenants; r3 has had less when r1 goes on."""
+
+    def header(lines: list[Row]) -> None:
+        lines[0]["facts"]["tenancy"] = tenancy
+
+    tenants = [change("arrived", request, facts={"tenant": name}) for request, name in (("r1", "ann"), ("r3", "bob"))]
+    return together(header, *tenants)
+
+
 def complete_with_the_last(lines: list[Row]) -> None:
     """r2 is called complete only when r3 is."""
     line = find(lines, "completed", "r2")
@@ -340,6 +350,9 @@ JOURNAL: list[tuple[str, str, Plant]] = [
     ("summary", "a smaller gap", claim(gap_makespan=0.0)),
     ("summary", "another policy", claim(policy="best")),
     ("summary", "no makespan", lambda x: x[-1]["summary"].pop("makespan_s")),
+    ("admission", "a queue that was full", share(sharing={"max_queue": 1})),
+    ("quota", "more GPUs than a tenant may hold", share(tenants={"*": {"quota_gpus": 1}})),
+    ("turn", "a tenant that was served more", share(tenants={"*": {}}, sharing={"tolerance_s": 0.0})),
     ("model", "a model that is not described", lambda x: x[0]["facts"]["models"].pop("sd")),
     ("model", "a model of another width", lambda x: x[0]["facts"]["models"]["wide"].update(width=1)),
     ("run", "a shorter run", together(change("started", "r3", "image", run_s=1.0), shift(30.25, -1.0))),
@@ -607,7 +620,7 @@ EARLY_FAILURE: Row = {
     "reason": "injected",
 }
 # What an execution log has no place for: instants in order, ends without starts, requests and nodes left open, an end.
-NOT_IN_LOGS = {"time", "finish", "running", "unclosed", "end", "change"}
+NOT_IN_LOGS = {"time", "finish", "running", "unclosed", "end", "change", "admission", "quota", "turn"}
 
 
 @pytest.mark.parametrize(("code", "what", "plant"), LOG, ids=[f"{code}: {what}" for code, what, _ in LOG])

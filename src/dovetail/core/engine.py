@@ -144,14 +144,16 @@ def simulate(
     executor: SimulatedExecutor,
     observers: Sequence[Observer] = (),
     agenda: Agenda | None = None,
+    guard: Guard | None = None,
 ) -> tuple[int, float]:
     """Run until nothing is left to happen; gives the number of steps and the last instant.
 
-    A step is written and carried out only if all of its instructions are allowed.
+    A step is written and carried out only if all of its instructions are allowed. A level that has rules of its own
+    gives a `guard` that knows them.
     """
     agenda = agenda if agenda is not None else TotalOrder(arrivals)
     executor.report_to(agenda)
-    guard, wakes = Guard(pool, graphs), set[float]()
+    guard, wakes = guard or Guard(pool, graphs), set[float]()
 
     def wake_at(at_s: float) -> None:  # once for all who asked for that instant
         if at_s not in wakes:
@@ -190,6 +192,7 @@ def serve(
     clock: Callable[[], float],
     observers: Sequence[Observer] = (),
     history: Iterable[tuple[int, float, Sequence[Recorded]]] = (),
+    guard: Guard | None = None,
 ) -> tuple[int, float]:
     """Run on wall-clock time until the inbox is closed; gives the number of steps and the last instant.
 
@@ -198,7 +201,7 @@ def serve(
     here from where it was.
     """
     wakes = _Wakes()
-    loop = _Loop(scheduler, Guard(pool, graphs), executor, observers, wakes.at)
+    loop = _Loop(scheduler, guard or Guard(pool, graphs), executor, observers, wakes.at)
     now = -inf
     for n, now, events in history:
         stimuli, recorded = _sides(events)

@@ -191,11 +191,13 @@ class Complete(Event, frozen=True, gc=False, tag="completed"):
 
 
 class Reject(Event, frozen=True, gc=False, tag="rejected"):
-    """A job will not be completed, and why; `cancelled` if somebody asked for that."""
+    """A job will not be completed, and why; `cancelled` if somebody asked for that. `queue` names the queue that was
+    full when it arrived, if that is why."""
 
     job: str
     why: str
     cancelled: bool = False
+    queue: str = ""
 
 
 class Decided(Event, frozen=True, gc=False, tag="decided"):

@@ -13,6 +13,7 @@ from dovetail.core.journal import Header
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.system import MOST
+from dovetail.workflow.inputs.tenants import Tenancy
 
 
 class RateRecords(Struct):
@@ -43,6 +44,7 @@ class WorkflowFacts(Struct):
     skipped: int = 0
     requests: RequestFile = field(default_factory=RequestFile)
     forecast: dict[str, float] = {}  # GPU-seconds per model of all requests
+    tenancy: Tenancy | None = None
 
     @classmethod
     def of(cls, header: Header, path: Path) -> WorkflowFacts:
@@ -61,6 +63,8 @@ class WorkflowFacts(Struct):
         """What is wrong with these numbers, or None."""
         if (wrong := self.costs.problem()) is not None:
             return f"costs.{wrong}"
+        if self.tenancy is not None and (wrong := self.tenancy.problem()) is not None:
+            return f"tenancy.{wrong}"
         for name, model in self.models.items():
             numbers = (model.memory_gb, model.load_s, float(model.width))
             if not all(0 <= number <= MOST for number in numbers) or not all(0 < f <= MOST for f in model.batch_curve):

@@ -26,7 +26,9 @@ from dovetail.workflow.inputs.generate import GeneratedRequests
 from dovetail.workflow.inputs.importers.traced import ImportedTrace
 from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
+from dovetail.workflow.inputs.tenants import Tenancy
 from dovetail.workflow.policies.base import View
+from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.words import WORDS
 
 
@@ -86,6 +88,7 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
             item_s=known.item_s,
             units=known.units,
             prefill_s=known.prefill_s,
+            tenancy=system.tenancy,
             notes=[f"the rate table's {what} is nothing that {config} has: ignored" for what in known.ignored],
         )
 
@@ -190,6 +193,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     item_s: dict[str, float] = {}
     units: dict[str, str] = {}
     prefill_s: dict[str, float] = {}
+    tenancy: Tenancy | None = None
     notes: list[str] = []
 
     @property
@@ -221,6 +225,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             "item_s": self.item_s,
             "units": self.units if self.item_s else None,
             "prefill_s": self.prefill_s,
+            "tenancy": self.tenancy,
             "requests": {"total": self.requests.total, "sha256": self.requests.digest},
             "estimates": self.requests.estimates,
             "forecast": self.requests.forecast,
@@ -240,7 +245,8 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         )
 
     def new_view(self) -> View:
-        return View(self.pool, self.models, self.costs, self.rates, self.requests.forecast)
+        view_type = LaneView if self.tenancy is not None and self.tenancy.tenants else View
+        return view_type(self.pool, self.models, self.costs, self.rates, self.requests.forecast)
 
     def new_bounds(self) -> BoundsAccumulator:
         """Nothing below these bounds is a schedule."""

@@ -21,12 +21,23 @@ from dovetail.core.events import (
 )
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.tenants.accounts import Tenants, tenant_of
+from dovetail.workflow.tenants.lanes import LaneView
+from dovetail.workflow.tenants.turns import Turns
 
 
 class WorkflowScheduler:
-    """`retries` is how often a failed node is tried again before its request is rejected."""
+    """`retries` is how often a failed node is tried again before its request is rejected; `tenants` admits requests,
+    and where the view has lanes it says whose turn it is."""
 
-    def __init__(self, view: View, graphs: Mapping[str, TaskGraph], policy: WorkflowPolicy, retries: int = 0) -> None:
+    def __init__(
+        self,
+        view: View,
+        graphs: Mapping[str, TaskGraph],
+        policy: WorkflowPolicy,
+        retries: int = 0,
+        tenants: Tenants | None = None,
+    ) -> None:
         self.view = view
         self._graphs = graphs
         self._policy, self._choose = policy, policy.choose
@@ -40,6 +51,10 @@ class WorkflowScheduler:
         self._begun = False
         self._wake_s = -inf  # when it last asked to be woken
         self._refuses = type(policy).refuse is not WorkflowPolicy.refuse
+        self._tenants = tenants
+        self._turns: Turns | None = None
+        if tenants is not None and isinstance(view, LaneView):
+            self._turns = Turns(view, tenants, self._ask, self._renew)
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
         self.view.now = now
@@ -78,6 +93,9 @@ class WorkflowScheduler:
     def _arrived(self, event: Arrived, now: float, out: list[Instruction]) -> None:
         if event.fault:
             out.append(Reject(event.job, event.fault))
+            return
+        if self._tenants is not None and (full := self._tenants.admit(event)) is not None:
+            out.append(full)
             return
         graph = self._graphs[event.of]
         due = None if event.due_s is None else now + event.due_s
@@ -140,6 +158,8 @@ class WorkflowScheduler:
         self._reject(node.request, f"node {event.task!r} failed {node.attempt} times: {event.why}", out)
 
     def _release(self, key: tuple[str, str], window: Window) -> None:
+        if self._tenants is not None:
+            self._tenants.end(key, self.view.now)
         batch = self._batch_of.pop(key, 0)
         if batch:
             self._batches[batch] -= 1
@@ -154,19 +174,32 @@ class WorkflowScheduler:
         if self._refuses and (why := self._policy.refuse(node, view)) is not None:
             self._reject(node.request, why, out)
             return
+        if self._tenants is not None and (why := self._tenants.too_wide(node, view.models[node.model])) is not None:
+            self._reject(node.request, why, out)  # a node that its request was given while it ran
+            return
         if not node.width:  # needs no GPU
             self._start(Place(node, (), "needs no GPU"), now, out)
             return
+        self._enqueue(node)
+
+    def _enqueue(self, node: ReadyNode) -> None:
         try:
-            node.rank = self._policy.rank(node, view)
+            node.rank = self._policy.rank(node, self.view)
         except Exception as error:
             raise self._mistake("rank", error) from error
-        view.enqueue(node)
+        self.view.enqueue(node)
+
+    def _renew(self, node: ReadyNode) -> None:
+        """A ready node is gone, and another takes its place."""
+        self.view.dequeue(node)
+        self._enqueue(ReadyNode(node.request, node.index, node.ready_s, next(self._seq), node.attempt))
 
     def _reject(self, request: OpenRequest, why: str, out: list[Instruction]) -> None:
         view = self.view
         del self._requests[request.id]
         out.append(Reject(request.id, why))
+        if self._tenants is not None:
+            self._tenants.leave_queue(request.id)
         node = request.queued
         while node is not None:
             if not node.gone:
@@ -180,18 +213,13 @@ class WorkflowScheduler:
     # --- what to do -------------------------------------------------------------------------------
 
     def _decide(self, now: float, out: list[Instruction]) -> None:
-        view, choose = self.view, self._choose
+        view, turns = self.view, self._turns
         if now < 0:  # only in files read as the older scheduler did: its GPUs were there from 0 on
             return
-        while view.queues and view.free_count:
-            try:
-                choice = choose(view)
-            except Exception as error:
-                raise self._mistake("choose", error) from error
+        while view.free_count:
+            choice = self._ask() if turns is None else turns.choose(out)
             if choice is None:
                 return
-            if not isinstance(choice, Place | Wait):
-                raise PolicyError(f"policy {type(self._policy).__name__} chose {choice!r}, not Place, Wait or None")
             if isinstance(choice, Wait):
                 if now < choice.until_s < inf and choice.until_s != self._wake_s:
                     self._wake_s = choice.until_s
@@ -200,6 +228,18 @@ class WorkflowScheduler:
             if choice.node.gone:
                 raise PolicyError(f"[{now:.2f}s] the policy chose {choice.node.request.id}/{choice.node.name} twice")
             self._start(choice, now, out)
+
+    def _ask(self) -> Place | Wait | None:
+        """The policy's choice."""
+        if not self.view.queues:
+            return None
+        try:
+            choice = self._choose(self.view)
+        except Exception as error:
+            raise self._mistake("choose", error) from error
+        if choice is not None and not isinstance(choice, Place | Wait):
+            raise PolicyError(f"policy {type(self._policy).__name__} chose {choice!r}, not Place, Wait or None")
+        return choice
 
     def _mistake(self, method: str, error: Exception) -> PolicyError:
         name = f"{type(self._policy).__module__}.{type(self._policy).__qualname__}.{method}"
@@ -235,6 +275,9 @@ class WorkflowScheduler:
                 view.dequeue(member)
         if window:
             view.occupy(window, node.model, now + setup_s + run_s)
+        if self._tenants is not None:
+            starts = [order for order in out[-len(nodes) :] if isinstance(order, Start)]
+            self._tenants.start([tenant_of(member.request.facts) for member in nodes], starts, now)
 
     def _batch(self, node: ReadyNode) -> Sequence[ReadyNode]:
         """The node and those that may ride along: the next of its model, as many as the curve allows."""

@@ -27,6 +27,9 @@ from dovetail.workflow.metrics import RejectionReasons, metrics_block, summary
 from dovetail.workflow.policies.base import View, WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem, checked
 from dovetail.workflow.scheduler import WorkflowScheduler
+from dovetail.workflow.tenants.accounts import Tenants
+from dovetail.workflow.tenants.guard import QuotaGuard
+from dovetail.workflow.tenants.lanes import LaneView
 
 Progress = Callable[[int], None]
 
@@ -46,10 +49,12 @@ def scheduler_for(reader: Reader, policy: WorkflowPolicy | None = None) -> Workf
     """The scheduler that decided a recorded run, as its header describes it, unless the policy is given: fed the same
     stimuli, it decides again."""
     header, facts = reader.header, WorkflowFacts.of(reader.header, reader.path)
-    view = View(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
+    view_type = LaneView if facts.tenancy is not None and facts.tenancy.tenants else View
+    view = view_type(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
     chosen: WorkflowPolicy = policy or registry.create("workflow", header.policy, header.options)
     scheduler = HeapScheduler if facts.compat else WorkflowScheduler
-    return scheduler(view, header.build_graphs(), chosen, facts.retries)
+    tenants = None if facts.tenancy is None else Tenants(facts.tenancy)
+    return scheduler(view, header.build_graphs(), chosen, facts.retries, tenants)
 
 
 class WorkflowRun(Run):
@@ -132,8 +137,12 @@ def run(
     if file.path is not None:
         refuse_overwrite([file.path], problem.source.files)
     header = problem.header(name, options or {}, seed, retries=retries, failure_rate=failure_rate)
+    tenancy = problem.tenancy
+    if tenancy is not None and tenancy.tenants and chosen.plans_ahead:
+        raise InputError(f"policy {name} plans ahead: it cannot keep to turns and quotas of tenants; take another one")
+    tenants = None if tenancy is None else Tenants(tenancy)
     kind = HeapScheduler if problem.compat else WorkflowScheduler
-    scheduler = kind(problem.new_view(), problem.graphs, chosen, retries)
+    scheduler = kind(problem.new_view(), problem.graphs, chosen, retries, tenants)
     metrics, bounds, rejections = Metrics(problem.pool), problem.new_bounds(), RejectionReasons()
     followers: list[Observer] = [
         metrics,
@@ -150,7 +159,8 @@ def run(
         if writer is not None:
             followers.append(writer)
         began = time.perf_counter()
-        steps, end_s = simulate(scheduler, problem.pool, problem.graphs, arrivals, executor, followers, agenda)
+        guard = None if tenancy is None else QuotaGuard(problem.pool, problem.graphs, tenancy)
+        steps, end_s = simulate(scheduler, problem.pool, problem.graphs, arrivals, executor, followers, agenda, guard)
         took = time.perf_counter() - began
         figures, lower = metrics.figures(), bounds.result()
         summed = summary(header, figures, lower, problem.requests.skipped_count)

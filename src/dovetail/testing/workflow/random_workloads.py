@@ -67,7 +67,7 @@ def random_case(seed: int) -> RandomWorkload:
     if extra.random() < 0.3 and any("adapter_of" in model for model in config["models"].values()):
         costs["adapter_slots"] = extra.between(2, 3)
     rough = rng.random() < 0.25
-    return RandomWorkload(
+    case = RandomWorkload(
         config=config,
         rows=[_row(rng, config, i, rough, rates) for i in range(rng.between(1, 14))],
         gpus=gpus,
@@ -78,6 +78,31 @@ def random_case(seed: int) -> RandomWorkload:
         failure_rate=rng.choice((0.1, 0.5)) if rough else 0.0,
         retries=rng.between(0, 2),
     )
+    if rng.random() < 0.3:
+        _share(rng, case, pool)
+    return case
+
+
+def _share(rng: SeededRandom, case: RandomWorkload, pool: int) -> None:
+    """Requests belong to tenants: of unlike weights, some with quotas, some with short queues; not all are known."""
+    names = ["ann", "bob", "cy"][: rng.between(1, 3)]
+    tenants: dict[str, dict[str, Any]] = {}
+    for name in [*names, "*"]:
+        tenants[name] = {"weight": rng.choice((1.0, 1.0, 2.5))}
+        if rng.random() < 0.4:
+            tenants[name]["quota_gpus"] = rng.between(1, pool)
+        if rng.random() < 0.2:
+            tenants[name]["max_queue"] = rng.between(1, 3)
+    if rng.random() < 0.2:
+        del tenants["*"]
+    if rng.random() < 0.9:
+        case.config["tenants"] = tenants
+    case.config["sharing"] = {"tolerance_s": rng.choice((0.0, 0.0, 5.0, 60.0))}
+    if rng.random() < 0.2:
+        case.config["sharing"]["max_queue"] = rng.between(1, 9)
+    for row in case.rows:
+        if rng.random() < 0.9:
+            row["tenant"] = rng.choice([*names, *names, "dee"])
 
 
 def _system(rng: SeededRandom, seed: int) -> RawSystem:
@@ -201,9 +226,9 @@ def read_case(case: RandomWorkload, folder: Path) -> WorkflowProblem:
 
 
 def policies_for(case: RandomWorkload) -> list[str]:
-    """All that are registered, but in online mode those that plan ahead."""
-    names = registry.names("workflow")
-    return [name for name in names if case.mode == "offline" or not registry.create("workflow", name).plans_ahead]
+    """All that are registered, but in online mode or with tenants those that plan ahead."""
+    names, planned = registry.names("workflow"), case.mode == "offline" and not case.config.get("tenants")
+    return [name for name in names if planned or not registry.create("workflow", name).plans_ahead]
 
 
 def options_of(policy: str, seed: int) -> dict[str, Any]:

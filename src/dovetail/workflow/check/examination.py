@@ -16,6 +16,7 @@ from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.check.below import LowerBounds
 from dovetail.workflow.check.files import InputFiles
 from dovetail.workflow.check.starts import StartRules
+from dovetail.workflow.check.tenants import TenantRules
 from dovetail.workflow.facts import WorkflowFacts
 
 
@@ -46,6 +47,8 @@ class Examination:
             self.notes.append("prices and run times were not checked: they were measured, not computed")
         else:
             self.followers.append(StartRules(self.header, self.facts, self.faults))
+        if self.facts.tenancy is not None:
+            self.followers.append(TenantRules(self.header, self.facts, self.facts.tenancy, self.faults))
         if config is not None:
             self._files = InputFiles(self.header, self.facts, self.faults, config, requests)
             self.followers.append(self._files)

@@ -17,6 +17,7 @@ from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.choices import Mode, OnError
 from dovetail.workflow.compat.gswarm_files import reading
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.inputs.tenants import Tenancy
 
 
 class InputFiles:
@@ -41,6 +42,7 @@ class InputFiles:
         for what, found, expected in (
             ("models", facts.models, system.model_costs),
             ("workflows", {record.name: record for record in header.graphs}, graphs),
+            ("tenants", _tenants(facts.tenancy), _tenants(system.tenancy)),
             ("gpu_types", header.pool.types, {name: types.get(name) for name in header.pool.types}),
         ):
             for name in {**found, **expected}:
@@ -92,6 +94,10 @@ class InputFiles:
             self._faults.add("requests", request, "is in the file of requests, but not in the run")
         for _, arrived in self._arrivals or ():
             self._faults.add("requests", arrived.job, "is in the file of requests, but not in the run")
+
+
+def _tenants(tenancy: Tenancy | None) -> dict[str, Any]:
+    return {} if tenancy is None else {**tenancy.tenants, "sharing": tenancy.sharing}
 
 
 def _brief(value: Any) -> str:

@@ -36,6 +36,9 @@ def read_gswarm_system(
 
 class _SystemReader(SystemReader):
     def tidy(self, data: dict[str, Any]) -> dict[str, Any]:
+        for key in ("tenants", "sharing"):
+            if data.get(key):
+                raise self._doc.error((key,), "GSwarm knew no such thing: leave it out, or --compat gswarm")
         data = {key: value for key, value in data.items() if key in ConfigurationFile.__struct_fields__}
         for key, to in (("models", Model), ("workflows", Workflow)):
             if isinstance(data.get(key), dict):
@@ -115,7 +118,11 @@ class _EntryReader(EntryReader):
 
     def facts(self, entry: RequestEntry) -> dict[str, Any]:
         if facts := super().facts(entry):
-            raise EntryFault(f"node_{next(iter(facts))}", "GSwarm knew no such thing: leave it out, or --compat gswarm")
+            key = next(iter(facts))
+            raise EntryFault(
+                key if key in RequestEntry.__struct_fields__ else f"node_{key}",
+                "GSwarm knew no such thing: leave it out, or --compat gswarm",
+            )
         return facts
 
     def check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:

@@ -15,6 +15,7 @@ from dovetail.core.tasks import TaskGraphError
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.costs import MIB_PER_GB, CostRules
 from dovetail.workflow.inputs.system import MOST, GpuType, Model, System, Workflow
+from dovetail.workflow.inputs.tenants import Sharing, Tenancy, Tenant
 
 
 class ConfigurationFile(Struct, forbid_unknown_fields=True):
@@ -24,6 +25,8 @@ class ConfigurationFile(Struct, forbid_unknown_fields=True):
     gpus: str | int | None = None
     costs: dict[str, Any] = field(default_factory=dict)
     rates: str | list[str] = field(default_factory=list)
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+    sharing: Sharing = Sharing()
 
 
 def read_system(config: Source, on_error: OnError = "fail", cost_options: Mapping[str, Any] | None = None) -> System:
@@ -63,6 +66,7 @@ class SystemReader:
         gpus = None if file.gpus is None else str(file.gpus)
         tables = [file.rates] if isinstance(file.rates, str) else file.rates
         system = System(models, {}, types, costs, gpus, {}, {}, [doc.path.parent / table for table in tables])
+        system.tenancy = _tenancy(doc, file)
         system.measured_as = {name: given.measured_as for name, given in file.gpu_types.items() if given.measured_as}
         for name, raw in file.workflows.items():
             system.workflows[name] = doc.convert(raw, Workflow, ("workflows", name))
@@ -161,6 +165,16 @@ def _settle_adapter(doc: Document, raw: Mapping[str, dict[str, Any]], chain: lis
     if merged.setdefault("gpus_required", width) != width:
         found = f"expected {width} as {base!r} has, found {merged['gpus_required']}"
         raise doc.error((*keys, "gpus_required"), found)
+
+
+def _tenancy(doc: Document, file: ConfigurationFile) -> Tenancy | None:
+    if not file.tenants and file.sharing == Sharing():
+        return None
+    tenancy = Tenancy(file.tenants, file.sharing)
+    if (problem := tenancy.problem()) is not None:
+        keys, message = problem.split(": ", 1)
+        raise doc.error(keys.split("."), message)
+    return tenancy
 
 
 def _costs(doc: Document, given: dict[str, Any], options: Mapping[str, Any]) -> CostRules:

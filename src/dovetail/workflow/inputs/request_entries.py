@@ -19,6 +19,7 @@ from dovetail.core.files import Document, Key, explain, name_entries
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.system import MOST, System
+from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
 
 UNKNOWN_TIME = -(1 << 62)  # of a request whose timestamp cannot be read: it counts as the earliest
 SAME_ID = "same_id"  # the fact of a request whose id is another's too: that id (only with --compat gswarm)
@@ -37,7 +38,7 @@ class Tokens(Struct, forbid_unknown_fields=True):
 
 class RequestEntry(Struct, forbid_unknown_fields=True):
     """One request as it stands in a file; `node_items` (what a node works through, where rates are known
-    per second), `node_tokens`, `deadline_seconds` (after arrival) and `priority` are our additions."""
+    per second), `node_tokens`, `deadline_seconds` (after arrival), `priority` and `tenant` are our additions."""
 
     request_id: str
     workflow_id: str
@@ -50,6 +51,7 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
     metadata: Any = None
     deadline_seconds: float | None = None
     priority: float = 1.0
+    tenant: str = ""
 
 
 class _Name(Struct):
@@ -75,6 +77,7 @@ class EntryReader:
         self._path = path
         self._system = system
         self._graphs = system.graphs()
+        self._tenancy, self._models = system.tenancy, system.model_costs
         self._online = online
         self._on_error = on_error
         self._hints = {name: [self.guess(task.kind) for task in graph.tasks] for name, graph in self._graphs.items()}
@@ -120,6 +123,8 @@ class EntryReader:
             if not 0 < entry.priority <= MOST:
                 raise EntryFault("priority", f"expected a positive number up to {MOST:g}, found {entry.priority}")
             self.check_clock(kind, entry)
+            if self._tenancy is not None or entry.tenant:
+                self.check_tenant(entry, graph)
             if count:
                 self._count(entry, graph, sizes)
             return Arrived(name, of, sizes, due, entry.priority, facts=self.facts(entry)), stamp
@@ -256,9 +261,18 @@ class EntryReader:
 
     def facts(self, entry: RequestEntry) -> dict[str, Any]:
         """What a request says beyond sizes, weight and deadline, as plain data: only what is given."""
-        if not entry.node_tokens:
-            return {}
-        return {"tokens": {name: [tokens.input, tokens.output] for name, tokens in entry.node_tokens.items()}}
+        facts: dict[str, Any] = {}
+        if entry.node_tokens:
+            facts["tokens"] = {name: [tokens.input, tokens.output] for name, tokens in entry.node_tokens.items()}
+        if entry.tenant:
+            facts["tenant"] = entry.tenant
+        return facts
+
+    def check_tenant(self, entry: RequestEntry, graph: TaskGraph) -> None:
+        """A tenant must be known, and have a quota that is wide enough for its nodes."""
+        tenancy = self._tenancy or Tenancy()
+        if (problem := tenancy.why_not(entry.tenant or NOBODY, graph, self._models)) is not None:
+            raise EntryFault("tenant", problem)
 
     def _seconds(self, entry: RequestEntry, graph: TaskGraph) -> list[float | None]:
         """Durations that the request gives, or the rate table for its numbers of items."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.tenants import Tenancy
 
 DEFAULT_NODE_S = 10.0
 MOST = 1e12  # seconds, GB or times as fast: more than that is a slip
@@ -98,6 +99,7 @@ class System(Struct, omit_defaults=True):
     item_s: dict[str, float] = {}  # seconds per item at speed 1, of models with an absolute rate
     units: dict[str, str] = {}  # what their items are: items/s, tokens/s, ...
     prefill_s: dict[str, float] = {}  # seconds per token read at speed 1, of models whose rate of that is measured
+    tenancy: Tenancy | None = None
 
     def estimate_s(self, model: str) -> tuple[float, str]:
         """How long a node takes when its request does not say: seconds, and which rule gave them."""

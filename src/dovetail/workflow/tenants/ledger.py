@@ -1,0 +1,193 @@
+"""What tenants have, wait for and hold at every instant of a run, from its events alone: for its checker and its
+figures, which trust nothing that the scheduler counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Grew, Reject, Start
+from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.inputs.costs import ModelCost
+from dovetail.workflow.inputs.tenants import NOBODY, Tenancy, quota_share
+
+_SLACK = 1e-6  # GPUs
+
+Key = tuple[str, str]
+
+
+class _OpenJob:
+    """A request under way: whose it is, and which of its nodes have finished."""
+
+    def __init__(self, tenant: str, graph: TaskGraph) -> None:
+        self.tenant = tenant
+        self.graph = graph
+        self.done: set[int] = set()
+
+
+class _Holding:
+    def __init__(self, tenant: str, start: Start) -> None:
+        self.tenant = tenant
+        self.start = start
+        self.clock_s = 0.0
+        self.expected_s = 0.0
+
+
+class TenantState:
+    """One tenant. `service_s` counts GPU-seconds, `virtual_s` what turns go by: service over weight, as expected where
+    a node still runs, and from the level on where the tenant has rested."""
+
+    def __init__(self, name: str, tenancy: Tenancy) -> None:
+        rule = tenancy.rule(name)
+        self.name = name
+        self.weight = rule.weight
+        self.quota = inf if rule.quota_gpus is None else rule.quota_gpus
+        self.max_queue = inf if rule.max_queue is None else rule.max_queue
+        self.ready: dict[Key, float] = {}  # nodes that wait for GPUs, and what they would hold
+        self.waiting: dict[str, None] = {}  # requests of which nothing has started
+        self.holds: dict[Key | int, float] = {}  # by node or batch
+        self.virtual_s = 0.0
+        self.service_s = 0.0
+
+    @property
+    def held(self) -> float:
+        return sum(self.holds.values())
+
+    @property
+    def may_start(self) -> bool:
+        """Whether something is ready for which its quota has room."""
+        room = self.quota - self.held + _SLACK
+        return any(share <= room for share in self.ready.values())
+
+
+class TenantLedger:
+    """Follows a run step by step."""
+
+    def __init__(self, graphs: Mapping[str, TaskGraph], models: Mapping[str, ModelCost], tenancy: Tenancy) -> None:
+        self._graphs = dict(graphs)
+        self._shares = {name: quota_share(model) for name, model in models.items()}
+        self._tenancy = tenancy
+        self.tenants: dict[str, TenantState] = {}
+        self.jobs: dict[str, _OpenJob] = {}
+        self._holdings: dict[Key, _Holding] = {}
+        self._gpus: dict[int, tuple[float, float, int]] = {}  # seconds of each node there, at which instant, nodes
+        self.level_s = 0.0
+
+    def state(self, name: str) -> TenantState:
+        found = self.tenants.get(name)
+        if found is None:
+            found = self.tenants[name] = TenantState(name, self._tenancy)
+        return found
+
+    def virtual_s(self, state: TenantState) -> float:
+        return max(state.virtual_s, self.level_s)
+
+    def starts(self, t: float, events: Sequence[Any]) -> Iterator[list[Start]]:
+        """Take a step; gives the nodes that start as one, before they are counted."""
+        for event in events:
+            if type(event) is Finished or type(event) is Failed:
+                self._end(t, event)
+            elif type(event) is Arrived:
+                self._arrive(event)
+            elif type(event) is Grew:
+                self._grow(event)
+            elif type(event) is Added:
+                self._graphs |= {record.name: record.build() for record in event.graphs}
+        for event in events:
+            if type(event) is Complete or type(event) is Reject:
+                self._close(event.job)
+        batches: dict[int, list[Start]] = {}
+        for event in events:
+            if type(event) is Start:
+                batches.setdefault(event.batch or -1 - len(batches), []).append(event)
+        for members in batches.values():
+            yield members
+            self._start(t, members)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _arrive(self, event: Arrived) -> None:
+        graph = self._graphs.get(event.of)
+        if event.fault or graph is None:
+            return
+        job = self.jobs[event.job] = _OpenJob(event.facts.get("tenant", NOBODY), graph)
+        self.state(job.tenant).waiting[event.job] = None
+        for i in graph.roots:
+            self._ready(event.job, job, i)
+
+    def _grow(self, event: Grew) -> None:
+        job = self.jobs.get(event.job)
+        if job is None:
+            return
+        first, job.graph = len(job.graph.tasks), job.graph.grown(event.tasks, event.edges)
+        for i in range(first, len(job.graph.tasks)):
+            if job.done.issuperset(job.graph.after[i]):
+                self._ready(event.job, job, i)
+
+    def _ready(self, name: str, job: _OpenJob, i: int) -> None:
+        task = job.graph.tasks[i]
+        if task.width:
+            self.state(job.tenant).ready[name, task.name] = self._shares.get(task.kind, float(task.width))
+
+    def _close(self, name: str) -> None:
+        job = self.jobs.pop(name, None)
+        if job is not None:
+            state = self.state(job.tenant)
+            state.waiting.pop(name, None)
+            for task in job.graph.tasks:
+                state.ready.pop((name, task.name), None)
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def _start(self, t: float, members: Sequence[Start]) -> None:
+        gpus = members[0].devices
+        shown_s = self._turn_clocks(gpus, t, len(members))
+        part = sum(1 / self._gpus[gpu][2] for gpu in gpus)
+        for start in members:
+            job = self.jobs.get(start.job)
+            if job is None:
+                continue
+            state = self.state(job.tenant)
+            state.waiting.pop(start.job, None)
+            share = state.ready.pop((start.job, start.task), 0.0)
+            holding = self._holdings[start.job, start.task] = _Holding(job.tenant, start)
+            holding.clock_s, holding.expected_s = shown_s, part * (start.setup_s + start.run_s)
+            state.virtual_s = self.virtual_s(state) + holding.expected_s / state.weight
+            state.holds[start.batch or (start.job, start.task)] = share
+
+    def _end(self, t: float, event: Finished | Failed) -> None:
+        key = (event.job, event.task)
+        holding = self._holdings.pop(key, None)
+        if holding is None:
+            return
+        start, state = holding.start, self.state(holding.tenant)
+        taken_s = self._turn_clocks(start.devices, t, -1) - holding.clock_s
+        state.service_s += taken_s
+        state.virtual_s += (taken_s - holding.expected_s) / state.weight
+        if not any(
+            h.start.batch == start.batch and h.tenant == state.name for h in self._holdings.values() if start.batch
+        ):
+            state.holds.pop(start.batch or key, None)
+        job = self.jobs.get(event.job)
+        if job is None:
+            return
+        i = job.graph.index[event.task]
+        if type(event) is Failed:
+            self._ready(event.job, job, i)
+            return
+        job.done.add(i)
+        for j in job.graph.before[i]:
+            if job.done.issuperset(job.graph.after[j]) and j not in job.graph.never:
+                self._ready(event.job, job, j)
+
+    def _turn_clocks(self, gpus: Sequence[int], t: float, nodes: int) -> float:
+        """Let the clocks of GPUs run until now, each at one over the nodes that are there, and let nodes come or go;
+        gives what they show, summed."""
+        shown_s = 0.0
+        for gpu in gpus:
+            at_s, since, before = self._gpus.get(gpu, (0.0, t, 0))
+            at_s += (t - since) / before if before else 0.0
+            self._gpus[gpu] = (at_s, t, before + nodes)
+            shown_s += at_s
+        return shown_s

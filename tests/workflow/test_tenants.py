@@ -1,0 +1,457 @@
+"""Tenants: who is admitted, quotas, turns; against definitions written down plainly, and with faults planted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dovetail.core import registry
+from dovetail.core.errors import InputError, PolicyError
+from dovetail.core.events import Arrived, Decided, Failed, Finished, Grew, Reject, Start
+from dovetail.core.findings import Report
+from dovetail.core.journal import Ended, Reader, Writer
+from dovetail.core.resources import Pool
+from dovetail.core.tasks import Task, TaskGraph
+from dovetail.testing.workflow.random_workloads import check_case, random_case
+from dovetail.workflow.check import check_journal
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.tenants import Tenancy, Tenant
+from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.problem import WorkflowProblem, load
+from dovetail.workflow.scheduler import WorkflowScheduler
+from dovetail.workflow.simulate import WorkflowRun, run
+from dovetail.workflow.tenants.accounts import Tenants
+from dovetail.workflow.tenants.guard import QuotaGuard
+from dovetail.workflow.tenants.lanes import LaneView
+
+Row = dict[str, Any]
+ONLINE = [name for name in registry.names("workflow") if not registry.create("workflow", name).plans_ahead]
+
+
+def model(width: int = 1, memory_gb: float = 10, load_s: float = 5.0) -> Row:
+    return {"memory_gb": memory_gb, "gpus_required": width, "load_time_seconds": load_s}
+
+
+CONFIG: dict[str, Any] = {
+    "models": {"llm": model(), "sd": model(memory_gb=4), "wide": model(2, 20), "tool": model(0, 0, 0)},
+    "workflows": {
+        "chat": {"nodes": [{"id": "say", "model": "llm"}]},
+        "draw": {"nodes": [{"id": "paint", "model": "sd"}]},
+        "film": {"nodes": [{"id": "cut", "model": "wide"}]},
+        "look": {
+            "nodes": [{"id": "read", "model": "tool"}, {"id": "say", "model": "llm"}],
+            "edges": [{"from": "read", "to": "say"}],
+        },
+    },
+}
+NODE = {"chat": "say", "draw": "paint", "film": "cut"}
+
+
+def asked(i: int, tenant: str = "", of: str = "chat", at_s: float = 0.0, run_s: float = 10.0) -> Row:
+    row: Row = {"request_id": f"r{i}", "workflow_id": of, "timestamp": at_s}
+    row["node_execution_times"] = {NODE[of]: run_s} if of in NODE else {"read": 1.0, "say": run_s}
+    return row | ({"tenant": tenant} if tenant else {})
+
+
+def loaded(
+    rows: list[Row], gpus: int = 4, on_error: Any = "fail", mode: Any = "online", **config: Any
+) -> WorkflowProblem:
+    return load(CONFIG | config, rows, gpus=gpus, mode=mode, on_error=on_error)
+
+
+def mixed(seed: int, count: int = 150, every_s: float = 0.7) -> list[Row]:
+    """More than four GPUs can do, of three tenants."""
+    rng = random.Random(seed)
+    kinds, tenants = ("chat", "chat", "draw", "draw", "film"), ("ann", "ann", "bob", "cy")
+    return [asked(i, rng.choice(tenants), rng.choice(kinds), every_s * i, rng.uniform(1, 9)) for i in range(count)]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"tenants": {"ann": {"wieght": 2}}}, r"tenants.ann.wieght: unknown key 'wieght'; did you mean 'weight'"),
+        ({"tenants": {"ann": {"weight": 0}}}, r"tenants.ann.weight: expected a positive number up to 1e\+12, found 0"),
+        ({"tenants": {"ann": {"quota_gpus": -1}}}, "tenants.ann.quota_gpus: expected a positive number"),
+        ({"tenants": {"ann": {"max_queue": 0}}}, "tenants.ann.max_queue: expected 1 or more requests, found 0"),
+        ({"tenants": {"ann": {"max_queue": 1.5}}}, "tenants.ann.max_queue: "),
+        ({"sharing": {"tolerance_s": -1}}, "sharing.tolerance_s: expected a number from 0"),
+        ({"sharing": {"max_queue": 0}}, "sharing.max_queue: expected 1 or more"),
+        ({"sharing": {"tolerance": 1}}, "sharing.tolerance: unknown key 'tolerance'; did you mean 'tolerance_s'"),
+    ],
+)
+def test_wrong_keys_of_the_configuration_are_refused(config: Row, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        loaded([asked(1)], **config)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (asked(1, "anm"), "tenant: request 'r1': unknown tenant 'anm'; did you mean 'ann'"),
+        (asked(1), "tenant: request 'r1': missing; expected one of the configuration's: ann, bob"),
+        (asked(1, "*"), r"'\*' stands for all who are not named; expected a name"),
+        (asked(1, "bob", "film"), r"'bob' may hold 1 GPUs at once \(quota_gpus\), but node 'cut' needs 2"),
+        (asked(1) | {"tenant": 3}, "tenant: "),
+    ],
+)
+def test_requests_of_unknown_or_too_narrow_tenants_are_refused(row: Row, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        loaded([row], tenants={"ann": {}, "bob": {"quota_gpus": 1}})
+
+
+def test_such_requests_may_be_rejected_one_by_one() -> None:
+    found = run(loaded([asked(1, "ann"), asked(2, "anm")], on_error="reject", tenants={"ann": {}}))
+    assert (found.figures.completed, found.figures.rejected) == (1, 1)
+    assert found.check().valid
+
+
+def test_without_tenants_in_the_configuration_a_request_may_name_any() -> None:
+    found = run(loaded([asked(1, "ann"), asked(2)]))
+    assert found.figures.completed == 2
+    assert "tenancy" not in found.header.facts
+
+
+def test_who_is_not_named_has_what_the_star_has() -> None:
+    rows = [asked(i, "dee" if i % 2 else "") for i in range(6)]
+    found = run(loaded(rows, tenants={"ann": {}, "*": {"quota_gpus": 1}}))
+    assert most_held(found) == {"dee": 1, "-": 1}
+
+
+def test_the_older_scheduler_knew_no_tenants() -> None:
+    cases: list[tuple[Row, Row]] = [(asked(1), {"tenants": {"ann": {}}}), (asked(1, "ann"), {})]
+    for row, config in cases:
+        with pytest.raises(InputError, match=r"tenants?: (request 'r1': )?GSwarm knew no such thing"):
+            load(CONFIG | config, [row], gpus=4, compat="gswarm")
+
+
+def test_a_policy_that_plans_ahead_is_refused() -> None:
+    with pytest.raises(InputError, match="policy optimise plans ahead: it cannot keep to turns and quotas"):
+        run(loaded([asked(1, "ann")], mode="offline", tenants={"ann": {}}), "optimise")
+    assert run(loaded([asked(1)], mode="offline", sharing={"max_queue": 1}), "optimise").figures.completed == 1
+
+
+# --- admission ------------------------------------------------------------------------------------
+
+
+def rejections(found: WorkflowRun) -> dict[str, Reject]:
+    return {event.job: event for _, _, event in Reader(found.journal) if isinstance(event, Reject)}
+
+
+def test_a_full_queue_turns_away_with_both_numbers() -> None:
+    found = run(loaded([asked(i, "ann") for i in range(5)], gpus=1, tenants={"ann": {"max_queue": 3}}), "baseline")
+    why = "3 requests of tenant 'ann' wait, and max_queue is 3"
+    assert rejections(found) == {f"r{i}": Reject(f"r{i}", why, queue="ann") for i in (3, 4)}
+
+
+def test_the_whole_service_has_a_queue_too() -> None:
+    rows = [asked(i, tenant) for i, tenant in enumerate(("ann", "bob", "ann"))]
+    found = run(loaded(rows, gpus=1, sharing={"max_queue": 2}), "baseline")
+    assert rejections(found) == {"r2": Reject("r2", "2 requests of all tenants wait, and max_queue is 2", queue="*")}
+    assert found.check().valid
+
+
+def test_who_has_started_anything_waits_no_more() -> None:
+    """A node without a GPU starts on arrival."""
+    rows = [asked(i, "ann", "look") for i in range(9)]
+    found = run(loaded(rows, gpus=1, tenants={"ann": {"max_queue": 1}}))
+    assert not rejections(found)
+    assert found.check().valid
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_admission_is_that_of_a_queue_written_down_plainly(seed: int) -> None:
+    """One GPU, one model that loads in no time, first come first served: who is turned away can be counted by hand."""
+    rng = random.Random(seed)
+    most, together = rng.randint(1, 4), rng.randint(3, 8)
+    at_s, rows = 0.0, []
+    for i in range(120):
+        at_s += rng.choice((0.0, 0.5, 3.0))
+        rows.append(asked(i, rng.choice(("ann", "bob")), at_s=at_s, run_s=rng.choice((1.0, 2.0, 4.5))))
+    free_s, queue, expected = 0.0, list[tuple[Row, float]](), {}
+    for row in rows:
+        now = row["timestamp"]
+        while queue and max(free_s, queue[0][1]) < now:  # what starts at this instant starts after it was counted
+            free_s = max(free_s, queue[0][1]) + queue.pop(0)[0]["node_execution_times"]["say"]
+        own = sum(other["tenant"] == row["tenant"] for other, _ in queue)
+        if own >= most or len(queue) >= together:
+            expected[row["request_id"]] = row["tenant"] if own >= most else "*"
+        else:
+            queue.append((row, now))
+    tenants = {name: {"max_queue": most} for name in ("ann", "bob")}
+    sharing = {"max_queue": together, "tolerance_s": 1e9}
+    models = CONFIG["models"] | {"llm": model(load_s=0.0)}
+    found = run(loaded(rows, gpus=1, tenants=tenants, sharing=sharing, models=models), "baseline")
+    assert {name: reject.queue for name, reject in rejections(found).items()} == expected
+    assert found.check().valid
+
+
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+def most_held(found: WorkflowRun) -> dict[str, int]:
+    """The most GPUs that each tenant held at once, counted plainly."""
+    tenant, held, most = dict[str, str](), dict[str, int](), dict[str, int]()
+    running: dict[tuple[str, str], Start] = {}
+    for _, _, event in Reader(found.journal):
+        if isinstance(event, Arrived):
+            tenant[event.job] = event.facts.get("tenant", "-")
+        elif isinstance(event, Start):
+            running[event.job, event.task] = event
+            name = tenant[event.job]
+            held[name] = held.get(name, 0) + len(event.devices)
+            most[name] = max(most.get(name, 0), held[name])
+        elif isinstance(event, Finished | Failed):
+            held[tenant[event.job]] -= len(running.pop((event.job, event.task)).devices)
+    return most
+
+
+@pytest.mark.parametrize("policy", ONLINE)
+def test_no_policy_goes_beyond_a_quota_and_none_idles_for_it(policy: str) -> None:
+    tenants = {"ann": {"quota_gpus": 2}, "bob": {"quota_gpus": 3}, "cy": {"weight": 3}}
+    found = run(loaded(mixed(1), tenants=tenants), policy)
+    held = most_held(found)
+    assert (held["ann"], held["bob"]) == (2, 3)
+    assert found.figures.completed == 150
+    assert found.check().valid
+    assert found.replay().difference is None
+
+
+def test_a_quota_takes_the_narrow_node_that_still_fits() -> None:
+    rows = [asked(0, "ann"), asked(1, "ann", "film"), asked(2, "ann")]
+    found = run(loaded(rows, gpus=4, tenants={"ann": {"quota_gpus": 2}}), "baseline")
+    starts = {event.job: t for _, t, event in Reader(found.journal) if isinstance(event, Start)}
+    assert starts["r0"] == starts["r2"] == 0.0
+    assert starts["r1"] == 15.0
+
+
+def test_a_guard_refuses_what_is_beyond_a_quota() -> None:
+    guard = QuotaGuard(
+        Pool.parse("4", {}), {"one": TaskGraph("one", [Task("a", "m")], [])}, Tenancy({"ann": Tenant(1.0, 2)})
+    )
+    for i in range(3):
+        guard.see(Arrived(f"r{i}", "one", (1.0,), facts={"tenant": "ann"}), 0.0)
+    start = Start("r0", "a", "m", (0,), 0.0, 1.0, "first")
+    guard.allow(start, 0.0)
+    guard.allow(msgspec.structs.replace(start, job="r1", devices=(1,)), 0.0)
+    third = msgspec.structs.replace(start, job="r2", devices=(2,))
+    with pytest.raises(
+        PolicyError, match=r"start of r2/a on .2. refused: tenant 'ann' would hold 3 GPUs, and its quota is 2"
+    ):
+        guard.allow(third, 0.0)
+
+
+def test_a_guard_counts_a_batch_once_and_forgets_what_ended() -> None:
+    guard = QuotaGuard(
+        Pool.parse("4", {}), {"one": TaskGraph("one", [Task("a", "m")], [])}, Tenancy({"ann": Tenant(1.0, 1)})
+    )
+    for i in range(3):
+        guard.see(Arrived(f"r{i}", "one", (1.0,), facts={"tenant": "ann"}), 0.0)
+    for i in range(2):
+        guard.allow(Start(f"r{i}", "a", "m", (0,), 0.0, 1.0, "together", batch=1), 0.0)
+    third = Start("r2", "a", "m", (1,), 0.0, 1.0, "alone")
+    guard.see(Finished("r0", "a"), 1.0)
+    with pytest.raises(PolicyError, match="would hold 2 GPUs"):
+        guard.allow(third, 1.0)
+
+
+class Grabs(WorkflowPolicy):
+    """Starts the nodes that it was asked to rank, whether it is shown them or not."""
+
+    def __init__(self) -> None:
+        self.known: list[ReadyNode] = []
+
+    def rank(self, node: ReadyNode, view: View) -> int:
+        self.known.append(node)
+        return node.seq
+
+    def choose(self, view: View) -> Place | Wait | None:
+        self.known = [node for node in self.known if not node.gone]
+        for node in self.known:
+            if windows := view.free_windows(node.model):
+                return Place(node, windows[0], "mine")
+        return None
+
+
+def test_a_policy_that_keeps_nodes_gets_no_more_than_a_quota() -> None:
+    rows = [asked(i, "ann" if i < 4 else "bob") for i in range(6)]
+    found = run(loaded(rows, tenants={"ann": {"quota_gpus": 1}, "bob": {}}), Grabs)
+    assert most_held(found)["ann"] == 1
+    assert found.check().valid
+
+
+class Stubborn(Grabs):
+    def choose(self, view: View) -> Place | Wait | None:
+        windows = view.free_windows("llm")
+        return Place(self.known[0], windows[0], "mine") if windows else None
+
+
+def test_a_policy_that_starts_a_node_twice_is_stopped_with_tenants_too() -> None:
+    with pytest.raises(PolicyError, match="the policy chose r0/say twice"):
+        run(loaded([asked(0, "ann"), asked(1, "ann")], tenants={"ann": {}}), Stubborn)
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+
+class Oldest(ListPolicy):
+    """A plug-in that knows nothing of tenants."""
+
+    def rank(self, node: ReadyNode, view: View) -> float:
+        return node.request.arrived_s
+
+
+def test_strict_turns_alternate_between_equal_tenants() -> None:
+    """One GPU, one model that loads in no time: whatever the policy's order, the tenants take turns."""
+    rows = [asked(i, "ann", run_s=4.0) for i in range(4)] + [asked(i + 4, "bob", run_s=4.0) for i in range(4)]
+    models = CONFIG["models"] | {"llm": model(load_s=0.0)}
+    for tolerance_s, expected in ((0.0, "ababab"), (4.0, "aabababb")):
+        shared: Any = {"tenants": {"ann": {}, "bob": {}}, "sharing": {"tolerance_s": tolerance_s}, "models": models}
+        found = run(loaded(rows, gpus=1, **shared), Oldest)
+        tenants = {row["request_id"]: row["tenant"][0] for row in rows}
+        order = "".join(tenants[event.job] for _, _, event in Reader(found.journal) if isinstance(event, Start))
+        assert order.startswith(expected)
+        assert found.check().valid
+
+
+def test_who_rested_is_owed_nothing() -> None:
+    """Bob comes late: from then on they take turns, and bob is not given what ann had alone."""
+    rows = [asked(i, "ann", run_s=4.0) for i in range(12)] + [
+        asked(i + 12, "bob", at_s=22.0, run_s=4.0) for i in range(3)
+    ]
+    models = CONFIG["models"] | {"llm": model(load_s=0.0)}
+    shared: Any = {"tenants": {"ann": {}, "bob": {}}, "sharing": {"tolerance_s": 0.0}, "models": models}
+    found = run(loaded(rows, gpus=1, **shared), Oldest)
+    tenants = {row["request_id"]: row["tenant"][0] for row in rows}
+    order = "".join(tenants[event.job] for _, _, event in Reader(found.journal) if isinstance(event, Start))
+    assert order == "aaaaaabababaaaa"
+
+
+def test_when_the_policy_passes_the_next_ones_go() -> None:
+    """Ann has served least, but her wide node has no room: bob's narrow one takes the GPU, and the journal says why."""
+    rows = [asked(0, "bob", run_s=50.0), asked(1, "ann", "film", at_s=1.0), asked(2, "bob", at_s=1.0)]
+    found = run(loaded(rows, gpus=2, tenants={"ann": {}, "bob": {}}, sharing={"tolerance_s": 0.0}), Oldest)
+    events = [event for _, t, event in Reader(found.journal) if t == 1.0]
+    assert [event.facts for event in events if isinstance(event, Decided)] == [{"tenants": ["ann"]}]
+    assert [event.job for event in events if isinstance(event, Start)] == ["r2"]
+    assert found.check().valid
+
+
+# --- the checker finds what is planted ------------------------------------------------------------
+
+Plant = Callable[[list[tuple[int, float, list[Any]]]], None]
+
+
+def planted(found: WorkflowRun, plant: Plant, folder: Path, facts: Row | None = None) -> Report:
+    """Check the journal of a run into which a fault was planted."""
+    reader = Reader(found.journal)
+    steps = [(n, t, list(events)) for n, t, events in reader.steps()]
+    plant(steps)
+    header = msgspec.structs.replace(reader.header, facts=reader.header.facts | (facts or {}))
+    path = folder / "planted.jsonl"
+    with Writer(path, header, False) as writer:
+        for n, t, events in steps:
+            kept = [event for event in events if not isinstance(event, Ended)]
+            writer.step(n, t, kept)
+            for event in events:
+                if isinstance(event, Ended):
+                    writer.end(n, t, event.summary)
+    return check_journal(path)
+
+
+def codes(report: Report) -> set[str]:
+    return {fault.code for fault in report.faults}
+
+
+def turned_away() -> WorkflowRun:
+    return run(loaded([asked(i, "ann") for i in range(5)], gpus=1, tenants={"ann": {"max_queue": 3}}), "baseline")
+
+
+def test_the_checker_finds_a_rejection_without_reason(tmp_path: Path) -> None:
+    def plant(steps: list[tuple[int, float, list[Any]]]) -> None:
+        pass
+
+    assert planted(turned_away(), plant, tmp_path).valid
+    report = planted(turned_away(), plant, tmp_path, {"tenancy": {"tenants": {"ann": {"max_queue": 4}}}})
+    assert [fault.code for fault in report.faults] == ["admission"] * 2
+    assert (
+        "found it turned away by the queue of 'ann', expected it admitted: 3 requests of 'ann'"
+        in report.faults[0].message
+    )
+
+
+def test_the_checker_finds_a_rejection_that_is_missing(tmp_path: Path) -> None:
+    report = planted(turned_away(), lambda steps: None, tmp_path, {"tenancy": {"tenants": {"ann": {"max_queue": 2}}}})
+    assert [(fault.code, fault.where) for fault in report.faults] == [("admission", "step 1 at 0 s: r2")]
+
+
+def test_the_checker_finds_the_wrong_queue(tmp_path: Path) -> None:
+    def plant(steps: list[tuple[int, float, list[Any]]]) -> None:
+        for _, _, events in steps:
+            events[:] = [msgspec.structs.replace(e, queue="*") if isinstance(e, Reject) else e for e in events]
+
+    assert codes(planted(turned_away(), plant, tmp_path)) == {"admission"}
+
+
+def test_the_checker_finds_a_quota_that_was_broken(tmp_path: Path) -> None:
+    found = run(loaded(mixed(2, 20), tenants={"*": {"quota_gpus": 3}}), "baseline")
+    facts = {"tenancy": {"tenants": {"*": {"quota_gpus": 2}}, "sharing": {"tolerance_s": 1e9}}}
+    report = planted(found, lambda steps: None, tmp_path, facts)
+    assert "quota" in codes(report)
+    assert "holds 3 GPUs with it, expected at most 2" in report.faults[0].message
+
+
+def test_the_checker_finds_a_start_out_of_turn(tmp_path: Path) -> None:
+    rows = mixed(3, 60)
+    found = run(loaded(rows, tenants={"*": {}}, sharing={"tolerance_s": 30.0}), "baseline")
+    facts = {"tenancy": {"tenants": {"*": {}}, "sharing": {"tolerance_s": 0.0}}}
+    assert codes(planted(found, lambda steps: None, tmp_path, facts)) == {"turn"}
+
+
+def test_the_checker_finds_a_pass_that_nobody_decided(tmp_path: Path) -> None:
+    rows = [asked(0, "bob", run_s=50.0), asked(1, "ann", "film", at_s=1.0), asked(2, "bob", at_s=1.0)]
+    found = run(loaded(rows, gpus=2, tenants={"ann": {}, "bob": {}}, sharing={"tolerance_s": 0.0}), Oldest)
+
+    def plant(steps: list[tuple[int, float, list[Any]]]) -> None:
+        for _, _, events in steps:
+            events[:] = [event for event in events if not isinstance(event, Decided)]
+
+    assert planted(found, lambda steps: None, tmp_path).valid
+    assert codes(planted(found, plant, tmp_path)) == {"turn"}
+
+
+def test_the_checker_finds_a_pass_of_somebody_whose_turn_it_was_not(tmp_path: Path) -> None:
+    rows = [asked(i, ("ann", "bob")[i % 2], run_s=4.0) for i in range(6)]
+    found = run(loaded(rows, gpus=1, tenants={"ann": {}, "bob": {}}, sharing={"tolerance_s": 0.0}), Oldest)
+
+    def plant(steps: list[tuple[int, float, list[Any]]]) -> None:
+        """After ann's first node it is bob's turn: ann is said to have passed, though she was ahead."""
+        _, _, events = steps[1]
+        events.insert(1, Decided("passed", "planted", {"tenants": ["ann"]}))
+
+    assert planted(found, lambda steps: None, tmp_path).valid
+    assert codes(planted(found, plant, tmp_path)) == {"turn"}
+
+
+@pytest.mark.parametrize("seed", [n for n in range(40) if "sharing" in random_case(n).config])
+def test_random_workloads_with_tenants_are_valid_under_every_policy(seed: int, tmp_path: Path) -> None:
+    assert check_case(seed, tmp_path) == []
+
+
+def test_a_node_that_a_request_is_given_beyond_its_quota_ends_it() -> None:
+    graph = TaskGraph("agent", [Task("a", "m")], [])
+    tenancy = Tenancy({"ann": Tenant(1.0, 1)})
+    models = {"m": ModelCost(1, 1), "wide": ModelCost(2, 1, 2)}
+    view = LaneView(Pool.parse("4", {}), models, CostRules())
+    scheduler = WorkflowScheduler(view, {"agent": graph}, Oldest(), 0, Tenants(tenancy))
+    scheduler.handle([Arrived("r", "agent", (1.0,), facts={"tenant": "ann"})], 0.0)
+    grew = Grew("r", "a", (Task("b", "wide", 2),), (("a", "b"),), (3.0,))
+    why = "tenant 'ann' may hold 1 GPUs at once (quota_gpus), but node 'b' needs 2"
+    assert scheduler.handle([grew, Finished("r", "a")], 2.0) == [Reject("r", why)]
