@@ -18,7 +18,10 @@ CONFIG: dict[str, Any] = {
     "workflows": {"one": {"nodes": [{"id": "a", "model": "llm"}]}},
 }
 REQUESTS = {"requests": [{"request_id": "r1", "workflow_id": "one", "node_execution_times": {"a": 4.0}}]}
-COMFYUI = {"1": {"class_type": "CLIPTextEncode", "inputs": {"text": "a lighthouse"}}}
+COMFYUI = {
+    "1": {"class_type": "CLIPTextEncode", "inputs": {"text": "a lighthouse", "clip": ["2", 0]}},
+    "2": {"class_type": "CLIPLoader", "inputs": {"clip_name": "clip_l.safetensors"}},
+}
 
 
 @pytest.fixture

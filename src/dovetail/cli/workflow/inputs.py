@@ -102,16 +102,18 @@ def comfyui(
     *,
     out: Path = Path("system_config.yaml"),
     requests: Path | None = None,
+    types: Path | None = None,
     force: Flag = False,
     keep_utility: Flag = False,
     keep_loaders: Flag = False,
     format: Format = "table",
 ) -> int:
-    """Import ComfyUI workflows, in the user interface's format or the API's.
+    """Import ComfyUI workflows, in the editor's format or the API's, or from the pictures and films that they made.
 
-    Order is kept: what comes before and after a dropped node stays in that order.
+    Only what ComfyUI would run is counted. Order is kept: what comes before and after a dropped node stays in that
+    order.
 
-    Example: dovetail workflow import comfyui portrait.json upscale.json --out system_config.yaml
+    Example: dovetail workflow import comfyui portrait.json upscale.png --out system_config.yaml
 
     Parameters
     ----------
@@ -121,6 +123,8 @@ def comfyui(
         The configuration to write.
     requests
         Also write a request of each workflow to this file.
+    types
+        Node types that the files use, such as a ComfyUI server's answer to /object_info; most need not be told.
     force
         Write over files that exist.
     keep_utility
@@ -132,8 +136,8 @@ def comfyui(
     """
     from dovetail.workflow import import_comfyui
 
-    refuse_overwrite([out] if requests is None else [out, requests], files)
-    result = import_comfyui(files, keep_utility=keep_utility, keep_loaders=keep_loaders)
+    refuse_overwrite([out] if requests is None else [out, requests], files if types is None else [*files, types])
+    result = import_comfyui(files, types=types, keep_utility=keep_utility, keep_loaders=keep_loaders)
     return finish(result, out, requests, force, format)
 
 

@@ -1,8 +1,9 @@
-"""ComfyUI workflows (the editor's files and the API's prompts) as a configuration: one workflow per file.
+"""ComfyUI workflows (the editor's files, the API's prompts, pictures with either inside) as a configuration.
 
-A node becomes a node of our workflow if its type is known to run on a GPU. What loads weights (`...Loader`) becomes the
-model that its consumers share; what only passes things on, and types that are not known, is left out. Whatever is left
-out, the order of the rest stays. Memory and times are typical figures by category: measure, and put your own in.
+Only what ComfyUI would run is counted: output nodes and what they need. A node is GPU work if it takes weights and
+gives what weights are run for, by the types of its links; its model is whatever loads those weights. Everything else is
+left out, and the order of the rest stays. Sizes and times are worked out from names and settings (`comfyui_figures`):
+measure, and put your own in.
 """
 
 from __future__ import annotations
@@ -10,62 +11,44 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import InputError
+from dovetail.core.files import as_path
 from dovetail.workflow.inputs.costs import CostRules
+from dovetail.workflow.inputs.importers import comfyui_figures as figures
 from dovetail.workflow.inputs.importers.comfyui_files import ComfyGraph, ComfyLink, ComfyNode, read_graph
+from dovetail.workflow.inputs.importers.comfyui_types import (
+    ANY,
+    NodeTypes,
+    is_media,
+    is_plain,
+    is_weights,
+    is_work,
+    loads,
+)
 from dovetail.workflow.inputs.importers.common import Imported, Names, as_paths, bridge, request
 
-
-class Category(NamedTuple):
-    memory_gb: float
-    mean_s: float
-    std_s: float
-    roles: tuple[str, ...] = ()  # the inputs that bring the weights it runs
-
-
-CATEGORIES = {
-    "embedding": Category(2.0, 0.5, 0.1, ("clip", "clip_vision")),
-    "image_generation": Category(8.0, 3.0, 0.8, ("model", "guider")),
-    "image_processing": Category(4.0, 1.0, 0.3, ("vae",)),
-    "control_net": Category(6.0, 2.0, 0.5, ("control_net", "model")),
-    "upscaling": Category(6.0, 4.0, 1.0, ("upscale_model",)),
-    "video_generation": Category(16.0, 15.0, 3.0, ("model", "guider")),
-    "utility": Category(1.0, 0.1, 0.05),
+UTILITY_S = 0.1
+CLOUD_S = {"VIDEO": 120.0, "": 20.0}  # of outside services, by what they give: their queues decide, not we
+_ROLES = {  # what weights are used as, in the order in which a node's own are looked for
+    "model": ("image_generation", re.compile(r"^MODEL$|GUIDER$|PIPE$|PIPE_LINE$|CONTEXT$|DIT$|VIDEO_?MODEL$")),
+    "control_net": ("control_net", re.compile("CONTROL")),
+    "upscale_model": ("upscaling", re.compile("UPSCALE_MODEL$")),
+    "clip": ("embedding", re.compile(r"CLIP$|ENCODER$")),
+    "clip_vision": ("embedding", re.compile("CLIP_VISION$")),
+    "other": ("image_processing", re.compile("^(?!.*VAE$)")),
+    "vae": ("image_processing", re.compile("")),
 }
-_RUNS = {
-    "embedding": "CLIPTextEncode CLIPTextEncodeSDXL CLIPTextEncodeFlux CLIPTextEncodeSD3 CLIPVisionEncode",
-    "image_generation": "KSampler KSamplerAdvanced SamplerCustom SamplerCustomAdvanced FluxGuidance workflow/FLUX",
-    "image_processing": "VAEDecode VAEDecodeTiled VAEEncode VAEEncodeTiled VAEEncodeForInpaint",
-    "control_net": "ControlNetApply ControlNetApplyAdvanced BasicGuider",
-    "upscaling": "ImageUpscaleWithModel",
-    "video_generation": "VideoLinearCFGGuidance HunyuanVideoSampler",
-    "utility": "EmptyLatentImage EmptySD3LatentImage LoadImage SaveImage PreviewImage",
+_FRAMES = ("length", "num_frames", "frames", "video_frames", "frame_count")
+_SETTINGS = {
+    "model": {"steps": "steps", "cfg": "cfg", "seed": "seed", "noise_seed": "seed"},
+    "clip": {"text": "prompt"},
+    "utility": {"width": "width", "height": "height"},
 }
-TYPES = {name: category for category, names in _RUNS.items() for name in names.split()}
-LOADERS = {  # what a loader's own weights are
-    "CheckpointLoaderSimple": "model",
-    "UNETLoader": "model",
-    "CLIPLoader": "clip",
-    "DualCLIPLoader": "clip",
-    "TripleCLIPLoader": "clip",
-    "CLIPVisionLoader": "clip_vision",
-    "VAELoader": "vae",
-    "ControlNetLoader": "control_net",
-    "UpscaleModelLoader": "upscale_model",
-}
-_OF_ROLE = {
-    "model": "image_generation",
-    "clip": "embedding",
-    "clip_vision": "embedding",
-    "vae": "image_processing",
-    "control_net": "control_net",
-    "upscale_model": "upscaling",
-}
-_PASSES_ON = ("Reroute", "GetNode", "SetNode")
 _WEIGHTS_FILE = re.compile(r"\.(safetensors|sft|ckpt|pt|pth|bin|gguf|onnx)$", re.IGNORECASE)
 
 
@@ -74,34 +57,47 @@ class Weights(NamedTuple):
 
     name: str
     role: str
+    files: tuple[str, ...] = ()
+    part: bool = False  # of a checkpoint that is known by another part
+
+
+_UTILITY = Weights("utility", "utility")
 
 
 def import_comfyui(
-    paths: Sequence[str | os.PathLike[str]], *, keep_utility: bool = False, keep_loaders: bool = False
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    types: str | os.PathLike[str] | None = None,
+    keep_utility: bool = False,
+    keep_loaders: bool = False,
 ) -> Imported:
     """Read workflows; files that load the same weights share a model.
 
-    With `keep_utility`, nodes that need no GPU stay, on a model with `gpus_required` 0. With `keep_loaders`, loaders
-    stay as nodes of 0.1 s on the model they load. A first load is priced as a switch on an empty GPU: memory / PCIe
-    bandwidth + overhead, at the default prices.
+    `types` is a file that teaches node types, such as a ComfyUI server's own `/object_info`. With `keep_utility`, nodes
+    that need no GPU stay, on a model with `gpus_required` 0. With `keep_loaders`, loaders stay as nodes of 0.1 s on the
+    model they load. A first load is priced as a switch on an empty GPU: memory / PCIe bandwidth + overhead, at the
+    default prices.
 
     >>> import tempfile
     >>> from pathlib import Path
     >>> file = Path(tempfile.mkdtemp()) / "cat.json"
     >>> _ = file.write_text('''{"4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "sd15.ckpt"}},
     ...     "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a cat", "clip": ["4", 1]}},
-    ...     "3": {"class_type": "KSampler", "inputs": {"model": ["4", 0], "positive": ["6", 0], "steps": 20}}}''')
+    ...     "3": {"class_type": "KSampler", "inputs": {"model": ["4", 0], "positive": ["6", 0], "steps": 20}},
+    ...     "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
+    ...     "9": {"class_type": "SaveImage", "inputs": {"images": ["8", 0]}}}''')
     >>> found = import_comfyui([file])
     >>> [(node["id"], node["model"]) for node in found.config["workflows"]["cat"]["nodes"]]
-    [('cliptextencode_6', 'sd15_clip'), ('ksampler_3', 'sd15')]
-    >>> found.config["workflows"]["cat"]["edges"]
-    [{'from': 'cliptextencode_6', 'to': 'ksampler_3'}]
+    [('cliptextencode_6', 'sd15_clip'), ('ksampler_3', 'sd15'), ('vaedecode_8', 'sd15_vae')]
+    >>> found.config["workflows"]["cat"]["edges"][0]
+    {'from': 'cliptextencode_6', 'to': 'ksampler_3'}
     """
-    files = [_File(read_graph(path), keep_utility, keep_loaders) for path in as_paths(paths)]
+    taught = NodeTypes(None if types is None else as_path(types, "types"))
+    files = [_File(read_graph(path, taught), taught, keep_utility, keep_loaders) for path in as_paths(paths)]
     models, workflows = _Models(), Names()
     for file in files:
         for node, weights in file.weights.items():
-            models.use(weights, _category(file.graph.nodes[node]), file.settings(node))
+            models.use(weights, file.figures[node], file.settings(node))
     result = Imported({"models": models.config(), "workflows": {}})
     for number, file in enumerate(files, start=1):
         name = workflows.of(number, file.graph.path.stem)
@@ -113,71 +109,275 @@ def import_comfyui(
     return result
 
 
-def _category(node: ComfyNode) -> str:
-    return _OF_ROLE[LOADERS[node.type]] if node.type in LOADERS else TYPES[node.type]
+class NodeFigures(NamedTuple):
+    type: str
+    gb: float
+    seconds: float
+    gpus: int = 1
 
 
 class _File:
     """One file's nodes that stay, the weights of each, and the order between them."""
 
-    def __init__(self, graph: ComfyGraph, keep_utility: bool, keep_loaders: bool) -> None:
-        self.graph = graph
-        self.folded: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
-        kept = []
+    def __init__(self, graph: ComfyGraph, types: NodeTypes, keep_utility: bool, keep_loaders: bool) -> None:
+        self.graph, self.types = graph, types
+        self.said: dict[str, dict[str, None]] = {}  # what to know, and of what
+        self.dropped: Counter[str] = Counter(graph.off)
+        self.weights: dict[str, Weights] = {}
+        self.figures: dict[str, NodeFigures] = {}
+        run = self._run()
         for node in graph.nodes.values():
-            runs = TYPES.get(node.type)
-            if node.off:
-                self.dropped[f"{node.type} ({node.off})"] += 1
-            elif node.type in LOADERS and not keep_loaders:
-                self.folded[node.type] += 1
-            elif node.type in LOADERS or (runs and (runs != "utility" or keep_utility)):
-                kept.append(node)
+            if node.id not in run:
+                self.dropped[node.type] += 1
+                continue
+            weights = self._weights(node)
+            if weights is not None:
+                self.weights[node.id] = weights
+                self.figures[node.id] = self._figures(node, weights)
+            elif self._is_cloud(node):
+                self.weights[node.id] = Weights(f"cloud {node.type}", "cloud")
+                seconds = self._taught_s(node) or CLOUD_S["VIDEO" if "VIDEO" in self._gives(node) else ""]
+                self.figures[node.id] = NodeFigures("cloud", 1.0, seconds, 0)
+                self._say("an outside service, without a GPU; its time is not known", f"{node.type} ({seconds:g} s)")
+            elif self._is_loader(node):
+                if keep_loaders:
+                    self.weights[node.id] = loaded = self._named(node, 0, self._role(self._gives(node)[0]))
+                    self.figures[node.id] = self._figures(node, loaded)._replace(seconds=UTILITY_S)
+                else:
+                    self._say("became models, not nodes", node.type)
+            elif keep_utility and not self._passes_on(node):
+                self.weights[node.id] = _UTILITY
+                self.figures[node.id] = NodeFigures("utility", 1.0, UTILITY_S, 0)
             else:
-                self.dropped[graph.subgraphs.get(node.type, node.type)] += 1
-        if not kept:
-            found = ", ".join([*self.folded, *self.dropped]) or "none"
-            raise InputError(f"{graph.path}: expected nodes of types that run on a GPU, found {found}")
+                self.dropped[node.type] += 1
+                self._say("left out, with the order of the rest kept", node.type)
+        if not self.weights:
+            found = ", ".join(sorted({node.type for node in graph.nodes.values()} | set(graph.off))) or "none"
+            hint = "--keep-utility keeps those that need no GPU, and --types tells which do"
+            raise InputError(f"{graph.path}: expected nodes that work on a GPU, found {_shortened(found)}; {hint}")
         names = Names()
-        self.ids = {node.id: names.of(node.id, f"{node.type}_{node.id}") for node in kept}
+        self.ids = {node: names.of(node, f"{graph.nodes[node].type}_{node}") for node in self.weights}
         self.edges = bridge(graph.nodes, [(link.source, link.target) for link in graph.links], self.ids)
-        own = {node.id: self._own(node) for node in kept}
-        self.weights = {node: weights or self._shared(node, own) for node, weights in own.items()}
 
-    def _own(self, node: ComfyNode) -> Weights | None:
-        """The weights that a node names, or is given by a loader, however many nodes pass them on."""
-        category = _category(node)
-        if category == "utility":
-            return Weights(category, category)
-        at, role = node, ""
-        while (link := self._bringing(at, CATEGORIES[category].roles)) is not None:
-            at = self.graph.nodes[link.source]
-            role = link.role if link.role in _OF_ROLE else role
-        name = _weights_name(at) or (at.type if role else None)
-        if name is None:
+    def _say(self, what: str, of: str) -> None:
+        self.said.setdefault(what, {})[of] = None
+
+    # --- what runs ---
+
+    def _run(self) -> set[str]:
+        """Output nodes and what they need; a node that lacks an input does not run, nor does what needs it."""
+        graph = self.graph
+        before = {node: [link.source for link in links] for node, links in graph.into.items()}
+        order = list(TopologicalSorter(before).static_order())
+        cut: set[str] = set()
+        for node in order:
+            there = {_alike(link.input) for link in graph.into[node] if link.source not in cut}
+            lost = [link.input for link in graph.into[node] if link.source in cut and not link.optional]
+            lacks = [name for name in (*graph.nodes[node].lacks, *lost) if _alike(name) not in there]
+            if lacks:
+                cut.add(node)
+                what = "cannot run, as they need an input from a muted node"
+                self._say(what, f"{self._place(graph.nodes[node])} ({', '.join(lacks)})")
+        run = {n for n, node in graph.nodes.items() if n not in cut and graph.into[n] and self._shows(node)}
+        for node in reversed(order):
+            if node in run:
+                run |= {link.source for link in graph.into[node] if link.source not in cut}
+        if not any(self._weights(graph.nodes[node]) or self._is_cloud(graph.nodes[node]) for node in run):
+            self._say("no work leads to an output node, so ComfyUI would not run it; counted all the same", "the file")
+            run = set(graph.nodes) - cut
+        for kind in sorted({graph.nodes[node].type for node in order if node not in run and node not in cut}):
+            self._say("lead to no output, so ComfyUI does not run them", kind)
+        return run
+
+    def _shows(self, node: ComfyNode) -> bool:
+        return self.types.shows(node.type, node.outputs) and not any(map(is_weights, self._gives(node)))
+
+    # --- what a node is ---
+
+    def _gives(self, node: ComfyNode) -> list[str]:
+        """The types that a node gives, as told, else as they are used."""
+        used = {link.slot: link.type for link in self.graph.out[node.id] if link.type != ANY}
+        told = dict(enumerate(node.outputs or ()))
+        return [kind for slot, kind in sorted((told | used).items())] or []
+
+    def _carries(self, link: ComfyLink) -> bool:
+        """Does a link carry weights? Its type says so, or it is a type of its own that comes from a loader."""
+        if is_weights(link.type):
+            return True
+        source = self.graph.nodes[link.source]
+        own = link.type == ANY or not (is_media(link.type) or is_plain(link.type))
+        return own and not self.graph.into[link.source] and (bool(_files(source)) or loads(source.type))
+
+    def _taken(self, node: ComfyNode) -> list[ComfyLink]:
+        return [link for link in self.graph.into[node.id] if self._carries(link)]
+
+    def _weights(self, node: ComfyNode) -> Weights | None:
+        """What a node runs on a GPU: None if it is not GPU work."""
+        taught = self.types.of(node.type)
+        taken, gives = self._taken(node), self._gives(node)
+        if taught is not None and taught.gpu is not None:
+            works = taught.gpu
+        elif taken:
+            unknown = node.outputs is None and not self._shows(node)  # a prompt does not say what nobody uses
+            ends = not gives and (unknown or any(is_media(link.type) for link in self.graph.into[node.id]))
+            works = any(is_work(kind) for kind in gives) or ends
+        else:
+            works = bool(_files(node)) and any(is_media(kind) for kind in gives) and not any(map(is_weights, gives))
+        if not works:
             return None
-        main = LOADERS.get(at.type, role)
-        role = role or main or CATEGORIES[category].roles[0]
-        return Weights(name if role == (main or role) else f"{name}_{role}", role)
+        for role in _ROLES:
+            link = next((link for link in taken if self._role(link.type) == role), None)
+            if link is not None:
+                return self._traced(link, role)
+        role = "upscale_model" if re.search("upscal", node.type, re.IGNORECASE) else "other"
+        return Weights("_".join(map(_stem, _files(node))) or node.type, role, tuple(_files(node)))
 
-    def _bringing(self, node: ComfyNode, roles: Iterable[str]) -> ComfyLink | None:
-        links = self.graph.into[node.id]
-        if node.type in _PASSES_ON:
-            return links[0] if links else None
-        return next((link for role in roles for link in links if link.role == role), None)
+    def _traced(self, link: ComfyLink, role: str) -> Weights:
+        """The weights that come over a link, however many nodes pass them on."""
+        while True:
+            before = self._taken(self.graph.nodes[link.source])
+            alike = [one for one in before if one.type == link.type]
+            if not alike and (link.type in (ANY, "GUIDER") or self._role(link.type) == "model"):
+                alike = [one for one in before if self._role(one.type) == "model"]
+            if not alike:
+                break
+            link = alike[0]
+        return self._named(self.graph.nodes[link.source], link.slot, role)
 
-    def _shared(self, node: str, own: Mapping[str, Weights | None]) -> Weights:
-        """A node without weights runs with those of the nearest node of its category: after it, else before it."""
-        category = _category(self.graph.nodes[node])
-        for edges in (self.edges, [(target, source) for source, target in self.edges]):
-            reached = [node]
-            for at in reached:
-                reached += dict.fromkeys(t for s, t in edges if s == at and t not in reached)
-            for found in reached[1:]:
-                weights = own[found]
-                if weights and _category(self.graph.nodes[found]) == category:
-                    return weights
-        return Weights(category, CATEGORIES[category].roles[0])
+    def _named(self, loader: ComfyNode, slot: int, role: str) -> Weights:
+        files = _files(loader)
+        texts = [value for value in loader.listed if isinstance(value, str) and value]
+        name = "_".join(map(_stem, files)) or (_stem(texts[0]) if texts else loader.type)
+        if not files and not texts:
+            self._say("names no weights that can be read", loader.type)
+        return Weights(f"{name}_{role}" if slot else name, role, tuple(files or [name]), bool(slot))
+
+    @staticmethod
+    def _role(kind: str) -> str:
+        return next(role for role, (_, pattern) in _ROLES.items() if pattern.search(kind.upper()))
+
+    def _is_cloud(self, node: ComfyNode) -> bool:
+        return self.types.cloud(node.type) and any(map(is_media, self._gives(node)))
+
+    def _is_loader(self, node: ComfyNode) -> bool:
+        gives = self._gives(node)
+        return bool(gives) and any(map(is_weights, gives)) and not self._taken(node)
+
+    def _passes_on(self, node: ComfyNode) -> bool:
+        gives = self._gives(node)
+        return bool(gives) and all(map(is_weights, gives))
+
+    # --- how long it takes ---
+
+    def _value(self, node: ComfyNode, name: str) -> Any:
+        """A value of a node, or of the node that it comes from."""
+        for _ in range(8):
+            link = next((link for link in self.graph.into[node.id] if link.input == name), None)
+            if link is None:
+                return node.values.get(name)
+            node = self.graph.nodes[link.source]
+            plain = [value for value in node.listed if isinstance(value, int | float | str)]
+            if not self.graph.into[node.id]:
+                return node.values.get("value", plain[0] if len(plain) == 1 else None)
+            name = self.graph.into[node.id][0].input
+        return None
+
+    def _number(self, node: ComfyNode, names: Iterable[str]) -> float | None:
+        values = (self._value(node, name) for name in names)
+        return next((float(v) for v in values if isinstance(v, int | float) and 0 < v < 1e6), None)
+
+    def _nearest(self, node: ComfyNode, *names: Sequence[str]) -> list[float] | None:
+        """Numbers that the node or the nearest node before it has, all of them."""
+        reached = [node.id]
+        for at in reached:
+            found = [self._number(self.graph.nodes[at], alike) for alike in names]
+            if None not in found:
+                return [number for number in found if number is not None]
+            links = (link for link in self.graph.into[at] if not is_weights(link.type) or link.type == "GUIDER")
+            reached += dict.fromkeys(link.source for link in links if link.source not in reached)
+        return None
+
+    def _shape(self, node: ComfyNode, family: figures.ModelFamily) -> tuple[float, float, float]:
+        size = self._nearest(node, ("width",), ("height",))
+        frames = self._nearest(node, _FRAMES)
+        if size is None:
+            size = [float(side) for side in family.shape[:2]]
+            self._say(f"resolution not in the file, taken as {size[0]:g} x {size[1]:g}", self._place(node))
+        if frames is None and family.shape[2] > 1:
+            frames = [float(family.shape[2])]
+            self._say(f"frames not in the file, taken as {frames[0]:g}", self._place(node))
+        return size[0], size[1], frames[0] if frames else 1.0
+
+    @staticmethod
+    def _place(node: ComfyNode) -> str:
+        return f"{node.type} {node.id}"
+
+    def _taught_s(self, node: ComfyNode) -> float | None:
+        taught = self.types.of(node.type)
+        return None if taught is None else taught.seconds
+
+    def _figures(self, node: ComfyNode, weights: Weights) -> NodeFigures:
+        hint = self._nearest(node, ("width",), ("height",)) or [0.0, 0.0]
+        size = self._size(weights, hint[0] * hint[1])
+        if weights.role in ("model", "control_net", "vae", "upscale_model"):
+            width, height, frames = self._shape(node, size.family)
+        else:
+            width = height = frames = 1.0
+        if weights.role in ("model", "control_net"):
+            seconds = self._passes(node, weights) * figures.step_s(size.family, width, height, frames)
+            seconds += figures.OVERHEAD_S
+        elif weights.role == "vae":
+            seconds = figures.vae_s(width * height * frames)
+        elif weights.role == "upscale_model":
+            seconds = figures.upscale_s(width * height * frames)
+        else:
+            seconds = figures.encode_s(size.weights)
+            if weights.role == "other":
+                self._say("time not known, counted as one pass of its weights", self._place(node))
+        type_ = _ROLES[weights.role][0]
+        if weights.role == "model" and (frames > 1 or size.family.shape[2] > 1):
+            type_ = "video_generation"
+        return NodeFigures(type_, size.gb, self._taught_s(node) or seconds)
+
+    def _size(self, weights: Weights, pixels: float) -> figures.Size:
+        sizes = [figures.size_of(file, "model" if weights.part else weights.role, pixels) for file in weights.files]
+        if not sizes:
+            sizes = [figures.size_of(weights.name, weights.role, pixels)]
+        if weights.part:
+            sizes = [figures.part_of(sizes[0], weights.role)]
+        for size in sizes:
+            if size.assumed:
+                self._say(f"size not in its name, {size.assumed}", weights.name)
+        largest = max(sizes, key=lambda size: size.gb)
+        return largest._replace(gb=sum(size.gb for size in sizes))
+
+    def _passes(self, node: ComfyNode, weights: Weights) -> float:
+        """How often the weights are run: each step, twice with a negative prompt that counts."""
+        if weights.role == "control_net":  # it runs in the sampler that its conditioning leads to
+            after = next((n for n in self._after(node) if self._role_of(n) == "model"), None)
+            return 1.0 if after is None else self._passes(after, Weights("", "model"))
+        steps = self._nearest(node, ("steps",))
+        if steps is None:
+            self._say(f"steps not in the file, taken as {figures.STEPS}", self._place(node))
+        first, last = (self._value(node, key) for key in ("start_at_step", "end_at_step"))
+        count = steps[0] if steps else figures.STEPS
+        if isinstance(first, int | float) and isinstance(last, int | float) and 0 <= first < last:
+            count = max(1.0, min(last, count) - first)
+        cfg = self._nearest(node, ("cfg",))
+        negative = any(link.input == "negative" for link in self.graph.into[node.id])
+        return count * (2.0 if (cfg[0] != 1 if cfg else negative) else 1.0)
+
+    def _role_of(self, node: ComfyNode) -> str | None:
+        weights = self._weights(node)
+        return None if weights is None else weights.role
+
+    def _after(self, node: ComfyNode) -> Iterator[ComfyNode]:
+        reached = [node.id]
+        for at in reached:
+            reached += dict.fromkeys(link.target for link in self.graph.out[at] if link.target not in reached)
+        return (self.graph.nodes[at] for at in reached[1:])
+
+    # --- what is written ---
 
     def workflow(self, models: _Models) -> dict[str, Any]:
         nodes = []
@@ -195,44 +395,43 @@ class _File:
 
     def settings(self, node: str) -> dict[str, Any]:
         """What of a node's values a request may set."""
-        given = self.graph.nodes[node]
-        if "Sampler" in given.type:
-            names = {"steps": "steps", "cfg": "cfg", "seed": "seed", "noise_seed": "seed"}
-        elif given.type.startswith("Empty"):
-            names = {"width": "width", "height": "height"}
-        else:
-            names = {"text": "prompt"}
-        return {ours: given.values[theirs] for theirs, ours in names.items() if theirs in given.values}
+        names = _SETTINGS.get(self.weights[node].role, {})
+        found = [(ours, self._value(self.graph.nodes[node], theirs)) for theirs, ours in names.items()]
+        return {ours: value for ours, value in found if isinstance(value, int | float | str)}
 
     def request(self, number: int, workflow: str) -> dict[str, Any]:
-        """The request that the file stands for: its texts and settings, each node at its category's mean time."""
-        times, configs = {}, {}
-        for node, name in self.ids.items():
-            kind = self.graph.nodes[node].type
-            times[name] = CATEGORIES["utility" if kind in LOADERS else TYPES[kind]].mean_s
-            configs[name] = self.settings(node)
+        """The request that the file stands for: its texts and settings, and how long each node takes."""
+        times = {name: self.figures[node].seconds for node, name in self.ids.items()}
+        configs = {name: self.settings(node) for node, name in self.ids.items()}
         texts = {node: str(text) for node in self.ids if (text := self.settings(node).get("prompt"))}
-        positive = [texts[link.source] for link in self.graph.links if link.role == "positive" and link.source in texts]
+        positive = [
+            texts[link.source] for link in self.graph.links if link.input == "positive" and link.source in texts
+        ]
         prompt = next(iter([*positive, *texts.values()]), "")
         return request(number, workflow, prompt, times, {name: given for name, given in configs.items() if given})
 
     def notes(self) -> list[str]:
-        path, inside = self.graph.path, self.graph.subgraphs
-        unseen = sorted({inside[node.type] for node in self.graph.nodes.values() if node.type in inside})
-        said = (
-            ("became models, not nodes", self.folded),
-            ("left out, with the order of the rest kept", self.dropped),
-            ("subgraphs not looked into (an export in API format has their nodes)", unseen),
-        )
-        return [f"{path}: {what}: {', '.join(which)}" for what, which in said if which]
+        path = self.graph.path
+        said = [f"{path}: {what}: {_shortened(', '.join(of))}" for what, of in self.said.items()]
+        return [*said, *(f"{path}: {note}" for note in self.graph.notes)]
 
 
-def _weights_name(node: ComfyNode) -> str | None:
-    """The weights that a node names: the stem of the file, of all files if there are several."""
-    found = [text for text in node.texts if _WEIGHTS_FILE.search(text)]
-    if not found and node.type in LOADERS:
-        found = node.texts[:1] or [node.type]
-    return "_".join(PurePosixPath(_WEIGHTS_FILE.sub("", text.replace("\\", "/"))).name for text in found) or None
+def _alike(name: str) -> str:
+    """Inputs of a switch are called alike (any_01, any_02), and one of them is enough."""
+    return re.sub(r"\d+$", "", name)
+
+
+def _files(node: ComfyNode) -> list[str]:
+    """The weights that a node names."""
+    return [value for value in node.listed if isinstance(value, str) and _WEIGHTS_FILE.search(value)]
+
+
+def _stem(file: str) -> str:
+    return PurePosixPath(_WEIGHTS_FILE.sub("", file.replace("\\", "/"))).name
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:400].rsplit(', ', 1)[0]}, ..."
 
 
 class _Models:
@@ -240,37 +439,34 @@ class _Models:
 
     def __init__(self) -> None:
         self._names = Names()
-        self._categories: dict[Weights, str] = {}
-        self._choices: dict[Weights, dict[str, list[Any]]] = {}
+        self._used: dict[tuple[str, str], list[NodeFigures]] = {}
+        self._choices: dict[tuple[str, str], dict[str, list[Any]]] = {}
 
-    def use(self, weights: Weights, category: str, settings: Mapping[str, Any]) -> None:
-        """A model is of the largest category it is used for: weights that make videos are a video model's."""
-        of_role = _OF_ROLE.get(weights.role, category)
-        found = [self._categories.get(weights, of_role), *([category] if weights.role == "model" else [])]
-        self._categories[weights] = max(found, key=lambda name: CATEGORIES[name].memory_gb)
-        choices = self._choices.setdefault(weights, {})
+    def use(self, weights: Weights, given: NodeFigures, settings: Mapping[str, Any]) -> None:
+        self._used.setdefault(weights[:2], []).append(given)
+        choices = self._choices.setdefault(weights[:2], {})
         for option, value in settings.items():
             if option not in ("seed", "prompt") and value not in choices.setdefault(option, []):
                 choices[option].append(value)
 
     def name(self, weights: Weights) -> str:
-        return self._names.of(weights, weights.name)
+        return self._names.of(weights[:2], weights.name)
 
     def config(self) -> dict[str, Any]:
         costs = CostRules()
         made = {}
-        for weights, category in self._categories.items():
-            figures = CATEGORIES[category]
-            on_gpu = category != "utility"
+        for weights, used in self._used.items():
+            largest = max(used, key=lambda one: (one.gb, one.type))
+            mean = sum(one.seconds for one in used) / len(used)
             model: dict[str, Any] = {
-                "name": weights.name,
-                "type": category,
-                "memory_gb": figures.memory_gb,
-                "gpus_required": int(on_gpu),
-                "load_time_seconds": figures.memory_gb / costs.pcie_gb_s + costs.overhead_s if on_gpu else 0.0,
-                "inference_time_mean": figures.mean_s,
-                "inference_time_std": figures.std_s,
+                "name": weights[0],
+                "type": largest.type,
+                "memory_gb": round(largest.gb, 3),
+                "gpus_required": largest.gpus,
+                "load_time_seconds": round(largest.gb / costs.pcie_gb_s + costs.overhead_s, 3) if largest.gpus else 0.0,
+                "inference_time_mean": mean,
+                "inference_time_std": mean / 10,
             }
             choices = self._choices[weights]
-            made[self.name(weights)] = model | ({"config": choices} if choices else {})
+            made[self._names.of(weights, weights[0])] = model | ({"config": choices} if choices else {})
         return made
