@@ -48,6 +48,7 @@ def features(case: RandomWorkload) -> set[str]:
     found |= {"adapters"} if any("adapter_of" in model for model in models) else set()
     for row in case.rows:
         found |= {"items"} if "node_items" in row else set()
+        found |= {key for key in ("node_prefix", "node_tokens") if key in row}
         found |= {"deadline"} if "deadline_seconds" in row else set()
         found |= {"faulty request"} if row["workflow_id"] == "nothing" else set()
     return found
@@ -67,7 +68,9 @@ def test_the_cases_try_everything() -> None:
         "batching",
         "noise",
     }
-    wanted |= {"resident", "overhead_s", "adapters", "adapter_slots"} | {f"{n} GPUs" for n in range(1, MOST_GPUS + 1)}
+    wanted |= {"resident", "overhead_s", "adapters", "adapter_slots", "node_prefix", "node_tokens"} | {
+        f"{n} GPUs" for n in range(1, MOST_GPUS + 1)
+    }
     wanted |= {f"width {n}" for n in (0, 1, 2, 3, 4, 5, 7)}
     assert {feature: counted[feature] for feature in wanted if counted[feature] < CASES // 40} == {}
 

@@ -123,7 +123,8 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     """Run a task on these devices now: first `setup_s` to make `kind` resident, then an expected `run_s`.
 
     `replaces` is what the first device that needs a change held before; `batch` is shared by tasks that run as one.
-    `first_s` is how much of the run is expected to pass before the first output, where that is seen.
+    `first_s` is how much of the run is expected to pass before the first output, where that is seen; `cached` how much
+    of its input was there already, in what the level counts it in.
     """
 
     job: str
@@ -137,6 +138,7 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     replaces: str | None = None
     batch: int = 0
     first_s: float | None = None
+    cached: int = 0
 
 
 class Pause(Event, frozen=True, gc=False, tag="paused"):

@@ -38,6 +38,7 @@ from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.request_entries import SAME_ID
+from dovetail.workflow.prefixes import PossibleSavings
 from dovetail.workflow.residents import least_setup
 
 Floats = NDArray[np.float64]
@@ -71,9 +72,10 @@ class BoundsAccumulator:
     """Collects requests and bounds every schedule of them; keeps eight bytes per node and nine per request.
 
     `setup_min` is the least that making a model resident can cost; `batch_gain` is how much less GPU time a node may
-    need when it shares a run with others (the run is never shorter than the node alone). A request with a fault, or one
-    that is too wide for this pool, does not count; of one with a node that never becomes ready, what runs all the same
-    counts for the makespan. `void` tells why nothing can be said; then all bounds are 0.
+    need when it shares a run with others (the run is never shorter than the node alone); `savings` what nodes may find
+    cached. A request with a fault, or one that is too wide for this pool, does not count; of one with a node that never
+    becomes ready, what runs all the same counts for the makespan. `void` tells why nothing can be said; then all bounds
+    are 0.
 
     >>> from dovetail.core.tasks import Task
     >>> graphs = {"one": TaskGraph("one", [Task("a", "llm")], [])}
@@ -91,6 +93,7 @@ class BoundsAccumulator:
         setup_min: Mapping[str, float],
         batch_gain: float = 1.0,
         void: str = "",
+        savings: PossibleSavings | None = None,
     ) -> None:
         self.void = void
         self._speeds = sorted(pool.speeds, reverse=True)
@@ -103,6 +106,7 @@ class BoundsAccumulator:
         self._open: dict[str, tuple[_Store, int]] = {}
         self._first_s = float("inf")
         self._dropped = False  # whether something that could run may not have
+        self._savings = savings
 
     def add(self, arrival_s: float, request: Arrived) -> None:
         """Count a request that will complete."""
@@ -163,6 +167,8 @@ class BoundsAccumulator:
                     known = self._by_shape[shape] = _Store(graph, self._speeds, self._setup_min)
                     self._stores.append(known)
                 known.add(arrival_s, sizes, 1)
+                if row in store.prefixed:
+                    known.prefixed[len(known.counts) - 1] = store.prefixed[row]
                 return  # beyond so many shapes a request counts as it came, which is less
         store.counts[row] = 1
 
@@ -174,11 +180,17 @@ class BoundsAccumulator:
         if arrival_s < self._first_s:
             self._first_s = arrival_s
         store.add(arrival_s, sizes, counts)
+        if self._savings is not None and "prefix" in request.facts:
+            self._savings.add(store.graph, request)
+            store.prefixed[len(store.counts) - 1] = request
         return store, len(store.counts) - 1
 
     def result(self) -> Bounds:
         """The bounds for the requests counted so far; zeros if there are none."""
         counted = [store for store in self._stores if any(store.counts)]
+        for store in counted:
+            if self._savings is not None and store.prefixed:
+                store.saved = self._savings.seconds(store.graph, store.prefixed, len(store.counts), self._dropped)
         stores = [store for store in counted if store.completes]
         running = [store for store in counted if store.completes or store.partly]
         if not running or self.void:
@@ -246,13 +258,26 @@ def bounds_for(
     used = {*later, *(node.kind for graph in graphs.values() for node in graph.tasks)}
     used |= {models[name].adapter_of for name in used if name in models}
     least = {} if free_setups else least_setup({m: c for m, c in models.items() if m in used}, costs, rates)
-    return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gain, void)
+    savings = PossibleSavings(models) if any(model.prefix is not None for model in models.values()) else None
+    return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gain, void, savings)
 
 
 class _Store:
     """The requests of one graph: arrivals, sizes row after row, and which rows count."""
 
-    __slots__ = ("arrivals", "counts", "graph", "nodes", "partly", "runs", "setups", "sizes", "speeds")
+    __slots__ = (
+        "arrivals",
+        "counts",
+        "graph",
+        "nodes",
+        "partly",
+        "prefixed",
+        "runs",
+        "saved",
+        "setups",
+        "sizes",
+        "speeds",
+    )
 
     def __init__(self, graph: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
         self.graph = graph
@@ -270,6 +295,8 @@ class _Store:
         self.arrivals = array("d")
         self.sizes = array("d")
         self.counts = bytearray()
+        self.prefixed: dict[int, Arrived] = {}  # requests whose nodes may find their prefixes cached, by row
+        self.saved: Floats | None = None  # what that may save each node
 
     @property
     def completes(self) -> bool:
@@ -286,6 +313,8 @@ class _Store:
             high = min(low + _CHUNK, len(self.counts))
             counted = np.frombuffer(bytes(self.counts[low:high]), dtype=np.bool_)
             sizes = np.array(self.sizes[low * self.nodes : high * self.nodes]).reshape(high - low, self.nodes)
+            if self.saved is not None:
+                sizes -= self.saved[low:high]
             counted_sizes = np.ascontiguousarray(sizes[counted].T) * np.array(self.runs)[:, None]
             yield np.array(self.arrivals[low:high])[counted], counted_sizes
 

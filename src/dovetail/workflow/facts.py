@@ -69,6 +69,8 @@ class WorkflowFacts(Struct):
             numbers = (model.memory_gb, model.load_s, float(model.width))
             if not all(0 <= number <= MOST for number in numbers) or not all(0 < f <= MOST for f in model.batch_curve):
                 return f"models.{name}: expected numbers from 0 to {MOST:g}, slow-downs above 0"
+            if model.prefix is not None and (wrong := model.prefix.problem()) is not None:
+                return f"models.{name}.prefix.{wrong}"
             base = self.models.get(model.adapter_of)
             if model.adapter_of and (base is None or base.adapter_of or base.width != model.width):
                 return f"models.{name}.adapter_of: expected a model of the same width that is no adapter"

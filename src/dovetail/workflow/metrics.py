@@ -46,9 +46,10 @@ def metrics_block(
     rejected: Mapping[str, int] | None = None,
     skipped: int = 0,
     simulate: bool = False,
+    hit_rate: float | None = None,
 ) -> str:
     """The metrics as a block of text; `rejected` counts rejected requests by reason, `simulate` says that models were
-    called."""
+    called, `hit_rate` is that of prefixes."""
     rule, response = "=" * 60, figures.response_s
     lines = ["", rule, "EXECUTION METRICS", rule]
     lines.append(f"Total execution time (makespan): {figures.makespan_s:.2f} seconds")
@@ -82,6 +83,8 @@ def metrics_block(
     lines.append(f"  Total switch time: {figures.switch_time_s:.2f} seconds")
     lines.append(f"  First loads: {figures.loads} ({figures.load_time_s:.2f} seconds)")
     lines.append(f"  Switch overhead: {100 * switch_overhead(figures):.1f}% of GPU time")
+    if hit_rate is not None:
+        lines += ["", f"Prefix blocks found cached: {100 * hit_rate:.1f}%"]
     if bounds is not None and bounds.void:
         lines += ["", f"Lower bounds: none ({bounds.void})"]
     elif bounds is not None:
@@ -97,7 +100,9 @@ def metrics_block(
     return "\n".join(lines)
 
 
-def summary(header: Header, figures: Figures, bounds: Bounds, skipped: int = 0) -> dict[str, Any]:
+def summary(
+    header: Header, figures: Figures, bounds: Bounds, skipped: int = 0, hits: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What a run came to, as flat figures: what `--format json` prints and what a journal ends with."""
     return {
         "policy": header.policy,
@@ -107,6 +112,7 @@ def summary(header: Header, figures: Figures, bounds: Bounds, skipped: int = 0) 
         **({"grown": figures.grown} if figures.grown else {}),
         "skipped": skipped,
         "switch_overhead": switch_overhead(figures),
+        **(hits or {}),
         "bound_makespan_s": None if bounds.void else bounds.makespan_s,
         "bound_mean_s": None if bounds.void else bounds.mean_s,
         "bound_median_s": None if bounds.void else bounds.median_s,

@@ -254,9 +254,8 @@ class WorkflowScheduler:
         if len(nodes) > 1:
             batch = next(self._next_batch)
             self._batches[batch] = len(nodes)
-            slowest = max(nodes, key=lambda t: t.size)
             slower = view.models[node.model].batch_curve[len(nodes) - 1]
-            run_s = view.run_s(slowest, window) * slower
+            run_s = max([view.run_s(member, window) for member in nodes]) * slower
         setup_s, replaces = view.residents.setup(window, node.model), None
         if setup_s:
             replaces = view.residents.replaced(window, node.model)
@@ -265,7 +264,11 @@ class WorkflowScheduler:
             request = member.request
             key = (request.id, member.name)
             first_s = view.first_s(member, window, slower) if request.facts else None
-            out.append(Start(*key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch, first_s))
+            cached = view.cached_blocks(member, window) if view.prefixes is not None else 0
+            start = Start(
+                *key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch, first_s, cached
+            )
+            out.append(start)
             self._running[key] = (member, window)
             if batch:
                 self._batch_of[key] = batch
@@ -278,6 +281,8 @@ class WorkflowScheduler:
         if self._tenants is not None:
             starts = [order for order in out[-len(nodes) :] if isinstance(order, Start)]
             self._tenants.start([tenant_of(member.request.facts) for member in nodes], starts, now)
+        if view.prefixes is not None:
+            view.remember(nodes, window)
 
     def _batch(self, node: ReadyNode) -> Sequence[ReadyNode]:
         """The node and those that may ride along: the next of its model, as many as the curve allows."""

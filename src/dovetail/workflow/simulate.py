@@ -25,6 +25,7 @@ from dovetail.workflow.compat.heap_order import HeapOrder, HeapScheduler
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.metrics import RejectionReasons, metrics_block, summary
 from dovetail.workflow.policies.base import View, WorkflowPolicy
+from dovetail.workflow.prefixes import PrefixHits
 from dovetail.workflow.problem import WorkflowProblem, checked
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.tenants.accounts import Tenants
@@ -88,7 +89,8 @@ class WorkflowRun(Run):
 
     def text(self) -> str:
         """The figures as a block of text, beside their lower bounds."""
-        return metrics_block(self.figures, self.lower, self.metrics["rejections"], self.metrics["skipped"])
+        told, rate = self.metrics, self.metrics.get("prefix_hit_rate")
+        return metrics_block(self.figures, self.lower, told["rejections"], told["skipped"], hit_rate=rate)
 
 
 def run(
@@ -143,11 +145,12 @@ def run(
     tenants = None if tenancy is None else Tenants(tenancy)
     kind = HeapScheduler if problem.compat else WorkflowScheduler
     scheduler = kind(problem.new_view(), problem.graphs, chosen, retries, tenants)
-    metrics, bounds, rejections = Metrics(problem.pool), problem.new_bounds(), RejectionReasons()
+    metrics, bounds, rejections, hits = Metrics(problem.pool), problem.new_bounds(), RejectionReasons(), PrefixHits()
     followers: list[Observer] = [
         metrics,
         bounds,
         rejections,
+        *([hits] if scheduler.view.prefixes is not None else []),
         *([_Done(progress)] if progress is not None else []),
         *observers,
     ]
@@ -163,7 +166,7 @@ def run(
         steps, end_s = simulate(scheduler, problem.pool, problem.graphs, arrivals, executor, followers, agenda, guard)
         took = time.perf_counter() - began
         figures, lower = metrics.figures(), bounds.result()
-        summed = summary(header, figures, lower, problem.requests.skipped_count)
+        summed = summary(header, figures, lower, problem.requests.skipped_count, hits.figures())
         if writer is not None:
             writer.end(steps + 1, end_s, summed)
     notes = [*problem.warnings(), *[f"skipped: {text}" for text in problem.requests.skipped]]

@@ -67,9 +67,11 @@ def random_case(seed: int) -> RandomWorkload:
     if extra.random() < 0.3 and any("adapter_of" in model for model in config["models"].values()):
         costs["adapter_slots"] = extra.between(2, 3)
     rough = rng.random() < 0.25
+    rows = [_row(rng, config, i, rough, rates) for i in range(rng.between(1, 14))]
+    _give_prefixes(extra, config, rows)
     case = RandomWorkload(
         config=config,
-        rows=[_row(rng, config, i, rough, rates) for i in range(rng.between(1, 14))],
+        rows=rows,
         gpus=gpus,
         mode=rng.choice(("offline", "online")),
         costs=costs,
@@ -133,6 +135,28 @@ def _make_adapters(rng: SeededRandom, config: RawSystem) -> None:
         model = config["models"][name]
         model |= {"adapter_of": base, "gpus_required": config["models"][base]["gpus_required"]}
         model |= {"memory_gb": rng.choice((0.0, 0.5, 2.0)), "load_time_seconds": rng.choice((0.0, 0.25, 3.0))}
+
+
+def _give_prefixes(rng: SeededRandom, config: RawSystem, rows: list[dict[str, Any]]) -> None:
+    """A quarter of the cases: caches of few blocks, and nodes that begin alike, some of them with tokens."""
+    if rng.random() >= 0.25:
+        return
+    for model in config["models"].values():
+        if rng.random() < 0.8:
+            model |= {"prefix_cache_tokens": 16 * rng.between(1, 8) + 5, "prefix_block_tokens": 16}
+            model["prefix_saves"] = rng.choice((0.0, 0.6, 0.9))
+            if rng.random() < 0.5:
+                model |= {"prefill_tokens_per_second": 8.0, "tokens_per_second": 5.0}
+    for row in rows:
+        for node in config["workflows"].get(row["workflow_id"], {}).get("nodes", ()):
+            name, model = node["id"], config["models"][node["model"]]
+            if rng.random() < 0.8:
+                blocks = [rng.between(0, 2), "same", rng.between(0, 3), rng.between(0, 9)][: rng.between(1, 4)]
+                row.setdefault("node_prefix", {})[name] = rng.choice(("talk", blocks, blocks))
+            if "prefill_tokens_per_second" in model and name in row["node_execution_times"] and rng.random() < 0.6:
+                del row["node_execution_times"][name]
+                tokens = {"input": rng.between(1, 70), "output": rng.between(0, 20)}
+                row.setdefault("node_tokens", {})[name] = tokens
 
 
 def _gpus(rng: SeededRandom, config: RawSystem, pool: int) -> str:

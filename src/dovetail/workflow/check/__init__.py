@@ -22,6 +22,7 @@ CODES = core.CODES | {
     "run": "an expected run time that is not size / speed",
     "price": "a setup that does not cost what the residents of its GPUs make it cost",
     "window": "a node on GPUs that are not neighbours",
+    "prefix": "blocks said to be cached that are not those that were there",
     "replaces": "a model said to be replaced that is not the one",
     "memory": "a model on a GPU that is too small for it",
     "retry": "a node tried more often than was allowed",
@@ -44,7 +45,9 @@ def check_journal(path: Path, config: Source | None = None, requests: Source | N
     run.hold_to_rules(config, requests)
     figures, bounds = run.follow(core.read_steps(reader, faults), reader)
     if run.lower.claimed is not None:
-        check_claims(run.lower.claimed, summary(header, figures, bounds, run.facts.skipped), figures, faults)
+        check_claims(
+            run.lower.claimed, summary(header, figures, bounds, run.facts.skipped, run.hits.figures()), figures, faults
+        )
     return run.report("journal", figures, bounds)
 
 

@@ -18,6 +18,7 @@ from dovetail.workflow.check.files import InputFiles
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.check.tenants import TenantRules
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.prefixes import PrefixHits
 
 
 def need_config(config: Source | None, requests: Source | None) -> None:
@@ -38,7 +39,8 @@ class Examination:
         self.facts = WorkflowFacts.of(header, path)
         self.notes: list[str] = []
         self.lower = LowerBounds(header, self.facts, faults, free_setups)
-        self.followers: list[Observer] = [self.lower]
+        self.hits = PrefixHits()
+        self.followers: list[Observer] = [self.lower, self.hits]
         self._files: InputFiles | None = None
 
     def hold_to_rules(self, config: Source | None, requests: Source | None) -> None:

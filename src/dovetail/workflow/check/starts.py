@@ -10,6 +10,7 @@ from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.rates import PREFILL
 from dovetail.core.tasks import Task
+from dovetail.workflow.check.prefixes import PrefixRecount
 from dovetail.workflow.check.tokens import tokens_of
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import ModelCost, room_mib
@@ -27,6 +28,8 @@ class StartRules:
         self._types = [device.type for device in header.pool.devices]
         self._speeds, self._memories = header.pool.speeds, header.pool.memories
         self.residents = Residents(header.pool, facts.models, facts.costs, self._rates)
+        self._prefixes = PrefixRecount(facts.models)
+        self._caches = any(model.prefix is not None for model in facts.models.values())
         self.priced = True  # off where a log does not say what a switch took
         self.names_replaced = True  # off where a log does not say what was replaced
         self._arrived: dict[str, Arrived] = {}
@@ -92,24 +95,40 @@ class StartRules:
                 found = f"{start.kind!r} needs {room} MiB, GPU {gpu} has {memory}"
                 self._faults.add("memory", who, found)
         self._check_setup(start, who)
+        if self._caches or any(member.cached for member in members):
+            self._check_prefixes(members)
+
+    def _check_prefixes(self, members: Sequence[Start]) -> None:
+        """Those of a batch find what was there before it."""
+        for start in members:
+            arrived = self._arrived.get(start.job)
+            expected = self._prefixes.cached(start, arrived) if arrived is not None else 0
+            if start.cached != expected:
+                message = f"found {start.cached} cached blocks, expected {expected}"
+                self._faults.add("prefix", f"{start.job}/{start.task}", message)
+        for start in members:
+            self._prefixes.start(start, self._arrived.get(start.job), self.residents.held)
 
     def _check_run(self, members: Sequence[Start], who: str, model: ModelCost) -> None:
         sizes = [self._size(start) for start in members]
-        if None in sizes:
-            return  # of unknown requests or nodes, which is a fault already
-        size, start = max(zip([size or 0.0 for size in sizes], members, strict=True), key=lambda member: member[0])
-        expected = self._alone_s(start, size)
+        if None in sizes or any(member.kind != members[0].kind for member in members):
+            return  # of unknown requests or nodes, or no batch: which is a fault already
+        expected = max([self._alone_s(start, size or 0.0) for start, size in zip(members, sizes, strict=True)])
         if len(members) > 1:
             expected *= model.batch_curve[len(members) - 1]
-        if not close(start.run_s, expected):
-            self._faults.add("run", who, f"found run_s {start.run_s}, expected {expected}")
+        if not close(members[0].run_s, expected):
+            self._faults.add("run", who, f"found run_s {members[0].run_s}, expected {expected}")
 
     def _alone_s(self, start: Start, size: float) -> float:
         """How long a node takes on its GPUs; it reads at a rate of its own where that is known."""
         if not start.devices:
             return size
-        read_s = tokens_of(self._arrived[start.job], start.task)[0] * self._facts.models[start.kind].prefill_s
-        return read_s / self._reading_speed(start) + (size - read_s) / self._speed(start)
+        arrived = self._arrived[start.job]
+        read_s = tokens_of(arrived, start.task)[0] * self._facts.models[start.kind].prefill_s
+        saved_s = self._prefixes.saved_s(start, arrived, size) if self._caches else 0.0
+        if not read_s:
+            return (size - saved_s) / self._speed(start)
+        return (read_s - saved_s) / self._reading_speed(start) + (size - read_s) / self._speed(start)
 
     def _reading_speed(self, start: Start) -> float:
         rates, width = self._rates, len(start.devices)

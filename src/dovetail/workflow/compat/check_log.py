@@ -109,7 +109,8 @@ def _our_requests(
         faults.at(-1 - i, row.arrival_time)
         end, took = row.completion_time, row.response_time
         fault = "" if row.sizes or row.status == "completed" else row.reason or "unusable"
-        arrived = Arrived(row.request_id, row.workflow_id, row.sizes, row.deadline_seconds, row.priority, fault)
+        due_s, facts = row.deadline_seconds, row.facts
+        arrived = Arrived(row.request_id, row.workflow_id, row.sizes, due_s, row.priority, fault, facts)
         arrivals.append((row.arrival_time, arrived))
         if row.status == "rejected":
             if end is not None or took is not None:
@@ -158,5 +159,6 @@ def _our_span(i: int, row: ExecutionRow, faults: Findings) -> LogSpan:
         number(row.switch_time),
         row.from_model or None,
         row.batch,
+        cached=row.cached,
     )
     return LogSpan(i, t, end_of(row, t, faults), start, row.reason, row.decision)

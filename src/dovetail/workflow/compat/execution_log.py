@@ -49,6 +49,7 @@ class ExecutionRow(Struct, omit_defaults=True, gc=False):
     decision: int = 0  # the how-manyth start of the run it was: simultaneous starts have an order
     batch: int = 0
     reason: str = ""  # why it failed; only among the failures
+    cached: int = 0  # blocks of its prefix that were there
 
 
 class RequestRow(Struct, omit_defaults=True, gc=False):
@@ -65,6 +66,7 @@ class RequestRow(Struct, omit_defaults=True, gc=False):
     sizes: tuple[float, ...]
     deadline_seconds: float | None = None  # after arrival
     priority: float = 1.0
+    facts: dict[str, Any] = {}  # tokens, prefixes
 
 
 def log_summary(header: Header, figures: Figures) -> dict[str, Any]:
@@ -202,6 +204,7 @@ class ExecutionLog:
             start.replaces,
             running.decision,
             start.batch,
+            cached=start.cached,
         )
         if isinstance(event, Failed):
             row.reason = event.why
@@ -251,6 +254,8 @@ class ExecutionLog:
         )
         if arrived.weight != 1.0:
             row.priority = arrived.weight
+        if arrived.facts:
+            row.facts = arrived.facts
         self._spools["requests"].add(_encode(row))
         if not done:
             self._spools["rejected_requests"].add(_encode({"request_id": request, "reason": reason}))

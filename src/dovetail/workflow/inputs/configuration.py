@@ -135,6 +135,12 @@ def _model(doc: Document, raw: Mapping[str, dict[str, Any]], name: str) -> Model
         raise doc.error((*keys, "gpus_required"), f"expected 0 or more GPUs, found {model.gpus_required}")
     if model.batch_curve and (model.batch_curve[0] != 1 or not all(0 < f <= MOST for f in model.batch_curve)):
         raise doc.error((*keys, "batch_curve"), "expected positive slow-downs of batches of 1, 2, ..., the first 1.0")
+    if model.prefix is not None and (problem := model.prefix.problem()) is not None:
+        key, message = problem.split(": ", 1)
+        raise doc.error((*keys, f"prefix_{key}"), message)
+    for key in ("prefix_saves", "prefix_block_tokens"):
+        if model.prefix is None and key in merged:
+            raise doc.error((*keys, key), "expected prefix_cache_tokens beside it: without, nothing is kept")
     return model
 
 

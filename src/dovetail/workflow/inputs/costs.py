@@ -13,6 +13,30 @@ from typing import Literal
 from msgspec import Struct
 
 MIB_PER_GB = 1024
+MOST_TOKENS = 10**12  # more than that is a slip
+
+
+class PrefixRules(Struct, frozen=True, omit_defaults=True):
+    """What a GPU keeps of the inputs that a model has read: so many tokens, in blocks of so many. A hit saves reading
+    them, or where no tokens are known this share of the node's seconds if all of its blocks are there."""
+
+    cache_tokens: int
+    block_tokens: int = 512
+    saves: float = 0.0
+
+    @property
+    def blocks(self) -> int:
+        return self.cache_tokens // self.block_tokens
+
+    def problem(self) -> str | None:
+        """What is wrong with these values, or None."""
+        if not 0 < self.block_tokens <= MOST_TOKENS:
+            return f"block_tokens: expected 1 to {MOST_TOKENS:g} tokens, found {self.block_tokens}"
+        if not self.block_tokens <= self.cache_tokens <= MOST_TOKENS:
+            return f"cache_tokens: expected a block or more, up to {MOST_TOKENS:g} tokens, found {self.cache_tokens}"
+        if not 0 <= self.saves < 1:
+            return f"saves: expected 0 or more, and less than 1, found {self.saves}"
+        return None
 
 
 class ModelCost(Struct, frozen=True, omit_defaults=True):
@@ -25,6 +49,7 @@ class ModelCost(Struct, frozen=True, omit_defaults=True):
     batch_curve: tuple[float, ...] = ()
     prefill_s: float = 0.0
     adapter_of: str = ""
+    prefix: PrefixRules | None = None
 
     @property
     def shard_mib(self) -> int:

@@ -38,7 +38,8 @@ class Tokens(Struct, forbid_unknown_fields=True):
 
 class RequestEntry(Struct, forbid_unknown_fields=True):
     """One request as it stands in a file; `node_items` (what a node works through, where rates are known
-    per second), `node_tokens`, `deadline_seconds` (after arrival), `priority` and `tenant` are our additions."""
+    per second), `node_tokens`, `node_prefix`, `deadline_seconds` (after arrival), `priority` and `tenant` are our
+    additions."""
 
     request_id: str
     workflow_id: str
@@ -46,6 +47,7 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
     node_execution_times: dict[str, float] = field(default_factory=dict)
     node_items: dict[str, float] = field(default_factory=dict)
     node_tokens: dict[str, Tokens] = field(default_factory=dict)
+    node_prefix: dict[str, str | list[int | str]] = field(default_factory=dict)
     input_data: Any = None
     node_configs: Any = None
     metadata: Any = None
@@ -264,9 +266,24 @@ class EntryReader:
         facts: dict[str, Any] = {}
         if entry.node_tokens:
             facts["tokens"] = {name: [tokens.input, tokens.output] for name, tokens in entry.node_tokens.items()}
+        if entry.node_prefix and (prefixes := self._prefixes(entry)):
+            facts["prefix"] = prefixes
         if entry.tenant:
             facts["tenant"] = entry.tenant
         return facts
+
+    def _prefixes(self, entry: RequestEntry) -> dict[str, list[int | str]]:
+        """The blocks that nodes begin with, of models that keep any."""
+        graph, found = self._graphs[entry.workflow_id], dict[str, list[int | str]]()
+        for name, blocks in entry.node_prefix.items():
+            if name not in graph.index:
+                hint = did_you_mean(name, graph.index)
+                raise EntryFault(f"node_prefix.{name}", f"not a node of workflow {graph.name!r}{hint}")
+            if not blocks:
+                raise EntryFault(f"node_prefix.{name}", "expected at least one block, or a name, found none")
+            if self._system.models[graph.tasks[graph.index[name]].kind].prefix is not None:
+                found[name] = [blocks] if isinstance(blocks, str) else blocks
+        return found
 
     def check_tenant(self, entry: RequestEntry, graph: TaskGraph) -> None:
         """A tenant must be known, and have a quota that is wide enough for its nodes."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules
 from dovetail.workflow.inputs.tenants import Tenancy
 
 DEFAULT_NODE_S = 10.0
@@ -33,6 +33,9 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     type: str = "llm"
     base_model: str | None = None
     adapter_of: str = ""
+    prefix_cache_tokens: int | None = None
+    prefix_block_tokens: int = 512
+    prefix_saves: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
     batch_curve: tuple[float, ...] = ()
     measured_as: str = ""  # what rate tables call it, if not by its name
@@ -55,7 +58,14 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
             self.batch_curve,
             prefill_s=1 / reads if reads else 0.0,
             adapter_of=self.adapter_of,
+            prefix=self.prefix,
         )
+
+    @property
+    def prefix(self) -> PrefixRules | None:
+        if self.prefix_cache_tokens is None:
+            return None
+        return PrefixRules(self.prefix_cache_tokens, self.prefix_block_tokens, self.prefix_saves)
 
 
 class Node(Struct, forbid_unknown_fields=True, omit_defaults=True):

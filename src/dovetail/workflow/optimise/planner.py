@@ -75,7 +75,10 @@ class _Search:
     ):
         self._view = view
         self._graphs = {request.graph.name: request.graph for request in requests}
-        self._arrivals = [(0.0, Arrived(request.id, request.graph.name, tuple(request.sizes))) for request in requests]
+        self._arrivals = [
+            (0.0, Arrived(request.id, request.graph.name, tuple(request.sizes), facts=dict(request.facts)))
+            for request in requests
+        ]
         self._objective = objective
         self._left = budget
         self._until = None if budget_s is None else time.monotonic() + budget_s

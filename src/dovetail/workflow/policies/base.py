@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from dovetail.core.rates import PREFILL, RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib
+from dovetail.workflow.prefixes import PrefixCaches, blocks_of, saved_s
 from dovetail.workflow.residents import Residents
 
 Window = tuple[int, ...]
@@ -214,6 +215,9 @@ class View:
         self.total_speed = sum(self._speeds)
         self.fastest = max([*self._speeds, *[rate.rate for rate in self.rates.rates.values()]])
         self.even = not self.rates.rates and set(self._speeds) == {1.0}
+        cached = any(model.prefix is not None for model in models.values())
+        self.prefixes = PrefixCaches(models, self.residents.held) if cached else None
+        self.even = self.even and not cached
         self._reads_apart = any(rate.unit == PREFILL for rate in self.rates.rates.values())
         self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
         self._masks: dict[tuple[int | str, bool], list[tuple[Window, int]]] = {}
@@ -222,6 +226,7 @@ class View:
         # whether two GPUs that hold the same model are as good as each other, but for how long they have been idle
         self.alike = len({*self._types}) == 1 and costs.resident == "one" and not costs.dram_gb
         self.alike = self.alike and (costs.adapter_slots == 1 or not any(m.adapter_of for m in models.values()))
+        self.alike = self.alike and not cached
         self.limited = any(m is not None for m in pool.memories)
         self._heads: list[tuple[Any, int, Queue]] = []
         self._head_of: dict[str, tuple[Any, int, Queue]] = {}
@@ -301,17 +306,31 @@ class View:
         if self.even or not window:
             return node.size
         speed = self.speed(node.model, window)
-        if not self._reads_apart or not node.request.facts:
-            return node.size / speed
-        read_s = self._read_s(node)
-        return read_s / self._reading_speed(node.model, window) + (node.size - read_s) / speed
+        saved_s = self._saved_s(node, window) if self.prefixes is not None else 0.0
+        if not self._reads_apart or not node.request.facts or not (read_s := self._read_s(node)):
+            return (node.size - saved_s) / speed
+        return (read_s - saved_s) / self._reading_speed(node.model, window) + (node.size - read_s) / speed
+
+    def cached_blocks(self, node: ReadyNode, window: Window) -> int:
+        """How many blocks of the node's prefix, from the first on, a window has cached."""
+        if self.prefixes is None or not window or not node.request.facts:
+            return 0
+        return self.prefixes.cached(node.model, blocks_of(node.request.facts, node.name), window)
+
+    def hit_share(self, node: ReadyNode, window: Window) -> float:
+        """The share of the node's prefix that a window has cached; 0 if it has none."""
+        cached = self.cached_blocks(node, window)
+        return cached / len(blocks_of(node.request.facts, node.name)) if cached else 0.0
 
     def first_s(self, node: ReadyNode, window: Window, slower: float = 1.0) -> float | None:
         """Seconds of the node's run until its first token, which it writes when it has read; None if it is not known to
         write any. `slower`: by so much, in a batch."""
         if not _tokens(node)[1]:
             return None
-        read_s = self._read_s(node) * slower
+        read_s = self._read_s(node)
+        if self.prefixes is not None and window and read_s:
+            read_s -= self._saved_s(node, window)
+        read_s *= slower
         return read_s / self._reading_speed(node.model, window) if window else read_s
 
     def speed(self, model: str, window: Window) -> float:
@@ -321,6 +340,13 @@ class View:
     def _read_s(self, node: ReadyNode) -> float:
         """Seconds at speed 1 that a node reads tokens."""
         return _tokens(node)[0] * self.models[node.model].prefill_s
+
+    def _saved_s(self, node: ReadyNode, window: Window) -> float:
+        """Seconds at speed 1 that a node need not read on a window."""
+        if not (cached := self.cached_blocks(node, window)):
+            return 0.0
+        blocks = len(blocks_of(node.request.facts, node.name))
+        return saved_s(self.models[node.model], node.size, _tokens(node)[0], blocks, cached)
 
     def _reading_speed(self, model: str, window: Window) -> float:
         rates, speeds, width = self.rates, self._speeds, len(window)
@@ -332,6 +358,12 @@ class View:
         return max([self.now, *[self.until[gpu] for gpu in window if not self.free[gpu]]])
 
     # --- what only the scheduler does -------------------------------------------------------------
+
+    def remember(self, nodes: Iterable[ReadyNode], window: Window) -> None:
+        """Nodes have started on a window, which keeps their prefixes from now on."""
+        if self.prefixes is not None:
+            for node in nodes:
+                self.prefixes.use(node.model, blocks_of(node.request.facts, node.name), window)
 
     def occupy(self, window: Window, model: str, until: float) -> None:
         self.residents.load(window, model)

@@ -1,0 +1,138 @@
+"""Prefix caches: what GPUs keep of the inputs that they have read, and what that saves whoever begins alike."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.core.events import Arrived, Complete, Reject, Start
+from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.inputs.costs import ModelCost
+
+Block = int | str
+
+
+class PrefixCaches:
+    """The blocks that each GPU keeps for each model that it holds. `held` are the models there, as they change."""
+
+    def __init__(self, models: Mapping[str, ModelCost], held: Sequence[Mapping[str, None]]) -> None:
+        self._room = {name: model.prefix.blocks for name, model in models.items() if model.prefix is not None}
+        self._held = held
+        self._kept: list[dict[str, OrderedDict[Block, None]]] = [{} for _ in held]  # in order of last use
+
+    def cached(self, model: str, blocks: Sequence[Block], window: Iterable[int]) -> int:
+        """How many of these, from the first on, all GPUs of a window keep."""
+        count = len(blocks)
+        for gpu in window:
+            kept = self._kept[gpu].get(model)
+            if kept is None:
+                return 0
+            count = next((i for i in range(count) if blocks[i] not in kept), count)
+        return count
+
+    def use(self, model: str, blocks: Sequence[Block], window: Iterable[int]) -> None:
+        """A node has started: its blocks are there from now on, its first one used last, so that ends go before
+        beginnings; and a model that has left took its own with it."""
+        for gpu in window:
+            here, held = self._kept[gpu], self._held[gpu]
+            for gone in [other for other in here if other not in held]:
+                del here[gone]
+            if blocks:
+                kept = here.setdefault(model, OrderedDict())
+                for block in reversed(blocks):
+                    kept[block] = None
+                    kept.move_to_end(block)
+                while len(kept) > self._room[model]:
+                    kept.popitem(last=False)
+
+
+def blocks_of(facts: Mapping[str, Any], node: str) -> Sequence[Block]:
+    """The blocks of a node's prefix, as far as what its request says of them can be understood."""
+    prefixes = facts.get("prefix")
+    blocks = prefixes.get(node) if isinstance(prefixes, dict) else None
+    return blocks if isinstance(blocks, list) and all(type(block) in (int, str) for block in blocks) else ()
+
+
+def saved_s(model: ModelCost, size_s: float, tokens: int, blocks: int, cached: int) -> float:
+    """Seconds at speed 1 that a node need not read: with tokens, the time of those that are cached (but the last one is
+    always read), else its share of what the model saves at best.
+
+    >>> from dovetail.workflow.inputs.costs import PrefixRules
+    >>> model = ModelCost(14.0, 30.0, prefill_s=0.001, prefix=PrefixRules(100_000, saves=0.5))
+    >>> saved_s(model, 10.0, 1200, blocks=3, cached=2), saved_s(model, 10.0, 1200, blocks=3, cached=3)
+    (1.024, 1.199)
+    >>> saved_s(model, 10.0, 0, blocks=4, cached=2)
+    2.5
+    """
+    if not cached or model.prefix is None:
+        return 0.0
+    if tokens and model.prefill_s:
+        return min(cached * model.prefix.block_tokens, tokens - 1) * model.prefill_s
+    return model.prefix.saves * size_s * cached / blocks
+
+
+class PrefixHits:
+    """Counts the blocks of started nodes, and how many of them were cached."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, dict[str, Any]] = {}
+        self._blocks = self._cached = 0
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for event in events:
+            kind = type(event)
+            if kind is Start:
+                if event.job in self._open:
+                    self._blocks += len(blocks_of(self._open[event.job], event.task))
+                    self._cached += event.cached
+            elif kind is Arrived:
+                if "prefix" in event.facts:
+                    self._open[event.job] = event.facts
+            elif kind is Complete or kind is Reject:
+                self._open.pop(event.job, None)
+
+    def figures(self) -> dict[str, Any]:
+        """Nothing, if no node had a prefix."""
+        if not self._blocks:
+            return {}
+        return {"prefix_blocks": self._blocks, "prefix_hit_rate": self._cached / self._blocks}
+
+
+class PossibleSavings:
+    """What each node could save at best, whatever the schedule: a block that no other node of its model has is not
+    cached anywhere before the node itself has begun, and so ends its hit. (After a failure it may find its own.)"""
+
+    def __init__(self, models: Mapping[str, ModelCost]) -> None:
+        self._models = models
+        self._nodes: Counter[tuple[str, Block]] = Counter()  # that have a block
+
+    def add(self, graph: TaskGraph, request: Arrived) -> None:
+        """A request that may run, whatever becomes of it."""
+        for task in graph.tasks:
+            self._nodes.update({(task.kind, block) for block in blocks_of(request.facts, task.name)})
+
+    def seconds(
+        self, graph: TaskGraph, requests: Mapping[int, Arrived], rows: int, failures: bool
+    ) -> NDArray[np.float64]:
+        """By row and node; `requests` are those in rows of a graph, which they may have grown to."""
+        saved = np.zeros((rows, len(graph.tasks)))
+        for row, request in requests.items():
+            for i, (task, size_s) in enumerate(zip(graph.tasks, request.sizes, strict=False)):
+                model, blocks = self._models.get(task.kind), blocks_of(request.facts, task.name)
+                if blocks and model is not None and model.prefix is not None:
+                    known = (failures or self._nodes[task.kind, block] > 1 for block in blocks)
+                    hits = min(sum(takewhile(bool, known)), model.prefix.blocks)
+                    saved[row, i] = saved_s(model, size_s, _reads(request, task.name), len(blocks), hits)
+        return saved
+
+
+def _reads(request: Arrived, node: str) -> int:
+    """How many tokens a node reads, as far as that can be understood."""
+    tokens = request.facts.get("tokens")
+    given = tokens.get(node) if isinstance(tokens, dict) else None
+    return given[0] if isinstance(given, list) and given and type(given[0]) is int else 0
