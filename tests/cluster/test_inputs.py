@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cluster.inputs.cluster_spec import parse_cluster
+from dovetail.cluster.inputs.scenario import load
 from dovetail.core.errors import InputError
 
 FILE = """types:
@@ -84,3 +86,26 @@ def test_no_accelerator_is_lost_in_servers(count: int, size: int) -> None:
     assert sum(sizes) == count
     assert all(0 < each <= size for each in sizes)
     assert len(sizes) == -(-count // size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"cluster": {"types": {"v100": {"count": 1, "gpus_per_server": 10**30}}}},
+            "gpus_per_server: expected at most",
+        ),
+        ({"per_server": str(10**30)}, "gpus per server .* expected at most 10,000,000"),
+        ({"weight": 1e30}, r"trace\[0\]: weight: expected a number <= 1e\+06, found '1e\+30'"),
+        ({"weight": 1e-30}, r"trace\[0\]: weight: expected a number >= 1e-06"),
+        ({"duration_s": 1e308}, r"trace\[0\]: duration_s: expected a number <= 1e\+12"),
+        ({"duration_s": 1e11}, r"trace: job 0: expected at most 1e\+09 s of work"),
+        ({"width": 1e30}, r"trace\[0\]: width: expected a whole number <= 10000000"),
+        ({"entity": "a", "entities": {"a": 1e30}}, "the weight of entity 'a' 1e\\+30: expected more than 0, 1e-06"),
+    ],
+)
+def test_numbers_that_no_run_could_cope_with_are_refused(fields: dict[str, Any], message: str) -> None:
+    scenario = {name: fields[name] for name in ("cluster", "per_server", "entities") if name in fields}
+    row = {"arrival_s": 0, "model": "A3C", "duration_s": 60} | {k: v for k, v in fields.items() if k not in scenario}
+    with pytest.raises(InputError, match=message):
+        load(**{"cluster": "v100=1", "trace": [row]} | scenario)

@@ -217,6 +217,6 @@ def entities_of(given: tuple[str, ...]) -> dict[str, float]:
             weights[name] = float(number)
         except ValueError:
             weights[name] = 0.0
-        if not equals or not 0 < weights[name] < 1e9:
+        if not equals or not weights[name] > 0:  # how large it may be, the level says
             raise InputError(f"--entities {item}: expected a number of entities, or NAME=WEIGHT with a weight above 0")
     return weights

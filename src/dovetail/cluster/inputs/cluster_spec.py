@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
+from dovetail.cluster.inputs.csv_rows import MOST, MOST_WHOLE
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
 
@@ -50,9 +51,6 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
         at = [i for i in map(self.types.index, self.order) if self.counts[i]]
         columns = {name: tuple(column[i] for i in at) for name, column in asdict(self).items() if name != "order"}
         return ClusterSpec(**columns, order=columns["types"])
-
-
-_MOST = 10_000_000  # every accelerator has its place in the simulator's tables
 
 
 class _Type(Struct, forbid_unknown_fields=True):
@@ -98,11 +96,18 @@ def _from_document(doc: Document, gpus_per_server: str) -> ClusterSpec:
     content = doc.convert(doc.data, _ClusterFile)
     types = {name: given if isinstance(given, _Type) else _Type(given) for name, given in content.types.items()}
     for name, given in types.items():
-        least = {"count": 0, "gpus_per_server": 1, "price_per_hour": 0, "failure_s": 1, "repair_s": 0}
-        for key, bound in least.items():
+        bounds: dict[str, tuple[int, float]] = {
+            "count": (0, MOST_WHOLE),
+            "gpus_per_server": (1, MOST_WHOLE),
+            "price_per_hour": (0, MOST),
+            "failure_s": (1, MOST),
+            "repair_s": (0, MOST),
+        }
+        for key, (least, most) in bounds.items():
             value = getattr(given, key)
-            if value is not None and not bound <= value < inf:
-                raise doc.error(("types", name, key), f"expected {bound} or more, found {value}")
+            if value is not None and not least <= value <= most:
+                wanted = f"at most {most:g}" if value > most else f"{least} or more"
+                raise doc.error(("types", name, key), f"expected {wanted}, found {value}")
     for i, name in enumerate(content.order):
         if name not in types or content.order.index(name) != i:
             hint = did_you_mean(name, types) if name not in types else ""
@@ -118,8 +123,8 @@ def _spec(types: dict[str, _Type], order: tuple[str, ...] = ()) -> ClusterSpec:
     given = list(types.values())
     if not any(each.count for each in given):
         raise InputError("cluster: expected at least one accelerator, found none")
-    if sum(each.count for each in given) > _MOST:
-        raise InputError(f"cluster: expected at most {_MOST:,} accelerators, found {sum(e.count for e in given):,}")
+    if (total := sum(each.count for each in given)) > MOST_WHOLE:
+        raise InputError(f"cluster: expected at most {MOST_WHOLE:,} accelerators, found {total:,}")
     return ClusterSpec(
         types=tuple(types),
         counts=tuple(each.count for each in given),
@@ -147,6 +152,8 @@ def _per_server(types: dict[str, _Type], text: str) -> dict[str, _Type]:
     for name, size in sizes.items():
         if name not in types:
             raise InputError(f"{what} {text!r}: the cluster has no {name!r}{did_you_mean(name, types)}")
+        if size > MOST_WHOLE:
+            raise InputError(f"{what} {text!r}: expected at most {MOST_WHOLE:,}, found {size:,}")
         types[name].gpus_per_server = size
     return types
 

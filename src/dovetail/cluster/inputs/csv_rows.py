@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Collection, Iterator, Mapping
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,10 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import open_bytes
+
+MOST = 1e12  # seconds, steps or money: more than that is a slip, and no solver would cope with it
+MOST_WHOLE = 10_000_000  # accelerators: every one has its place in the simulator's tables
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 
 
 class GivenRows(Struct, frozen=True):
@@ -93,7 +96,7 @@ class CsvRow:
             raise self.error(column, "expected something, found nothing")
         return default
 
-    def number(self, column: str, default: float | None = None, *, least: float = -inf) -> float:
+    def number(self, column: str, default: float | None = None, *, least: float = -MOST, most: float = MOST) -> float:
         found = self.text(column, None if default is None else "")
         if not found:
             assert default is not None
@@ -102,9 +105,9 @@ class CsvRow:
             value = float(found)
         except ValueError:
             raise self.error(column, f"expected a number, found {found!r}") from None
-        if not isfinite(value) or value < least:
-            wanted = "a finite number" if least == -inf else f"a number >= {least:g}"
-            raise self.error(column, f"expected {wanted}, found {found!r}")
+        if not least <= value <= most:
+            wanted = f"<= {most:g}" if value > most else f">= {least:g}"
+            raise self.error(column, f"expected a number {wanted}, found {found!r}")
         return value
 
     def whole(self, column: str, default: int | None = None, *, least: int = 1) -> int:
@@ -116,8 +119,9 @@ class CsvRow:
             value = int(found) if found.isdecimal() else float(found)
         except ValueError:
             raise self.error(column, f"expected a whole number, found {found!r}") from None
-        if not isfinite(value) or value != int(value) or value < least:
-            raise self.error(column, f"expected a whole number >= {least}, found {found!r}")
+        if not least <= value <= MOST_WHOLE or value != int(value):
+            wanted = f"<= {MOST_WHOLE}" if value > MOST_WHOLE else f">= {least}"
+            raise self.error(column, f"expected a whole number {wanted}, found {found!r}")
         return int(value)
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from dovetail.cluster.inputs.analytic import analytic
 from dovetail.cluster.inputs.choices import CLOUDS, Widths, one_of
 from dovetail.cluster.inputs.cluster_spec import ClusterSpec, parse_cluster
-from dovetail.cluster.inputs.csv_rows import given_rows
+from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT, given_rows
 from dovetail.cluster.inputs.estimate import estimate
 from dovetail.cluster.inputs.generate import GeneratedJobs
 from dovetail.cluster.inputs.generate import jobs_per_hour as between_arrivals_s
@@ -43,6 +43,7 @@ from dovetail.core.rates import RateTable
 STATIC_JOBS = 40  # generated if nothing is said
 CONTINUOUS_JOBS = 500
 _FAILURES_UNTIL_S = 2 * 365 * 86400.0  # failures are drawn ahead, for two years of simulated time
+_LONGEST_S = 1e9  # of one job on its fastest type: some thirty years
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
@@ -137,6 +138,7 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         jobs = trace.jobs
         notes += trace.notes + [f"left out: {count} x {what}" for what, count in trace.dropped.items()]
         _check_window(scenario, len(trace.jobs))
+        _check_length(trace.jobs, known.of_types(spec.types), _named(scenario.trace, "trace"))
     else:
         jobs = generated(scenario, known, spec)
     rates = known.of_types(spec.types)
@@ -221,7 +223,8 @@ def _check(scenario: Scenario) -> None:
     if not isinstance(scenario.entities, dict):
         raise InputError(f"entities {scenario.entities!r}: expected weights by name, or a number")
     for name, weight in scenario.entities.items():
-        within(f"the weight of entity {name!r}", weight, "more than 0", 1e-9)
+        expected = f"more than 0, {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
+        within(f"the weight of entity {name!r}", weight, expected, LEAST_WEIGHT, MOST_WEIGHT)
 
 
 def generated(scenario: Scenario, known: Throughputs, spec: ClusterSpec) -> Iterable[Job]:
@@ -253,6 +256,16 @@ def _check_window(scenario: Scenario, jobs: int) -> None:
     if scenario.window is not None and not 0 <= scenario.window[0] < scenario.window[1] <= jobs:
         first, end = scenario.window
         raise InputError(f"window {first} to {end}: expected ids of the jobs, which are 0 to {jobs}")
+
+
+def _check_length(jobs: list[Job], rates: Throughputs, where: str) -> None:
+    """Refuse jobs that would take longer than any run is simulated."""
+    fastest = dict(zip(rates.kinds, rates.alone.max(axis=1, initial=0.0).tolist(), strict=True))
+    for job in jobs:
+        rate = fastest.get((job.model, job.width), 0.0)
+        if rate > 0 and job.steps / rate > _LONGEST_S:
+            took = f"{job.steps:g} steps at {rate:g} per second"
+            raise InputError(f"{where}: job {job.id}: expected at most {_LONGEST_S:g} s of work, found {took}")
 
 
 def _throughputs(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> tuple[Throughputs, list[str]]:

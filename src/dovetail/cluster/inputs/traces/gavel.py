@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dovetail.cluster.inputs.csv_rows import read_rows
+from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT, read_rows
 from dovetail.cluster.inputs.templates import BY_MODEL
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.workload import Job
@@ -38,7 +38,7 @@ def _reader(name: str) -> TraceFormat:
                 width=row.whole("width"),
                 steps=row.number("steps", least=0),
                 arrival_s=row.number("arrival", least=0),
-                weight=row.number("weight", 1.0, least=1e-9),
+                weight=row.number("weight", 1.0, least=LEAST_WEIGHT, most=MOST_WEIGHT),
                 slack=slack if slack >= 0 else None,
                 duration_s=row.number("duration", least=0) if "duration" in row else None,
             )

@@ -7,7 +7,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dovetail.cluster.inputs.csv_rows import check_columns, header_of, read_rows
+from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT, check_columns, header_of, read_rows
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.output import written_whole
@@ -26,7 +26,7 @@ def _read(reading: TraceReading) -> Iterator[Job]:
             steps=row.number("steps", least=0) if "steps" in row else None,
             duration_s=row.number("duration_s", least=0) if "duration_s" in row else None,
             arrival_s=row.number("arrival_s", least=0),
-            weight=row.number("weight", 1.0, least=1e-9),
+            weight=row.number("weight", 1.0, least=LEAST_WEIGHT, most=MOST_WEIGHT),
             due_s=row.number("due_s", least=0) if "due_s" in row else None,
             entity=row.text("entity", ""),
             name=row.text("name", ""),
