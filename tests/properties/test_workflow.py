@@ -46,6 +46,7 @@ def features(case: RandomWorkload) -> set[str]:
     found |= {"plain prices"} if not case.costs else set()
     found |= {"many models"} if len(models) > 5 else set()
     found |= {"adapters"} if any("adapter_of" in model for model in models) else set()
+    found |= {"gpus over time"} if case.gpus_over_time else set()
     for row in case.rows:
         found |= {"items"} if "node_items" in row else set()
         found |= {key for key in ("node_prefix", "node_tokens") if key in row}
@@ -68,9 +69,15 @@ def test_the_cases_try_everything() -> None:
         "batching",
         "noise",
     }
-    wanted |= {"resident", "overhead_s", "adapters", "adapter_slots", "node_prefix", "node_tokens"} | {
-        f"{n} GPUs" for n in range(1, MOST_GPUS + 1)
-    }
+    wanted |= {
+        "resident",
+        "overhead_s",
+        "adapters",
+        "adapter_slots",
+        "node_prefix",
+        "node_tokens",
+        "gpus over time",
+    } | {f"{n} GPUs" for n in range(1, MOST_GPUS + 1)}
     wanted |= {f"width {n}" for n in (0, 1, 2, 3, 4, 5, 7)}
     assert {feature: counted[feature] for feature in wanted if counted[feature] < CASES // 40} == {}
 

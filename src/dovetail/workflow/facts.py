@@ -12,6 +12,7 @@ from dovetail.core.files import explain
 from dovetail.core.journal import Header
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.system import MOST
 from dovetail.workflow.inputs.tenants import Tenancy
 
@@ -45,6 +46,7 @@ class WorkflowFacts(Struct):
     requests: RequestFile = field(default_factory=RequestFile)
     forecast: dict[str, float] = {}  # GPU-seconds per model of all requests
     tenancy: Tenancy | None = None
+    gpus_over_time: GpusOverTime | None = None
 
     @classmethod
     def of(cls, header: Header, path: Path) -> WorkflowFacts:
@@ -57,6 +59,9 @@ class WorkflowFacts(Struct):
             raise InputError(f"{path}:1: pool.devices: expected at least one GPU")
         if (problem := facts.problem()) is not None:
             raise InputError(f"{path}:1: facts.{problem}")
+        over_time = facts.gpus_over_time
+        if over_time is not None and (wrong := over_time.problem(len(header.pool))) is not None:
+            raise InputError(f"{path}:1: facts.gpus_over_time.{'.'.join(map(str, wrong[0]))}: {wrong[1]}")
         return facts
 
     def problem(self) -> str | None:

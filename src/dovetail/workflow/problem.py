@@ -23,6 +23,7 @@ from dovetail.workflow.compat.gswarm_files import reading
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.fit import make_pool
 from dovetail.workflow.inputs.generate import GeneratedRequests
+from dovetail.workflow.inputs.gpus_over_time import GpusOverTime, read_gpus_over_time
 from dovetail.workflow.inputs.importers.traced import ImportedTrace
 from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
@@ -43,16 +44,21 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
     costs: tuple[tuple[str, Any], ...] = ()
     rates: Any = None
     gpus_per_server: int = 8
+    gpus_over_time: Any = None
+
+    @property
+    def _sources(self) -> tuple[Any, ...]:
+        return self.config, self.requests, self.rates, self.gpus_over_time
 
     @property
     def files(self) -> list[Path]:
         """The files that it is read from."""
-        return [source for source in (self.config, self.requests, self.rates) if isinstance(source, Path)]
+        return [source for source in self._sources if isinstance(source, Path)]
 
     @property
     def in_memory(self) -> bool:
         """Whether something is given in the place of a file."""
-        given = [source for source in (self.config, self.requests, self.rates) if source is not None]
+        given = [source for source in self._sources if source is not None]
         return len(self.files) < len(given)
 
     def read(self, gpus: str | int | None) -> WorkflowProblem:
@@ -65,12 +71,19 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
         system = by.read_system(self.config, self.on_error, dict(self.costs))
         config = self.config if isinstance(self.config, Path) else Path("config")
         pool = make_pool(system, gpus, self.gpus_per_server)
+        over_time = system.gpus_over_time
+        if self.gpus_over_time is not None:
+            over_time = read_gpus_over_time(self.gpus_over_time)
+        if over_time is not None:
+            self._check_over_time(over_time, len(pool))
         table = RateTable()
         for given in [*system.rates, *([self.rates] if self.rates is not None else [])]:
             table |= given if isinstance(given, RateTable) else RateTable.read(given)
         known = model_rates(system, pool, table)
         known.tell(system)
         by.check_fit(system, pool, config)  # too wide a workflow matters to those who ask for it
+        if over_time is not None:
+            by.check_fit(system, over_time.smallest(pool), config)
         if system.costs.resident == "memory" and None in pool.memories:
             raise InputError(
                 "costs.resident: memory needs the memory of every GPU: give gpu_types with memory_gb in the "
@@ -89,8 +102,16 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
             units=known.units,
             prefill_s=known.prefill_s,
             tenancy=system.tenancy,
+            gpus_over_time=over_time,
             notes=[f"the rate table's {what} is nothing that {config} has: ignored" for what in known.ignored],
         )
+
+    def _check_over_time(self, given: GpusOverTime, size: int) -> None:
+        if (wrong := given.problem(size)) is not None:
+            file = self.gpus_over_time if isinstance(self.gpus_over_time, Path) else "gpus_over_time"
+            raise InputError(f"{file}: {'.'.join(map(str, wrong[0]))}: {wrong[1]}")
+        if self.compat is not None:
+            raise InputError("gpus_over_time: --compat gswarm knows no GPUs that come and go")
 
 
 def load(
@@ -104,6 +125,7 @@ def load(
     costs: Mapping[str, Any] | None = None,
     rates: Source | RateTable | None = None,
     gpus_per_server: int = 8,
+    gpus_over_time: Source | GpusOverTime | None = None,
 ) -> WorkflowProblem:
     """Read and validate what is to be scheduled, on what, at which prices; nothing runs.
 
@@ -112,7 +134,7 @@ def load(
     In `mode` offline everything is there at time 0, online it arrives at its timestamps. A request that cannot run
     is an error, or with `on_error` counted as rejected (`"reject"`) or left out (`"skip"`). `costs` go over those of
     the configuration, `rates` is a table of measured speeds and switches, and `compat="gswarm"` reads, prices and
-    orders as that scheduler did.
+    orders as that scheduler did. `gpus_over_time` says how many of the GPUs are there when.
 
     >>> model = {"memory_gb": 14, "gpus_required": 1, "load_time_seconds": 30}
     >>> config = {"models": {"llm": model}, "workflows": {"chat": {"nodes": [{"id": "answer", "model": "llm"}]}}}
@@ -129,6 +151,7 @@ def load(
         costs=costs,
         rates=rates,
         gpus_per_server=gpus_per_server,
+        gpus_over_time=gpus_over_time,
     )
     return source.read(gpus)
 
@@ -143,6 +166,7 @@ def source_of(
     costs: Mapping[str, Any] | None = None,
     rates: Any = None,
     gpus_per_server: int = 8,
+    gpus_over_time: Any = None,
 ) -> ProblemSource:
     """What a user gave, as far as that can be checked before anything is read."""
     check_choice("mode", mode, Mode)
@@ -155,7 +179,7 @@ def source_of(
         raise InputError(f"costs {costs!r}: expected names and values of cost rules")
     if isinstance(requests, GeneratedRequests | ImportedTrace):
         requests = list(requests)
-    given = {"config": config, "requests": requests, "rates": rates}
+    given = {"config": config, "requests": requests, "rates": rates, "gpus_over_time": gpus_over_time}
     paths = {name: as_path(source, name) for name, source in given.items() if isinstance(source, str | os.PathLike)}
     rules = tuple(plain(costs or {}).items())
     how = {"mode": mode, "on_error": on_error, "compat": compat, "costs": rules, "gpus_per_server": gpus_per_server}
@@ -194,6 +218,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     units: dict[str, str] = {}
     prefill_s: dict[str, float] = {}
     tenancy: Tenancy | None = None
+    gpus_over_time: GpusOverTime | None = None
     notes: list[str] = []
 
     @property
@@ -231,6 +256,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             "forecast": self.requests.forecast,
             "skipped": self.requests.skipped_count,
             "skipped_why": self.requests.skipped,
+            "gpus_over_time": self.gpus_over_time,
         }
         return Header(
             level="workflow",

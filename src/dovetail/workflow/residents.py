@@ -166,6 +166,12 @@ class Residents:
                 if self.costs.dram_gb:
                     self._keep_in_dram(self._hosts[gpu], one)
 
+    def clear(self, gpu: int) -> None:
+        """The GPU has gone; one that comes in its place is empty."""
+        for model in self.held[gpu]:
+            del self.holders[model][gpu]
+        self.held[gpu].clear()
+
     def _keep_in_dram(self, host: int, model: str) -> None:
         dram = self._dram[host]
         dram.pop(model, None)

@@ -20,6 +20,8 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.capacity import CapacityFollower
+from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 from dovetail.workflow.tenants.accounts import Tenants, tenant_of
 from dovetail.workflow.tenants.lanes import LaneView
@@ -37,8 +39,10 @@ class WorkflowScheduler:
         policy: WorkflowPolicy,
         retries: int = 0,
         tenants: Tenants | None = None,
+        gpus_over_time: GpusOverTime | None = None,
     ) -> None:
         self.view = view
+        self._capacity = CapacityFollower(gpus_over_time, view) if gpus_over_time is not None else None
         self._graphs = graphs
         self._policy, self._choose = policy, policy.choose
         self._retries = retries
@@ -58,10 +62,12 @@ class WorkflowScheduler:
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
         self.view.now = now
+        out: list[Instruction] = []
         if not self._begun:
             self._begun = True
+            if self._capacity is not None:
+                self._capacity.follow(now, out)
             self._policy.begin(self.view)
-        out: list[Instruction] = []
         for stimulus in stimuli:
             if type(stimulus) is Finished:
                 self._finished(stimulus, now, out)
@@ -71,6 +77,8 @@ class WorkflowScheduler:
                 self._grew(stimulus, now, out)
             elif type(stimulus) is Failed:
                 self._failed(stimulus, now, out)
+        if self._capacity is not None and self._capacity.follow(now, out):
+            self._policy.resized(self.view)
         self._decide(now, out)
         return out
 
@@ -248,6 +256,9 @@ class WorkflowScheduler:
     def _start(self, choice: Place, now: float, out: list[Instruction]) -> None:
         node, window, why = choice
         view = self.view
+        if view.off and not view.off.keys().isdisjoint(window):
+            where = f"{node.request.id}/{node.name} on GPUs {list(window)}"
+            raise PolicyError(f"[{now:.2f}s] the policy started {where}, of which one is off")
         nodes = self._batch(node) if view.costs.batching else (node,)
         run_s = view.run_s(node, window)
         batch, slower = 0, 1.0

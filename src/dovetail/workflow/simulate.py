@@ -20,6 +20,7 @@ from dovetail.core.plain import scalar
 from dovetail.core.replay import Agreement, replay_journal
 from dovetail.core.run import JournalFile, JournalPath, Run
 from dovetail.workflow.bounds import Bounds
+from dovetail.workflow.capacity import GpuHours
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count
 from dovetail.workflow.compat.heap_order import HeapOrder, HeapScheduler
 from dovetail.workflow.facts import WorkflowFacts
@@ -55,7 +56,7 @@ def scheduler_for(reader: Reader, policy: WorkflowPolicy | None = None) -> Workf
     chosen: WorkflowPolicy = policy or registry.create("workflow", header.policy, header.options)
     scheduler = HeapScheduler if facts.compat else WorkflowScheduler
     tenants = None if facts.tenancy is None else Tenants(facts.tenancy)
-    return scheduler(view, header.build_graphs(), chosen, facts.retries, tenants)
+    return scheduler(view, header.build_graphs(), chosen, facts.retries, tenants, facts.gpus_over_time)
 
 
 class WorkflowRun(Run):
@@ -139,12 +140,14 @@ def run(
     if file.path is not None:
         refuse_overwrite([file.path], problem.source.files)
     header = problem.header(name, options or {}, seed, retries=retries, failure_rate=failure_rate)
-    tenancy = problem.tenancy
+    tenancy, over_time = problem.tenancy, problem.gpus_over_time
     if tenancy is not None and tenancy.tenants and chosen.plans_ahead:
         raise InputError(f"policy {name} plans ahead: it cannot keep to turns and quotas of tenants; take another one")
+    if over_time is not None and chosen.plans_ahead:
+        raise InputError(f"policy {name} plans ahead for the whole pool: it knows no gpus_over_time")
     tenants = None if tenancy is None else Tenants(tenancy)
     kind = HeapScheduler if problem.compat else WorkflowScheduler
-    scheduler = kind(problem.new_view(), problem.graphs, chosen, retries, tenants)
+    scheduler = kind(problem.new_view(), problem.graphs, chosen, retries, tenants, over_time)
     metrics, bounds, rejections, hits = Metrics(problem.pool), problem.new_bounds(), RejectionReasons(), PrefixHits()
     followers: list[Observer] = [
         metrics,
@@ -154,6 +157,9 @@ def run(
         *([_Done(progress)] if progress is not None else []),
         *observers,
     ]
+    hours = GpuHours(over_time, len(problem.pool)) if over_time is not None else None
+    if hours is not None:
+        followers.append(hours)
     executor = SimExecutor(seed, problem.costs.noise, failure_rate)
     arrivals, agenda = problem.requests.arrivals(), None
     if problem.compat:
@@ -167,6 +173,8 @@ def run(
         took = time.perf_counter() - began
         figures, lower = metrics.figures(), bounds.result()
         summed = summary(header, figures, lower, problem.requests.skipped_count, hits.figures())
+        if hours is not None:
+            summed["gpu_hours"] = hours.total()
         if writer is not None:
             writer.end(steps + 1, end_s, summed)
     notes = [*problem.warnings(), *[f"skipped: {text}" for text in problem.requests.skipped]]

@@ -35,14 +35,16 @@ class InputFlags:
     "A request that cannot run: fail stops before anything runs; reject counts it as rejected; skip leaves it out."
     rates: Path | None = None
     "A rate table: measured speeds and switch times."
+    gpus_over_time: Path | None = None
+    "How many of the GPUs are there when: {steps: [[0, 4], [3600, 6]], scale_up_s: 120}."
 
     @property
     def files(self) -> list[Path | None]:
-        return [self.config, self.requests, self.rates]
+        return [self.config, self.requests, self.rates, self.gpus_over_time]
 
     def how(self) -> dict[str, Any]:
         """All but the files of configuration and requests, as the level's functions take it."""
-        rules = {"costs": pairs("--cost", self.cost), "rates": self.rates}
+        rules = {"costs": pairs("--cost", self.cost), "rates": self.rates, "gpus_over_time": self.gpus_over_time}
         return {"mode": self.mode, "compat": self.compat, "on_error": self.on_error} | rules
 
     def load(self, gpus: str | None, **more: Any) -> WorkflowProblem:

@@ -44,6 +44,7 @@ class RandomWorkload(NamedTuple):
     on_error: OnError
     failure_rate: float
     retries: int
+    gpus_over_time: dict[str, Any] | None = None
 
 
 def random_case(seed: int) -> RandomWorkload:
@@ -79,6 +80,7 @@ def random_case(seed: int) -> RandomWorkload:
         on_error=rng.choice(("reject", "skip")),
         failure_rate=rng.choice((0.1, 0.5)) if rough else 0.0,
         retries=rng.between(0, 2),
+        gpus_over_time=_over_time(SeededRandom(seed + 10**9), pool),
     )
     if rng.random() < 0.3:
         _share(rng, case, pool)
@@ -105,6 +107,18 @@ def _share(rng: SeededRandom, case: RandomWorkload, pool: int) -> None:
     for row in case.rows:
         if rng.random() < 0.9:
             row["tenant"] = rng.choice([*names, *names, "dee"])
+
+
+def _over_time(rng: SeededRandom, pool: int) -> dict[str, Any] | None:
+    """A fifth of the cases: GPUs come and go, at times that requests arrive at or between them."""
+    if rng.random() >= 0.2:
+        return None
+    times = sorted({0.0, *(float(rng.between(1, 80)) if rng.random() < 0.5 else 80 * rng.random() for _ in range(5))})
+    counts = [rng.between(max(1, pool // 2), pool) for _ in times]
+    return {
+        "steps": [list(step) for step in zip(times, counts, strict=True)],
+        "scale_up_s": rng.choice((0.0, 5.0, 30.0)),
+    }
 
 
 def _system(rng: SeededRandom, seed: int) -> RawSystem:
@@ -246,12 +260,14 @@ def read_case(case: RandomWorkload, folder: Path) -> WorkflowProblem:
         on_error=case.on_error,
         costs=case.costs,
         rates=rates if case.rates else None,
+        gpus_over_time=case.gpus_over_time,
     )
 
 
 def policies_for(case: RandomWorkload) -> list[str]:
-    """All that are registered, but in online mode or with tenants those that plan ahead."""
+    """All that are registered, but in online mode, with tenants or GPUs that come and go those that plan ahead."""
     names, planned = registry.names("workflow"), case.mode == "offline" and not case.config.get("tenants")
+    planned = planned and case.gpus_over_time is None
     return [name for name in names if planned or not registry.create("workflow", name).plans_ahead]
 
 

@@ -25,6 +25,7 @@ CODES = core.CODES | {
     "prefix": "blocks said to be cached that are not those that were there",
     "replaces": "a model said to be replaced that is not the one",
     "memory": "a model on a GPU that is too small for it",
+    "off": "a node on a GPU that has gone, or has not come yet",
     "retry": "a node tried more often than was allowed",
     "admission": "a request turned away by a queue that was not full, or admitted to a full one",
     "quota": "a tenant that holds more GPUs than its quota",

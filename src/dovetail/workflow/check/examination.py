@@ -15,6 +15,7 @@ from dovetail.core.metrics import Figures, recount
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.check.below import LowerBounds
 from dovetail.workflow.check.files import InputFiles
+from dovetail.workflow.check.gpus_on import GpusOnRules
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.check.tenants import TenantRules
 from dovetail.workflow.facts import WorkflowFacts
@@ -42,13 +43,18 @@ class Examination:
         self.hits = PrefixHits()
         self.followers: list[Observer] = [self.lower, self.hits]
         self._files: InputFiles | None = None
+        self._gpus_on: GpusOnRules | None = None
 
     def hold_to_rules(self, config: Source | None, requests: Source | None) -> None:
         """The level's rules, and the files that the run is said to be of."""
-        if self.facts.simulate:
+        rules = None if self.facts.simulate else StartRules(self.header, self.facts, self.faults)
+        if self.facts.gpus_over_time is not None:
+            self._gpus_on = GpusOnRules(self.facts.gpus_over_time, len(self.header.pool), rules, self.faults)
+            self.followers.append(self._gpus_on)
+        if rules is None:
             self.notes.append("prices and run times were not checked: they were measured, not computed")
         else:
-            self.followers.append(StartRules(self.header, self.facts, self.faults))
+            self.followers.append(rules)
         if self.facts.tenancy is not None:
             self.followers.append(TenantRules(self.header, self.facts, self.facts.tenancy, self.faults))
         if config is not None:
@@ -64,6 +70,8 @@ class Examination:
         if total is not None and total != figures.arrived + self.facts.skipped:
             found = f"found {figures.arrived} arrivals and {self.facts.skipped} skipped, expected {total}"
             self.faults.add("requests", "", found)
+        if self._gpus_on is not None and self.lower.claimed is not None:
+            self._gpus_on.check_claim(self.lower.claimed.get("gpu_hours"))
         if self._files is not None:
             if not self.faults.interrupted:
                 self._files.finish()

@@ -36,6 +36,8 @@ class InputFiles:
                 "the costs of the run are not those of the configuration: --cost or --compat changed them"
             )
         read.check_fit(system, header.pool, Path("config"))
+        if facts.gpus_over_time is not None:
+            read.check_fit(system, facts.gpus_over_time.smallest(header.pool), Path("config"))
         system.item_s, system.units, system.prefill_s = facts.item_s, facts.units, facts.prefill_s
         graphs = {name: TaskGraphRecord.of(graph) for name, graph in system.graphs().items()}
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description

@@ -37,6 +37,10 @@ class PrefixRecount:
             hits += 1
         return hits
 
+    def forget(self, gpu: int) -> None:
+        """A GPU that comes has read nothing."""
+        self._caches = {key: cache for key, cache in self._caches.items() if key[0] != gpu}
+
     def saved_s(self, start: Start, arrived: Arrived, size_s: float) -> float:
         """Seconds at speed 1."""
         model, cached = self._models.get(start.kind), self.cached(start, arrived)

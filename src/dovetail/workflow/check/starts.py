@@ -38,6 +38,11 @@ class StartRules:
         for graph in self._graphs.values():
             self._check_models(graph.name, graph.tasks)
 
+    def empty(self, gpu: int) -> None:
+        """Another GPU has come in its place."""
+        self.residents.clear(gpu)
+        self._prefixes.forget(gpu)
+
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         batches: dict[int, list[Start]] = {}
         for event in events:

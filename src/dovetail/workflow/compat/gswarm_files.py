@@ -40,6 +40,8 @@ class _SystemReader(SystemReader):
             if data.get(key):
                 raise self._doc.error((key,), "GSwarm knew no such thing: leave it out, or --compat gswarm")
         data = {key: value for key, value in data.items() if key in ConfigurationFile.__struct_fields__}
+        if "gpus_over_time" in data:
+            raise self._doc.error(("gpus_over_time",), "--compat gswarm knows no GPUs that come and go")
         for key, to in (("models", Model), ("workflows", Workflow)):
             if isinstance(data.get(key), dict):
                 data[key] = {name: _known(item, to) for name, item in data[key].items()}

@@ -14,6 +14,7 @@ from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import TaskGraphError
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.costs import MIB_PER_GB, CostRules
+from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.system import MOST, GpuType, Model, System, Workflow
 from dovetail.workflow.inputs.tenants import Sharing, Tenancy, Tenant
 
@@ -27,6 +28,7 @@ class ConfigurationFile(Struct, forbid_unknown_fields=True):
     rates: str | list[str] = field(default_factory=list)
     tenants: dict[str, Tenant] = field(default_factory=dict)
     sharing: Sharing = Sharing()
+    gpus_over_time: GpusOverTime | None = None
 
 
 def read_system(config: Source, on_error: OnError = "fail", cost_options: Mapping[str, Any] | None = None) -> System:
@@ -68,6 +70,9 @@ class SystemReader:
         system = System(models, {}, types, costs, gpus, {}, {}, [doc.path.parent / table for table in tables])
         system.tenancy = _tenancy(doc, file)
         system.measured_as = {name: given.measured_as for name, given in file.gpu_types.items() if given.measured_as}
+        system.gpus_over_time = file.gpus_over_time
+        if file.gpus_over_time is not None and (wrong := file.gpus_over_time.problem()) is not None:
+            raise doc.error(("gpus_over_time", *wrong[0]), wrong[1])
         for name, raw in file.workflows.items():
             system.workflows[name] = doc.convert(raw, Workflow, ("workflows", name))
             fault = self._fault(system, name)

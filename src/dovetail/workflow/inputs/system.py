@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules
+from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.tenants import Tenancy
 
 DEFAULT_NODE_S = 10.0
@@ -110,6 +111,7 @@ class System(Struct, omit_defaults=True):
     units: dict[str, str] = {}  # what their items are: items/s, tokens/s, ...
     prefill_s: dict[str, float] = {}  # seconds per token read at speed 1, of models whose rate of that is measured
     tenancy: Tenancy | None = None
+    gpus_over_time: GpusOverTime | None = None
 
     def estimate_s(self, model: str) -> tuple[float, str]:
         """How long a node takes when its request does not say: seconds, and which rule gave them."""

@@ -193,7 +193,11 @@ class View:
         forecast: Mapping[str, float] | None = None,
     ) -> None:
         self.pool = pool
-        self.size = len(pool)
+        self.size = len(pool)  # of which those that are off do not count
+        self.off: dict[
+            int, float
+        ] = {}  # GPUs that have gone or go when what they run has ended, and when they are back
+        self._gone: set[int] = set()
         self.models = models
         self.costs = costs
         self.forecast = dict(forecast or {})
@@ -249,14 +253,15 @@ class View:
         return found
 
     def roomy_windows(self, model: str, aligned: bool = True) -> frozenset[Window]:
-        """The windows, free or not, whose GPUs have the memory that the model needs; if no aligned one has, any."""
+        """The windows, free or not, whose GPUs are there and have the memory that the model needs; if no aligned one
+        has, any."""
         key = (model, aligned)
         if key not in self._roomy:
             memories, shard = self.pool.memories, room_mib(self.models, model)
             self._roomy[key] = frozenset(
                 w
                 for w in self.pool.windows(self.models[model].width, aligned)
-                if all((m := memories[gpu]) is None or m >= shard for gpu in w)
+                if all((m := memories[gpu]) is None or m >= shard for gpu in w) and self.off.keys().isdisjoint(w)
             )
             if aligned and not self._roomy[key]:
                 self._roomy[key] = self.roomy_windows(model, aligned=False)
@@ -376,12 +381,43 @@ class View:
         self._windows.clear()
 
     def release(self, window: Window) -> None:
+        if self.off:
+            window = self._let_go(window)
         for gpu in window:
             self.free[gpu] = True
             self._free_mask |= 1 << gpu
             self.idle_since[gpu] = self.now
         self.free_count += len(window)
         self._windows.clear()
+
+    def _let_go(self, window: Window) -> Window:
+        """Nothing runs on these GPUs any more: those that are off go; gives those that stay."""
+        for gpu in window:
+            if gpu in self.off:
+                self._gone.add(gpu)
+                self.residents.clear(gpu)
+                if self.prefixes is not None:
+                    self.prefixes.forget(gpu)
+                self.until[gpu] = self.off[gpu]
+        return tuple(gpu for gpu in window if gpu not in self.off)
+
+    def resize(self, opened: Sequence[int], closed: Mapping[int, float]) -> None:
+        """GPUs come, empty unless something ran on them all the while; others go, when nothing runs on them."""
+        for gpu in opened:
+            del self.off[gpu]
+        self.release(tuple(gpu for gpu in opened if gpu in self._gone))
+        self._gone.difference_update(opened)
+        idle = tuple(gpu for gpu in closed if self.free[gpu])
+        for gpu in idle:
+            self.free[gpu] = False
+            self._free_mask &= ~(1 << gpu)
+        self.free_count -= len(idle)
+        self.off.update(closed)
+        self._let_go(idle)
+        self.size = len(self.pool) - len(self.off)
+        self.total_speed = sum(speed for gpu, speed in enumerate(self._speeds) if gpu not in self.off)
+        for known in (self._masks, self._windows, self._roomy, self._containing):
+            known.clear()
 
     def enqueue(self, node: ReadyNode) -> None:
         queue = self.queues.get(node.model)
@@ -437,6 +473,10 @@ class WorkflowPolicy:
 
     def begin(self, view: View) -> None:
         """Called once, before the first decision."""
+
+    def resized(self, view: View) -> None:
+        """GPUs have come or gone (`view.off`), which `roomy_windows` and `size` know: what a policy keeps of the pool
+        may be wrong now."""
 
     def rank(self, node: ReadyNode, view: View) -> Any:
         """The order within a model's queue: the smallest goes first. Asked once, when the node becomes ready."""

@@ -23,12 +23,16 @@ class DemandPicture:
 
     def __init__(self, view: View) -> None:
         self.rates: dict[str, ArrivalRate] = {}
-        self.rooms = _rooms(view)
-        self.room_of = {model: room for room in self.rooms for model in room.models}  # the widest one wins
+        self.resized(view)
         costs = structs.replace(view.costs, overlap=0.0)
         self.least_setup_s = least_setup(view.models, costs, view.rates)
         self._once = 0  # models that were asked for exactly once
         self._began_s = view.now
+
+    def resized(self, view: View) -> None:
+        """The pool is another now."""
+        self.rooms = _rooms(view)
+        self.room_of = {model: room for room in self.rooms for model in room.models}  # the widest one wins
 
     def add(self, node: ReadyNode, now: float) -> None:
         """A node became ready."""

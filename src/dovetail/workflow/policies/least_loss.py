@@ -57,6 +57,9 @@ class LeastLoss(WorkflowPolicy):
     def begin(self, view: View) -> None:
         self._demand = DemandPicture(view)
 
+    def resized(self, view: View) -> None:
+        self._demand.resized(view)
+
     # --- order ------------------------------------------------------------------------------------
 
     def rank(self, node: ReadyNode, view: View) -> Rank:

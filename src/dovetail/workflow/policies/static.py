@@ -43,6 +43,9 @@ class Static(WorkflowPolicy):
             for gpu in window:
                 self._load[gpu] += most
 
+    def resized(self, view: View) -> None:
+        self.begin(view)
+
     def _pin(self, model: str, work: float, view: View) -> None:
         window = min(view.roomy_windows(model), key=lambda w: (sum(self._load[gpu] for gpu in w), w))
         self.pins[model] = [window]

@@ -1,0 +1,71 @@
+"""GPUs that come and go while a run goes on: the scheduler's side, and what they are paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from dovetail.core.events import Decided, Failed, Finished, Instruction, Start, WakeAt
+from dovetail.core.resources import devices_text
+from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
+from dovetail.workflow.policies.base import View
+
+
+class CapacityFollower:
+    """Opens and closes the GPUs of a view when it is time to."""
+
+    def __init__(self, given: GpusOverTime, view: View) -> None:
+        self._view = view
+        self._left = given.changes(view.size)[::-1]  # the next one last
+        self._wake_s = -inf
+
+    def follow(self, now: float, out: list[Instruction]) -> bool:
+        """Whether anything changed at this instant."""
+        changed = False
+        while self._left and self._left[-1].at_s <= now:
+            change = self._left.pop()
+            self._view.resize(change.opened, change.closed)
+            changed = True
+            facts = {"opened": list(change.opened), "closed": list(change.closed), "gpus": self._view.size}
+            out.append(Decided("gpus", _why(change.opened, tuple(change.closed)), facts))
+        if self._left and self._left[-1].at_s != self._wake_s:
+            self._wake_s = self._left[-1].at_s
+            out.append(WakeAt(self._wake_s))
+        return changed
+
+
+def _why(opened: tuple[int, ...], closed: tuple[int, ...]) -> str:
+    said = [f"{text} {devices_text(gpus)}" for text, gpus in (("opens", opened), ("closes", closed)) if gpus]
+    return f"the plan {' and '.join(said)}"
+
+
+class GpuHours:
+    """What is paid for: a GPU from when it is wanted until it has gone, at the latest until all is done."""
+
+    def __init__(self, given: GpusOverTime, size: int) -> None:
+        self._wanted = [given.wanted(gpu) for gpu in range(size)]
+        self._began: dict[tuple[str, str], tuple[float, tuple[int, ...]]] = {}
+        self._late = [dict[float, float]() for _ in range(size)]  # when what ran at a closing ended
+        self._end_s = 0.0
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for event in events:
+            if type(event) is Start:
+                self._began[event.job, event.task] = (t, event.devices)
+            elif type(event) is Finished or type(event) is Failed:
+                began, gpus = self._began.pop((event.job, event.task), (t, ()))
+                self._end_s = t
+                for gpu in gpus:
+                    for _, gone in self._wanted[gpu]:
+                        if began < gone < t:
+                            self._late[gpu][gone] = t
+
+    def total(self) -> float:
+        paid_s = 0.0
+        for gpu, wanted in enumerate(self._wanted):
+            until = 0.0
+            for since, gone in wanted:
+                begin, until = max(since, until), max(until, min(self._end_s, self._late[gpu].get(gone, gone)))
+                paid_s += max(until - begin, 0.0)
+        return paid_s / 3600
