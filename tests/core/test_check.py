@@ -196,7 +196,7 @@ def test_a_planted_fault_is_found(code: str, what: str, plant: Callable[[Steps],
 
 
 def test_every_code_has_a_planted_fault() -> None:
-    assert {code for code, _, _ in PLANTED} | {"batch", "bound", "change", "growth"} == set(CODES)
+    assert {code for code, _, _ in PLANTED} | {"batch", "bound", "change", "growth", "slots"} == set(CODES)
 
 
 # --- changes of what runs ---------------------------------------------------------------------------
@@ -317,6 +317,34 @@ def test_a_member_of_a_batch_may_be_stopped_but_not_changed() -> None:
     ]
     assert set(codes(steps)) == {"summary"}
     steps[2] = (1.0, [Pause("u", "c", "cancelled")])
+    assert "change" in codes(steps)
+
+
+def sharing(*starts: Start) -> dict[str, int]:
+    """Jobs u, v and w on shared devices, each for another time; they end one after the other."""
+    steps: Steps = [(0.0, [Arrived(job, "one", (2.0,)) for job in "uvw"]), (0.0, list(starts))]
+    steps += [(3.0 + i, [Finished(start.job, "c"), Complete(start.job)]) for i, start in enumerate(starts)]
+    return codes(steps)
+
+
+def test_as_many_as_there_are_slots_share_devices() -> None:
+    starts = [Start(job, "c", "x", (0,), 0.0, 3.0, "", slots=2) for job in "uvw"]
+    assert set(sharing(*starts[:2])) == {"summary", "unclosed"}  # w never starts
+    assert sharing(*starts)["slots"] == 1
+
+
+@pytest.mark.parametrize("second", [{"slots": 3}, {"slots": 0}, {"kind": "y"}, {"devices": (0, 1)}, {"batch": 1}])
+def test_who_does_not_share_alike_overlaps(second: dict[str, Any]) -> None:
+    start = Start("u", "c", "x", (0,), 0.0, 3.0, "", slots=2)
+    assert sharing(start, replace(start, job="v", **second))["overlap"] == 1
+
+
+def test_who_shares_may_be_stopped_but_not_changed() -> None:
+    steps: Steps = [
+        (0.0, [Arrived("u", "one", (2.0,)), Start("u", "c", "x", (0,), 0.0, 3.0, "", slots=2)]),
+        (1.0, [Pause("u", "c", "to see")]),
+        (3.0, [Finished("u", "c"), Complete("u")]),
+    ]
     assert "change" in codes(steps)
 
 

@@ -19,6 +19,7 @@ from dovetail.core.events import (
     Decided,
     Finished,
     Instruction,
+    Pause,
     Reject,
     Start,
     Stimulus,
@@ -257,3 +258,47 @@ def test_what_a_level_decides_needs_a_reason() -> None:
     guard.allow(Decided("replan", "a host fell silent"), 0.0)
     with pytest.raises(PolicyError, match="replan was decided without a reason"):
         guard.allow(Decided("replan", ""), 0.0)
+
+
+def slot(job: str, task: str = "c", kind: str = "x", devices: tuple[int, ...] = (0,), slots: int = 2) -> Start:
+    return Start(job, task, kind, devices, 0.0, 2.0, "now", slots=slots)
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (slot("n", slots=3), r"they are shared by x in 2 slots, found x in 3"),
+        (slot("y", "d", "y"), r"they are shared by x in 2 slots, found y in 2"),
+        (Start("n", "c", "x", (0,), 0.0, 2.0, "now"), r"device 0 is held by m/c"),
+        (Start("n", "c", "x", (0,), 0.0, 2.0, "now", batch=1), r"device 0 is held by m/c"),
+        (Start("n", "c", "x", (1,), 0.0, 2.0, "now", batch=1, slots=2), r"expected slots or a batch"),
+        (slot("n", devices=(1,), slots=-1), r"expected slots or a batch, found -1 slots"),
+    ],
+)
+def test_devices_with_slots_are_shared_by_one_kind_alone(order: Start, message: str) -> None:
+    guard = Guard(POOL, GRAPHS)
+    for t, arrival in ARRIVALS[:4]:
+        guard.see(arrival, t)
+    guard.allow(slot("m"), 0.0)
+    with pytest.raises(PolicyError, match=message):
+        guard.allow(order, 0.0)
+
+
+def test_slots_are_filled_and_given_back_one_by_one() -> None:
+    guard = Guard(POOL, GRAPHS)
+    for t, arrival in ARRIVALS:
+        guard.see(arrival, t)
+    guard.allow(slot("m"), 0.0)
+    guard.allow(slot("n"), 0.0)
+    third = Start("o", "c", "x", (0,), 1.0, 2.0, "now", slots=2)
+    with pytest.raises(PolicyError, match="all 2 slots are taken"):
+        guard.allow(third, 1.0)
+    guard.see(Finished("m", "c"), 1.0)
+    guard.allow(third, 1.0)
+    guard.see(Finished("n", "c"), 2.0)
+    with pytest.raises(PolicyError, match="device 0 is held"):
+        guard.allow(Start("y", "d", "y", (0,), 0.0, 2.0, "now"), 2.0)
+    with pytest.raises(PolicyError, match="it shares its devices"):
+        guard.allow(Pause("o", "c", "to see"), 2.0)
+    guard.see(Finished("o", "c"), 3.0)
+    guard.allow(Start("y", "d", "y", (0,), 0.0, 2.0, "now"), 3.0)

@@ -36,10 +36,10 @@ def bound(
     graphs: Sequence[TaskGraph],
     requests: Sequence[tuple[float, str, tuple[float, ...]]],
     setup_min: dict[str, float] | None = None,
-    batch_gain: float = 1.0,
+    gains: dict[str, float] | None = None,
 ) -> Bounds:
     accumulator = BoundsAccumulator(
-        Pool.parse(pool, TYPES), {graph.name: graph for graph in graphs}, setup_min or {}, batch_gain
+        Pool.parse(pool, TYPES), {graph.name: graph for graph in graphs}, setup_min or {}, gains or {}
     )
     for i, (arrival_s, of, sizes) in enumerate(requests):
         accumulator.add(arrival_s, Arrived(f"w{i}", of, sizes))
@@ -153,7 +153,7 @@ def test_mean_sees_that_wide_parts_exclude_each_other() -> None:
 
 
 def test_batching_shrinks_areas_but_no_path() -> None:
-    result = bound("1", [single(1)], [(0.0, "w1", (10.0,))] * 4, {"m1": 3.0}, batch_gain=4.0)
+    result = bound("1", [single(1)], [(0.0, "w1", (10.0,))] * 4, {"m1": 3.0}, gains={"m1": 4.0})
     assert (result.area_s, result.path_s, result.makespan_s) == (13.0, 13.0, 13.0)
     assert result.mean_s == 13.0
 

@@ -124,7 +124,9 @@ class Start(Event, frozen=True, gc=False, tag="started"):
 
     `replaces` is what the first device that needs a change held before; `batch` is shared by tasks that run as one.
     `first_s` is how much of the run is expected to pass before the first output, where that is seen; `cached` how much
-    of its input was there already, in what the level counts it in.
+    of its input was there already, in what the level counts it in. With `slots`, up to so many tasks of one kind hold
+    these same devices at once, each slower the more there are; who joins while the first is set up has what is left of
+    that as `setup_s`. Without, a task is there alone.
     """
 
     job: str
@@ -139,6 +141,7 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     batch: int = 0
     first_s: float | None = None
     cached: int = 0
+    slots: int = 0
 
 
 class Pause(Event, frozen=True, gc=False, tag="paused"):

@@ -91,6 +91,7 @@ class Guard:
         self._batches: dict[int, tuple[Start, float, int]] = {}  # the first task, its time, how many run
         self._in_batch: dict[tuple[str, str], int] = {}
         self._ended_batches: set[int] = set()
+        self._shared: dict[tuple[int, ...], tuple[Start, int]] = {}  # devices with slots: the first task, how many run
 
     @property
     def open_jobs(self) -> list[str]:
@@ -184,6 +185,11 @@ class Guard:
                 return
             del self._batches[batch]
             self._ended_batches.add(batch)
+        elif self._shared and devices in self._shared:
+            first, members = self._shared.pop(devices)
+            if members > 1:
+                self._shared[devices] = (first, members - 1)
+                return
         self._ledger.free(devices)
 
     def allow(self, order: Instruction, now: float) -> None:
@@ -243,6 +249,8 @@ class Guard:
             return None
         if key in self._in_batch:
             return "it runs in a batch"
+        if held in self._shared:
+            return "it shares its devices"
         opened = self._open.get(order.job)
         if opened is None:
             return "its job is closed"
@@ -310,9 +318,22 @@ class Guard:
             return f"it has been ready since {opened.ready[i]} s, found {order.ready_s} s"
         if not (0 <= order.setup_s < inf and 0 <= order.run_s < inf):
             return f"expected seconds, found a setup of {order.setup_s} s and a run of {order.run_s} s"
+        if order.slots:
+            return self._slot_problem(order)
         if not order.batch:
             return self._ledger.conflict(order.devices)
         return self._batch_problem(order, now)
+
+    def _slot_problem(self, order: Start) -> str | None:
+        """Those who share devices are of one kind, and no more than there are slots."""
+        if order.slots < 0 or order.batch:
+            return f"expected slots or a batch, found {order.slots} slots and batch {order.batch}"
+        if order.devices not in self._shared:
+            return self._ledger.conflict(order.devices)
+        first, members = self._shared[order.devices]
+        if (order.kind, order.slots) != (first.kind, first.slots):
+            return f"they are shared by {first.kind} in {first.slots} slots, found {order.kind} in {order.slots}"
+        return f"all {first.slots} slots are taken" if members >= first.slots else None
 
     def _batch_problem(self, order: Start, now: float) -> str | None:
         """The tasks of a batch run as one: they start together, on the same devices, as the same, for as long."""
@@ -342,6 +363,11 @@ class Guard:
             first, began, members = self._batches.get(order.batch, (order, now, 0))
             self._batches[order.batch] = (first, began, members + 1)
             self._in_batch[key] = order.batch
+            if members:
+                return
+        elif order.slots:
+            start, members = self._shared.get(order.devices, (order, 0))
+            self._shared[order.devices] = (start, members + 1)
             if members:
                 return
         self._ledger.take(order.devices, key)

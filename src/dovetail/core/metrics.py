@@ -103,6 +103,15 @@ class _Running:
         self.since, self.devices, self.service_s = t, devices, 0.0
 
 
+class _Sharing:
+    """Tasks that share devices: since when, with what set-up, and how many there are."""
+
+    __slots__ = ("setup_s", "since", "tasks")
+
+    def __init__(self, since: float, setup_s: float) -> None:
+        self.since, self.setup_s, self.tasks = since, setup_s, 1
+
+
 class Metrics:
     """Follows a run step by step. Keeps some bytes per job and task, and nothing of what is done with.
 
@@ -113,6 +122,7 @@ class Metrics:
         self._arrived: dict[str, tuple[float, float | None]] = {}
         self._running: dict[tuple[str, str], _Running] = {}
         self._batches: dict[int, int] = {}  # how many tasks of each batch run
+        self._shared: dict[tuple[int, ...], _Sharing] = {}  # devices with slots, while any is taken
         self._counts = {"arrived": 0, "completed": 0, "rejected": 0, "late": 0, "failures": 0}
         self._switches, self._switch_s, self._loads, self._load_s = 0, 0.0, 0, 0.0
         self._makespan = 0.0
@@ -171,12 +181,23 @@ class Metrics:
             self._batches[start.batch] = before + 1
             if before:
                 return
+        elif start.slots and self._joins(t, start):
+            return
         if start.replaces is not None:
             self._switches += 1
             self._switch_s += start.setup_s
         elif start.setup_s:
             self._loads += 1
             self._load_s += start.setup_s
+
+    def _joins(self, t: float, start: Start) -> bool:
+        """Whether others share these devices already, and set them up."""
+        sharing = self._shared.get(start.devices)
+        if sharing is None:
+            self._shared[start.devices] = _Sharing(t, start.setup_s)
+            return False
+        sharing.tasks += 1
+        return True
 
     def _known(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         """The devices that exist: of others nothing can be counted."""
@@ -212,6 +233,9 @@ class Metrics:
             self._kinds[start.kind] = self._kinds.get(start.kind, 0) + 1
             self._task_response.append(t - start.ready_s)
         counts = not start.batch or self._leave(start.batch)  # the devices of a batch are busy once
+        if start.slots and not start.batch:
+            counts = False
+            self._vacate(t, start.devices)
         if counts:
             self._pass(t, run)
         else:
@@ -222,6 +246,16 @@ class Metrics:
             self._executions[device] += good
             if counts:
                 self._setup[device] += setup_s
+
+    def _vacate(self, t: float, devices: tuple[int, ...]) -> None:
+        """A slot is free; with the last one the devices are, which were busy once for all."""
+        sharing = self._shared[devices]
+        sharing.tasks -= 1
+        if not sharing.tasks:
+            del self._shared[devices]
+            for device in self._known(devices):
+                self._busy[device] += t - sharing.since
+                self._setup[device] += min(sharing.setup_s, t - sharing.since)
 
     def _leave(self, batch: int) -> bool:
         """Whether the batch's last task has ended; until then its devices are busy."""

@@ -25,6 +25,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import compress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reje
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.costs import CostRules, ModelCost, window_shares
 from dovetail.workflow.inputs.request_entries import SAME_ID
 from dovetail.workflow.prefixes import PossibleSavings
 from dovetail.workflow.residents import least_setup
@@ -71,7 +72,7 @@ class Bounds(Struct, frozen=True):
 class BoundsAccumulator:
     """Collects requests and bounds every schedule of them; keeps eight bytes per node and nine per request.
 
-    `setup_min` is the least that making a model resident can cost; `batch_gain` is how much less GPU time a node may
+    `setup_min` is the least that making a model resident can cost; `gains` is how much less GPU time a model's node may
     need when it shares a run with others (the run is never shorter than the node alone); `savings` what nodes may find
     cached. A request with a fault, or one that is too wide for this pool, does not count; of one with a node that never
     becomes ready, what runs all the same counts for the makespan. `void` tells why nothing can be said; then all bounds
@@ -91,15 +92,15 @@ class BoundsAccumulator:
         pool: Pool,
         graphs: Mapping[str, TaskGraph],
         setup_min: Mapping[str, float],
-        batch_gain: float = 1.0,
+        gains: Mapping[str, float] = MappingProxyType({}),
         void: str = "",
         savings: PossibleSavings | None = None,
     ) -> None:
         self.void = void
         self._speeds = sorted(pool.speeds, reverse=True)
         self._setup_min = setup_min
-        self._gain = batch_gain
-        self._stores = [_Store(graph, self._speeds, setup_min) for graph in graphs.values()]
+        self._gains = gains
+        self._stores = [_Store(graph, self._speeds, setup_min, gains) for graph in graphs.values()]
         self._by_name = dict(zip(graphs, self._stores, strict=True))
         self._by_shape: dict[object, _Store] = {}  # of requests that grew
         self._grown: dict[str, tuple[TaskGraph, float, tuple[float, ...]]] = {}  # what they have become
@@ -164,7 +165,7 @@ class BoundsAccumulator:
             known = self._by_shape.get(shape)
             if known is not None or len(self._by_shape) < _SHAPES:
                 if known is None:
-                    known = self._by_shape[shape] = _Store(graph, self._speeds, self._setup_min)
+                    known = self._by_shape[shape] = _Store(graph, self._speeds, self._setup_min, self._gains)
                     self._stores.append(known)
                 known.add(arrival_s, sizes, 1)
                 if row in store.prefixed:
@@ -198,12 +199,12 @@ class BoundsAccumulator:
         tally = _Tally(running, self._first_s)
         measures = _measures(self._speeds, tally.widths)
         setups = _setups(tally, measures, self._setup_min, self._speeds[-1])
-        filled = measures @ tally.sizes.sum(axis=0) / self._gain
+        filled = measures @ tally.sizes.sum(axis=0)
         whole = self._first_s + filled + setups[:, 0]
         area_s = float(whole[0])
         wide_s = float(whole[1:].max(initial=self._first_s))
         path_s = float((tally.arrivals + tally.responses).max())
-        hbt_s = float(_head_body_tail(tally, measures, setups, self._gain).max(initial=self._first_s))
+        hbt_s = float(_head_body_tail(tally, measures, setups).max(initial=self._first_s))
         named = {"area": area_s, "wide": wide_s, "path": path_s, "head-body-tail": hbt_s}
         makespan_s = max(named.values())
         mean_s, median_s, p99_s = self._responses(stores, tally if len(stores) == len(running) else None)
@@ -226,7 +227,7 @@ class BoundsAccumulator:
         tally = tally or _Tally(stores, self._first_s)
         measures = _measures(self._speeds, tally.widths)
         best = int((measures @ tally.sizes.sum(axis=0)).argmax())
-        loads = [tally.sizes @ measures[i] / self._gain for i in ({0, best} if best else {0})]
+        loads = [tally.sizes @ measures[i] for i in ({0, best} if best else {0})]
         ordered = _ordered_responses(tally.arrivals, tally.responses, loads)
         mean_s = max(float(ordered.mean()), *(_srpt_mean(tally.arrivals, load) for load in loads))
         return mean_s, float(np.percentile(ordered, 50)), float(np.percentile(ordered, 99))
@@ -241,7 +242,7 @@ def bounds_for(
     free_setups: bool = False,
     later: Iterable[str] = (),
 ) -> BoundsAccumulator:
-    """Bounds under rules of price: rates may be faster than the GPUs' own speeds, batches save GPU time.
+    """Bounds under rules of price: rates may be faster than the GPUs' own speeds, nodes at once save GPU time.
 
     Noise makes some run times shorter than those that the bounds count on, so under noise there are none. `later` are
     the models of nodes that requests may be given while they run.
@@ -250,16 +251,23 @@ def bounds_for(
         name: replace(kind, speed=max([kind.speed, *[r.rate for r in rates.rates.values() if r.device == name]]))
         for name, kind in pool.types.items()
     }
-    curves = [model.batch_curve for model in models.values()] if costs.batching else []
-    gain = max([(k + 1) / factor for curve in curves for k, factor in enumerate(curve)], default=1.0)
+    gains = {name: _gain(name, model, costs, rates, pool) for name, model in models.items()}
     void = "run times are not exact" if costs.noise else ""
-    if any(factor < 1 for curve in curves for factor in curve):
+    if costs.batching and any(factor < 1 for model in models.values() for factor in model.batch_curve):
         void = "a batch is faster than a single node"
     used = {*later, *(node.kind for graph in graphs.values() for node in graph.tasks)}
     used |= {models[name].adapter_of for name in used if name in models}
     least = {} if free_setups else least_setup({m: c for m, c in models.items() if m in used}, costs, rates)
     savings = PossibleSavings(models) if any(model.prefix is not None for model in models.values()) else None
-    return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gain, void, savings)
+    return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gains, void, savings)
+
+
+def _gain(name: str, model: ModelCost, costs: CostRules, rates: RateTable, pool: Pool) -> float:
+    """How many times as much as with one node a window of the model does at best, with several batched or at once."""
+    batches = [k / slower for k, slower in enumerate(model.batch_curve, start=1)] if costs.batching else []
+    measured = [rates.at_once(name, kind, width=model.width) for kind in pool.types] if model.slots else []
+    shares = [window_shares(model, [points]) for points in measured]
+    return max([1.0, *batches, *[k * share for each in shares for k, share in enumerate(each, start=1)]])
 
 
 class _Store:
@@ -268,6 +276,7 @@ class _Store:
     __slots__ = (
         "arrivals",
         "counts",
+        "gains",
         "graph",
         "nodes",
         "partly",
@@ -279,7 +288,9 @@ class _Store:
         "speeds",
     )
 
-    def __init__(self, graph: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float]) -> None:
+    def __init__(
+        self, graph: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float], gains: Mapping[str, float]
+    ) -> None:
         self.graph = graph
         self.nodes = len(graph.tasks)
         stuck = set(graph.never)
@@ -292,6 +303,7 @@ class _Store:
         fastest = [max(speeds[0], 1.0), *speeds]  # the slowest of g GPUs is no faster than the g-th fastest of all
         self.speeds = [fastest[node.width] if node.width <= len(speeds) else 1.0 for node in graph.tasks]
         self.setups = [setup_min.get(node.kind, 0.0) * runs for node, runs in zip(graph.tasks, self.runs, strict=True)]
+        self.gains = [gains.get(node.kind, 1.0) for node in graph.tasks]
         self.arrivals = array("d")
         self.sizes = array("d")
         self.counts = bytearray()
@@ -360,10 +372,11 @@ class _Tally:
                 heads, tails, ends = store.times(chunk_arrivals, chunk, first_s)
                 by_width = np.zeros((len(ends), len(self.widths)))
                 for i, column in columns:
-                    by_width[:, column] += chunk[i]
+                    filled = chunk[i] / store.gains[i]
+                    by_width[:, column] += filled
                     head = np.searchsorted(self.heads, heads[i], side="right") - 1
                     cell = head * len(self.tails) + np.searchsorted(self.tails, tails[i], side="right") - 1
-                    body[column] += np.bincount(cell, weights=chunk[i], minlength=cells)
+                    body[column] += np.bincount(cell, weights=filled, minlength=cells)
                     self._use(store.graph.tasks[i].kind, self.widths[column], tails[i])
                 arrivals.append(chunk_arrivals)
                 responses.append(ends - chunk_arrivals)
@@ -423,12 +436,12 @@ def _setups(tally: _Tally, measures: Floats, setup_min: Mapping[str, float], slo
     return filled
 
 
-def _head_body_tail(tally: _Tally, measures: Floats, setups: Floats, gain: float) -> Floats:
+def _head_body_tail(tally: _Tally, measures: Floats, setups: Floats) -> Floats:
     """Nodes that start at `h` or later and leave `q` or more to run after them fill the time between: `h + body + q`.
 
     Setups may be over before a later head, so they count from the first arrival only.
     """
-    body = np.tensordot(measures, tally.body, axes=1) / gain
+    body = np.tensordot(measures, tally.body, axes=1)
     body[:, 0, :] += setups
     bound: Floats = np.where(body > 0, tally.heads[:, None] + body + tally.tails, -np.inf)
     return bound

@@ -71,7 +71,9 @@ class WorkflowFacts(Struct):
         if self.tenancy is not None and (wrong := self.tenancy.problem()) is not None:
             return f"tenancy.{wrong}"
         for name, model in self.models.items():
-            numbers = (model.memory_gb, model.load_s, float(model.width))
+            numbers = (model.memory_gb, model.load_s, float(model.width), model.prefill_s)
+            if not all(0 < speed <= 1 for speed in model.concurrency_curve):
+                return f"models.{name}.concurrency_curve: expected speeds above 0 and up to 1"
             if not all(0 <= number <= MOST for number in numbers) or not all(0 < f <= MOST for f in model.batch_curve):
                 return f"models.{name}: expected numbers from 0 to {MOST:g}, slow-downs above 0"
             if model.prefix is not None and (wrong := model.prefix.problem()) is not None:

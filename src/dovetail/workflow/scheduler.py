@@ -14,6 +14,7 @@ from dovetail.core.events import (
     Finished,
     Grew,
     Instruction,
+    Observed,
     Reject,
     Start,
     Stimulus,
@@ -77,8 +78,11 @@ class WorkflowScheduler:
                 self._grew(stimulus, now, out)
             elif type(stimulus) is Failed:
                 self._failed(stimulus, now, out)
-        if self._capacity is not None and self._capacity.follow(now, out):
+        resized = self._capacity is not None and self._capacity.follow(now, out)
+        if resized:
             self._policy.resized(self.view)
+        elif type(stimuli[-1]) is Observed and type(stimuli[0]) is Observed:  # what is only seen changes nothing
+            return out
         self._decide(now, out)
         return out
 
@@ -174,7 +178,9 @@ class WorkflowScheduler:
             if self._batches[batch]:
                 return
             del self._batches[batch]
-        if window:
+        if self.view.shares and window in self.view.shared:
+            self.view.leave(window)
+        elif window:
             self.view.release(window)
 
     def _ready(self, node: ReadyNode, now: float, out: list[Instruction]) -> None:
@@ -259,6 +265,9 @@ class WorkflowScheduler:
         if view.off and not view.off.keys().isdisjoint(window):
             where = f"{node.request.id}/{node.name} on GPUs {list(window)}"
             raise PolicyError(f"[{now:.2f}s] the policy started {where}, of which one is off")
+        if view.shares and window in view.shared and not view.can_start(window, node.model):
+            where = f"was placed on {list(window)}, which has no free slot for {node.model}"
+            raise PolicyError(f"[{now:.2f}s] {node.request.id}/{node.name} {where}")
         nodes = self._batch(node) if view.costs.batching else (node,)
         run_s = view.run_s(node, window)
         batch, slower = 0, 1.0
@@ -267,8 +276,9 @@ class WorkflowScheduler:
             self._batches[batch] = len(nodes)
             slower = view.models[node.model].batch_curve[len(nodes) - 1]
             run_s = max([view.run_s(member, window) for member in nodes]) * slower
-        setup_s, replaces = view.residents.setup(window, node.model), None
-        if setup_s:
+        setup_s, replaces = view.setup_s(window, node.model), None
+        slots = view.models[node.model].slots if view.shares and window else 0
+        if setup_s and not (slots and window in view.shared):
             replaces = view.residents.replaced(window, node.model)
             setup_s = view.residents.visible(setup_s, run_s)
         for member in nodes:
@@ -277,7 +287,7 @@ class WorkflowScheduler:
             first_s = view.first_s(member, window, slower) if request.facts else None
             cached = view.cached_blocks(member, window) if view.prefixes is not None else 0
             start = Start(
-                *key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch, first_s, cached
+                *key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch, first_s, cached, slots
             )
             out.append(start)
             self._running[key] = (member, window)
@@ -287,7 +297,9 @@ class WorkflowScheduler:
             view.demand[member.model] -= member.gpu_s
             if window:
                 view.dequeue(member)
-        if window:
+        if slots:
+            view.join(node, window, setup_s, run_s)
+        elif window:
             view.occupy(window, node.model, now + setup_s + run_s)
         if self._tenants is not None:
             starts = [order for order in out[-len(nodes) :] if isinstance(order, Start)]

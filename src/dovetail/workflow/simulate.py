@@ -9,6 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from dovetail.core import registry
+from dovetail.core.agenda import Agenda
 from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError, check_functions
 from dovetail.core.events import Complete, Reject
@@ -29,6 +30,7 @@ from dovetail.workflow.policies.base import View, WorkflowPolicy
 from dovetail.workflow.prefixes import PrefixHits
 from dovetail.workflow.problem import WorkflowProblem, checked
 from dovetail.workflow.scheduler import WorkflowScheduler
+from dovetail.workflow.sharing import SharingAgenda, SharingExecutor
 from dovetail.workflow.tenants.accounts import Tenants
 from dovetail.workflow.tenants.guard import QuotaGuard
 from dovetail.workflow.tenants.lanes import LaneView
@@ -148,6 +150,8 @@ def run(
     tenants = None if tenancy is None else Tenants(tenancy)
     kind = HeapScheduler if problem.compat else WorkflowScheduler
     scheduler = kind(problem.new_view(), problem.graphs, chosen, retries, tenants, over_time)
+    if chosen.plans_ahead and scheduler.view.shares:
+        raise InputError(f"policy {name} plans ahead: it cannot plan nodes that share their GPUs (max_concurrency)")
     metrics, bounds, rejections, hits = Metrics(problem.pool), problem.new_bounds(), RejectionReasons(), PrefixHits()
     followers: list[Observer] = [
         metrics,
@@ -160,8 +164,12 @@ def run(
     hours = GpuHours(over_time, len(problem.pool)) if over_time is not None else None
     if hours is not None:
         followers.append(hours)
-    executor = SimExecutor(seed, problem.costs.noise, failure_rate)
-    arrivals, agenda = problem.requests.arrivals(), None
+    executor: SimExecutor = SimExecutor(seed, problem.costs.noise, failure_rate)
+    arrivals = problem.requests.arrivals()
+    agenda: Agenda | None = None
+    if scheduler.view.shares or problem.requests.estimates["given tokens"]:
+        executor = SharingExecutor(scheduler.view.shares_of, seed, problem.costs.noise, failure_rate)
+        arrivals, agenda = iter(()), SharingAgenda(arrivals, executor)
     if problem.compat:
         arrivals, agenda = iter(()), HeapOrder(arrivals)
     with Writer(file.path, header, resume) if file.path is not None else nullcontext() as writer:

@@ -30,6 +30,7 @@ CODES = {
     "width": "a task on more or fewer devices than its graph allows",
     "device": "a device that does not exist, or is named twice",
     "overlap": "a device held by two tasks at a time",
+    "slots": "more tasks on shared devices than there are slots",
     "batch": "tasks in one batch that do not run as one",
     "finish": "an end of something that does not run",
     "duration": "an end that is not start + setup + run, or not what a later change said",

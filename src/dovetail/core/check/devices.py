@@ -44,6 +44,7 @@ class _Clash(Struct):
     other: Holder
     run_s: float
     other_s: float
+    slots: int = 0  # all of which others have
 
     @property
     def since_s(self) -> float:
@@ -86,9 +87,14 @@ class Holders:
                 self._faults.add("device", who, f"found device {device}, expected 0 to {len(self._holders) - 1}")
                 good = False
                 continue
+            sharing = []
             for other in self._holders[device]:
-                if other is not run and not (batch and other.start.batch == batch):
+                if run.start.slots and _share(run, other):
+                    sharing.append(other)
+                elif other is not run and not (batch and other.start.batch == batch):
                     self._clash(_Clash(n, device, who, run, other, t, other.held_s))
+            if sharing and len(sharing) >= run.start.slots:
+                self._clash(_Clash(n, device, who, run, sharing[0], t, sharing[0].held_s, run.start.slots))
             self._holders[device].append(run)
         return good
 
@@ -103,7 +109,9 @@ class Holders:
             clash.run.clashed = True
             name = f"{clash.other.start.job}/{clash.other.start.task}"
             message = f"takes device {clash.device} at {clash.run_s} s, which {name} holds since {clash.other_s} s"
-            self._faults.add("overlap", clash.who, message, (clash.n, clash.run_s))
+            if clash.slots:
+                message = f"takes a slot of device {clash.device} at {clash.run_s} s, but all {clash.slots} are taken"
+            self._faults.add("slots" if clash.slots else "overlap", clash.who, message, (clash.n, clash.run_s))
 
     def look(self, t: float) -> None:
         """It is so late: what two have had at once for too long is a fault."""
@@ -165,3 +173,10 @@ class Holders:
             if not batch.left:
                 del self._batches[run.start.batch]
                 self._closed_batches.add(run.start.batch)
+
+
+def _share(run: Holder, other: Holder) -> bool:
+    """Whether both hold slots of the same devices, as the same kind."""
+    one, two = run.start, other.start
+    same = one.slots == two.slots and one.kind == two.kind and one.devices == two.devices
+    return same and other is not run and not one.batch

@@ -323,6 +323,8 @@ class JobRules:
             return "it is being stopped"
         if run.start.batch and not isinstance(event, Stop):
             return "it runs in a batch"
+        if run.start.slots and not isinstance(event, Stop):
+            return "it shares its devices"
         if isinstance(event, Pause | Resize) and run.state is Pause:
             return "it is paused"
         if isinstance(event, Resume) and run.state is not Pause:
@@ -365,7 +367,7 @@ class JobRules:
             return  # nobody said how long it takes
         if run.state is Pause and (self._exact or self._virtual):
             self.faults.add("duration", who, f"ended at {t} s, but it is paused")
-        elif not self._exact:
+        elif not self._exact or run.start.slots:  # when others join and leave, the level knows what that does
             if good and t < run.since and not close(t, run.since):
                 self.faults.add("duration", who, f"ended at {t} s, before its setup was over at {run.since} s")
         elif (good and not close(t, ends)) or (t > ends and not close(t, ends)):

@@ -62,6 +62,8 @@ def random_case(seed: int) -> RandomWorkload:
             model["batch_curve"] = [1.0, 1.3, 1.5, 2.0][: rng.between(1, 4)]
     extra = SeededRandom(-seed - 1)
     _make_adapters(extra, config)
+    serving = SeededRandom(seed + (1 << 40))
+    _make_slots(serving, config)
     gpus = _gpus(rng, config, pool)
     costs = _costs(rng, ":" in gpus and "memory_gb" in config["gpu_types"]["big"])
     rates = _rates(rng, config) if rng.random() < 0.15 else {}
@@ -69,6 +71,7 @@ def random_case(seed: int) -> RandomWorkload:
         costs["adapter_slots"] = extra.between(2, 3)
     rough = rng.random() < 0.25
     rows = [_row(rng, config, i, rough, rates) for i in range(rng.between(1, 14))]
+    _count_tokens(serving, config, rows)
     _give_prefixes(extra, config, rows)
     case = RandomWorkload(
         config=config,
@@ -173,6 +176,28 @@ def _give_prefixes(rng: SeededRandom, config: RawSystem, rows: list[dict[str, An
                 row.setdefault("node_tokens", {})[name] = tokens
 
 
+def _make_slots(rng: SeededRandom, config: RawSystem) -> None:
+    """In a third of the cases several nodes of some models run at once, and in a third tokens are counted."""
+    shared, counted = rng.random() < 0.35, rng.random() < 0.35
+    for model in config["models"].values():
+        if shared and model["gpus_required"] and rng.random() < 0.6:
+            model.pop("batch_curve", None)
+            model["max_concurrency"] = rng.between(2, 5)
+            model["concurrency_curve"] = rng.choice(([], [1.0, 0.8], {"1": 1.0, "3": 0.5}, [1.0, 1.0, 1.0]))
+        if counted and rng.random() < 0.7:
+            model |= {"tokens_per_second": rng.choice((10, 50)), "prefill_tokens_per_second": rng.choice((100, 1000))}
+
+
+def _count_tokens(rng: SeededRandom, config: RawSystem, rows: list[dict[str, Any]]) -> None:
+    """Some nodes of models whose rates are known say how many tokens they have in the place of their times."""
+    for row in rows:
+        for node in config["workflows"].get(row["workflow_id"], {}).get("nodes", ()):
+            counts = "prefill_tokens_per_second" in config["models"][node["model"]] and rng.random() < 0.7
+            if counts and row["node_execution_times"].pop(node["id"], None) is not None:
+                tokens = {"input": rng.choice((0, 10, 700)), "output": rng.choice((0, 1, 200))}
+                row.setdefault("node_tokens", {})[node["id"]] = tokens
+
+
 def _gpus(rng: SeededRandom, config: RawSystem, pool: int) -> str:
     """One type of GPU, or two that differ in speed and, as often as not, in memory; the large ones hold any model."""
     if rng.random() < 0.6:
@@ -265,9 +290,10 @@ def read_case(case: RandomWorkload, folder: Path) -> WorkflowProblem:
 
 
 def policies_for(case: RandomWorkload) -> list[str]:
-    """All that are registered, but in online mode, with tenants or GPUs that come and go those that plan ahead."""
+    """All that are registered; those that plan ahead only offline, without tenants, slots and GPUs that come and go."""
     names, planned = registry.names("workflow"), case.mode == "offline" and not case.config.get("tenants")
     planned = planned and case.gpus_over_time is None
+    planned = planned and not any("max_concurrency" in model for model in case.config["models"].values())
     return [name for name in names if planned or not registry.create("workflow", name).plans_ahead]
 
 

@@ -21,6 +21,7 @@ CODES = core.CODES | {
     "model": "a model that is not described, or not as wide as the nodes that use it",
     "run": "an expected run time that is not size / speed",
     "price": "a setup that does not cost what the residents of its GPUs make it cost",
+    "token": "a first token that is missing, told twice, or at another time than its node has read",
     "window": "a node on GPUs that are not neighbours",
     "prefix": "blocks said to be cached that are not those that were there",
     "replaces": "a model said to be replaced that is not the one",

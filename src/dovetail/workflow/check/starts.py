@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail.core.events import Arrived, Complete, Failed, Grew, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Start
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.rates import PREFILL
 from dovetail.core.tasks import Task
 from dovetail.workflow.check.prefixes import PrefixRecount
+from dovetail.workflow.check.sharing import SharingRules
 from dovetail.workflow.check.tokens import tokens_of
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import ModelCost, room_mib
@@ -35,6 +36,8 @@ class StartRules:
         self._arrived: dict[str, Arrived] = {}
         self._added: dict[str, dict[str, float]] = {}  # sizes of nodes that requests got while they ran
         self._failed: dict[tuple[str, str], int] = {}
+        self._sharing = SharingRules(header, facts, faults)
+        self._t = 0.0
         for graph in self._graphs.values():
             self._check_models(graph.name, graph.tasks)
 
@@ -44,6 +47,7 @@ class StartRules:
         self._prefixes.forget(gpu)
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self._t = t
         batches: dict[int, list[Start]] = {}
         for event in events:
             if isinstance(event, Start) and event.batch:
@@ -54,6 +58,8 @@ class StartRules:
                 members = batches.get(event.batch, [event])
                 if members[0] is event:
                     self._check(members)
+            elif kind is Finished:
+                self._sharing.end(t, event)
             elif kind is Arrived:
                 self._arrived[event.job] = event
             elif kind is Complete or kind is Reject:
@@ -63,7 +69,10 @@ class StartRules:
                 self._check_models(event.job, event.tasks)
                 sizes = {task.name: size for task, size in zip(event.tasks, event.sizes, strict=True)}
                 self._added.setdefault(event.job, {}).update(sizes)
+            elif kind is Observed:
+                self._sharing.observed(t, event)
             elif kind is Failed:
+                self._sharing.end(t, event)
                 key = (event.job, event.task)
                 self._failed[key] = self._failed.get(key, 0) + 1
 
@@ -102,6 +111,8 @@ class StartRules:
         self._check_setup(start, who)
         if self._caches or any(member.cached for member in members):
             self._check_prefixes(members)
+        for member in members:
+            self._sharing.start(self._t, member)
 
     def _check_prefixes(self, members: Sequence[Start]) -> None:
         """Those of a batch find what was there before it."""
@@ -119,10 +130,26 @@ class StartRules:
         if None in sizes or any(member.kind != members[0].kind for member in members):
             return  # of unknown requests or nodes, or no batch: which is a fault already
         expected = max([self._alone_s(start, size or 0.0) for start, size in zip(members, sizes, strict=True)])
-        if len(members) > 1:
-            expected *= model.batch_curve[len(members) - 1]
-        if not close(members[0].run_s, expected):
-            self._faults.add("run", who, f"found run_s {members[0].run_s}, expected {expected}")
+        slower = model.batch_curve[len(members) - 1] if len(members) > 1 else 1.0
+        if (beside := self._sharing.beside(self._t, members[0])) is not None:
+            slower /= beside[1]
+        if not close(members[0].run_s, expected * slower):
+            self._faults.add("run", who, f"found run_s {members[0].run_s}, expected {expected * slower}")
+        for start, size in zip(members, sizes, strict=True):
+            self._check_first(start, size or 0.0, slower)
+
+    def _check_first(self, start: Start, size: float, slower: float) -> None:
+        """When its first token is expected: when it has read."""
+        arrived, found, expected = self._arrived[start.job], start.first_s, None
+        reads, writes = tokens_of(arrived, start.task)
+        if writes:
+            expected = reads * self._facts.models[start.kind].prefill_s * slower
+            if start.devices and reads:
+                saved_s = self._prefixes.saved_s(start, arrived, size) if self._caches else 0.0
+                expected = (expected - saved_s * slower) / self._reading_speed(start)
+        if found != expected and (found is None or expected is None or not close(found, expected)):
+            message = f"found its first token expected after {found} s of its run, not {expected}"
+            self._faults.add("token", f"{start.job}/{start.task}", message)
 
     def _alone_s(self, start: Start, size: float) -> float:
         """How long a node takes on its GPUs; it reads at a rate of its own where that is known."""
@@ -158,6 +185,8 @@ class StartRules:
         whole = residents.setup(gpus, start.kind) if gpus else 0.0
         replaces = residents.replaced(gpus, start.kind) if whole else None
         expected = residents.visible(whole, start.run_s)
+        if (beside := self._sharing.beside(self._t, start)) is not None:
+            expected = beside[0]
         if self.priced and not close(start.setup_s, expected):
             held = {gpu: list(residents.held[gpu]) for gpu in gpus}
             message = f"found setup_s {start.setup_s}, expected {expected} for {start.kind!r} on GPUs that hold {held}"

@@ -159,6 +159,8 @@ def _our_span(i: int, row: ExecutionRow, faults: Findings) -> LogSpan:
         number(row.switch_time),
         row.from_model or None,
         row.batch,
-        cached=row.cached,
+        row.estimated_first,
+        row.cached,
+        row.slots,
     )
-    return LogSpan(i, t, end_of(row, t, faults), start, row.reason, row.decision)
+    return LogSpan(i, t, end_of(row, t, faults), start, row.reason, row.decision, row.first_token_time)

@@ -13,12 +13,13 @@ from typing import IO, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Start
 from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures
 from dovetail.core.output import written_whole
 from dovetail.version import __version__
 from dovetail.workflow.bounds import Bounds
+from dovetail.workflow.sharing import FIRST_TOKEN
 
 _BYTES = 1 << 20  # of the execution log, written at once
 _encode = msgspec.json.Encoder().encode
@@ -48,6 +49,9 @@ class ExecutionRow(Struct, omit_defaults=True, gc=False):
     from_model: str | UnsetType | None = UNSET
     decision: int = 0  # the how-manyth start of the run it was: simultaneous starts have an order
     batch: int = 0
+    slots: int = 0
+    estimated_first: float | None = None  # seconds of the run until the first token, and when that really came
+    first_token_time: float | None = None
     reason: str = ""  # why it failed; only among the failures
     cached: int = 0  # blocks of its prefix that were there
 
@@ -123,7 +127,7 @@ class _Spool:
 
 
 class _Running:
-    __slots__ = ("decision", "ended", "row", "start", "t", "workflow")
+    __slots__ = ("decision", "ended", "first_s", "row", "start", "t", "workflow")
 
     def __init__(self, decision: int, t: float, start: Start, workflow: str) -> None:
         self.decision = decision
@@ -131,6 +135,7 @@ class _Running:
         self.start = start
         self.workflow = workflow
         self.ended = 0  # the how-manyth end of the run it was
+        self.first_s: float | None = None
         self.row: bytes | None = None  # set once it has ended; empty if it failed
 
 
@@ -179,6 +184,8 @@ class ExecutionLog:
                 self._closed(t, event.job, event.why)
             elif kind is Grew:
                 self._grown.append(event)
+            elif kind is Observed and event.what == FIRST_TOKEN:
+                self._running[event.facts["job"], event.facts["task"]].first_s = t
         self._emit(t)
 
     def _ended(self, t: float, event: Finished | Failed) -> None:
@@ -204,6 +211,9 @@ class ExecutionLog:
             start.replaces,
             running.decision,
             start.batch,
+            start.slots,
+            start.first_s,
+            running.first_s,
             cached=start.cached,
         )
         if isinstance(event, Failed):

@@ -49,6 +49,9 @@ class _SystemReader(SystemReader):
         for name, model in models.items() if isinstance(models, dict) else ():
             if isinstance(model, dict) and "adapter_of" in model:
                 raise self._doc.error(("models", name, "adapter_of"), "--compat gswarm knows no adapters")
+            if isinstance(model, dict) and "max_concurrency" in model:
+                message = "--compat gswarm runs one node on a GPU at a time"
+                raise self._doc.error(("models", name, "max_concurrency"), message)
             if isinstance(model, dict) and isinstance(base := model.get("base_model"), str) and base not in models:
                 del model["base_model"]
         return data

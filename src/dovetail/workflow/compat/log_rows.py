@@ -8,13 +8,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Start
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Ended
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.check.examination import Steps
 from dovetail.workflow.compat.execution_log import ExecutionRow, Maybe, RequestRow
+from dovetail.workflow.sharing import FIRST_TOKEN
 
 
 class LoggedRun(Struct):
@@ -49,6 +50,7 @@ class LogSpan(Struct, gc=False):
     start: Start
     failed: str = ""
     decision: int = 0  # orders simultaneous starts
+    first_s: float | None = None  # when its first token came
 
 
 def events_of(
@@ -73,6 +75,7 @@ def events_of(
         if span.start.batch:
             batches[batch] = [span.start]
         entries.append((span.t, 3, span.decision, i))
+    entries += [(span.first_s, 5, i, i) for i, span in enumerate(spans) if span.first_s is not None]
     entries += [(t, 1, i, i) for i, (t, _) in enumerate(arrivals)]
     entries += [(t, 4, i, i) for i, (t, _) in enumerate(closings)]
     entries.sort()
@@ -82,6 +85,9 @@ def events_of(
             yield -1 - i, t, [arrivals[i][1]]
         elif kind == 4:
             yield -1 - i, min(t, last), [closings[i][1]]
+        elif kind == 5:
+            start = spans[i].start
+            yield spans[i].n, t, [Observed(FIRST_TOKEN, {"job": start.job, "task": start.task})]
         else:
             span = spans[i]
             start = span.start

@@ -57,6 +57,10 @@ class SystemReader:
         file = doc.convert(self.tidy(doc.data), ConfigurationFile)
         models = {name: _model(doc, file.models, name) for name in file.models}
         costs = _costs(doc, file.costs, cost_options)
+        for name, model in models.items():
+            if costs.batching and len(model.batch_curve) > 1 and model.max_concurrency > 1:
+                message = "has a batch_curve too, and costs.batching is on; expected batches or slots"
+                raise doc.error(("models", name, "max_concurrency"), message)
         types = {}
         for name, given in file.gpu_types.items():
             for key, number in (("speed", given.speed), ("memory_gb", given.memory_gb)):
@@ -108,6 +112,7 @@ class SystemReader:
         return None
 
 
+_MOST_AT_ONCE = 4096  # nodes that share a window: more is a slip
 _AMOUNTS = (
     "memory_gb",
     "load_time_seconds",
@@ -146,6 +151,8 @@ def _model(doc: Document, raw: Mapping[str, dict[str, Any]], name: str) -> Model
     for key in ("prefix_saves", "prefix_block_tokens"):
         if model.prefix is None and key in merged:
             raise doc.error((*keys, key), "expected prefix_cache_tokens beside it: without, nothing is kept")
+    if (wrong := _concurrency_problem(model)) is not None:
+        raise doc.error((*keys, wrong[0]), wrong[1])
     return model
 
 
@@ -186,6 +193,27 @@ def _tenancy(doc: Document, file: ConfigurationFile) -> Tenancy | None:
         keys, message = problem.split(": ", 1)
         raise doc.error(keys.split("."), message)
     return tenancy
+
+
+def _concurrency_problem(model: Model) -> tuple[str, str] | None:
+    """What is wrong with how many nodes may share a model's window, and how fast each is: the key, and a sentence."""
+    most, curve = model.max_concurrency, model.concurrency_curve
+    if not 1 <= most <= _MOST_AT_ONCE:
+        return "max_concurrency", f"expected 1 to {_MOST_AT_ONCE} at once, found {most}"
+    if most > 1 and not model.gpus_required:
+        return "max_concurrency", "expected none for a model that needs no GPU: any number of its nodes run at once"
+    if curve and most == 1:
+        return "concurrency_curve", "expected max_concurrency above 1 beside it"
+    for n in curve if isinstance(curve, dict) else ():
+        if not str(n).isdecimal() or not 1 <= int(n) <= _MOST_AT_ONCE:
+            return "concurrency_curve", f"expected numbers of nodes from 1 to {_MOST_AT_ONCE}, found {n!r}"
+    points = model.concurrency_points
+    if points[1] != 1 or not all(0 < speed <= 1 for speed in points.values()):
+        return (
+            "concurrency_curve",
+            "expected the speed of each at 1, 2, ... at once: 1.0 alone, and more than 0 up to 1",
+        )
+    return None
 
 
 def _costs(doc: Document, given: dict[str, Any], options: Mapping[str, Any]) -> CostRules:

@@ -6,7 +6,8 @@ The default is the rule that workflow files are written for: one model per GPU, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import inf
 from typing import Literal
 
@@ -41,7 +42,8 @@ class PrefixRules(Struct, frozen=True, omit_defaults=True):
 
 class ModelCost(Struct, frozen=True, omit_defaults=True):
     """What the cost rules need to know of a model. `batch_curve[k-1]` is the slow-down of a batch of k, `prefill_s`
-    how long it reads a token at speed 1; memory and load of an adapter are its own, beside those of its base."""
+    how long it reads a token at speed 1, `concurrency_curve[k-1]` the speed of each of k at once on one window; memory
+    and load of an adapter are its own, beside those of its base."""
 
     memory_gb: float
     load_s: float
@@ -50,6 +52,12 @@ class ModelCost(Struct, frozen=True, omit_defaults=True):
     prefill_s: float = 0.0
     adapter_of: str = ""
     prefix: PrefixRules | None = None
+    concurrency_curve: tuple[float, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """How many nodes may share a window of it; 0: none."""
+        return len(self.concurrency_curve)
 
     @property
     def shard_mib(self) -> int:
@@ -90,3 +98,35 @@ class CostRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         if self.adapter_slots < 1:
             return f"adapter_slots: expected 1 or more, found {self.adapter_slots}"
         return None
+
+
+def speeds_at_once(points: Mapping[int, float], most: int) -> tuple[float, ...]:
+    """The speed of each at 1, 2, ... `most` at once: linear between the points that are known; beyond the last one the
+    window as a whole gets no faster.
+
+    >>> speeds_at_once({1: 1.0, 3: 0.5}, 5)
+    (1.0, 0.75, 0.5, 0.375, 0.3)
+    """
+    known = sorted(points.items())
+    last, at_last = known[-1]
+    speeds = [at_last * last / n for n in range(1, most + 1)]
+    for (low, at_low), (high, at_high) in pairwise(known):
+        for n in range(low, min(high, most) + 1):
+            speeds[n - 1] = at_low + (at_high - at_low) * (n - low) / (high - low)
+    if last <= most:
+        speeds[last - 1] = at_last
+    return tuple(speeds)
+
+
+def window_shares(model: ModelCost, measured: Sequence[Mapping[int, float]]) -> list[float]:
+    """How fast each is of 1, 2, ... nodes that share a window, one alone 1: the least of what was measured on each type
+    of its GPUs, or the model's curve where that was not.
+
+    >>> window_shares(ModelCost(8.0, 10.0, concurrency_curve=(1.0, 0.9)), [{1: 2.0}, {1: 0.5, 2: 0.4}])
+    [1.0, 0.8]
+    """
+    curves = [speeds_at_once(points, model.slots) for points in measured if len(points) > 1]
+    shares = [[speed / curve[0] for speed in curve] for curve in curves]
+    if len(shares) < len(measured):
+        shares.append(list(model.concurrency_curve))
+    return [min(at_once) for at_once in zip(*shares, strict=True)]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules
+from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules, speeds_at_once
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.tenants import Tenancy
 
@@ -39,6 +39,8 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     prefix_saves: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
     batch_curve: tuple[float, ...] = ()
+    max_concurrency: int = 1
+    concurrency_curve: dict[int | str, float] | list[float] = field(default_factory=list)
     measured_as: str = ""  # what rate tables call it, if not by its name
 
     def estimate_s(self) -> tuple[float, str]:
@@ -52,15 +54,24 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     @property
     def cost(self) -> ModelCost:
         reads = self.prefill_tokens_per_second
+        at_once = speeds_at_once(self.concurrency_points, self.max_concurrency) if self.max_concurrency > 1 else ()
         return ModelCost(
             self.memory_gb,
             self.load_time_seconds,
             self.gpus_required,
             self.batch_curve,
-            prefill_s=1 / reads if reads else 0.0,
             adapter_of=self.adapter_of,
             prefix=self.prefix,
+            concurrency_curve=at_once,
+            **({"prefill_s": 1 / reads} if reads else {}),
         )
+
+    @property
+    def concurrency_points(self) -> dict[int, float]:
+        """The speed of each of so many at once, as far as it is given."""
+        given = self.concurrency_curve
+        points = given if isinstance(given, dict) else dict(enumerate(given, start=1))
+        return {1: 1.0} | {int(n): speed for n, speed in points.items()}
 
     @property
     def prefix(self) -> PrefixRules | None:

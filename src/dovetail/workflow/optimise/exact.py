@@ -115,6 +115,8 @@ def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
         raise InputError("--exact knows no adapters: it counts what a switch costs by the last model alone")
     if problem.gpus_over_time is not None:
         raise InputError("--exact knows no gpus_over_time: it has all GPUs at all times")
+    if any(model.slots for model in problem.models.values()):
+        raise InputError("--exact knows no slots (max_concurrency): in its schedules a node has its GPUs for itself")
     used = [problem.graphs[request.of] for _, request in problem.requests.arrivals() if not request.fault]
     if (nodes := sum(len(graph.tasks) for graph in used)) > MOST_NODES:
         raise InputError(f"--exact is for {MOST_NODES} nodes at most, these requests have {nodes}")

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from dovetail.core.rates import PREFILL, RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib
+from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib, window_shares
 from dovetail.workflow.prefixes import PrefixCaches, blocks_of, saved_s
 from dovetail.workflow.residents import Residents
+from dovetail.workflow.sharing import SharedWindow
 
 Window = tuple[int, ...]
 
@@ -176,6 +177,26 @@ class Queue:
         return [node for rank, _, node in sorted(self._heap) if not node.gone and rank is node.rank]
 
 
+class SharedSlots(SharedWindow):
+    """A window with slots of which some are taken: by which model, and how much work it is expected to have done when
+    the last of its nodes ends."""
+
+    __slots__ = ("_last_s", "model")
+
+    def __init__(self, model: str, shares: Sequence[float], ready_s: float) -> None:
+        super().__init__(shares, ready_s)
+        self.model = model
+        self._last_s = 0.0
+
+    def add(self, now: float, run_s: float) -> None:
+        """A node joins, whose run is expected to take so long beside the others."""
+        self._last_s = max(self._last_s, self.join(now) + run_s * self.shares[self.count - 1])
+
+    def until(self) -> float:
+        """When the window is expected to be free, if nobody joins."""
+        return max(self.at_s, self.when(self._last_s))
+
+
 class View:
     """The state that a policy decides on, at one instant.
 
@@ -222,6 +243,11 @@ class View:
         cached = any(model.prefix is not None for model in models.values())
         self.prefixes = PrefixCaches(models, self.residents.held) if cached else None
         self.even = self.even and not cached
+        self.shares = any(model.slots for model in models.values())  # whether nodes may share windows
+        self.shared: dict[Window, SharedSlots] = {}  # windows with slots, while any is taken
+        self._with_slots = 0  # GPUs of those that have one left
+        self._known_shares: dict[tuple[str, ...], list[float]] = {}
+        self.even = self.even and not self.shares
         self._reads_apart = any(rate.unit == PREFILL for rate in self.rates.rates.values())
         self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
         self._masks: dict[tuple[int | str, bool], list[tuple[Window, int]]] = {}
@@ -240,8 +266,8 @@ class View:
     # --- what a policy may ask --------------------------------------------------------------------
 
     def free_windows(self, model: str, aligned: bool = True) -> list[Window]:
-        """The windows of GPUs that are free now and have room for the model."""
-        key = (model if self.limited else self.models[model].width, aligned)
+        """The windows of GPUs that are free now and have room for the model, and those with a free slot of it."""
+        key = (model if self.limited or self.shares else self.models[model].width, aligned)
         found = self._windows.get(key)
         if found is None:
             masks = self._masks.get(key)
@@ -249,8 +275,23 @@ class View:
                 windows = sorted(self.roomy_windows(model, aligned))
                 masks = self._masks[key] = [(w, sum(1 << gpu for gpu in w)) for w in windows]
             free = self._free_mask
-            found = self._windows[key] = [w for w, mask in masks if mask & free == mask]
+            found = [w for w, mask in masks if mask & free == mask]
+            if self.shares and self.models[model].slots:
+                found = sorted({*found, *[window for window in self.shared if self._has_slot(window, model)]})
+            self._windows[key] = found
         return found
+
+    def can_start(self, window: Window, model: str) -> bool:
+        """Whether a node of the model can start there now: the window is free, or has a free slot."""
+        if all(self.free[gpu] for gpu in window):
+            return True
+        return self.shares and self._has_slot(window, model)
+
+    def _has_slot(self, window: Window, model: str) -> bool:
+        sharing = self.shared.get(window)
+        if sharing is None or sharing.model != model or sharing.count == len(sharing.shares):
+            return False
+        return not self.off or self.off.keys().isdisjoint(window)
 
     def roomy_windows(self, model: str, aligned: bool = True) -> frozenset[Window]:
         """The windows, free or not, whose GPUs are there and have the memory that the model needs; if no aligned one
@@ -304,17 +345,21 @@ class View:
 
     def setup_s(self, window: Window, model: str) -> float:
         """Seconds until the model is resident on a window; 0 where it is warm."""
+        if self.shares and self._has_slot(window, model):
+            return max(0.0, self.shared[window].ready_s - self.now)
         return self.residents.setup(window, model)
 
     def run_s(self, node: ReadyNode, window: Window) -> float:
-        """Seconds that the node takes on a window: the slowest of its GPUs sets the pace."""
+        """Seconds that the node takes on a window: the slowest of its GPUs sets the pace, and those who share it."""
         if self.even or not window:
             return node.size
         speed = self.speed(node.model, window)
         saved_s = self._saved_s(node, window) if self.prefixes is not None else 0.0
         if not self._reads_apart or not node.request.facts or not (read_s := self._read_s(node)):
-            return (node.size - saved_s) / speed
-        return (read_s - saved_s) / self._reading_speed(node.model, window) + (node.size - read_s) / speed
+            alone_s = (node.size - saved_s) / speed
+        else:
+            alone_s = (read_s - saved_s) / self._reading_speed(node.model, window) + (node.size - read_s) / speed
+        return alone_s / self.share(node.model, window) if self.shares else alone_s
 
     def cached_blocks(self, node: ReadyNode, window: Window) -> int:
         """How many blocks of the node's prefix, from the first on, a window has cached."""
@@ -327,6 +372,21 @@ class View:
         cached = self.cached_blocks(node, window)
         return cached / len(blocks_of(node.request.facts, node.name)) if cached else 0.0
 
+    def share(self, model: str, window: Window) -> float:
+        """How fast a node would be on a window beside those who share it now; 1 alone."""
+        return self.shares_of(model, window)[self.shared[window].count] if self._has_slot(window, model) else 1.0
+
+    def shares_of(self, model: str, window: Window) -> Sequence[float]:
+        """How fast each is of 1, 2, ... nodes that share a window, one alone 1: as measured there, else by the model's
+        curve."""
+        types, width, cost = {self._types[gpu] for gpu in window}, len(window), self.models[model]
+        key = (model, *sorted(types))
+        if key not in self._known_shares:
+            self._known_shares[key] = window_shares(
+                cost, [self.rates.at_once(model, name, width=width) for name in types]
+            )
+        return self._known_shares[key]
+
     def first_s(self, node: ReadyNode, window: Window, slower: float = 1.0) -> float | None:
         """Seconds of the node's run until its first token, which it writes when it has read; None if it is not known to
         write any. `slower`: by so much, in a batch."""
@@ -336,6 +396,8 @@ class View:
         if self.prefixes is not None and window and read_s:
             read_s -= self._saved_s(node, window)
         read_s *= slower
+        if self.shares and window:
+            read_s /= self.share(node.model, window)
         return read_s / self._reading_speed(node.model, window) if window else read_s
 
     def speed(self, model: str, window: Window) -> float:
@@ -369,6 +431,38 @@ class View:
         if self.prefixes is not None:
             for node in nodes:
                 self.prefixes.use(node.model, blocks_of(node.request.facts, node.name), window)
+
+    def join(self, node: ReadyNode, window: Window, setup_s: float, run_s: float) -> None:
+        """A node takes a slot of a window, which others may share."""
+        sharing = self.shared.get(window)
+        if sharing is None:
+            self.occupy(window, node.model, 0.0)
+            shares = self.shares_of(node.model, window)
+            sharing = self.shared[window] = SharedSlots(node.model, shares, self.now + setup_s)
+        else:
+            self.residents.load(window, node.model)
+            for gpu in window:
+                self.executions[gpu] += 1
+        sharing.add(self.now, run_s)
+        self._slots_changed(window)
+
+    def leave(self, window: Window) -> None:
+        """A slot of a window is free again, or all of it."""
+        self.shared[window].leave(self.now)
+        if not self.shared[window].count:
+            del self.shared[window]
+            self.release(window)
+        self._slots_changed(window)
+
+    def _slots_changed(self, window: Window = ()) -> None:
+        sharing = self.shared.get(window)
+        if sharing is not None:
+            for gpu in window:
+                self.until[gpu] = sharing.until()
+        with_slots = sum([len(w) for w, shared in self.shared.items() if self._has_slot(w, shared.model)])
+        self.free_count += with_slots - self._with_slots
+        self._with_slots = with_slots
+        self._windows.clear()
 
     def occupy(self, window: Window, model: str, until: float) -> None:
         self.residents.load(window, model)
@@ -418,6 +512,7 @@ class View:
         self.total_speed = sum(speed for gpu, speed in enumerate(self._speeds) if gpu not in self.off)
         for known in (self._masks, self._windows, self._roomy, self._containing):
             known.clear()
+        self._slots_changed()
 
     def enqueue(self, node: ReadyNode) -> None:
         queue = self.queues.get(node.model)
@@ -503,7 +598,7 @@ class ListPolicy(WorkflowPolicy):
     def choose(self, view: View) -> Place | Wait | None:
         best: tuple[Any, ...] | None = None
         size = len(view.pool)
-        setup = view.residents.setup
+        setup = view.setup_s
         for queue in view.queues.values():
             if queue.width > view.free_count:
                 continue
