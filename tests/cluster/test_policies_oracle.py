@@ -218,7 +218,8 @@ def filled(problem: Problem, plain: Plain, inner: str) -> Floats:
             mine = np.flatnonzero((problem.entity == entity) & ~frozen)
             if len(mine):
                 part = problem.weight[mine] / problem.weight[mine].sum()
-                share[mine] = weight * (part if inner == "fairness" else np.arange(len(mine)) == 0)
+                oldest_first = inner == "fifo" or f"entity{entity}=fifo" in inner
+                share[mine] = weight * (np.arange(len(mine)) == 0 if oldest_first else part)
         speed = share / problem.width
         objective = np.append(np.zeros(plain.rate.shape[1]), 1.0)
         best = plain.best(objective, level * normal * (1 - 1e-9), speed * normal)
@@ -231,7 +232,7 @@ def filled(problem: Problem, plain: Plain, inner: str) -> Floats:
     return level
 
 
-@pytest.mark.parametrize("inner", ["fairness", "fifo"])
+@pytest.mark.parametrize("inner", ["fairness", "fifo", "entity1=fifo", "entity0=fifo,entity2=fairness"])
 @pytest.mark.parametrize(("policy", "packed"), variants("max_min_fairness_water_filling"))
 def test_water_filling_over_entities(policy: str, packed: bool, inner: str) -> None:
     for number in range(CASES // 2):

@@ -177,7 +177,7 @@ def test_nobody_is_worse_off_than_with_an_equal_part(name: str) -> None:
 
 
 def test_agnostic_water_filling_is_the_general_one_where_types_are_alike() -> None:
-    for seed, inner in product(range(10), ("fairness", "fifo")):
+    for seed, inner in product(range(10), ("fairness", "fifo", "entity1=fifo")):
         problem = drawn(seed, widths=(1, 2), entities=3)
         problem.rates[:] = 1.0
         plain = make("max_min_fairness_water_filling", {"inner": inner}).allocate(problem)
@@ -353,3 +353,21 @@ def test_rates_that_change_in_place_are_seen(name: str) -> None:
 
 def test_problems_have_the_fields_that_this_file_cuts_by_job() -> None:
     assert {field.name for field in fields(Problem)} >= set(BY_JOB)
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        ("fif", "inner='fif': expected fairness or fifo, or NAME=RULE"),
+        ("a=fif", "expected each entity once, as NAME=RULE, found 'a=fif'"),
+        ("a=fifo,a=fifo", "expected each entity once"),
+    ],
+)
+def test_inner_rules_that_are_none_are_told(inner: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make("max_min_fairness_water_filling", {"inner": inner})
+
+
+def test_an_inner_rule_for_an_entity_that_is_not_there_is_told() -> None:
+    with pytest.raises(InputError, match=r"no entity is 'entity7'; did you mean 'entity"):
+        make("max_min_fairness_water_filling_perf", {"inner": "entity7=fifo"}).allocate(drawn(0, entities=3))

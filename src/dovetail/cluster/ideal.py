@@ -38,7 +38,7 @@ class IdealSimulation(VirtualTime):
             setup.throughputs.pairs,
             RoundRules(),
             random.Random(setup.seed),
-            setup.entity_weights(),
+            setup.entities,
             kinds=setup.throughputs.kinds,
         )
         super().__init__(setup, mechanism)

@@ -47,7 +47,7 @@ class Rounds:
             setup.throughputs.pairs,
             rules,
             random.Random(setup.seed + 5),
-            setup.entity_weights(),
+            setup.entities,
             kinds=setup.throughputs.kinds,
         )
         restarts_s = setup.restarts_s(rules.restart_s)

@@ -59,9 +59,6 @@ class ClusterSetup:
         """Seconds of a restart by kind and type; None if all are the usual ones."""
         return None if self.restarts is None else np.where(np.isnan(self.restarts), usual_s, self.restarts)
 
-    def entity_weights(self) -> Floats | None:
-        return np.array(list(self.entities.values())) if self.entities else None
-
     def rates(self) -> Floats:
         """Steps per second of kinds on types; a job wider than a server is always spread over several."""
         widths = np.array([width for _, width in self.throughputs.kinds])

@@ -36,6 +36,7 @@ class Problem:
     deadline_s: Floats  # from now; inf if there is none, negative if it has passed
     entity: Ints | None = None  # the entity that a job belongs to
     entity_weight: Floats | None = None
+    entities: tuple[str, ...] = ()  # their names
     pair_rates: Floats | None = None  # None if jobs do not share accelerators
     scaled: Ints | None = None  # kinds x choices: the same model at every width it may have, -1 to fill; None: rigid
     kind_width: Ints | None = None  # accelerators of every kind, given with `scaled`

@@ -7,7 +7,7 @@ Duality tells who is stuck: a class whose level row has a price would have to fa
 from __future__ import annotations
 
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +17,52 @@ from dovetail.cluster.optimise.equal_shares import equally
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, spread, water_level
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
+from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.registry import policy
 
-Inner = Literal["fairness", "fifo"]
+RULES = ("fairness", "fifo")
 STUCK = 1e-7  # prices add up to 1; below this one is noise, and who is stuck is found in the next step all the same
+
+
+class InnerRules:
+    """How each entity divides what it gets among its jobs: one rule for all, or `NAME=RULE,...` and fairness for the
+    others.
+
+    >>> InnerRules("fifo"), InnerRules("a=fairness,b=fifo")
+    (fifo, a=fairness,b=fifo)
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._of: dict[str, str] = {}
+        for part in text.split(",") if "=" in text else []:
+            name, _, rule = (piece.strip() for piece in part.rpartition("="))
+            if not name or rule not in RULES or name in self._of:
+                raise ValueError(f"inner={text!r}: expected each entity once, as NAME=RULE, found {part!r}")
+            self._of[name] = rule
+        if not self._of and text not in RULES:
+            raise ValueError(f"inner={text!r}: expected {' or '.join(RULES)}, or NAME=RULE,...")
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def oldest_first(self, problem: Problem) -> NDArray[np.bool_]:
+        """By entity: whether its oldest job goes first."""
+        if problem.entity_weight is None:
+            return np.zeros(0, dtype=bool)
+        if not self._of:
+            return np.full(len(problem.entity_weight), self._text == "fifo")
+        for name in self._of:
+            if name not in problem.entities:
+                raise InputError(f"inner={self._text!r}: no entity is {name!r}{did_you_mean(name, problem.entities)}")
+        return np.array([self._of.get(name) == "fifo" for name in problem.entities])
 
 
 class Tide:
     """How fast everybody rises, given who is stuck: by weight, by weight within an entity, or the entity's oldest."""
 
-    def __init__(self, problem: Problem, first: Ints, count: Ints, inner: Inner) -> None:
-        self._weight, self._count, self._inner = problem.weight[first], count, inner
+    def __init__(self, problem: Problem, first: Ints, count: Ints, oldest_first: NDArray[np.bool_]) -> None:
+        self._weight, self._count, self._oldest_first = problem.weight[first], count, oldest_first
         self._width = problem.width[first]
         self._by_age = np.argsort(first)
         self._entity = None if problem.entity is None else problem.entity[first]
@@ -39,15 +74,16 @@ class Tide:
         """The rise of everybody's level, 0 for who is stuck."""
         if self._entity is None:
             share = np.where(stuck, 0.0, self._weight)
-        elif self._inner == "fairness":
+        else:
             open_weight = np.where(stuck, 0.0, self._weight)
             within = np.bincount(self._entity, open_weight * self._count, minlength=len(self._entity_weight))
             share = self._entity_weight[self._entity] * open_weight / np.maximum(within[self._entity], 1e-300)
-        else:
-            share = np.zeros(len(stuck))
-            rising = self._by_age[~stuck[self._by_age]]
-            entities, oldest = np.unique(self._entity[rising], return_index=True)
-            share[rising[oldest]] = self._entity_weight[entities]
+            if self._oldest_first.any():
+                by_age = self._oldest_first[self._entity]
+                share[by_age] = 0.0
+                rising = self._by_age[(by_age & ~stuck)[self._by_age]]
+                entities, oldest = np.unique(self._entity[rising], return_index=True)
+                share[rising[oldest]] = self._entity_weight[entities]
         rise: Floats = share / self._width
         return rise
 
@@ -56,13 +92,14 @@ class Tide:
 class WaterFilling:
     """Nobody's time can grow but by taking from somebody with no more, by width and weight; types are not told apart.
 
-    `inner` is how an entity divides what it gets among its jobs: fairness, or fifo (the oldest first).
+    `inner` is how an entity divides what it gets among its jobs: fairness, or fifo (the oldest first), or each in its
+    own way (`research=fifo,product=fairness`).
     """
 
     agnostic, packs, strict = True, False, False
 
-    def __init__(self, inner: Inner = "fairness") -> None:
-        self._inner = inner
+    def __init__(self, inner: str = "fairness") -> None:
+        self._inner = InnerRules(inner)
 
     def allocate(self, problem: Problem) -> Allocation:
         capacity = float(problem.counts.sum())
@@ -75,7 +112,7 @@ class WaterFilling:
 
     def _fill(self, problem: Problem, left: float) -> Floats:
         jobs = np.arange(problem.jobs)
-        tide = Tide(problem, jobs, np.ones(problem.jobs, dtype=np.int64), self._inner)
+        tide = Tide(problem, jobs, np.ones(problem.jobs, dtype=np.int64), self._inner.oldest_first(problem))
         time, stuck = np.zeros(problem.jobs), np.zeros(problem.jobs, dtype=bool)
         while left > 1e-12 and not stuck.all():
             speed = tide.speed(stuck)
@@ -93,13 +130,14 @@ class WaterFilling:
 class WaterFillingPerf:
     """Nobody's level can grow but by taking from somebody whose level is no higher.
 
-    `inner` is how an entity divides what it gets among its jobs: fairness, or fifo (the oldest first).
+    `inner` is how an entity divides what it gets among its jobs: fairness, or fifo (the oldest first), or each in its
+    own way (`research=fifo,product=fairness`).
     """
 
     agnostic, packs, strict = False, False, False
 
-    def __init__(self, inner: Inner = "fairness") -> None:
-        self._inner = inner
+    def __init__(self, inner: str = "fairness") -> None:
+        self._inner = InnerRules(inner)
         self._program = ShareProgram()
         self._tides: list[float] = []  # how high the tide was at each step of the last allocation
 
@@ -107,11 +145,12 @@ class WaterFillingPerf:
         if not problem.jobs:
             return nothing(problem, "no jobs")
         traits: list[NDArray[Any]] = [problem.weight]
-        if problem.entity is not None:
-            traits += [problem.entity, problem.ids] if self._inner == "fifo" else [problem.entity]
+        oldest_first = self._inner.oldest_first(problem)
+        if problem.entity is not None:  # where the oldest goes first, every job is a class of its own
+            traits += [problem.entity, np.where(oldest_first[problem.entity], problem.ids, -1)]
         classes = group(problem.kind, *traits)
         self._program.load(problem, classes, problem.rates, problem.pair_rates if self.packs else None)
-        tide = Tide(problem, classes.first, classes.count, self._inner)
+        tide = Tide(problem, classes.first, classes.count, oldest_first)
         level, steps = self._levels(tide)
         self._program.settle(level)
         fits = self._program.fits() > 0

@@ -47,13 +47,14 @@ class Mechanism:
         pair_rates: Floats | None,
         rules: RoundRules,
         rng: random.Random,
-        entity_weight: Floats | None = None,
+        entities: Mapping[str, float] | None = None,
         *,
         kinds: Sequence[tuple[str, int]],
         resizes: bool = True,
         pairs: type[Pairs] = Pairs,
     ) -> None:
-        """`kinds` are models and widths; jobs keep theirs unless an elastic policy `resizes` them."""
+        """`entities` have weights; `kinds` are models and widths; jobs keep theirs unless an elastic policy `resizes`
+        them."""
         self.policy = policy
         self.types = types
         self.counts = counts.copy()
@@ -62,7 +63,8 @@ class Mechanism:
         self._least_left: Floats = _LEAST_LEFT_S * rates.max(axis=1, initial=0.0)
         self.rules = rules
         self._by_fraction = rules.priority == "fraction"
-        self.entity_weight = entity_weight
+        self._entities = tuple(entities or ())
+        self._entity_weight = np.array(list(entities.values())) if entities else None
         self.jobs = Active(len(types))
         self.pairs = pairs(len(types), rules.round_s / 2)
         self.prices: Floats = np.zeros(len(types))
@@ -230,8 +232,9 @@ class Mechanism:
             steps_left=np.maximum(jobs.left(now), self._least_left[jobs.kind]),
             age_s=now - jobs.arrival_s,
             deadline_s=jobs.due_s - now,
-            entity=jobs.entity if self.entity_weight is not None else None,
-            entity_weight=self.entity_weight,
+            entity=jobs.entity if self._entities else None,
+            entity_weight=self._entity_weight,
+            entities=self._entities,
             pair_rates=self.seen_pair_rates,
             scaled=self._scaled,
             kind_width=self.kind_width if self.elastic else None,

@@ -53,5 +53,6 @@ def random_problem(
         deadline_s=due * steps / np.maximum(rates[kind].max(axis=1), 1.0),
         entity=generator.integers(0, entities, jobs) if entities else None,
         entity_weight=generator.choice([1.0, 2.0], entities) if entities else None,
+        entities=tuple(f"entity{number}" for number in range(entities)),
         pair_rates=pair_rates,
     )
