@@ -1,7 +1,7 @@
 """Lower bounds: worked by hand, against every schedule, the exact optimum and long list schedules."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +15,11 @@ from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.every_schedule import every_schedule
 from dovetail.workflow import bounds as module
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator
+from dovetail.workflow.choices import Mode
 from dovetail.workflow.optimise.exact import Placed, solve
+from dovetail.workflow.policies.base import Place, ReadyNode, View, WorkflowPolicy
+from dovetail.workflow.problem import WorkflowProblem, load
+from dovetail.workflow.simulate import WorkflowRun, run
 
 TYPES = {"gpu": DeviceType("gpu"), "slow": DeviceType("slow", speed=0.5), "fast": DeviceType("fast", speed=2.0)}
 
@@ -99,12 +103,63 @@ def test_the_widest_part_needs_the_slowest_gpu() -> None:
 
 
 def test_path_waits_for_arrival_and_for_the_first_load() -> None:
-    """The late request can find its models loaded; the early one waits for its second model at least."""
+    """The late request can find its models loaded; the early one alone waits for both, one after the other."""
     graphs = [chain("c", 1, 2)]
     late = bound("4", graphs, [(0.0, "c", (1.0, 1.0)), (20.0, "c", (2.0, 3.0))], {"m1": 2.0, "m2": 9.0})
     assert (late.path_s, late.binding) == (25.0, "path")
     early = bound("4", graphs, [(0.0, "c", (1.0, 1.0))], {"m1": 2.0, "m2": 9.0})
-    assert early.path_s == 10.0
+    assert early.path_s == 2.0 + 1.0 + 9.0 + 1.0
+
+
+def test_a_model_of_several_requests_is_first_loaded_for_whoever_can_be_ready_first() -> None:
+    """The second model is needed from 3 s on by the first request, if its first is loaded at once, and then takes 9."""
+    graphs = [chain("c", 1, 2), single(2)]
+    together = [(0.0, "c", (1.0, 1.0)), (2.0, "c", (1.0, 1.0))]
+    assert bound("4", graphs, together, {"m1": 2.0, "m2": 9.0}).path_s == 13.0
+    assert bound("4", graphs, [*together, (1.0, "w2", (1.0,))], {"m1": 2.0, "m2": 9.0}).path_s == 11.0
+
+
+def test_only_what_follows_another_model_is_switched_in_the_rest_is_loaded() -> None:
+    """Loads of 10 and 12 s, switches of 1 s: the first model is loaded, and the second then replaces it."""
+    prices = {"m1": (10.0, 1.0), "m2": (12.0, 1.0)}
+    for of, sizes, path_s in (("w1", (5.0,), 15.0), ("w2", (5.0,), 17.0), ("c", (5.0, 4.0), 10.0 + 5.0 + 1.0 + 4.0)):
+        accumulator = BoundsAccumulator(
+            Pool.parse("2", {}), {g.name: g for g in (single(1), single(2), chain("c", 1, 2))}, prices
+        )
+        accumulator.add(0.0, Arrived("r", of, sizes))
+        assert accumulator.result().path_s == path_s
+
+
+def test_a_rejected_request_may_have_loaded_a_model() -> None:
+    accumulator = BoundsAccumulator(Pool.parse("2", {}), {"w1": single(1)}, {"m1": 5.0})
+    accumulator.step(1, 0.0, [Arrived("gone", "w1", (1.0,))])
+    accumulator.step(2, 6.0, [Reject("gone", "enough")])
+    accumulator.step(3, 10.0, [Arrived("here", "w1", (1.0,))])
+    accumulator.step(4, 11.0, [Complete("here")])
+    assert accumulator.result().path_s == 11.0
+
+
+def test_nodes_of_an_adapter_load_its_base_and_wait_for_it() -> None:
+    """The adapter's node is ready at 0 s: base and adapter take 4 + 1, and the base's own node finds it from 4 s on."""
+    nodes = [Task("a", "adapter"), Task("b", "base")]
+    graphs = {"g": TaskGraph("g", nodes, [("a", "b")]), "w": TaskGraph("w", [Task("b", "base")], [])}
+    ends = {}
+    for name, sizes in (("g", (2.0, 3.0)), ("w", (3.0,))):
+        accumulator = BoundsAccumulator(
+            Pool.parse("2", {}), graphs, {"base": 4.0, "adapter": 1.0}, bases={"adapter": "base"}
+        )
+        accumulator.add(0.0, Arrived("r", name, sizes))
+        ends[name] = accumulator.result().path_s
+    assert ends == {"g": 4.0 + 1.0 + 2.0 + 3.0, "w": 4.0 + 3.0}
+
+
+def test_models_of_nodes_that_may_be_added_can_be_loaded_from_the_first_arrival_on() -> None:
+    for later, path_s in (((), 2.0 + 1.0 + 9.0 + 1.0), (("m2",), 9.0 + 1.0)):
+        accumulator = BoundsAccumulator(
+            Pool.parse("4", {}), {"c": chain("c", 1, 2)}, {"m1": 2.0, "m2": 9.0}, later=later
+        )
+        accumulator.add(0.0, Arrived("r", "c", (1.0, 1.0)))
+        assert accumulator.result().path_s == path_s
 
 
 def test_head_body_tail() -> None:
@@ -341,6 +396,116 @@ def test_the_optimum_is_not_below(case: Case) -> None:
     assert result.mean_s <= short.value_s + 1e-9
     for best in (fast, short):
         assert_below(result, figures_of(best.starts, case.requests))
+
+
+class _Given(WorkflowPolicy):
+    """Takes the choices that it is given, then always the first; `choices` are how many there were each time."""
+
+    def __init__(self, picks: Sequence[int], requests: int) -> None:
+        self._picks = iter(picks)
+        self._requests = requests
+        self._arrived: set[str] = set()
+        self.choices: list[int] = []
+
+    def rank(self, node: ReadyNode, view: View) -> int:
+        self._arrived.add(node.request.id)
+        return node.seq
+
+    def choose(self, view: View) -> Place | None:
+        nodes = [node for queue in view.queues.values() for node in queue.nodes()]
+        found = [Place(node, w, "given") for node in nodes for w in view.free_windows(node.model, aligned=False)]
+        waits = view.free_count < len(view.pool) or len(self._arrived) < self._requests
+        self.choices.append(len(found) + waits)
+        pick = next(self._picks, 0)
+        return found[pick] if pick < len(found) else None
+
+
+def every_run(problem: WorkflowProblem, most: int) -> Iterator[WorkflowRun]:
+    """A run for every sequence of choices: which node on which window, or none until something happens."""
+    picks: list[int] = []
+    for _ in range(most):
+        policy = _Given(picks, len(problem.requests))
+        yield run(problem, policy, journal=False)
+        picks += [0] * (len(policy.choices) - len(picks))
+        while picks and picks[-1] + 1 >= policy.choices[len(picks) - 1]:
+            picks.pop()
+        if not picks:
+            return
+        picks[-1] += 1
+
+
+def small_problem(seed: int) -> WorkflowProblem:
+    """Three models, three or four nodes, two or three GPUs, and any mixture of the rules of price."""
+    rng = random.Random(seed)
+    gpus = rng.choice(["big:2", "big:1,small:1", "big:2,small:1"])
+    types = {"big": {"memory_gb": 40}, "small": {"memory_gb": rng.choice([20, 40]), "speed": rng.choice([0.5, 2.0])}}
+    models: dict[str, dict[str, object]] = {
+        name: {
+            "memory_gb": rng.choice([4, 8, 16]),
+            "gpus_required": rng.choice([1, 1, 2]),
+            "load_time_seconds": rng.choice([0, 1, 4, 20]),
+            "batch_curve": [1.0, 1.5],
+        }
+        for name in "xyz"
+    }
+    if rng.random() < 0.4:
+        models["y"] |= {"adapter_of": "x", "gpus_required": models["x"]["gpus_required"]}
+    rules = {
+        "resident": "memory",
+        "window": "primary",
+        "overlap": rng.choice([0.5, 1.0]),
+        "dram_gb": rng.choice([10.0, 60.0]),
+        "batching": True,
+        "overhead_s": 0.0,
+    }
+    costs = {name: rule for name, rule in rules.items() if rng.random() < 0.35}
+    workflows: dict[str, object] = {}
+    rows: list[dict[str, object]] = []
+    left = 4 if gpus == "big:2" else 3
+    while left:
+        count = rng.randint(1, left)
+        left -= count
+        nodes = [{"id": f"n{i}", "model": rng.choice("xyz")} for i in range(count)]
+        edges = [{"from": f"n{i}", "to": f"n{j}"} for j in range(count) for i in range(j) if rng.random() < 0.7]
+        name = f"w{len(rows)}"
+        workflows[name] = {"nodes": nodes, "edges": edges}
+        times = {f"n{i}": rng.choice([0.5, 1.0, 3.0, 8.0]) for i in range(count)}
+        rows.append({"request_id": name, "workflow_id": name, "timestamp": rng.choice([0, 0, 2, 9])})
+        rows[-1]["node_execution_times"] = times
+    rates = None
+    if rng.random() < 0.3:
+        rates = {
+            "rates": [
+                {"kind": rng.choice("xyz"), "device": rng.choice(["big", "small"]), "rate": rng.choice([0.5, 3])}
+            ],
+            "switches": [{"from": "x", "to": "z", "seconds": 0.5}, {"to": "x", "seconds": 1.0}],
+        }
+    config = {"models": models, "workflows": workflows, "gpu_types": types}
+    mode: Mode = "online" if rng.random() < 0.6 else "offline"
+    return load(config, rows, gpus=gpus, mode=mode, on_error="reject", costs=costs, rates=rates)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_under_no_mixture_of_rules_is_any_schedule_below(first: int) -> None:
+    for seed in range(first, first + 20):
+        for found in every_run(small_problem(seed), most=200):
+            figures, response = found.figures, found.figures.response_s
+            assert_below(found.lower, [figures.makespan_s, response.mean, response.median, response.p99])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_one_request_alone_the_bound_is_the_optimum(seed: int) -> None:
+    """A chain of unlike models of one size: each is loaded or replaces the one before, whatever is shorter."""
+    rng = random.Random(seed)
+    nodes = [{"id": name, "model": name} for name in "xyz"[: rng.randint(1, 3)]]
+    edges = [{"from": a["id"], "to": b["id"]} for a, b in pairwise(nodes)]
+    models = {n: {"memory_gb": 16, "gpus_required": 1, "load_time_seconds": rng.choice([1, 3, 30])} for n in "xyz"}
+    config = {"models": models, "workflows": {"w": {"nodes": nodes, "edges": edges}}}
+    times = {node["id"]: rng.uniform(1, 9) for node in nodes}
+    row = {"request_id": "r", "workflow_id": "w", "timestamp": 5, "node_execution_times": times}
+    problem = load(config, [row], gpus=3)
+    best = min(found.figures.makespan_s for found in every_run(problem, most=500))
+    assert problem.lower_bounds().makespan_s == pytest.approx(best, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -25,7 +25,7 @@ from dovetail.workflow.compat.execution_log import ExecutionLog
 from dovetail.workflow.export import write_logs
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.metrics import summary
-from dovetail.workflow.residents import least_setup
+from dovetail.workflow.residents import least_setups
 
 Row = dict[str, Any]
 Plant = Callable[[Any], object]
@@ -119,7 +119,7 @@ class Files:
         self.old = folder / "old.json"
         self.write_inputs(CONFIG, REQUESTS)
         metrics = Metrics(HEADER.pool)
-        bounds = BoundsAccumulator(HEADER.pool, HEADER.build_graphs(), least_setup(MODELS, CostRules()))
+        bounds = BoundsAccumulator(HEADER.pool, HEADER.build_graphs(), least_setups(MODELS, CostRules()))
         with Writer(self.journal, HEADER) as writer, ExecutionLog(HEADER, self.log) as log:
             for n, (t, events) in enumerate(STEPS, start=1):
                 for observer in (metrics, bounds, writer, log):

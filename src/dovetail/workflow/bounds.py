@@ -15,6 +15,14 @@ sorted, `v(1)` the fastest of `G`:
 
 A setup holds its window as a run does, and each model used is set up at least once.
 
+Loads on the critical path: a model becomes resident only when a node of it starts. A node that finds its model on its
+first GPU finds it there because another node of that model was set up there before. So no node of a model runs before
+`R + setup`, where `R` is the earliest instant at which any node of it, of whatever request, can be ready. On an empty
+GPU that setup is a load; on another GPU a node of another model has run before, and none can before `T`, the earliest
+end of any load onto an empty GPU (the first start of a run has only such): it is `min(R + load, max(R, T) + switch)`.
+`R` follows from the nodes before, and so from other models' loads: from the first arrival on it is raised until nothing
+changes, and each step of that is a bound. An adapter's base is loaded by nodes of all its adapters, and before them.
+
 The figures hold for the sizes given: noise that shortens nodes, or rates above the pool's speeds, void them. They are
 exact up to floating-point rounding; compare with a relative tolerance.
 """
@@ -25,6 +33,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import compress
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -40,12 +49,14 @@ from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, window_shares
 from dovetail.workflow.inputs.request_entries import SAME_ID
 from dovetail.workflow.prefixes import PossibleSavings
-from dovetail.workflow.residents import least_setup
+from dovetail.workflow.residents import least_setups
 
 Floats = NDArray[np.float64]
 
 _CHUNK = 1 << 16  # requests handled at once
+_FEW = 4096  # requests of a graph that are looked at one by one for when a model can be loaded first
 _GRID = 32  # thresholds of heads, and of tails: so many lowest, so many highest, so many between
+_ROUNDS = 64  # in which the earliest loads are raised; fewer give a weaker bound
 _SHAPES = 1024  # graphs of requests that grew
 _WINDOWS = 9  # arrival instants between which responses are bounded
 
@@ -72,9 +83,12 @@ class Bounds(Struct, frozen=True):
 class BoundsAccumulator:
     """Collects requests and bounds every schedule of them; keeps eight bytes per node and nine per request.
 
-    `setup_min` is the least that making a model resident can cost; `gains` is how much less GPU time a model's node may
-    need when it shares a run with others (the run is never shorter than the node alone); `savings` what nodes may find
-    cached. A request with a fault, or one that is too wide for this pool, does not count; of one with a node that never
+    `setup_min` is the least that making a model resident can cost (or two such: on an empty GPU, on another); `gains`
+    is how much less GPU time a model's node may need when it shares a run with others (the run is never shorter than
+    the node alone); `savings` what nodes may find cached; `bases` are those of adapters, `later` the models of nodes
+    that requests may be given as they run.
+
+    A request with a fault, or one that is too wide for this pool, does not count; of one with a node that never
     becomes ready, what runs all the same counts for the makespan. `void` tells why nothing can be said; then all bounds
     are 0.
 
@@ -91,16 +105,21 @@ class BoundsAccumulator:
         self,
         pool: Pool,
         graphs: Mapping[str, TaskGraph],
-        setup_min: Mapping[str, float],
+        setup_min: Mapping[str, float | tuple[float, float]],
         gains: Mapping[str, float] = MappingProxyType({}),
         void: str = "",
         savings: PossibleSavings | None = None,
+        bases: Mapping[str, str] | None = None,
+        later: Iterable[str] = (),
     ) -> None:
         self.void = void
+        self._bases = bases or {}
+        self._later = frozenset(later)
         self._speeds = sorted(pool.speeds, reverse=True)
-        self._setup_min = setup_min
+        self._prices = {kind: (s, s) if isinstance(s, float) else s for kind, s in setup_min.items()}
+        self._setup_min = {kind: min(prices) for kind, prices in self._prices.items()}
         self._gains = gains
-        self._stores = [_Store(graph, self._speeds, setup_min, gains) for graph in graphs.values()]
+        self._stores = [_Store(graph, self._speeds, gains) for graph in graphs.values()]
         self._by_name = dict(zip(graphs, self._stores, strict=True))
         self._by_shape: dict[object, _Store] = {}  # of requests that grew
         self._grown: dict[str, tuple[TaskGraph, float, tuple[float, ...]]] = {}  # what they have become
@@ -165,7 +184,7 @@ class BoundsAccumulator:
             known = self._by_shape.get(shape)
             if known is not None or len(self._by_shape) < _SHAPES:
                 if known is None:
-                    known = self._by_shape[shape] = _Store(graph, self._speeds, self._setup_min, self._gains)
+                    known = self._by_shape[shape] = _Store(graph, self._speeds, self._gains)
                     self._stores.append(known)
                 known.add(arrival_s, sizes, 1)
                 if row in store.prefixed:
@@ -189,14 +208,15 @@ class BoundsAccumulator:
     def result(self) -> Bounds:
         """The bounds for the requests counted so far; zeros if there are none."""
         counted = [store for store in self._stores if any(store.counts)]
-        for store in counted:
+        for store in self._stores:
             if self._savings is not None and store.prefixed:
                 store.saved = self._savings.seconds(store.graph, store.prefixed, len(store.counts), self._dropped)
         stores = [store for store in counted if store.completes]
         running = [store for store in counted if store.completes or store.partly]
         if not running or self.void:
             return Bounds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "area", self.void)
-        tally = _Tally(running, self._first_s)
+        loaded = self._loaded()
+        tally = _Tally(running, self._first_s, loaded)
         measures = _measures(self._speeds, tally.widths)
         setups = _setups(tally, measures, self._setup_min, self._speeds[-1])
         filled = measures @ tally.sizes.sum(axis=0)
@@ -207,7 +227,7 @@ class BoundsAccumulator:
         hbt_s = float(_head_body_tail(tally, measures, setups).max(initial=self._first_s))
         named = {"area": area_s, "wide": wide_s, "path": path_s, "head-body-tail": hbt_s}
         makespan_s = max(named.values())
-        mean_s, median_s, p99_s = self._responses(stores, tally if len(stores) == len(running) else None)
+        mean_s, median_s, p99_s = self._responses(stores, loaded, tally if len(stores) == len(running) else None)
         return Bounds(
             makespan_s=makespan_s,
             mean_s=mean_s,
@@ -220,11 +240,39 @@ class BoundsAccumulator:
             binding=next(name for name, s in named.items() if s >= makespan_s - 1e-12 * abs(makespan_s)),
         )
 
-    def _responses(self, stores: Sequence[_Store], tally: _Tally | None) -> tuple[float, float, float]:
+    def _loaded(self) -> dict[str, float]:
+        """Before when no node of a model can run, whatever becomes of the requests: see the module on loads."""
+        rows = [(store, *store.earliest()) for store in self._stores if store.counts]
+        base, free = self._bases, (0.0, 0.0)
+        loaded: dict[str, float] = {}
+        for _ in range(_ROUNDS):
+            ready = dict.fromkeys(self._later, self._first_s)
+            for store, arrivals, sizes in rows:
+                store.note_ready(arrivals, sizes, loaded, ready)
+            if not ready:
+                break
+            adapters = [kind for kind in ready if kind in base]
+            for kind in adapters:
+                ready[base[kind]] = min(ready[kind], ready.get(base[kind], inf))
+            prices = {kind: self._prices.get(kind, free) for kind in ready}
+            onto_empty = {kind: ready[kind] + prices[kind][0] for kind in ready}
+            first = min(onto_empty.values())
+            known, loaded = loaded, {}
+            for kind, at_s in ready.items():
+                loaded[kind] = min(onto_empty[kind], max(at_s, first) + prices[kind][1])
+            for kind in adapters:
+                loaded[kind] = max(loaded[base[kind]], ready[kind]) + prices[kind][1]
+            if loaded == known:
+                break
+        return loaded
+
+    def _responses(
+        self, stores: Sequence[_Store], loaded: Mapping[str, float], tally: _Tally | None
+    ) -> tuple[float, float, float]:
         """Bounds of the mean, the median and the P99 of the responses of requests that complete."""
         if not stores:
             return 0.0, 0.0, 0.0
-        tally = tally or _Tally(stores, self._first_s)
+        tally = tally or _Tally(stores, self._first_s, loaded)
         measures = _measures(self._speeds, tally.widths)
         best = int((measures @ tally.sizes.sum(axis=0)).argmax())
         loads = [tally.sizes @ measures[i] for i in ({0, best} if best else {0})]
@@ -257,9 +305,10 @@ def bounds_for(
         void = "a batch is faster than a single node"
     used = {*later, *(node.kind for graph in graphs.values() for node in graph.tasks)}
     used |= {models[name].adapter_of for name in used if name in models}
-    least = {} if free_setups else least_setup({m: c for m, c in models.items() if m in used}, costs, rates)
+    least = {} if free_setups else least_setups({m: c for m, c in models.items() if m in used}, costs, rates)
     savings = PossibleSavings(models) if any(model.prefix is not None for model in models.values()) else None
-    return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gains, void, savings)
+    bases = {model: cost.adapter_of for model, cost in models.items() if cost.adapter_of}
+    return BoundsAccumulator(Pool(pool.devices, fastest), graphs, least, gains, void, savings, bases, later)
 
 
 def _gain(name: str, model: ModelCost, costs: CostRules, rates: RateTable, pool: Pool) -> float:
@@ -283,14 +332,12 @@ class _Store:
         "prefixed",
         "runs",
         "saved",
-        "setups",
         "sizes",
         "speeds",
+        "stuck",
     )
 
-    def __init__(
-        self, graph: TaskGraph, speeds: Sequence[float], setup_min: Mapping[str, float], gains: Mapping[str, float]
-    ) -> None:
+    def __init__(self, graph: TaskGraph, speeds: Sequence[float], gains: Mapping[str, float]) -> None:
         self.graph = graph
         self.nodes = len(graph.tasks)
         stuck = set(graph.never)
@@ -298,11 +345,11 @@ class _Store:
             if not stuck.isdisjoint(graph.after[i]):
                 stuck.add(i)
         fits = all(node.width <= len(speeds) for i, node in enumerate(graph.tasks) if i not in stuck)
+        self.stuck = stuck  # nodes that never run
         self.runs = [fits and i not in stuck for i in range(self.nodes)]
         self.partly = not all(self.runs) and any(self.runs)
         fastest = [max(speeds[0], 1.0), *speeds]  # the slowest of g GPUs is no faster than the g-th fastest of all
         self.speeds = [fastest[node.width] if node.width <= len(speeds) else 1.0 for node in graph.tasks]
-        self.setups = [setup_min.get(node.kind, 0.0) * runs for node, runs in zip(graph.tasks, self.runs, strict=True)]
         self.gains = [gains.get(node.kind, 1.0) for node in graph.tasks]
         self.arrivals = array("d")
         self.sizes = array("d")
@@ -330,18 +377,41 @@ class _Store:
             counted_sizes = np.ascontiguousarray(sizes[counted].T) * np.array(self.runs)[:, None]
             yield np.array(self.arrivals[low:high])[counted], counted_sizes
 
-    def times(self, arrivals: Floats, sizes: Floats, first_s: float) -> tuple[list[Floats], list[Floats], Floats]:
+    def earliest(self) -> tuple[Floats, Floats]:
+        """All requests, counted or not; of many, one that arrives with the first and has the least of every size."""
+        arrivals, sizes = np.array(self.arrivals), np.array(self.sizes).reshape(len(self.counts), self.nodes)
+        if self.saved is not None:
+            sizes -= self.saved
+        if len(arrivals) > _FEW:
+            arrivals, sizes = arrivals.min(keepdims=True), sizes.min(axis=0, keepdims=True)
+        return arrivals, np.ascontiguousarray(sizes.T)
+
+    def note_ready(self, arrivals: Floats, sizes: Floats, loaded: Mapping[str, float], ready: dict[str, float]) -> None:
+        """When a node of each model can be ready at the earliest, if none runs before its model is loaded."""
+        heads: dict[int, Floats] = {}
+        for i in self.graph.topological:
+            if i in self.stuck:
+                continue
+            kind, at_s = self.graph.tasks[i].kind, arrivals
+            for j in self.graph.after[i]:
+                at_s = np.maximum(at_s, heads[j] + sizes[j] / self.speeds[j])
+            ready[kind] = min(float(at_s.min()), ready.get(kind, inf))
+            heads[i] = np.maximum(at_s, loaded.get(kind, -inf))
+
+    def times(
+        self, arrivals: Floats, sizes: Floats, loaded: Mapping[str, float]
+    ) -> tuple[list[Floats], list[Floats], Floats]:
         """Earliest start of each node, least time from its end to the request's end, and earliest end of the request.
 
-        A node starts after its arrival, after its predecessors, and after some first setup of its model, which no
-        schedule begins before the first arrival of all.
+        A node starts after its arrival, after its predecessors, and after the first setup of its model.
         """
         graph = self.graph
         runs = [sizes[i] / speed for i, speed in enumerate(self.speeds)]
         heads, tails = [arrivals] * self.nodes, [np.zeros_like(arrivals)] * self.nodes
         ends = arrivals
         for i in graph.topological:
-            heads[i] = np.maximum(arrivals, first_s + self.setups[i])
+            if self.runs[i]:
+                heads[i] = np.maximum(arrivals, loaded.get(graph.tasks[i].kind, -inf))
             for j in graph.after[i]:
                 heads[i] = np.maximum(heads[i], heads[j] + runs[j])
             ends = np.maximum(ends, heads[i] + runs[i])
@@ -358,10 +428,10 @@ class _Tally:
     few enough distinct values are all taken. `body[w, h, q]` is the size of the nodes of a width that reach both.
     """
 
-    def __init__(self, stores: Sequence[_Store], first_s: float) -> None:
+    def __init__(self, stores: Sequence[_Store], first_s: float, loaded: Mapping[str, float]) -> None:
         self.widths = sorted({node.width for store in stores for node in compress(store.graph.tasks, store.runs)})
         self.kinds: dict[str, tuple[int, float]] = {}  # the least width, and the longest tail
-        self._choose_thresholds(stores, first_s)
+        self._choose_thresholds(stores, first_s, loaded)
         cells = len(self.heads) * len(self.tails)
         body = np.zeros((len(self.widths), cells))
         arrivals, responses, sizes = [], [], []
@@ -369,7 +439,7 @@ class _Tally:
             nodes = compress(enumerate(store.graph.tasks), store.runs)
             columns = [(i, self.widths.index(node.width)) for i, node in nodes]
             for chunk_arrivals, chunk in store.chunks():
-                heads, tails, ends = store.times(chunk_arrivals, chunk, first_s)
+                heads, tails, ends = store.times(chunk_arrivals, chunk, loaded)
                 by_width = np.zeros((len(ends), len(self.widths)))
                 for i, column in columns:
                     filled = chunk[i] / store.gains[i]
@@ -386,13 +456,13 @@ class _Tally:
         grid = body.reshape(len(self.widths), len(self.heads), len(self.tails))
         self.body = grid[:, ::-1, ::-1].cumsum(axis=1).cumsum(axis=2)[:, ::-1, ::-1]
 
-    def _choose_thresholds(self, stores: Sequence[_Store], first_s: float) -> None:
+    def _choose_thresholds(self, stores: Sequence[_Store], first_s: float, loaded: Mapping[str, float]) -> None:
         heads, tails = [np.array([first_s])], [np.zeros(1)]
         for store in stores:
             stride = 1 + len(store.counts) * store.nodes // (1 << 14)
             for arrivals, sizes in store.chunks():
                 for some in (slice(0, _GRID), slice(None, None, stride)):
-                    some_heads, some_tails, _ = store.times(arrivals[some], sizes[:, some], first_s)
+                    some_heads, some_tails, _ = store.times(arrivals[some], sizes[:, some], loaded)
                     heads += some_heads
                     tails += some_tails
         self.heads, self.tails = _thin(np.concatenate(heads)), _thin(np.concatenate(tails))

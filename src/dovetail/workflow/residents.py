@@ -180,19 +180,33 @@ class Residents:
             del dram[next(iter(dram))]
 
 
-def least_setup(models: Mapping[str, ModelCost], costs: CostRules, rates: RateTable | None = None) -> dict[str, float]:
-    """For each model the least that making it resident can ever cost: what the lower bounds may count on. An adapter's
-    is without its base, which may be there for others."""
-    known: dict[str, float] = {}
+def least_setups(
+    models: Mapping[str, ModelCost], costs: CostRules, rates: RateTable | None = None
+) -> dict[str, tuple[float, float]]:
+    """For each model the least that making it resident can ever cost, on an empty GPU and on one that holds something:
+    what the lower bounds may count on. An adapter's is without its base, which may be there for others."""
+    empty: dict[str, float] = {}
+    held: dict[str, float] = {}
     for switch in rates.switches.values() if rates else ():
+        known = held if switch.previous else empty
         known[switch.to] = min(switch.seconds, known.get(switch.to, switch.seconds))
     first, second = [*sorted(m.memory_gb for m in models.values() if not m.adapter_of), inf, inf][:2]
     least = {}
     for name, model in models.items():
         smallest = second if model.memory_gb == first else first  # of the others
         moved = 0.0 if costs.resident == "memory" or costs.dram_gb else smallest
-        price = min(model.load_s, (moved + model.memory_gb) / costs.pcie_gb_s + costs.overhead_s)
+        prices = [model.load_s, (moved + model.memory_gb) / costs.pcie_gb_s + costs.overhead_s]
         if model.adapter_of:
-            price = min(model.load_s, model.memory_gb / costs.pcie_gb_s) if costs.dram_gb else model.load_s
-        least[name] = min(price, known.get(name, price)) * (1 - costs.overlap) if model.width else 0.0
+            own_s = min(model.load_s, model.memory_gb / costs.pcie_gb_s) if costs.dram_gb else model.load_s
+            prices = [own_s, own_s]
+        prices = [min(price, known.get(name, price)) for price, known in zip(prices, (empty, held), strict=True)]
+        if model.adapter_of or costs.dram_gb:  # beside another GPU's load from disk, one from host memory
+            prices = [min(prices)] * 2
+        share = 1 - costs.overlap if model.width else 0.0
+        least[name] = (prices[0] * share, prices[1] * share)
     return least
+
+
+def least_setup(models: Mapping[str, ModelCost], costs: CostRules, rates: RateTable | None = None) -> dict[str, float]:
+    """For each model the least that making it resident can ever cost, whatever a GPU holds."""
+    return {name: min(prices) for name, prices in least_setups(models, costs, rates).items()}
