@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules
 from dovetail.workflow.policies.base import OpenRequest, ReadyNode, View
 from dovetail.workflow.prefixes import PrefixCaches
+from dovetail.workflow.residents import Residents
 
 POLICIES = [name for name, *_ in workflow.list_policies() if name != "optimise"]
 LLM = ModelCost(14.0, 30.0, prefill_s=0.01, prefix=PrefixRules(400, 100, 0.5))
@@ -68,13 +70,14 @@ def test_all_gpus_of_a_window_must_have_it() -> None:
 
 
 def test_a_model_that_leaves_takes_its_blocks_with_it() -> None:
-    held: list[dict[str, None]] = [{"llm": None}]
-    kept = PrefixCaches({"llm": LLM, "other": LLM}, held)
+    models = Residents(Pool.parse("1", {}), {"llm": LLM, "other": LLM}, CostRules())
+    kept = PrefixCaches({"llm": LLM, "other": LLM}, models.held)
+    models.load([0], "llm")
     kept.use("llm", [1], (0,))
-    held[0] = {"other": None}
-    kept.use("other", [], (0,))
-    held[0] = {"llm": None}
-    kept.use("llm", [], (0,))
+    models.load([0], "llm")
+    assert kept.cached("llm", [1], (0,)) == 1
+    models.load([0], "other")
+    models.load([0], "llm")
     assert kept.cached("llm", [1], (0,)) == 0
 
 
@@ -91,9 +94,12 @@ class Definition:
     def _has(self, model: str, blocks: list[Any], gpu: int) -> bool:
         return all(block in self.lists.get((gpu, model), []) for block in blocks)
 
-    def use(self, model: str, blocks: list[Any], window: tuple[int, ...], held: list[dict[str, None]]) -> None:
+    def leave(self, gpu: int, models: Iterable[str]) -> None:
+        for model in models:
+            self.lists.pop((gpu, model), None)
+
+    def use(self, model: str, blocks: list[Any], window: tuple[int, ...]) -> None:
         for gpu in window:
-            self.lists = {key: kept for key, kept in self.lists.items() if key[0] != gpu or key[1] in held[gpu]}
             before = [block for block in self.lists.get((gpu, model), []) if block not in blocks]
             self.lists[gpu, model] = (before + list(dict.fromkeys(blocks))[::-1])[-4:]
 
@@ -103,7 +109,7 @@ starts = st.lists(
         st.sampled_from(["one", "two"]),
         st.lists(st.one_of(st.integers(0, 5), st.sampled_from("ab")), max_size=6),
         st.sampled_from([(0,), (1,), (0, 1), (2,)]),
-        st.booleans(),
+        st.sampled_from(["beside others", "alone", "on an empty GPU"]),
     ),
     max_size=60,
 )
@@ -112,22 +118,31 @@ starts = st.lists(
 @settings(deadline=None, max_examples=300)
 @given(starts)
 def test_scheduler_and_checker_keep_what_the_definition_says(
-    starts: list[tuple[str, list[Any], tuple[int, ...], bool]],
+    starts: list[tuple[str, list[Any], tuple[int, ...], str]],
 ) -> None:
     models = {"one": LLM, "two": LLM}
-    held: list[dict[str, None]] = [dict.fromkeys(models) for _ in range(3)]
+    held: list[dict[str, OrderedDict[int | str, None] | None]] = [dict.fromkeys(models) for _ in range(3)]
     kept, recount, wanted = PrefixCaches(models, held), PrefixRecount(models), Definition()
-    for i, (model, blocks, window, alone) in enumerate(starts):
+    for i, (model, blocks, window, how) in enumerate(starts):
+        if how == "on an empty GPU":
+            for gpu in window:
+                wanted.leave(gpu, models)
+                held[gpu].clear()
+        recount.forget(window, held)
         arrived = Arrived(f"r{i}", "w", (1.0,), facts={"prefix": {"n": blocks}})
         start = Start(arrived.job, "n", model, window, 0.0, 1.0, "")
         expected = wanted.cached(model, blocks, window)
         assert kept.cached(model, blocks, window) == expected
         assert recount.cached(start, arrived) == expected
         for gpu in window:
-            held[gpu] = {model: None} if alone else held[gpu] | {model: None}
+            gone = [other for other in held[gpu] if other != model and how == "alone"]
+            wanted.leave(gpu, gone)
+            for other in gone:
+                del held[gpu][other]
+            held[gpu].setdefault(model)
         kept.use(model, blocks, window)
         recount.start(start, arrived, held)
-        wanted.use(model, blocks, window, held)
+        wanted.use(model, blocks, window)
 
 
 # --- what it saves --------------------------------------------------------------------------------

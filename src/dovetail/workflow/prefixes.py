@@ -18,37 +18,36 @@ Block = int | str
 
 
 class PrefixCaches:
-    """The blocks that each GPU keeps for each model that it holds. `held` are the models there, as they change."""
+    """The blocks that each GPU keeps for each model that it holds, in order of last use. They are kept beside the model
+    in `held`, so that they leave with it."""
 
-    def __init__(self, models: Mapping[str, ModelCost], held: Sequence[Mapping[str, None]]) -> None:
+    def __init__(
+        self, models: Mapping[str, ModelCost], held: Sequence[dict[str, OrderedDict[Block, None] | None]]
+    ) -> None:
         self._room = {name: model.prefix.blocks for name, model in models.items() if model.prefix is not None}
         self._held = held
-        self._kept: list[dict[str, OrderedDict[Block, None]]] = [{} for _ in held]  # in order of last use
 
     def cached(self, model: str, blocks: Sequence[Block], window: Iterable[int]) -> int:
         """How many of these, from the first on, all GPUs of a window keep."""
         count = len(blocks)
         for gpu in window:
-            kept = self._kept[gpu].get(model)
-            if kept is None:
+            if (kept := self._held[gpu].get(model)) is None:
                 return 0
             count = next((i for i in range(count) if blocks[i] not in kept), count)
         return count
 
     def use(self, model: str, blocks: Sequence[Block], window: Iterable[int]) -> None:
         """A node has started: its blocks are there from now on, its first one used last, so that ends go before
-        beginnings; and a model that has left took its own with it."""
-        for gpu in window:
-            here, held = self._kept[gpu], self._held[gpu]
-            for gone in [other for other in here if other not in held]:
-                del here[gone]
-            if blocks:
-                kept = here.setdefault(model, OrderedDict())
-                for block in reversed(blocks):
-                    kept[block] = None
-                    kept.move_to_end(block)
-                while len(kept) > self._room[model]:
-                    kept.popitem(last=False)
+        beginnings."""
+        for gpu in window if blocks else ():
+            kept = self._held[gpu][model]
+            if kept is None:
+                kept = self._held[gpu][model] = OrderedDict()
+            for block in reversed(blocks):
+                kept[block] = None
+                kept.move_to_end(block)
+            while len(kept) > self._room[model]:
+                kept.popitem(last=False)
 
     def forget(self, gpu: int) -> None:
         """The GPU has gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
@@ -23,7 +24,8 @@ class Residents:
         self._types = [d.type for d in pool.devices]
         self._hosts = [d.host for d in pool.devices]
         self._memory = pool.memories
-        self.held: list[dict[str, None]] = [{} for _ in pool.devices]  # in order of last use
+        # in order of last use, with what a GPU keeps for a model while that is there (its prefix cache)
+        self.held: list[dict[str, OrderedDict[int | str, None] | None]] = [{} for _ in pool.devices]
         self.holders: dict[str, dict[int, None]] = {}  # the other way round: which GPUs hold a model
         self._dram: dict[int, dict[str, None]] = {d.host: {} for d in pool.devices}
         self._seen: dict[tuple[str | None, str, str], float] = {}
@@ -160,8 +162,7 @@ class Residents:
             for other in self.evicted(gpu, model):
                 del held[other], self.holders[other][gpu]
             for one in used:
-                held.pop(one, None)
-                held[one] = None
+                held[one] = held.pop(one, None)
                 self.holders.setdefault(one, {})[gpu] = None
                 if self.costs.dram_gb:
                     self._keep_in_dram(self._hosts[gpu], one)
