@@ -23,6 +23,7 @@ MOONCAKE = {
     "timestamp": "timestamp",
     "input_tokens": "input_length",
     "output_tokens": "output_length",
+    "prefix": "hash_ids",
 }
 BURSTGPT = {
     "timestamp": "Timestamp",
@@ -35,6 +36,7 @@ FIELDS = (
     "timestamp",
     "input_tokens",
     "output_tokens",
+    "prefix",
     "model",
     "workflow",
     "id",
@@ -60,7 +62,8 @@ def import_azure(files: Files, *, model: Any = None, on_error: OnRowError = "fai
 
 
 def import_mooncake(files: Files, *, model: Any = None, on_error: OnRowError = "fail") -> ImportedTrace:
-    """Mooncake's traces: each file is a workflow and a model, called by its name (`conversation`, `toolagent`)."""
+    """Mooncake's traces: each file is a workflow and a model, called by its name (`conversation`, `toolagent`). Their
+    `hash_ids` become prefixes, which models with `prefix_cache_tokens` keep."""
     return _import(files, MOONCAKE, model, on_error, "ms", name_of=lambda path: path.stem.removesuffix("_trace"))
 
 
@@ -83,7 +86,7 @@ def import_jsonl(
     on_error: OnRowError = "fail",
 ) -> ImportedTrace:
     """Any trace of model calls in JSON lines, a JSON array or CSV. `map` says which key holds what (dots lead inside):
-    `timestamp` and `input_tokens`, and where there are such `output_tokens`, `model`, `workflow` and `id`.
+    `timestamp` and `input_tokens`, and where there are such `output_tokens`, `prefix`, `model`, `workflow` and `id`.
 
     With `trace` (and `id`, `parent`, `end`) rows of the same trace become one request whose nodes are its model calls;
     rows without tokens only tell what is inside what.
@@ -176,6 +179,7 @@ def _request(row: TraceRow, name: str, number: int, unit: TimeUnit, found: Colle
         "timestamp": at_s,
         "workflow_id": workflow,
         "node_tokens": {NODE: tokens},
+        **({"node_prefix": {NODE: blocks}} if (blocks := row.blocks("prefix")) else {}),
     }
 
 

@@ -67,6 +67,14 @@ class TraceRow:
             raise RowFault(self._keys[name], f"expected a whole number of tokens, found {value!r}")
         return int(number)
 
+    def blocks(self, name: str) -> list[int | str]:
+        """A list of blocks of a prefix, or its name; nothing where the row has none."""
+        value = self.get(name)
+        found = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(block, int | str) and not isinstance(block, bool) for block in found):
+            raise RowFault(self._keys[name], f"expected a list of numbers or names, found {value!r}")
+        return found
+
     def seconds(self, name: str, unit: TimeUnit = "s") -> float | None:
         """A time: a number of `unit`, or an ISO 8601 time (as UTC, if it names no zone), which becomes Unix seconds."""
         value = self.get(name)
