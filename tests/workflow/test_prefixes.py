@@ -128,7 +128,7 @@ def test_scheduler_and_checker_keep_what_the_definition_says(
             for gpu in window:
                 wanted.leave(gpu, models)
                 held[gpu].clear()
-        recount.forget(window, held)
+                recount.forget(gpu)
         arrived = Arrived(f"r{i}", "w", (1.0,), facts={"prefix": {"n": blocks}})
         start = Start(arrived.job, "n", model, window, 0.0, 1.0, "")
         expected = wanted.cached(model, blocks, window)
@@ -278,6 +278,8 @@ def test_every_policy_runs_shorter_where_the_prefix_is(policy: str, tmp_path: Pa
     assert [(start.cached, start.run_s) for start in starts] == [(0, 10.0), (2, 4.0), (1, 7.0), (0, 10.0)]
     assert run.metrics["prefix_hit_rate"] == 3 / 7
     assert "Prefix blocks found cached: 42.9%" in run.text()
+    assert "2 blocks of its input were cached there." in str(run.explain("r1"))
+    assert "1 block of its input was cached there." in str(run.explain("r2"))
 
 
 @pytest.mark.parametrize("policy", ["heft", "srpt", "least_loss"])

@@ -69,6 +69,7 @@ def test_mooncake_counts_milliseconds(tmp_path: Path) -> None:
     file = written(tmp_path, "toolagent_trace.jsonl", "\n".join(map(json.dumps, lines)))
     found = workflow.import_mooncake(file)
     assert [row["timestamp"] for row in found] == [0, 2.5]
+    assert [row["node_prefix"] for row in found] == [{"generate": [0, 1]}] * 2
     assert list(found.config["models"]) == ["toolagent"]
     ran(found)
 

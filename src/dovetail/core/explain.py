@@ -76,6 +76,7 @@ class Explanation(Struct, kw_only=True):
     started_s: float | None = None
     setup_s: float = 0.0
     replaces: str | None = None
+    cached: int = 0
     finished_s: float | None = None
     devices: tuple[int, ...] = ()
     why: str = ""
@@ -252,7 +253,7 @@ class _Witness:
         if story is None:
             return
         story.status, story.started_s, story.attempts = "running", t, story.attempts + 1
-        story.setup_s, story.replaces = event.setup_s, event.replaces
+        story.setup_s, story.replaces, story.cached = event.setup_s, event.replaces, event.cached
         story.devices, story.why = event.devices, event.why
         self._waited(story, wait or _Wait(event.ready_s))
         story.ready_s, story.waited_s = event.ready_s, t - event.ready_s
@@ -360,6 +361,10 @@ def sentences(story: Explanation) -> list[str]:
     if story.setup_s:
         old = f" in the place of {story.replaces}" if story.replaces else ""
         lines.append(f"Making {story.kind} resident{old} took {story.setup_s:.2f} s.")
+    if story.cached:
+        lines.append(
+            f"{_many(story.cached, 'block')} of its input {'was' if story.cached == 1 else 'were'} cached there."
+        )
     if story.attempts > 1:
         lines.append(f"That was attempt {story.attempts}.")
     lines += _turns(story, story.started_s)

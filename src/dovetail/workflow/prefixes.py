@@ -49,10 +49,6 @@ class PrefixCaches:
             while len(kept) > self._room[model]:
                 kept.popitem(last=False)
 
-    def forget(self, gpu: int) -> None:
-        """The GPU has gone."""
-        self._kept[gpu].clear()
-
 
 def blocks_of(facts: Mapping[str, Any], node: str) -> Sequence[Block]:
     """The blocks of a node's prefix, as far as what its request says of them can be understood."""

@@ -51,15 +51,11 @@ class PrefixRecount:
             return min(cached * model.prefix.block_tokens, tokens - 1) * model.prefill_s
         return size_s * model.prefix.saves * cached / len(self._blocks(arrived, start))
 
-    def forget(self, gpus: Sequence[int], held: Sequence[Mapping[str, Any]]) -> None:
-        """Lose what these GPUs kept for models that they do not hold any more."""
-        for gpu, kind in [key for key in self._caches if key[0] in gpus]:
-            if kind not in held[gpu]:
-                del self._caches[gpu, kind]
-
     def start(self, start: Start, arrived: Arrived | None, held: Sequence[Mapping[str, Any]]) -> None:
         """It has begun, on GPUs that now hold these models."""
-        self.forget(start.devices, held)
+        for gpu, kind in [key for key in self._caches if key[0] in start.devices]:
+            if kind not in held[gpu]:
+                del self._caches[gpu, kind]
         rules = self._rules.get(start.kind)
         if arrived is None or rules is None or not (blocks := self._blocks(arrived, start)):
             return

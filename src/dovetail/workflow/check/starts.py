@@ -91,8 +91,6 @@ class StartRules:
         if model is None:
             self._faults.add("model", who, f"found {start.kind!r}, which is not described")
             return
-        if self._caches:
-            self._prefixes.forget(start.devices, self.residents.held)
         if start.devices and start.devices != tuple(range(start.devices[0], start.devices[0] + len(start.devices))):
             self._faults.add("window", who, f"found GPUs {list(start.devices)}, expected neighbours")
         for member in members:

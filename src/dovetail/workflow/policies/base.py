@@ -490,8 +490,6 @@ class View:
             if gpu in self.off:
                 self._gone.add(gpu)
                 self.residents.clear(gpu)
-                if self.prefixes is not None:
-                    self.prefixes.forget(gpu)
                 self.until[gpu] = self.off[gpu]
         return tuple(gpu for gpu in window if gpu not in self.off)
 
