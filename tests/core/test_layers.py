@@ -26,7 +26,8 @@ OWN_ROOMS = {
     "dispatch": "chunk.py derivatives measure.py recording.py replay.py",
     "host": "admission.py agent.py check_state.py cores.py curves.py experiment.py options.py program.py",
     "pipeline": "hardware.py models pareto.py plan.py profile route.py",
-    "workflow": "capacity.py choices.py facts.py prefixes.py problem.py residents.py sharing.py study.py tenants",
+    "workflow": "capacity.py choices.py facts.py plan_over_time.py prefixes.py problem.py residents.py sharing.py "
+    "study.py tenants",
 }
 # Base classes of policies, each in policies/base.py of its level: what a policy is, and what it sees.
 IN_EVERY_LEVEL = {"Policy", "View"}

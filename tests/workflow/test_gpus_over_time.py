@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dovetail import workflow
 from dovetail.cli import main
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Decided, Finished, Start
 from dovetail.core.journal import Reader
+from dovetail.testing.workflow.reactive import scale_on_use
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
+from dovetail.workflow.inputs.seeded_random import SeededRandom
+from dovetail.workflow.plan_over_time import ask_ahead
 from dovetail.workflow.policies.base import Place, View, WorkflowPolicy
 
 MODEL = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 3, "inference_time_mean": 1}
@@ -290,3 +294,140 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     journal.write_bytes(b"".join(whole.splitlines(keepends=True)[:9]))
     run(requests, steps, delay_s=20, journal=journal, resume=True)
     assert journal.read_bytes() == whole
+
+
+# --- plans over time ------------------------------------------------------------------------------
+
+
+def day(seed: int) -> list[dict[str, Any]]:
+    """Three intervals of 100 s with unlike loads of two models."""
+    rng = SeededRandom(seed)
+    drawn = [
+        (100 * i + 100 * rng.random(), min(max(0.1, rng.exponential(10.0)), 30.0), rng.choice("ab"))
+        for i in range(3)
+        for _ in range(rng.choice((2, 6, 14, 25)))
+    ]
+    return [rows((at, run_s), of=of)[0] | {"request_id": f"r{i}"} for i, (at, run_s, of) in enumerate(sorted(drawn))]
+
+
+@pytest.mark.parametrize(("seed", "p99", "delay"), [(0, 40, 20), (3, 60, 120), (6, 60, 0), (13, 40, 20), (19, 40, 0)])
+def test_a_plan_over_time_is_the_best_of_all(seed: int, p99: float, delay: float) -> None:
+    """Against every number of GPUs in every interval."""
+    requests = day(seed)
+    found = workflow.fewest_gpus_over_time(CONFIG, requests, p99=p99, every_s=100, scale_up_s=delay, policy="baseline")
+    assert found.constant_gpus is not None
+    problem = workflow.load(CONFIG, requests, gpus=found.constant_gpus, mode="online")
+    least = inf
+    for gpus in product(range(1, found.constant_gpus + 1), repeat=len(found.gpus)):
+        case = replace(problem, gpus_over_time=ask_ahead(gpus, 100, delay))
+        tried = workflow.run(case, "baseline", journal=False).metrics
+        if tried["p99_request_s"] <= p99:
+            least = min(least, tried["gpu_hours"])
+    assert found.gpu_hours == pytest.approx(least)
+    assert found.value_s is not None
+    assert found.value_s <= p99
+
+
+def test_what_a_plan_says_is_what_a_run_gives() -> None:
+    requests = day(6)
+    found = workflow.fewest_gpus_over_time(CONFIG, requests, p99=40, every_s=100, scale_up_s=20)
+    assert found.constant_gpus is not None
+    over_time = found.gpus_over_time
+    problem = workflow.load(CONFIG, requests, gpus=found.constant_gpus, mode="online", gpus_over_time=over_time)
+    run = workflow.run(problem)
+    assert run.check().valid
+    assert (run.metrics["p99_request_s"], run.metrics["gpu_hours"]) == (found.value_s, found.gpu_hours)
+    assert found.saving is not None
+    assert found.saving > 0.1
+    constant = workflow.run(workflow.load(CONFIG, requests, gpus=found.constant_gpus, mode="online")).metrics
+    expected = found.constant_gpus * constant["makespan_s"] / 3600
+    assert found.constant_gpu_hours == pytest.approx(expected)
+
+
+def test_a_plan_that_knows_the_day_beats_one_that_looks_back() -> None:
+    """Scaling on the use of the last interval: cheaper only where it misses the target."""
+    compared = 0
+    for seed in range(12):
+        requests = day(seed)
+        found = workflow.fewest_gpus_over_time(CONFIG, requests, p99=60, every_s=100, scale_up_s=20, policy="baseline")
+        assert found.constant_gpus is not None
+        assert found.gpu_hours is not None
+        problem = workflow.load(CONFIG, requests, gpus=found.constant_gpus, mode="online")
+        how: dict[str, Any] = {"intervals": len(found.gpus), "every_s": 100, "scale_up_s": 20, "least": 1}
+        for use in (0.5, 0.7, 0.9):
+            _, rival = scale_on_use(problem, "baseline", use=use, **how)
+            if rival.metrics["p99_request_s"] <= 60:
+                compared += 1
+                assert found.gpu_hours <= rival.metrics["gpu_hours"] * (1 + 1e-9)
+    assert compared > 8
+
+
+def test_gpus_are_asked_for_ahead() -> None:
+    assert ask_ahead([2, 1, 4], 100, 250).steps == ((0.0, 4),)
+    assert ask_ahead([1, 1, 4, 1], 100, 150).steps == ((0.0, 1), (50.0, 4), (300.0, 1))
+    assert ask_ahead([3, 1], 100, 0).steps == ((0.0, 3), (100.0, 1))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 30))
+def test_every_interval_has_its_gpus(gpus: list[int], delay: int) -> None:
+    over_time = ask_ahead(gpus, 10, delay)
+    for i, count in enumerate(gpus):
+        assert all(usable(over_time, gpu, 10 * i + at) for gpu in range(count) for at in range(10))
+
+
+def test_no_plan_where_no_pool_is_large_enough() -> None:
+    found = workflow.fewest_gpus_over_time(CONFIG, rows((0, 10)), p99=5, every_s=100, max_gpus=3)
+    assert (found.gpus, found.gpus_over_time, found.saving) == ([], None, None)
+
+
+def test_the_search_stops_when_it_is_told_to() -> None:
+    found = workflow.fewest_gpus_over_time(CONFIG, day(6), p99=40, every_s=100, scale_up_s=20, max_runs=2)
+    assert found.runs == 2
+    assert found.value_s is not None
+    assert found.value_s <= 40
+    assert "--max-runs" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"every_s": 0}, "--every-s 0: expected seconds, more than 0"),
+        ({"scale_up_s": -1}, "--scale-up-s -1: expected seconds, 0 or more"),
+        ({"max_runs": 0}, "--max-runs 0: expected 1 or more"),
+        ({"p99": None}, "give one limit"),
+        ({"every_s": 0.001}, "--every-s 0.001: gives more than 5000 intervals"),
+    ],
+)
+def test_questions_that_make_no_sense(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        workflow.fewest_gpus_over_time(CONFIG, rows((0, 10), (100, 1)), **{"p99": 60, "every_s": 100} | how)
+
+
+def test_the_command_plans_over_time_and_its_file_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.json").write_text(json.dumps(CONFIG))
+    Path("r.json").write_text(json.dumps({"requests": day(6)}))
+    files = ["--config", "c.json", "--requests", "r.json"]
+    plan = ["workflow", "plan", *files, "--p99", "40", "--every-s", "100", "--scale-up-s", "20"]
+    assert main([*plan, "--out", "day.yaml"]) == 0
+    told = capsys.readouterr().out
+    assert "% saved" in told
+    assert main([*plan, "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["saving"] > 0.1
+    run = ["workflow", "run", *files, "--gpus", str(answer["constant_gpus"]), "--mode", "online", "--format", "json"]
+    assert main([*run, "--gpus-over-time", "day.yaml"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpu_hours"] == answer["gpu_hours"]
+    for more, message in (
+        (["--gpus-over-time", "day.yaml"], "is what a plan finds; leave it out"),
+        (["--mode", "offline"], "--every-s: needs --mode online"),
+        (["--out", "c.json"], "is the same file as the input"),
+    ):
+        assert main([*plan, *more]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*plan[:8], "--out", "x.yaml"]) == 2
+    assert "--out: needs --every-s" in capsys.readouterr().err
+    Path("c.json").write_text(json.dumps(CONFIG | {"gpus_over_time": {"steps": [[0, 1]]}}))
+    assert main(plan) == 2
+    assert "is what a plan finds; leave it out" in capsys.readouterr().err

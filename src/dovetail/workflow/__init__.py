@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
     from dovetail.workflow.inputs.write import write_config
     from dovetail.workflow.optimise.exact import Exact, optimum
+    from dovetail.workflow.plan_over_time import CapacityPlan, fewest_gpus_over_time
     from dovetail.workflow.problem import WorkflowProblem, bound, load
     from dovetail.workflow.simulate import WorkflowRun, run
     from dovetail.workflow.study import Capacity, WorkflowComparison, compare, fewest_gpus, list_policies
@@ -45,6 +46,7 @@ __all__ = [
     "ArrivalPattern",
     "Bounds",
     "Capacity",
+    "CapacityPlan",
     "Compat",
     "Exact",
     "FileFormat",
@@ -59,6 +61,7 @@ __all__ = [
     "bound",
     "compare",
     "fewest_gpus",
+    "fewest_gpus_over_time",
     "generate",
     "import_azure",
     "import_burstgpt",
@@ -82,6 +85,7 @@ __getattr__, __dir__ = exports(
         "ArrivalPattern": "choices",
         "Bounds": "bounds",
         "Capacity": "study",
+        "CapacityPlan": "plan_over_time",
         "Compat": "choices",
         "DEFAULT_POLICY": "choices",
         "DEFAULT_RETRIES": "choices",
@@ -98,6 +102,7 @@ __getattr__, __dir__ = exports(
         "bound": "problem",
         "compare": "study",
         "fewest_gpus": "study",
+        "fewest_gpus_over_time": "plan_over_time",
         "generate": "inputs.generate",
         "import_azure": "inputs.importers.calls",
         "import_burstgpt": "inputs.importers.calls",

@@ -26,7 +26,7 @@ from dovetail.workflow.problem import ProblemSource, WorkflowProblem, checked, s
 from dovetail.workflow.simulate import Progress, make_policy, run
 
 _SCANNED = 16  # pool sizes tried one by one
-_KEYS: dict[Target, str] = {"makespan": "makespan_s", "mean": "avg_request_s", "p99": "p99_request_s"}
+TARGET_KEYS: dict[Target, str] = {"makespan": "makespan_s", "mean": "avg_request_s", "p99": "p99_request_s"}
 _SHOWN = ("policy", "gpus", "makespan_s", "gap_makespan", "avg_request_s", "p99_request_s", "switches", "completed")
 
 
@@ -186,7 +186,7 @@ def _average(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(value, int | float) and not isinstance(value, bool) and key not in ("seed", "gpus"):
             values = [row[key] for row in rows]
             merged[key] = sum(values) / len(values) if len(values) > 1 else value
-            if len(values) > 1 and key in _KEYS.values():
+            if len(values) > 1 and key in TARGET_KEYS.values():
                 merged[f"{key}_min"], merged[f"{key}_max"] = min(values), max(values)
     return merged
 
@@ -251,12 +251,12 @@ def fewest_gpus(
                 found = run(problem, chosen, options=options, seed=seed, journal=False)
                 if found.figures.rejected:
                     raise InputError(f"{found.figures.rejected} requests were rejected: a target needs them all")
-                tried[gpus] = found.metrics[_KEYS[target]]
+                tried[gpus] = found.metrics[TARGET_KEYS[target]]
             if progress is not None:
                 progress(len(tried) + len(ruled_out))
         return tried.get(gpus, ruled_out.get(gpus, 0.0))
 
-    least = _widest(source)
+    least = widest_node(source)
     if least > max_gpus:
         return Capacity(target, limit_s, None, None, f"the widest node needs {least} GPUs", tried, ruled_out)
     size = first = _first_open(value, ruled_out, least, max_gpus)
@@ -309,9 +309,11 @@ def _first_open(value: Callable[[int], float], ruled_out: Mapping[int, float], l
     return high
 
 
-def _widest(source: ProblemSource) -> int:
+def widest_node(source: ProblemSource) -> int:
     """The fewest GPUs on which every node of the requests fits."""
     problem = source.read(4096)
+    if problem.gpus_over_time is not None:
+        raise InputError("gpus_over_time: how many GPUs are needed is what a plan finds; leave it out")
     used = {request.of for _, request in problem.requests.arrivals() if not request.fault}
     return max([node.width for name in used for node in problem.graphs[name].tasks], default=1) or 1
 

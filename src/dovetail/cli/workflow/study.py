@@ -114,10 +114,14 @@ def plan(
     option: Pairs | None = None,
     inputs: OnlineFlags = ONLINE,
     max_gpus: int = 1024,
+    every_s: float | None = None,
+    scale_up_s: float = 120.0,
+    max_runs: int = 100,
+    out: Path | None = None,
     seed: int = 0,
     format: Format = "table",
 ) -> int:
-    """Find the fewest GPUs that keep P99, mean or makespan under a limit.
+    """Find the fewest GPUs that keep P99, mean or makespan under a limit; with --every-s the fewest GPU-hours.
 
     Exit code 1 if no pool up to --max-gpus does.
 
@@ -137,6 +141,14 @@ def plan(
         Options of the policy.
     max_gpus
         Where to give up.
+    every_s
+        How often the number of GPUs may change, in seconds: the answer is a number for each interval.
+    scale_up_s
+        With --every-s: how long it takes until a GPU that is asked for can be used.
+    max_runs
+        With --every-s: how many simulations to search with.
+    out
+        With --every-s: write the answer here, for run --gpus-over-time.
     seed
         For noise.
     format
@@ -144,20 +156,17 @@ def plan(
     """
     from dovetail.workflow import fewest_gpus
 
+    how = inputs.how()
+    if how.pop("gpus_over_time") is not None:
+        raise InputError("--gpus-over-time: how many GPUs are needed is what a plan finds; leave it out")
+    limits = {"p99": p99, "mean": mean, "makespan": makespan}
+    how |= limits | {"policy": policy, "options": pairs("--option", option), "seed": seed, "max_gpus": max_gpus}
+    if every_s is not None:
+        return _plan_over_time(inputs, how | {"every_s": every_s, "scale_up_s": scale_up_s}, max_runs, out, format)
+    if out is not None:
+        raise InputError("--out: needs --every-s; without it the answer is one number")
     with progress("planning") as done:
-        answer = fewest_gpus(
-            inputs.config,
-            inputs.requests,
-            p99=p99,
-            mean=mean,
-            makespan=makespan,
-            policy=policy,
-            options=pairs("--option", option),
-            seed=seed,
-            max_gpus=max_gpus,
-            progress=done,
-            **inputs.how(),
-        )
+        answer = fewest_gpus(inputs.config, inputs.requests, progress=done, **how)
     target, limit = answer.target, answer.limit_s
     if format == "json":
         print_json(answer)
@@ -168,3 +177,30 @@ def plan(
         found = f"{answer.gpus} GPUs" if answer.gpus is not None else f"no pool of up to {max_gpus} GPUs"
         print(f"\n{target} <= {limit} s: {found} ({answer.reason})")
     return 0 if answer.gpus is not None else 1
+
+
+def _plan_over_time(inputs: OnlineFlags, how: dict[str, Any], max_runs: int, out: Path | None, format: Format) -> int:
+    from dovetail.workflow import fewest_gpus_over_time, write_config
+
+    if how.pop("mode") != "online" or how.pop("compat") is not None:
+        raise InputError("--every-s: needs --mode online, and no --compat")
+    if out is not None:
+        refuse_overwrite([out], inputs.files)
+    with progress("planning", max_runs) as done:
+        answer = fewest_gpus_over_time(inputs.config, inputs.requests, max_runs=max_runs, progress=done, **how)
+    found = answer.gpus_over_time
+    if out is not None and found is not None:
+        write_config(out, {"gpus_over_time": {"steps": found.steps, "scale_up_s": found.scale_up_s}})
+    if format == "json":
+        print_json({"saving": answer.saving} | {name: getattr(answer, name) for name in answer.__struct_fields__})
+    elif found is None:
+        print(f"{answer.target} <= {answer.limit_s} s: no pool of up to {how['max_gpus']} GPUs ({answer.reason})")
+    else:
+        begins = [i * answer.every_s for i in range(len(answer.gpus))]
+        print_table(["from s", "GPUs"], list(zip(begins, answer.gpus, strict=True)))
+        print(f"\n{answer.target} <= {answer.limit_s} s: reached {answer.value_s:.2f} s ({answer.reason})")
+        constant = f"{answer.constant_gpus} GPUs all the time take {answer.constant_gpu_hours:.2f}"
+        print(f"GPU-hours: {answer.gpu_hours:.2f}; {constant} ({100 * (answer.saving or 0.0):.1f} % saved)")
+        if out is not None:
+            print(f"Written to {out}")
+    return 0 if found is not None else 1
