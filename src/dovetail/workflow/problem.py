@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import Source, as_path
@@ -29,6 +30,7 @@ from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.inputs.tenants import Tenancy
 from dovetail.workflow.policies.base import View
+from dovetail.workflow.tenants.figures import CLAIMS
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.words import WORDS
 
@@ -260,7 +262,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         }
         return Header(
             level="workflow",
-            words=WORDS,
+            words=WORDS if self.tenancy is None else replace(WORDS, claims=(*WORDS.claims, *CLAIMS)),
             policy=policy,
             options=dict(options),
             mode=self.mode,

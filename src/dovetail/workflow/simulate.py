@@ -32,6 +32,7 @@ from dovetail.workflow.problem import WorkflowProblem, checked
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.sharing import SharingAgenda, SharingExecutor
 from dovetail.workflow.tenants.accounts import Tenants
+from dovetail.workflow.tenants.figures import TenantMetrics, tenant_block, tenant_summary
 from dovetail.workflow.tenants.guard import QuotaGuard
 from dovetail.workflow.tenants.lanes import LaneView
 
@@ -93,7 +94,8 @@ class WorkflowRun(Run):
     def text(self) -> str:
         """The figures as a block of text, beside their lower bounds."""
         told, rate = self.metrics, self.metrics.get("prefix_hit_rate")
-        return metrics_block(self.figures, self.lower, told["rejections"], told["skipped"], hit_rate=rate)
+        block = metrics_block(self.figures, self.lower, told["rejections"], told["skipped"], hit_rate=rate)
+        return block + "\n" + tenant_block(told) if "jain" in told else block
 
 
 def run(
@@ -152,12 +154,14 @@ def run(
     scheduler = kind(problem.new_view(), problem.graphs, chosen, retries, tenants, over_time)
     if chosen.plans_ahead and scheduler.view.shares:
         raise InputError(f"policy {name} plans ahead: it cannot plan nodes that share their GPUs (max_concurrency)")
+    shares = None if tenancy is None else TenantMetrics(problem.graphs, problem.models, tenancy)
     metrics, bounds, rejections, hits = Metrics(problem.pool), problem.new_bounds(), RejectionReasons(), PrefixHits()
     followers: list[Observer] = [
         metrics,
         bounds,
         rejections,
         *([hits] if scheduler.view.prefixes is not None else []),
+        *([shares] if shares is not None else []),
         *([_Done(progress)] if progress is not None else []),
         *observers,
     ]
@@ -183,6 +187,8 @@ def run(
         summed = summary(header, figures, lower, problem.requests.skipped_count, hits.figures())
         if hours is not None:
             summed["gpu_hours"] = hours.total()
+        if shares is not None:
+            summed |= tenant_summary(shares.figures())
         if writer is not None:
             writer.end(steps + 1, end_s, summed)
     notes = [*problem.warnings(), *[f"skipped: {text}" for text in problem.requests.skipped]]

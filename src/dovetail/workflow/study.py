@@ -147,7 +147,8 @@ def compare(
         on = lru_cache(maxsize=1)(lambda pool: problem if pool == problem.gpus else problem.on(pool))
         rows = run_all(lambda cell: cell.figures(on(cell.gpus)), cells, 1, told)
     groups = [rows[i : i + len(numbers)] for i in range(0, len(rows), len(numbers))]
-    found = WorkflowComparison([_average(group) for group in groups], _SHOWN, problem.warnings())
+    shown = (*_SHOWN, "jain") if problem.tenancy is not None else _SHOWN
+    found = WorkflowComparison([_average(group) for group in groups], shown, problem.warnings())
     found.journals = written
     return found
 
@@ -188,6 +189,8 @@ def _average(rows: list[dict[str, Any]]) -> dict[str, Any]:
             merged[key] = sum(values) / len(values) if len(values) > 1 else value
             if len(values) > 1 and key in TARGET_KEYS.values():
                 merged[f"{key}_min"], merged[f"{key}_max"] = min(values), max(values)
+        elif key.startswith("tenant_"):
+            merged[key] = {name: sum(row[key].get(name, 0) for row in rows) / len(rows) for name in value}
     return merged
 
 

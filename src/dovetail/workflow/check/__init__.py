@@ -15,7 +15,6 @@ from dovetail.core.findings import Findings, Report, check_bounds, compare
 from dovetail.core.journal import Reader
 from dovetail.core.metrics import Figures, recount
 from dovetail.workflow.check.examination import Examination, need_config
-from dovetail.workflow.metrics import summary
 
 CODES = core.CODES | {
     "model": "a model that is not described, or not as wide as the nodes that use it",
@@ -47,9 +46,7 @@ def check_journal(path: Path, config: Source | None = None, requests: Source | N
     run.hold_to_rules(config, requests)
     figures, bounds = run.follow(core.read_steps(reader, faults), reader)
     if run.lower.claimed is not None:
-        check_claims(
-            run.lower.claimed, summary(header, figures, bounds, run.facts.skipped, run.hits.figures()), figures, faults
-        )
+        check_claims(run.lower.claimed, run.summary(figures, bounds), figures, faults)
     return run.report("journal", figures, bounds)
 
 
@@ -58,12 +55,19 @@ def check_claims(claimed: Mapping[str, Any], expected: Mapping[str, Any], figure
     known = recount(figures)
     check_bounds(claimed, known, faults)
     compare(claimed, {k: v for k, v in expected.items() if isinstance(v, int | float) and k not in known}, faults)
+    for key, parts in expected.items():
+        if isinstance(parts, dict) and key in claimed:
+            compare(_parts(key, claimed[key]), _parts(key, parts), faults)
     for key in ("policy", "mode"):
         if key in claimed and claimed[key] != expected[key]:
             faults.add("summary", key, f"found {claimed[key]!r}, expected {expected[key]!r}")
     for key in _CLAIMS:
         if key not in claimed:
             faults.add("summary", key, "is missing")
+
+
+def _parts(key: str, parts: Any) -> dict[str, Any]:
+    return {f"{key}.{name}": value for name, value in parts.items()} if isinstance(parts, dict) else {}
 
 
 _CLAIMS = ("makespan_s", "switches", "switch_time_s", "avg_request_s", "p99_request_s", "completed", "rejected")

@@ -19,7 +19,9 @@ from dovetail.workflow.check.gpus_on import GpusOnRules
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.check.tenants import TenantRules
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.metrics import summary
 from dovetail.workflow.prefixes import PrefixHits
+from dovetail.workflow.tenants.figures import TenantMetrics, tenant_summary
 
 
 def need_config(config: Source | None, requests: Source | None) -> None:
@@ -42,6 +44,7 @@ class Examination:
         self.lower = LowerBounds(header, self.facts, faults, free_setups)
         self.hits = PrefixHits()
         self.followers: list[Observer] = [self.lower, self.hits]
+        self._shares: TenantMetrics | None = None
         self._files: InputFiles | None = None
         self._gpus_on: GpusOnRules | None = None
 
@@ -56,7 +59,8 @@ class Examination:
         else:
             self.followers.append(rules)
         if self.facts.tenancy is not None:
-            self.followers.append(TenantRules(self.header, self.facts, self.facts.tenancy, self.faults))
+            self._shares = TenantMetrics(self.header.build_graphs(), self.facts.models, self.facts.tenancy)
+            self.followers += [TenantRules(self.header, self.facts, self.facts.tenancy, self.faults), self._shares]
         if config is not None:
             self._files = InputFiles(self.header, self.facts, self.faults, config, requests)
             self.followers.append(self._files)
@@ -77,6 +81,11 @@ class Examination:
                 self._files.finish()
             self.notes += self._files.notes
         return figures, self.lower.finish(figures, self.notes)
+
+    def summary(self, figures: Figures, bounds: Bounds) -> dict[str, Any]:
+        """What the run should claim of itself."""
+        expected = summary(self.header, figures, bounds, self.facts.skipped, self.hits.figures())
+        return expected | (tenant_summary(self._shares.figures()) if self._shares is not None else {})
 
     def report(self, kind: str, figures: Figures, bounds: Bounds) -> Report:
         below = {"bound_makespan_s": bounds.makespan_s, "bound_mean_s": bounds.mean_s, "bound_p99_s": bounds.p99_s}

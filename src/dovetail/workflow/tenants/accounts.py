@@ -90,8 +90,9 @@ class Tenants:
 
     Turns are those of start-time fair queueing. A tenant's service is the GPU-seconds of its nodes, set-ups included,
     over its weight: charged as expected when a node starts, corrected when it ends. Nodes that are on a GPU together
-    share its seconds equally. `level_s` is the least service of those who could have been served at the last start:
-    nobody who has rested, or could not go, is owed more than that.
+    share its seconds equally. The level is the least service of those who could have been served at the last start.
+    Who comes back from a rest begins there; who was held back by its quota, or passed, is owed the largest charge of
+    anybody at most.
     """
 
     def __init__(self, tenancy: Tenancy) -> None:
@@ -102,6 +103,7 @@ class Tenants:
         self._batches: dict[tuple[int, str], int] = {}  # a batch counts once against the quota of each of its tenants
         self._clocks = SharedClocks()
         self._level_s = 0.0
+        self._largest_s = 0.0  # charge of a start, over its tenant's weight
 
     def account(self, name: str) -> TenantAccount:
         found = self._accounts.get(name)
@@ -149,7 +151,9 @@ class Tenants:
             account = self.account(name)
             run = self._running[start.job, start.task] = _Run(account, start)
             run.began_s, run.charged_s = began_s, part * (start.setup_s + start.run_s)
-            account.served_s = self._served_s(name) + run.charged_s / account.weight
+            charge_s = run.charged_s / account.weight
+            account.served_s = self._served_s(name) + charge_s
+            self._largest_s = max(self._largest_s, charge_s)
             if start.batch:
                 inside = self._batches.get((start.batch, name), 0)
                 self._batches[start.batch, name] = inside + 1
@@ -184,8 +188,13 @@ class Tenants:
             yield [name for _, name in order[first:at]]
 
     def _served_s(self, name: str) -> float:
-        return max(self.account(name).served_s, self._level_s)
+        return max(self.account(name).served_s, self._level_s - self._largest_s)
+
+    def come_back(self, name: str) -> None:
+        """A tenant that had nothing ready has something again."""
+        account = self.account(name)
+        account.served_s = max(account.served_s, self._level_s)
 
     def take(self, turn: Sequence[str]) -> None:
         """Something is started in this turn: those before it passed."""
-        self._level_s = self._served_s(turn[0])
+        self._level_s = max(self._level_s, self._served_s(turn[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dovetail.workflow.inputs.tenants import quota_share
@@ -68,6 +68,7 @@ class LaneView(View):
         self._lanes: dict[str, dict[str, Queue]] = {}  # by tenant and model: the ready nodes, offered or not
         self._rooms: dict[str, float] = {}  # who is offered, and how many GPUs may be taken
         self._shares = {name: quota_share(model) for name, model in self.models.items()}
+        self.come_back: Callable[[str], None] = lambda tenant: None  # told of tenants that had nothing ready
 
     def ready_tenants(self) -> Iterable[str]:
         return self._lanes
@@ -95,6 +96,8 @@ class LaneView(View):
 
     def enqueue(self, node: ReadyNode) -> None:
         tenant = tenant_of(node.request.facts)
+        if tenant not in self._lanes:
+            self.come_back(tenant)
         lanes = self._lanes.setdefault(tenant, {})
         if node.model not in lanes:
             lanes[node.model] = Queue(node.model, node.width)

@@ -3,6 +3,7 @@ figures, which trust nothing that the scheduler counts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
@@ -45,10 +46,26 @@ class TenantState:
         self.quota = inf if rule.quota_gpus is None else rule.quota_gpus
         self.max_queue = inf if rule.max_queue is None else rule.max_queue
         self.ready: dict[Key, float] = {}  # nodes that wait for GPUs, and what they would hold
+        self._shares: Counter[float] = Counter()  # how many would hold so much
         self.waiting: dict[str, None] = {}  # requests of which nothing has started
         self.holds: dict[Key | int, float] = {}  # by node or batch
         self.virtual_s = 0.0
         self.service_s = 0.0
+
+    def add(self, key: Key, share: float) -> None:
+        """A node is ready."""
+        self.ready[key] = share
+        self._shares[share] += 1
+
+    def take(self, key: Key) -> float:
+        """A node is ready no more, if it was; gives what it would hold."""
+        share = self.ready.pop(key, None)
+        if share is None:
+            return 0.0
+        self._shares[share] -= 1
+        if not self._shares[share]:
+            del self._shares[share]
+        return share
 
     @property
     def held(self) -> float:
@@ -58,7 +75,7 @@ class TenantState:
     def may_start(self) -> bool:
         """Whether something is ready for which its quota has room."""
         room = self.quota - self.held + _SLACK
-        return any(share <= room for share in self.ready.values())
+        return any(share <= room for share in self._shares)
 
 
 class TenantLedger:
@@ -73,6 +90,7 @@ class TenantLedger:
         self._holdings: dict[Key, _Holding] = {}
         self._gpus: dict[int, tuple[float, float, int]] = {}  # seconds of each node there, at which instant, nodes
         self.level_s = 0.0
+        self._largest_s = 0.0
 
     def state(self, name: str) -> TenantState:
         found = self.tenants.get(name)
@@ -81,10 +99,11 @@ class TenantLedger:
         return found
 
     def virtual_s(self, state: TenantState) -> float:
-        return max(state.virtual_s, self.level_s)
+        return max(state.virtual_s, self.level_s - self._largest_s)
 
     def starts(self, t: float, events: Sequence[Any]) -> Iterator[list[Start]]:
         """Take a step; gives the nodes that start as one, before they are counted."""
+        closed = {event.job for event in events if type(event) is Complete or type(event) is Reject}
         for event in events:
             if type(event) is Finished or type(event) is Failed:
                 self._end(t, event)
@@ -94,9 +113,12 @@ class TenantLedger:
                 self._grow(event)
             elif type(event) is Added:
                 self._graphs |= {record.name: record.build() for record in event.graphs}
-        for event in events:
-            if type(event) is Complete or type(event) is Reject:
-                self._close(event.job)
+            else:
+                continue
+            if not isinstance(event, Added) and event.job in closed:
+                self._close(event.job)  # at once: whether a tenant has anything else ready matters to its next node
+        for job in closed:
+            self._close(job)
         batches: dict[int, list[Start]] = {}
         for event in events:
             if type(event) is Start:
@@ -104,6 +126,14 @@ class TenantLedger:
         for members in batches.values():
             yield members
             self._start(t, members)
+
+    def rates(self) -> dict[str, float]:
+        """How many GPUs each tenant has now: those on which several nodes are count in parts."""
+        found: dict[str, float] = {}
+        for holding in self._holdings.values():
+            part = sum(1 / self._gpus[gpu][2] for gpu in holding.start.devices)
+            found[holding.tenant] = found.get(holding.tenant, 0.0) + part
+        return found
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -128,7 +158,10 @@ class TenantLedger:
     def _ready(self, name: str, job: _OpenJob, i: int) -> None:
         task = job.graph.tasks[i]
         if task.width:
-            self.state(job.tenant).ready[name, task.name] = self._shares.get(task.kind, float(task.width))
+            state = self.state(job.tenant)
+            if not state.ready:
+                state.virtual_s = max(state.virtual_s, self.level_s)
+            state.add((name, task.name), self._shares.get(task.kind, float(task.width)))
 
     def _close(self, name: str) -> None:
         job = self.jobs.pop(name, None)
@@ -136,7 +169,7 @@ class TenantLedger:
             state = self.state(job.tenant)
             state.waiting.pop(name, None)
             for task in job.graph.tasks:
-                state.ready.pop((name, task.name), None)
+                state.take((name, task.name))
 
     # --- nodes ------------------------------------------------------------------------------------
 
@@ -150,10 +183,12 @@ class TenantLedger:
                 continue
             state = self.state(job.tenant)
             state.waiting.pop(start.job, None)
-            share = state.ready.pop((start.job, start.task), 0.0)
+            share = state.take((start.job, start.task))
             holding = self._holdings[start.job, start.task] = _Holding(job.tenant, start)
             holding.clock_s, holding.expected_s = shown_s, part * (start.setup_s + start.run_s)
-            state.virtual_s = self.virtual_s(state) + holding.expected_s / state.weight
+            charge_s = holding.expected_s / state.weight
+            state.virtual_s = self.virtual_s(state) + charge_s
+            self._largest_s = max(self._largest_s, charge_s)
             state.holds[start.batch or (start.job, start.task)] = share
 
     def _end(self, t: float, event: Finished | Failed) -> None:

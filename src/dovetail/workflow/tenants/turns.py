@@ -29,6 +29,7 @@ class Turns:
         self._tenants = tenants
         self._ask = ask
         self._renew = renew
+        view.come_back = tenants.come_back
 
     def choose(self, out: list[Instruction]) -> Place | Wait | None:
         renewed: set[tuple[str, int]] = set()
