@@ -610,6 +610,26 @@ def test_seconds_of_a_gpu_are_shared_by_those_on_it() -> None:
     assert found.check().valid
 
 
+def test_with_slots_a_node_counts_its_slot_against_a_quota_and_its_part_of_the_seconds() -> None:
+    """One GPU with four slots: ann may have half of it, so two of her nodes are there beside two of bob's. Ann pays for
+    the load, which bob's nodes wait for too; then all four share the seconds."""
+    models = CONFIG["models"] | {"llm": model(load_s=6.0) | {"max_concurrency": 4, "concurrency_curve": [1, 1, 1, 1]}}
+    rows = [asked(0, "ann", run_s=10.0), asked(1, "ann"), asked(2, "ann"), asked(3, "bob"), asked(4, "bob")]
+    shared: Any = {"tenants": {"ann": {"quota_gpus": 0.5}, "bob": {}}, "sharing": {"tolerance_s": 99.0}}
+    found = run(loaded(rows, gpus=1, models=models, **shared), "baseline")
+    starts = {event.job: (t, event.setup_s) for _, t, event in Reader(found.journal) if isinstance(event, Start)}
+    assert starts == {"r0": (0, 6), "r1": (0, 6), "r3": (0, 6), "r4": (0, 6), "r2": (16, 0)}
+    assert found.metrics["tenant_gpu_s"] == pytest.approx({"ann": 8 + 10, "bob": 8})
+    assert found.metrics["tenant_setup_gpu_s"] == {"ann": 6, "bob": 0}
+    assert found.check().valid
+
+
+def test_a_quota_that_is_smaller_than_a_slot_is_refused() -> None:
+    models = CONFIG["models"] | {"llm": model() | {"max_concurrency": 4, "concurrency_curve": [1, 1, 1, 1]}}
+    with pytest.raises(InputError, match=r"may hold 0.2 GPUs at once .quota_gpus., but node 'say' needs 0.25"):
+        loaded([asked(0, "ann")], gpus=1, models=models, tenants={"ann": {"quota_gpus": 0.2}})
+
+
 def test_jain_is_one_where_shares_are_even_and_a_half_where_one_of_two_has_all() -> None:
     def got(*pairs: tuple[float, float]) -> float:
         nothing = Spread(0, 0, 0, 0, 0)

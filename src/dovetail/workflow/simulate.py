@@ -145,15 +145,11 @@ def run(
         refuse_overwrite([file.path], problem.source.files)
     header = problem.header(name, options or {}, seed, retries=retries, failure_rate=failure_rate)
     tenancy, over_time = problem.tenancy, problem.gpus_over_time
-    if tenancy is not None and tenancy.tenants and chosen.plans_ahead:
-        raise InputError(f"policy {name} plans ahead: it cannot keep to turns and quotas of tenants; take another one")
-    if over_time is not None and chosen.plans_ahead:
-        raise InputError(f"policy {name} plans ahead for the whole pool: it knows no gpus_over_time")
     tenants = None if tenancy is None else Tenants(tenancy)
     kind = HeapScheduler if problem.compat else WorkflowScheduler
     scheduler = kind(problem.new_view(), problem.graphs, chosen, retries, tenants, over_time)
-    if chosen.plans_ahead and scheduler.view.shares:
-        raise InputError(f"policy {name} plans ahead: it cannot plan nodes that share their GPUs (max_concurrency)")
+    if chosen.plans_ahead and (unknown := _unplannable(problem, scheduler.view)) is not None:
+        raise InputError(f"policy {name} plans ahead{unknown}")
     shares = None if tenancy is None else TenantMetrics(problem.graphs, problem.models, tenancy)
     metrics, bounds, rejections, hits = Metrics(problem.pool), problem.new_bounds(), RejectionReasons(), PrefixHits()
     followers: list[Observer] = [
@@ -194,6 +190,15 @@ def run(
     notes = [*problem.warnings(), *[f"skipped: {text}" for text in problem.requests.skipped]]
     told = summed | {"rejections": rejections.reasons}
     return WorkflowRun(file, told, notes, policy=chosen, unused=unused, figures=figures, lower=lower, simulation_s=took)
+
+
+def _unplannable(problem: WorkflowProblem, view: View) -> str | None:
+    """What no plan knows of."""
+    if problem.tenancy is not None and problem.tenancy.tenants:
+        return ": it cannot keep to turns and quotas of tenants; take another one"
+    if problem.gpus_over_time is not None:
+        return " for the whole pool: it knows no gpus_over_time"
+    return ": it cannot plan nodes that share their GPUs (max_concurrency)" if view.shares else None
 
 
 class _Done:

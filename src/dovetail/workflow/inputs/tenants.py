@@ -86,5 +86,5 @@ class Tenancy(Struct, frozen=True, omit_defaults=True):
 
 
 def quota_share(model: ModelCost) -> float:
-    """GPUs that a node counts against its tenant's quota."""
-    return float(model.width)
+    """GPUs that a node counts against its tenant's quota: its width, or its slot's part of that."""
+    return model.width / (model.slots or 1)

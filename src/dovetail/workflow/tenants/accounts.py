@@ -22,7 +22,7 @@ def tenant_of(facts: Mapping[str, Any]) -> str:
 
 def held_share(start: Start) -> float:
     """The GPUs that a started node holds, as quotas count them."""
-    return float(len(start.devices))
+    return len(start.devices) / (start.slots or 1)
 
 
 class TenantAccount:

@@ -77,7 +77,8 @@ class TenantMetrics:
             elif type(event) is Decided and event.what == PASSED:
                 self._counts.update(("passed", tenant) for tenant in event.facts.get("tenants", ()))
         for members in self._ledger.starts(t, events):
-            for start in members if members[0].setup_s else ():
+            joins = self._ledger.is_shared(members[0].devices)  # and waits for a load that another caused
+            for start in members if members[0].setup_s and not joins else ():
                 tenant, _ = self._of.get(start.job, (NOBODY, t))
                 self._setup[tenant] += start.setup_s * len(start.devices) / len(members)
 

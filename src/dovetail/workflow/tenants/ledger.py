@@ -127,6 +127,10 @@ class TenantLedger:
             yield members
             self._start(t, members)
 
+    def is_shared(self, gpus: Sequence[int]) -> bool:
+        """Whether nodes are on these GPUs already."""
+        return any(self._gpus[gpu][2] for gpu in gpus if gpu in self._gpus)
+
     def rates(self) -> dict[str, float]:
         """How many GPUs each tenant has now: those on which several nodes are count in parts."""
         found: dict[str, float] = {}
