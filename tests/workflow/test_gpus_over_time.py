@@ -20,6 +20,7 @@ from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Decided, Finished, Start
 from dovetail.core.journal import Reader
 from dovetail.testing.workflow.reactive import scale_on_use
+from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.plan_over_time import ask_ahead
@@ -431,3 +432,9 @@ def test_the_command_plans_over_time_and_its_file_runs(tmp_path: Path, monkeypat
     Path("c.json").write_text(json.dumps(CONFIG | {"gpus_over_time": {"steps": [[0, 1]]}}))
     assert main(plan) == 2
     assert "is what a plan finds; leave it out" in capsys.readouterr().err
+
+
+def test_execution_logs_of_such_runs_check_clean_too(tmp_path: Path) -> None:
+    found = run(rows((0, 10), (60, 10), (200, 40), (200, 50)), [[0, 2], [50, 1], [100, 2]], delay_s=120)
+    workflow.write_logs(found, executions=tmp_path / "e.json")
+    assert check_log(tmp_path / "e.json").valid

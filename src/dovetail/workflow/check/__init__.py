@@ -47,6 +47,8 @@ def check_journal(path: Path, config: Source | None = None, requests: Source | N
     figures, bounds = run.follow(core.read_steps(reader, faults), reader)
     if run.lower.claimed is not None:
         check_claims(run.lower.claimed, run.summary(figures, bounds), figures, faults)
+        if run.gpus_on is not None:
+            run.gpus_on.check_claim(run.lower.claimed.get("gpu_hours"))
     return run.report("journal", figures, bounds)
 
 

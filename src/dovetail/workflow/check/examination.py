@@ -46,14 +46,14 @@ class Examination:
         self.followers: list[Observer] = [self.lower, self.hits]
         self._shares: TenantMetrics | None = None
         self._files: InputFiles | None = None
-        self._gpus_on: GpusOnRules | None = None
+        self.gpus_on: GpusOnRules | None = None
 
     def hold_to_rules(self, config: Source | None, requests: Source | None) -> None:
         """The level's rules, and the files that the run is said to be of."""
         rules = None if self.facts.simulate else StartRules(self.header, self.facts, self.faults)
         if self.facts.gpus_over_time is not None:
-            self._gpus_on = GpusOnRules(self.facts.gpus_over_time, len(self.header.pool), rules, self.faults)
-            self.followers.append(self._gpus_on)
+            self.gpus_on = GpusOnRules(self.facts.gpus_over_time, len(self.header.pool), rules, self.faults)
+            self.followers.append(self.gpus_on)
         if rules is None:
             self.notes.append("prices and run times were not checked: they were measured, not computed")
         else:
@@ -74,8 +74,6 @@ class Examination:
         if total is not None and total != figures.arrived + self.facts.skipped:
             found = f"found {figures.arrived} arrivals and {self.facts.skipped} skipped, expected {total}"
             self.faults.add("requests", "", found)
-        if self._gpus_on is not None and self.lower.claimed is not None:
-            self._gpus_on.check_claim(self.lower.claimed.get("gpu_hours"))
         if self._files is not None:
             if not self.faults.interrupted:
                 self._files.finish()
