@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.report.bars import FAILED, Bar, Shelf
+from dovetail.core.events import Finished, Start
+from dovetail.core.resources import Pool
+from dovetail.report.bars import FAILED, Bar, Bars, Shelf
 from dovetail.report.timeline import Timeline
 
 
@@ -92,3 +94,30 @@ def test_a_timeline_conserves_seconds_while_its_bins_widen(stretches: list[tuple
     if end > 0:
         total = sum(means[:-1]) * strip.bin_s + means[-1] * (end - (len(means) - 1) * strip.bin_s)
         assert total == pytest.approx(sum(length for _, length in stretches), rel=1e-6, abs=1e-6)
+
+
+def test_tasks_in_slots_lie_in_lanes_and_their_devices_are_used_once() -> None:
+    """As many lanes are filled from the top as there are slots taken; who leaves makes room for who comes."""
+    bars = Bars(Pool.parse("2", {}), "run")
+
+    def start(job: str, setup_s: float = 0.0) -> Start:
+        return Start(job, "a", "llm", (0, 1), 0.0, 5.0, "", setup_s, slots=4)
+
+    assert list(bars.step(0.0, [start("x", 2.0), start("y", 2.0)])) == []
+    (first,) = bars.step(3.0, [Finished("x", "a"), start("z")])
+    assert (first.place, first.sharing, first.slot, first.whole) == (0, 4, 0, None)
+    (second,) = bars.step(6.0, [Finished("y", "a")])
+    assert (second.place, second.whole) == (1, None)
+    (last,) = bars.step(9.0, [Finished("z", "a")])
+    assert (last.place, last.slot) == (0, 0)
+    assert last.whole is not None
+    assert (last.whole.start_s, last.whole.setup_s, last.whole.run_s) == (0.0, 2.0, 7.0)
+
+
+def test_many_slots_are_drawn_over_each_other() -> None:
+    bars = Bars(Pool.parse("1", {}), "run")
+    starts = [Start(f"r{i}", "a", "llm", (0,), 0.0, 5.0, "", slots=32) for i in range(32)]
+    list(bars.step(0.0, starts))
+    drawn = list(bars.step(5.0, [Finished(f"r{i}", "a") for i in range(32)]))
+    assert {bar.sharing for bar in drawn} == {8}
+    assert [bar.place for bar in drawn] == [i // 4 for i in range(32)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dovetail import workflow
 from dovetail.report.perfetto import write as write_trace
 
 Write = Callable[..., Path]
@@ -76,3 +78,22 @@ def test_a_run_that_did_not_end_says_so(write: Write, ended: bool) -> None:
 
 def test_an_empty_run_is_valid(write: Write) -> None:
     assert {e["ph"] for e in trace(write(steps=[]))} == {"M"}
+
+
+def test_slots_of_a_device_have_tracks_of_their_own(tmp_path: Path) -> None:
+    """Slices of one track may not overlap."""
+    model = {"memory_gb": 8, "gpus_required": 1, "load_time_seconds": 4, "max_concurrency": 3}
+    config = {"models": {"llm": model}, "workflows": {"chat": {"nodes": [{"id": "say", "model": "llm"}]}}}
+    rows = [{"request_id": f"r{i}", "workflow_id": "chat", "node_execution_times": {"say": 2 + i}} for i in range(7)]
+    journal = tmp_path / "run.jsonl"
+    workflow.run(workflow.load(config, rows, gpus=1), journal=journal)
+    events = trace(journal)
+    tracks: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            tracks.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(tracks) == 3
+    for spans in tracks.values():
+        spans.sort()
+        assert all(later[0] >= earlier[1] - 1 for earlier, later in pairwise(spans))
+    assert sorted(e["args"]["name"] for e in events if e["name"] == "thread_name")[1:] == ["slot 1", "slot 2"]

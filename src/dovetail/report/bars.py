@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from typing import Any
 
 from msgspec import Struct
@@ -12,12 +13,14 @@ from dovetail.core.events import Added, Failed, Finished, Pause, Resize, Resume,
 from dovetail.core.resources import Pool
 
 DONE, FAILED, OPEN = 0, 1, 2
+_LANES = 8  # in which slots are drawn at most: with more, several are drawn over each other
 
 
 class Bar(Struct, gc=False):
     """One stretch of time on some devices: set up until `start_s + setup_s`, then running until `end_s`.
 
-    `tasks` counts the tasks of a batch. Of jobs that share devices each has its bar: number `place` of `sharing`.
+    `tasks` counts the tasks of a batch. Of jobs that share devices each has its bar: number `place` of `sharing`. Tasks
+    in a `slot` have, too; the last one to leave brings the `whole` stretch in which its devices were in use.
     A bar that `Shelf` merged stands for `merged` bars; what it names then (job, task, kind, reason) is the longest of
     them, and `setup_s` and `run_s` are sums.
     """
@@ -39,10 +42,35 @@ class Bar(Struct, gc=False):
     longest_s: float = 0.0
     place: int = 0
     sharing: int = 1
+    slot: int | None = None
+    whole: Bar | None = None
 
     @property
     def setup_end_s(self) -> float:
         return min(self.start_s + self.setup_s, self.end_s)
+
+
+class _Slots:
+    """Which slots of some devices are taken, and since when any is; with what set-up the first began."""
+
+    __slots__ = ("free", "taken", "used", "whole")
+
+    def __init__(self, whole: Bar) -> None:
+        self.whole = whole
+        self.free: list[int] = []
+        self.taken = self.used = 0
+
+    def take(self) -> int:
+        """The lowest one that is free: so how high the bars reach tells how many slots are taken."""
+        self.taken += 1
+        if self.free:
+            return heappop(self.free)
+        self.used += 1
+        return self.used - 1
+
+    def give_back(self, slot: int) -> None:
+        self.taken -= 1
+        heappush(self.free, slot)
 
 
 class Bars:
@@ -60,6 +88,7 @@ class Bars:
         self._running: dict[tuple[str, str], Bar] = {}
         self._batch_of: dict[tuple[str, str], int] = {}
         self._batches: dict[int, tuple[Bar, int]] = {}
+        self._slots: dict[tuple[int, ...], _Slots] = {}
 
     def step(self, t: float, events: Iterable[Any]) -> Iterator[Bar]:
         self._sharing.clear()  # who shares starts at the same instant
@@ -82,7 +111,7 @@ class Bars:
         bars = [bar for key, bar in self._running.items() if key not in self._batch_of]
         bars += [bar for bar, _ in self._batches.values()]
         for bar in sorted(bars, key=lambda bar: (bar.start_s, bar.devices)):
-            yield _close(bar, max(t, bar.start_s), OPEN)
+            yield self._vacate(_close(bar, max(t, bar.start_s), OPEN))
 
     def _start(self, t: float, start: Start) -> None:
         key = (start.job, start.task)
@@ -105,6 +134,10 @@ class Bars:
             self._batches[start.batch] = (bar, members)
             self._batch_of[key] = start.batch
             bar.tasks = members
+        elif start.slots > 1:
+            slots = self._slots.setdefault(start.devices, _Slots(_open(t, start)))
+            bar.slot, bar.sharing = slots.take(), min(start.slots, _LANES)
+            bar.place = min(bar.slot * bar.sharing // start.slots, bar.sharing - 1)
 
     def _share(self, key: tuple[str, str], batch: int) -> None:
         if not batch:
@@ -130,7 +163,16 @@ class Bars:
                 bar.state = state
                 return None
             del self._batches[batch]
-        return _close(bar, t, state)
+        return self._vacate(_close(bar, t, state))
+
+    def _vacate(self, bar: Bar) -> Bar:
+        """Give back its slot, if it has one."""
+        if bar.slot is not None:
+            slots = self._slots[bar.devices]
+            slots.give_back(bar.slot)
+            if not slots.taken:
+                bar.whole = _close(self._slots.pop(bar.devices).whole, bar.end_s, DONE)
+        return bar
 
     def _change(self, t: float, event: Pause | Resume | Resize) -> Bar | None:
         """The bar that ends where a task goes on with other devices, or with none: it stands for no task of its own."""
@@ -222,15 +264,21 @@ class Shelf:
     def _merge(self) -> None:
         kept: list[Bar] = []
         last_cell: int | None = None
-        for bar in sorted(self._bars, key=lambda bar: (bar.devices, bar.start_s)):
+        for bar in sorted(self._bars, key=lambda bar: (bar.devices, _lane(bar), bar.start_s)):
             cell = int((bar.start_s - self._from) // self.resolution_s)
             short = bar.merged > 1 or bar.end_s - bar.start_s <= self.resolution_s
-            if short and cell == last_cell and kept[-1].devices == bar.devices:
+            same = kept and kept[-1].devices == bar.devices and _lane(kept[-1]) == _lane(bar)
+            if short and cell == last_cell and same:
                 _absorb(kept[-1], bar)
             else:
                 kept.append(bar)
                 last_cell = cell if short else None
         self._bars = kept
+
+
+def _lane(bar: Bar) -> int:
+    """Bars of slots are merged with those at the same height."""
+    return -1 if bar.slot is None else bar.place
 
 
 def _absorb(into: Bar, bar: Bar) -> None:

@@ -245,19 +245,25 @@ class _Collector:
         self._line.add(QUEUE, start.ready_s, t)
 
     def _put(self, bar: Bar) -> None:
-        width = len(bar.devices) / bar.sharing
         kind = self._kind(bar.kind)
         kind.tasks += bar.tasks
         kind.failures += bar.state != DONE
+        self._line.add(RUNNING, bar.start_s, bar.end_s)
+        if bar.slot is None:
+            self._use(bar, kind, len(bar.devices) / bar.sharing)
+        elif bar.whole is not None:  # devices with slots are in use once, however many share them
+            self._use(bar.whole, kind, len(bar.devices))
+        if bar.devices:
+            self._shelf.put(bar)
+
+    def _use(self, bar: Bar, kind: KindFigures, width: float) -> None:
         kind.run_device_s += bar.run_s * width
         kind.setup_device_s += bar.setup_s * width
         kind.setups += bar.setup_s > 0
         self._line.add(RUN, bar.start_s + bar.setup_s, bar.end_s, width)
         self._line.add(SETUP, bar.start_s, bar.start_s + bar.setup_s, width)
-        self._line.add(RUNNING, bar.start_s, bar.end_s)
         if bar.devices:
             self._line.add(self._types[self._pool.devices[bar.devices[0]].type], bar.start_s, bar.end_s, width)
-            self._shelf.put(bar)
 
     def story(self, windowed: bool) -> Story:
         for bar in self._bars.still_open(self._now):

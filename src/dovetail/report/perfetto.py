@@ -22,6 +22,7 @@ from dovetail.report.bars import DONE, FAILED, Bar, Bars
 from dovetail.report.look import own_names
 
 _US = 1e6
+_SLOT = 1 << 20  # from the track of a slot to that of the next one
 _STATES = {DONE: "done", FAILED: "failed"}
 _encode = msgspec.json.Encoder().encode
 
@@ -114,9 +115,17 @@ def _slices(bar: Bar, tracks: dict[int, tuple[int, int]]) -> Iterator[dict[str, 
     }
     if bar.tasks > 1:
         args["batch_of"] = bar.tasks
+    if bar.slot is not None:
+        args["slot"] = bar.slot
     middle = bar.setup_end_s
     for device in bar.devices:
         pid, tid = tracks[device]
+        if bar.slot:  # slices of one track must not overlap
+            key, tid = device + bar.slot * _SLOT, tid + bar.slot * _SLOT
+            if key not in tracks:
+                tracks[key] = pid, tid
+                yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": f"slot {bar.slot}"}}
+                yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": device}}
         if middle > bar.start_s:
             change = {"from": bar.replaces, "to": bar.kind, "job": bar.job, "task": bar.task}
             name = f"switch {bar.replaces} to {bar.kind}" if bar.replaces else f"load {bar.kind}"

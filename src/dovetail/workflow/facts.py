@@ -13,6 +13,7 @@ from dovetail.core.journal import Header
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
+from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.system import MOST
 from dovetail.workflow.inputs.tenants import Tenancy
 
@@ -46,6 +47,7 @@ class WorkflowFacts(Struct):
     requests: RequestFile = field(default_factory=RequestFile)
     forecast: dict[str, float] = {}  # GPU-seconds per model of all requests
     tenancy: Tenancy | None = None
+    slo: Slo | None = None
     gpus_over_time: GpusOverTime | None = None
 
     @classmethod
@@ -68,6 +70,8 @@ class WorkflowFacts(Struct):
         """What is wrong with these numbers, or None."""
         if (wrong := self.costs.problem()) is not None:
             return f"costs.{wrong}"
+        if self.slo is not None and (wrong := self.slo.problem()) is not None:
+            return f"slo.{wrong}"
         if self.tenancy is not None and (wrong := self.tenancy.problem()) is not None:
             return f"tenancy.{wrong}"
         for name, model in self.models.items():

@@ -18,6 +18,7 @@ from dovetail.core.plain import plain, scalar
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph, TaskGraphRecord
+from dovetail.core.words import Words
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
 from dovetail.workflow.choices import Compat, Mode, OnError, check_choice, check_count
 from dovetail.workflow.compat.gswarm_files import reading
@@ -28,7 +29,9 @@ from dovetail.workflow.inputs.gpus_over_time import GpusOverTime, read_gpus_over
 from dovetail.workflow.inputs.importers.traced import ImportedTrace
 from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
+from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.tenants import Tenancy
+from dovetail.workflow.metrics import TOKEN_CLAIMS
 from dovetail.workflow.policies.base import View
 from dovetail.workflow.tenants.figures import CLAIMS
 from dovetail.workflow.tenants.lanes import LaneView
@@ -104,6 +107,7 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
             units=known.units,
             prefill_s=known.prefill_s,
             tenancy=system.tenancy,
+            slo=system.slo,
             gpus_over_time=over_time,
             notes=[f"the rate table's {what} is nothing that {config} has: ignored" for what in known.ignored],
         )
@@ -220,6 +224,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     units: dict[str, str] = {}
     prefill_s: dict[str, float] = {}
     tenancy: Tenancy | None = None
+    slo: Slo | None = None
     gpus_over_time: GpusOverTime | None = None
     notes: list[str] = []
 
@@ -230,6 +235,18 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     @property
     def compat(self) -> bool:
         return self.source.compat is not None
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether nodes say how many tokens they have."""
+        return self.requests.estimates["given tokens"] > 0
+
+    @property
+    def _words(self) -> Words:
+        """The level's words, with the figures that its extensions add to the summary."""
+        claims = [*(CLAIMS if self.tenancy is not None else ())]
+        claims += TOKEN_CLAIMS if self.counts_tokens or self.slo is not None else ()
+        return replace(WORDS, claims=(*WORDS.claims, *claims)) if claims else WORDS
 
     def on(self, gpus: str | int) -> WorkflowProblem:
         """The same requests on another pool."""
@@ -253,6 +270,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             "units": self.units if self.item_s else None,
             "prefill_s": self.prefill_s,
             "tenancy": self.tenancy,
+            "slo": self.slo,
             "requests": {"total": self.requests.total, "sha256": self.requests.digest},
             "estimates": self.requests.estimates,
             "forecast": self.requests.forecast,
@@ -262,7 +280,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         }
         return Header(
             level="workflow",
-            words=WORDS if self.tenancy is None else replace(WORDS, claims=(*WORDS.claims, *CLAIMS)),
+            words=self._words,
             policy=policy,
             options=dict(options),
             mode=self.mode,

@@ -25,7 +25,7 @@ from dovetail.workflow.capacity import GpuHours
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count
 from dovetail.workflow.compat.heap_order import HeapOrder, HeapScheduler
 from dovetail.workflow.facts import WorkflowFacts
-from dovetail.workflow.metrics import RejectionReasons, metrics_block, summary
+from dovetail.workflow.metrics import RejectionReasons, TokenMetrics, metrics_block, summary
 from dovetail.workflow.policies.base import View, WorkflowPolicy
 from dovetail.workflow.prefixes import PrefixHits
 from dovetail.workflow.problem import WorkflowProblem, checked
@@ -94,7 +94,7 @@ class WorkflowRun(Run):
     def text(self) -> str:
         """The figures as a block of text, beside their lower bounds."""
         told, rate = self.metrics, self.metrics.get("prefix_hit_rate")
-        block = metrics_block(self.figures, self.lower, told["rejections"], told["skipped"], hit_rate=rate)
+        block = metrics_block(self.figures, self.lower, told["rejections"], told["skipped"], hit_rate=rate, tokens=told)
         return block + "\n" + tenant_block(told) if "jain" in told else block
 
 
@@ -152,12 +152,14 @@ def run(
         raise InputError(f"policy {name} plans ahead{unknown}")
     shares = None if tenancy is None else TenantMetrics(problem.graphs, problem.models, tenancy)
     metrics, bounds, rejections, hits = Metrics(problem.pool), problem.new_bounds(), RejectionReasons(), PrefixHits()
+    tokens = TokenMetrics(problem.slo)
     followers: list[Observer] = [
         metrics,
         bounds,
         rejections,
         *([hits] if scheduler.view.prefixes is not None else []),
         *([shares] if shares is not None else []),
+        *([tokens] if problem.counts_tokens or problem.slo is not None else []),
         *([_Done(progress)] if progress is not None else []),
         *observers,
     ]
@@ -167,7 +169,7 @@ def run(
     executor: SimExecutor = SimExecutor(seed, problem.costs.noise, failure_rate)
     arrivals = problem.requests.arrivals()
     agenda: Agenda | None = None
-    if scheduler.view.shares or problem.requests.estimates["given tokens"]:
+    if scheduler.view.shares or problem.counts_tokens:
         executor = SharingExecutor(scheduler.view.shares_of, seed, problem.costs.noise, failure_rate)
         arrivals, agenda = iter(()), SharingAgenda(arrivals, executor)
     if problem.compat:
@@ -180,7 +182,8 @@ def run(
         steps, end_s = simulate(scheduler, problem.pool, problem.graphs, arrivals, executor, followers, agenda, guard)
         took = time.perf_counter() - began
         figures, lower = metrics.figures(), bounds.result()
-        summed = summary(header, figures, lower, problem.requests.skipped_count, hits.figures())
+        more = hits.figures() | tokens.figures(figures.makespan_s)
+        summed = summary(header, figures, lower, problem.requests.skipped_count, more)
         if hours is not None:
             summed["gpu_hours"] = hours.total()
         if shares is not None:

@@ -19,7 +19,7 @@ from dovetail.workflow.check.gpus_on import GpusOnRules
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.check.tenants import TenantRules
 from dovetail.workflow.facts import WorkflowFacts
-from dovetail.workflow.metrics import summary
+from dovetail.workflow.metrics import TokenMetrics, summary
 from dovetail.workflow.prefixes import PrefixHits
 from dovetail.workflow.tenants.figures import TenantMetrics, tenant_summary
 
@@ -43,7 +43,8 @@ class Examination:
         self.notes: list[str] = []
         self.lower = LowerBounds(header, self.facts, faults, free_setups)
         self.hits = PrefixHits()
-        self.followers: list[Observer] = [self.lower, self.hits]
+        self.tokens = TokenMetrics(self.facts.slo)
+        self.followers: list[Observer] = [self.lower, self.hits, self.tokens]
         self._shares: TenantMetrics | None = None
         self._files: InputFiles | None = None
         self.gpus_on: GpusOnRules | None = None
@@ -82,7 +83,8 @@ class Examination:
 
     def summary(self, figures: Figures, bounds: Bounds) -> dict[str, Any]:
         """What the run should claim of itself."""
-        expected = summary(self.header, figures, bounds, self.facts.skipped, self.hits.figures())
+        more = self.hits.figures() | self.tokens.figures(figures.makespan_s)
+        expected = summary(self.header, figures, bounds, self.facts.skipped, more)
         return expected | (tenant_summary(self._shares.figures()) if self._shares is not None else {})
 
     def report(self, kind: str, figures: Figures, bounds: Bounds) -> Report:

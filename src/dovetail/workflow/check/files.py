@@ -45,6 +45,7 @@ class InputFiles:
             ("models", facts.models, system.model_costs),
             ("workflows", {record.name: record for record in header.graphs}, graphs),
             ("tenants", _tenants(facts.tenancy), _tenants(system.tenancy)),
+            ("slo", {"limits": facts.slo}, {"limits": system.slo}),
             ("gpu_types", header.pool.types, {name: types.get(name) for name in header.pool.types}),
         ):
             for name in {**found, **expected}:

@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 from typing import Any
 
 from dovetail.core.events import Arrived, Start
-from dovetail.workflow.check.tokens import tokens_of
 from dovetail.workflow.inputs.costs import ModelCost
+from dovetail.workflow.metrics import tokens_of
 
 
 class _Cache:

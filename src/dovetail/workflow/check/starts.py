@@ -12,9 +12,9 @@ from dovetail.core.rates import PREFILL
 from dovetail.core.tasks import Task
 from dovetail.workflow.check.prefixes import PrefixRecount
 from dovetail.workflow.check.sharing import SharingRules
-from dovetail.workflow.check.tokens import tokens_of
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import ModelCost, room_mib
+from dovetail.workflow.metrics import tokens_of
 from dovetail.workflow.residents import Residents
 
 

@@ -15,6 +15,7 @@ from dovetail.core.tasks import TaskGraphError
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.costs import MIB_PER_GB, CostRules
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
+from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.system import MOST, GpuType, Model, System, Workflow
 from dovetail.workflow.inputs.tenants import Sharing, Tenancy, Tenant
 
@@ -26,6 +27,7 @@ class ConfigurationFile(Struct, forbid_unknown_fields=True):
     gpus: str | int | None = None
     costs: dict[str, Any] = field(default_factory=dict)
     rates: str | list[str] = field(default_factory=list)
+    slo: Slo | None = None
     tenants: dict[str, Tenant] = field(default_factory=dict)
     sharing: Sharing = Sharing()
     gpus_over_time: GpusOverTime | None = None
@@ -73,6 +75,10 @@ class SystemReader:
         tables = [file.rates] if isinstance(file.rates, str) else file.rates
         system = System(models, {}, types, costs, gpus, {}, {}, [doc.path.parent / table for table in tables])
         system.tenancy = _tenancy(doc, file)
+        system.slo = file.slo
+        if file.slo is not None and (problem := file.slo.problem()) is not None:
+            key, message = problem.split(": ", 1)
+            raise doc.error(("slo", key), message)
         system.measured_as = {name: given.measured_as for name, given in file.gpu_types.items() if given.measured_as}
         system.gpus_over_time = file.gpus_over_time
         if file.gpus_over_time is not None and (wrong := file.gpus_over_time.problem()) is not None:
@@ -120,6 +126,8 @@ _AMOUNTS = (
     "prefill_tokens_per_second",
     "token_mean",
     "token_std",
+    "input_token_mean",
+    "input_token_std",
     "inference_time_mean",
     "inference_time_std",
 )

@@ -3,7 +3,8 @@
 How long a node takes (`draw_s`): an LLM whose tokens are known needs a whole number of tokens, drawn from
 N(token_mean, token_std), at tokens_per_second; any other model, whatever its type, N(inference_time_mean,
 inference_time_std); else tokens, 1000 on average; else 10 s. A spread that is not given is 20 % of the mean; no time is
-ever zero or negative.
+ever zero or negative. A model with an input_token_mean and the rates of reading and writing gets tokens in the place of
+seconds.
 """
 
 from __future__ import annotations
@@ -66,6 +67,15 @@ def draw_s(model: Model, rng: SeededRandom) -> float:
     else:
         drawn = max(DEFAULT_NODE_S / 100, rng.normal(DEFAULT_NODE_S, SPREAD * DEFAULT_NODE_S))
     return max(LEAST_S, round(drawn, 6))
+
+
+def draw_tokens(model: Model, rng: SeededRandom) -> dict[str, int] | None:
+    """How many tokens a node of this model reads and writes, if that is what it should say."""
+    reads, writes = model.input_token_mean, model.token_mean or DEFAULT_TOKENS
+    if not reads or not model.prefill_tokens_per_second or not model.tokens_per_second:
+        return None
+    drawn = rng.normal(reads, _std(model.input_token_std, reads)), rng.normal(writes, _std(model.token_std, writes))
+    return {"input": max(1, int(drawn[0])), "output": max(1, int(drawn[1]))}
 
 
 def _std(given: float | None, mean: float) -> float:
@@ -211,13 +221,15 @@ def _rows(
             for node, _, options in steps[name]
             if options
         }
+        tokens = {node: drawn for node, model, _ in steps[name] if (drawn := draw_tokens(model, rng)) is not None}
         yield {
             "request_id": f"req_{i + 1:0{digits}d}",
             "timestamp": time.isoformat(timespec="microseconds"),
             "workflow_id": name,
             "input_data": {"user_prompt": prompt},
             "node_configs": configs,
-            "node_execution_times": {node: draw_s(model, rng) for node, model, _ in steps[name]},
+            "node_execution_times": {node: draw_s(model, rng) for node, model, _ in steps[name] if node not in tokens},
+            **({"node_tokens": tokens} if tokens else {}),
         }
 
 
@@ -259,10 +271,14 @@ class Statistics(Struct):
             self.span_s = (last - first).total_seconds()
             name = row["workflow_id"]
             self.workflows[name] = self.workflows.get(name, 0) + 1
-            times = row["node_execution_times"]
+            times, tokens = row["node_execution_times"], row.get("node_tokens", {})
             for node in system.workflows[name].nodes:
                 model = system.models[node.model]
-                hours = model.gpus_required * times.get(node.id, model.estimate_s()[0]) / 3600
+                seconds = times.get(node.id, model.estimate_s()[0])
+                if node.id in tokens:
+                    read_s, write_s = system.token_s(node.model)
+                    seconds = tokens[node.id]["input"] * (read_s or 0) + tokens[node.id]["output"] * (write_s or 0)
+                hours = model.gpus_required * seconds / 3600
                 self.gpu_hours[node.model] = self.gpu_hours.get(node.model, 0.0) + hours
                 self.nodes += 1
             yield row

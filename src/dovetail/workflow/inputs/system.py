@@ -12,6 +12,7 @@ from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules, speeds_at_once
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
+from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.tenants import Tenancy
 
 DEFAULT_NODE_S = 10.0
@@ -29,6 +30,8 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     prefill_tokens_per_second: float | None = None
     token_mean: float | None = None
     token_std: float | None = None
+    input_token_mean: float | None = None
+    input_token_std: float | None = None
     inference_time_mean: float | None = None
     inference_time_std: float | None = None
     type: str = "llm"
@@ -122,6 +125,7 @@ class System(Struct, omit_defaults=True):
     units: dict[str, str] = {}  # what their items are: items/s, tokens/s, ...
     prefill_s: dict[str, float] = {}  # seconds per token read at speed 1, of models whose rate of that is measured
     tenancy: Tenancy | None = None
+    slo: Slo | None = None
     gpus_over_time: GpusOverTime | None = None
 
     def estimate_s(self, model: str) -> tuple[float, str]:
