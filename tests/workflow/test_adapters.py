@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -370,16 +369,6 @@ def test_who_knows_no_adapters_says_so() -> None:
         workflow.load(CONFIG, rows("verse"), gpus=2, compat="gswarm")
     with pytest.raises(InputError, match="--exact knows no adapters"):
         workflow.optimum(workflow.load(CONFIG, rows("verse"), gpus=2))
-
-
-# --- the page -------------------------------------------------------------------------------------
-
-
-def test_the_page_shows_what_comes_out(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "workflow-affinity.md").read_text()
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, {})
-        assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)", block, re.MULTILINE)
 
 
 # --- runs -----------------------------------------------------------------------------------------

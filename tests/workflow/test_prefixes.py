@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ from dovetail.workflow.check import check_journal
 from dovetail.workflow.check.prefixes import PrefixRecount
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules
-from dovetail.workflow.policies.base import OpenRequest, ReadyNode, View
+from dovetail.workflow.policies.base import ListPolicy, OpenRequest, Place, ReadyNode, View
 from dovetail.workflow.prefixes import PrefixCaches
 from dovetail.workflow.residents import Residents
 
@@ -419,3 +420,53 @@ def test_after_a_failure_a_node_may_find_its_own_blocks(tmp_path: Path) -> None:
     assert run.metrics["prefix_hit_rate"] > 0
     assert run.check().valid
     assert run.lower.area_s < workflow.bound(problem).area_s
+
+
+# --- the page, and a real trace -------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "workflow-affinity.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_page_shows_what_comes_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(BLOCKS) == 2
+    for block in BLOCKS:
+        exec(block, {"__name__": "page"})
+        assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)", block, re.MULTILINE)
+
+
+class OldestFirst(ListPolicy):
+    """Oldest first, where it ends first."""
+
+    def rank(self, node: ReadyNode, view: View) -> float:
+        return node.ready_s
+
+
+class Blind(OldestFirst):
+    """Oldest first, on the free GPU that has the model: it does not look where prefixes are."""
+
+    def choose(self, view: View) -> Place | None:
+        node = min((queue.head for queue in view.queues.values()), key=lambda node: node.seq)
+        free = [(view.setup_s(window, node.model), window) for window in view.free_windows(node.model)]
+        return Place(node, min(free)[1], "free") if free else None
+
+
+def test_affinity_shortens_the_conversations_of_a_real_trace(traces: Path) -> None:
+    """The pool that reads, as Mooncake has one: who looks where prefixes are hits more and is faster."""
+    keys = {"timestamp": "timestamp", "input_tokens": "input_length", "prefix": "hash_ids"}
+    model = {"memory_gb": 24.3, "gpus_required": 1, "load_time_seconds": 12.2, "prefill_tokens_per_second": 7884.8}
+    trace = workflow.import_jsonl(
+        traces / "mooncake" / "conversation_trace.jsonl",
+        map=keys,
+        time_unit="ms",
+        model={"": model | {"prefix_cache_tokens": 3_000_000}},
+    )
+    asked = list(trace)[:3000]
+    problem = workflow.load(trace.config, asked, gpus=8, mode="online")
+    blind, looks, default = (workflow.run(problem, policy) for policy in (Blind, OldestFirst, "least_loss"))
+    assert default.check().valid
+    for other in (looks, default):
+        assert other.metrics["prefix_hit_rate"] > 1.2 * blind.metrics["prefix_hit_rate"]
+        assert other.metrics["avg_request_s"] < 0.98 * blind.metrics["avg_request_s"]
+    blocks = [block for row in asked for block in row["node_prefix"]["generate"]]
+    assert default.metrics["prefix_hit_rate"] <= 1 - len(set(blocks)) / len(blocks)  # each is read once at least
