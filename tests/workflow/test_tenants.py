@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -23,6 +24,7 @@ from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import check_case, random_case
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.inputs.generate import generate
 from dovetail.workflow.inputs.tenants import Tenancy, Tenant
 from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem, load
@@ -674,3 +676,65 @@ def test_without_tenants_journal_and_figures_say_nothing_of_them() -> None:
     found = run(loaded([asked(1)]))
     assert not [key for key in found.metrics if "tenant" in key or key == "jain"]
     assert "tenan" not in found.journal.read_text()
+
+
+# --- explanations ---------------------------------------------------------------------------------
+
+
+def test_a_node_that_waited_for_its_quota_is_told_so() -> None:
+    rows = [asked(0, "ann"), asked(1, "ann"), asked(2, "bob", at_s=1.0)]
+    found = run(loaded(rows, tenants={"ann": {"quota_gpus": 1}, "bob": {}}), "baseline")
+    told = str(found.explain("r1"))
+    assert "At 0.00 s it had to wait: tenant 'ann' holds 1 GPUs, and its quota is 1." in told
+    assert "had to wait" not in str(found.explain("r0"))
+    assert "had to wait" not in str(found.explain("r2"))
+
+
+def test_a_node_that_waited_for_its_turn_is_told_so() -> None:
+    rows = [asked(0, "ann", run_s=4.0), asked(1, "ann", run_s=4.0), asked(2, "bob", at_s=1.0, run_s=4.0)]
+    models = CONFIG["models"] | {"llm": model(load_s=0.0)}
+    shared: Any = {"tenants": {"ann": {}, "bob": {}}, "sharing": {"tolerance_s": 0.0}, "models": models}
+    found = run(loaded(rows, gpus=1, **shared), Oldest)
+    why = "it was the turn of 'bob': tenant 'ann' was ahead by 4.00 s of service per weight"
+    assert f"At 4.00 s it had to wait: {why}." in str(found.explain("r1", "say"))
+    assert "had to wait" not in str(found.explain("r2"))
+
+
+def test_a_request_that_was_turned_away_is_told_why() -> None:
+    told = str(turned_away().explain("r4"))
+    assert "rejected: 3 requests of tenant 'ann' wait, and max_queue is 3." in told
+
+
+# --- requests made up -----------------------------------------------------------------------------
+
+
+def test_generated_requests_are_of_the_configurations_tenants() -> None:
+    config = CONFIG | {"tenants": {"ann": {"weight": 5}, "bob": {"quota_gpus": 1}, "*": {}}}
+    rows = list(generate(config, requests=300, seed=1))
+    counts = Counter(row["tenant"] for row in rows)
+    assert counts.keys() == {"ann", "bob"}
+    assert not [row for row in rows if row["tenant"] == "bob" and row["workflow_id"] == "film"]
+    assert len(load(config, rows, gpus=4).requests) == 300
+    bare = [{key: value for key, value in row.items() if key != "tenant"} for row in rows]
+    assert bare == list(generate(CONFIG, requests=300, seed=1))
+
+
+def test_generated_requests_are_sent_as_much_as_was_said() -> None:
+    made = generate(CONFIG, requests=1000, tenants={"ann": 3, "bob": 1, "cy": 0}, seed=2)
+    counts = Counter(row["tenant"] for row in made)
+    assert counts.keys() == {"ann", "bob"}
+    assert counts["ann"] / 1000 == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "message"),
+    [
+        ({"anm": 1}, "--tenant anm: unknown tenant 'anm'; did you mean 'ann'"),
+        ({"ann": -1}, "--tenant ann: expected a weight >= 0, found -1"),
+        ({"bob": 1}, "--tenant bob: none has a quota that is wide enough for 'film'"),
+        ("ann", "--tenant 'ann': expected names of tenants"),
+    ],
+)
+def test_wrong_tenants_to_make_up_requests_for_are_refused(tenants: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        generate(CONFIG | {"tenants": {"ann": {}, "bob": {"quota_gpus": 1}}}, requests=10, tenants=tenants)

@@ -26,6 +26,7 @@ def generate(
     rate: float | None = None,
     arrivals: ArrivalPattern = "poisson",
     workflow: Pairs | None = None,
+    tenant: Pairs | None = None,
     seed: int = 0,
     start: str = "2024-01-01T00:00:00",
     out: Path = Path("workflow_requests.jsonl"),
@@ -52,6 +53,8 @@ def generate(
         poisson, uniform or bursty.
     workflow
         Weights of the workflows: --workflow chat=3 draw=1; all alike if left out.
+    tenant
+        How much each tenant sends: --tenant ann=3 bob=1; all that the configuration names alike if left out.
     seed
         Of everything random.
     start
@@ -69,7 +72,8 @@ def generate(
     refuse_overwrite([out], [config])
     if preset is not None and config.exists():
         raise InputError(f"{config}: exists already; name another file for the preset's configuration")
-    weights = {name: _number(name, value) for name, value in pairs("--workflow", workflow, verbatim=True).items()}
+    weights = _weights("--workflow", workflow)
+    shares = _weights("--tenant", tenant)
     system = None if preset is None else thrash_system() if preset == "thrash" else synthetic_system(seed)
     made = make_requests(
         config if system is None else system,
@@ -78,6 +82,7 @@ def generate(
         rate=rate,
         arrivals=arrivals,
         workflows=weights or None,
+        tenants=shares or None,
         seed=seed,
         start=start,
     )
@@ -180,8 +185,12 @@ def wfcommons(
     return finish(import_wfcommons(files, width=width, switch_s=switch_s), out, requests, force, format)
 
 
-def _number(name: str, text: str) -> float:
+def _weights(option: str, given: Pairs | None) -> dict[str, float]:
+    return {name: _number(option, name, text) for name, text in pairs(option, given, verbatim=True).items()}
+
+
+def _number(option: str, name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"--workflow {name}={text}: expected a number") from None
+        raise InputError(f"{option} {name}={text}: expected a number") from None

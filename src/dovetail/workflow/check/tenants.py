@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.core.events import Arrived, Decided, Reject, Start
+from dovetail.core.events import Arrived, Reject, Start
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Header
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.tenants import EVERYBODY, NOBODY, Tenancy
 from dovetail.workflow.tenants.ledger import TenantLedger, TenantState
-from dovetail.workflow.tenants.turns import PASSED
 
 _SLACK_S = 1e-6
 _SLACK_GPUS = 1e-6
@@ -27,19 +26,12 @@ class TenantRules:
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         self._admissions(events)
-        passed: dict[Start, list[str]] = {}
-        names: list[str] = []
-        for event in events:
-            if type(event) is Decided and event.what == PASSED:
-                names = event.facts.get("tenants", [])
-            elif type(event) is Start:
-                passed[event], names = names, []
         for members in self._ledger.starts(t, events):
             if not members[0].devices:
                 continue
             self._quotas(members)
             if self._tenancy.tenants:
-                self._turn(members, passed[members[0]])
+                self._turn(members)
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -85,9 +77,8 @@ class TenantRules:
         job = self._ledger.jobs.get(start.job)
         return None if job is None else self._ledger.state(job.tenant)
 
-    def _turn(self, members: Sequence[Start], passed: Sequence[str]) -> None:
-        ledger, who = self._ledger, f"{members[0].job}/{members[0].task}"
-        served_s = {s.name: ledger.virtual_s(s) for s in ledger.tenants.values() if s.may_start}
+    def _turn(self, members: Sequence[Start]) -> None:
+        served_s, passed, who = self._ledger.served(), self._ledger.passed, f"{members[0].job}/{members[0].task}"
         rest = {name: at_s for name, at_s in served_s.items() if name not in passed}
         if not rest:
             if served_s:
@@ -107,7 +98,6 @@ class TenantRules:
                 ahead = f"tenant {state.name!r} was ahead of {least!r} by {ahead_s:.3f} s of service per weight"
                 message = f"{ahead}, expected at most {self._tenancy.sharing.tolerance_s:g} s"
                 self._faults.add("turn", f"{start.job}/{start.task}", message)
-        ledger.level_s = max(ledger.level_s, least_s)
 
 
 def _verdict(queue: str) -> str:

@@ -27,6 +27,7 @@ from dovetail.workflow.choices import ArrivalPattern, FileFormat, check_choice, 
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.inputs.system import DEFAULT_NODE_S, Model, System
+from dovetail.workflow.inputs.tenants import OTHERS, Tenancy
 from dovetail.workflow.inputs.write import file_format as format_of
 from dovetail.workflow.inputs.write import write_requests
 
@@ -122,6 +123,7 @@ def generate(
     rate: float | None = None,
     arrivals: ArrivalPattern = "poisson",
     workflows: Mapping[str, float] | None = None,
+    tenants: Mapping[str, float] | None = None,
     seed: int = 0,
     start: str = "2024-01-01T00:00:00",
 ) -> GeneratedRequests:
@@ -130,7 +132,8 @@ def generate(
     The mean gap is `duration / requests`, or `1 / rate`, in minutes: give one of them, or neither for 20 minutes. Gaps
     are exponential (`poisson`, so the last request may come a little before or after the duration), all equal
     (`uniform`), or short within bursts of 8 on average and long between them (`bursty`). `workflows` weighs the
-    workflows; without it all are as likely.
+    workflows; without it all are as likely. `tenants` says how much of the requests is whose; without it, those that
+    the configuration names send as much each, of what their quotas allow.
 
     >>> from dovetail.workflow.inputs.synthetic import thrash_system
     >>> for row in generate(thrash_system(), requests=2, rate=6, seed=1):
@@ -159,9 +162,13 @@ def generate(
         "workflows": workflows,
         "arrivals": arrivals,
     }
+    senders = _senders(system, names, tenants)
+    if tenants is not None:
+        asked["tenants"] = tenants
 
     def rows() -> Iterator[RawRequest]:
-        return _rows(system, requests, SeededRandom(seed), first, names, bounds, gap_s, arrivals)
+        made = _rows(system, requests, SeededRandom(seed), first, names, bounds, gap_s, arrivals)
+        return _sent(made, senders, SeededRandom(~seed)) if senders else made  # whose they are changes nothing else
 
     return GeneratedRequests(system, asked, rows)
 
@@ -193,6 +200,39 @@ def _weights(system: System, given: Mapping[str, float] | None, needed: bool) ->
         raise InputError("no workflow to request: the configuration has none that can run, or all weights are 0")
     total = math.fsum(weights[name] for name in names)
     return names, [cumulated / total for cumulated in accumulate(weights[name] for name in names)]
+
+
+def _senders(
+    system: System, workflows: list[str], given: Mapping[str, float] | None
+) -> dict[str, tuple[list[str], list[float]]]:
+    """For each workflow the tenants that may ask for it, and their cumulated weights, from 0 to 1; nothing if no tenant
+    is known."""
+    tenancy = system.tenancy or Tenancy()
+    weights = {name: 1.0 for name in tenancy.tenants if name != OTHERS} if given is None else given
+    if not isinstance(weights, Mapping):
+        raise InputError(f"--tenant {weights!r}: expected names of tenants and how much each sends")
+    for name, weight in weights.items():
+        if (why := tenancy.why_not(name)) is not None:
+            raise InputError(f"--tenant {name}: {why}")
+        if not (isinstance(weight, int | float) and weight >= 0 and math.isfinite(weight)):
+            raise InputError(f"--tenant {name}: expected a weight >= 0, found {weight}")
+    found, models = {}, system.model_costs
+    for workflow in workflows if weights else ():
+        graph = system.graph(workflow)
+        names = [name for name, weight in weights.items() if weight and not tenancy.why_not(name, graph, models)]
+        if not names:
+            raise InputError(f"--tenant {', '.join(weights)}: none has a quota that is wide enough for {workflow!r}")
+        total = math.fsum(weights[name] for name in names)
+        found[workflow] = names, [cumulated / total for cumulated in accumulate(weights[name] for name in names)]
+    return found
+
+
+def _sent(
+    rows: Iterator[RawRequest], senders: Mapping[str, tuple[list[str], list[float]]], rng: SeededRandom
+) -> Iterator[RawRequest]:
+    for row in rows:
+        names, bounds = senders[row["workflow_id"]]
+        yield row | {"tenant": names[min(bisect_right(bounds, rng.random()), len(names) - 1)]}
 
 
 def _rows(

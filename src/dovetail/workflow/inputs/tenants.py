@@ -67,14 +67,18 @@ class Tenancy(Struct, frozen=True, omit_defaults=True):
         found = self.tenants.get(name) or self.tenants.get(OTHERS)
         return found or Tenant()
 
-    def why_not(self, name: str, graph: TaskGraph, models: Mapping[str, ModelCost]) -> str | None:
-        """Why a tenant's request can never run, or None."""
+    def why_not(
+        self, name: str, graph: TaskGraph | None = None, models: Mapping[str, ModelCost] | None = None
+    ) -> str | None:
+        """Why a tenant is none, or why its request for a graph can never run; or None."""
         if name == EVERYBODY:
             return f"{name!r} stands for all who are not named; expected a name"
         if self.tenants and name not in self.tenants and OTHERS not in self.tenants:
             if name == NOBODY:
                 return f"missing; expected one of the configuration's: {', '.join(self.tenants)}"
             return f"unknown tenant {name!r}{did_you_mean(name, self.tenants)}"
+        if graph is None or models is None:
+            return None
         return next(filter(None, (self.too_wide(name, task.name, models[task.kind]) for task in graph.tasks)), None)
 
     def too_wide(self, name: str, node: str, model: ModelCost) -> str | None:

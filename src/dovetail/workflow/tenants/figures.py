@@ -15,8 +15,7 @@ from dovetail.core.tasks import TaskGraph
 from dovetail.core.words import Claim
 from dovetail.workflow.inputs.costs import ModelCost
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
-from dovetail.workflow.tenants.ledger import TenantLedger
-from dovetail.workflow.tenants.turns import PASSED
+from dovetail.workflow.tenants.ledger import PASSED, TenantLedger
 
 
 class TenantFigures(Struct, frozen=True):

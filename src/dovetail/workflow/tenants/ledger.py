@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Grew, Reject, Start
+from dovetail.core.events import Added, Arrived, Complete, Decided, Failed, Finished, Grew, Reject, Start
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import ModelCost
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy, quota_share
 
 _SLACK = 1e-6  # GPUs
+PASSED = "passed"  # what is decided about tenants for which the policy starts nothing now
 
 Key = tuple[str, str]
 
@@ -91,6 +92,7 @@ class TenantLedger:
         self._gpus: dict[int, tuple[float, float, int]] = {}  # seconds of each node there, at which instant, nodes
         self.level_s = 0.0
         self._largest_s = 0.0
+        self.passed: list[str] = []  # tenants that the policy passed before what starts now
 
     def state(self, name: str) -> TenantState:
         found = self.tenants.get(name)
@@ -120,12 +122,28 @@ class TenantLedger:
         for job in closed:
             self._close(job)
         batches: dict[int, list[Start]] = {}
+        passed: list[list[str]] = [[]]
         for event in events:
             if type(event) is Start:
-                batches.setdefault(event.batch or -1 - len(batches), []).append(event)
-        for members in batches.values():
+                members = batches.setdefault(event.batch or -1 - len(batches), [])
+                members.append(event)
+                if len(members) == 1:
+                    passed.append([])
+            elif type(event) is Decided and event.what == PASSED:
+                passed[-1] = event.facts.get("tenants", [])
+        for members, self.passed in zip(batches.values(), passed, strict=False):
             yield members
+            if members[0].devices and self._tenancy.tenants:
+                self._raise_level()
             self._start(t, members)
+
+    def served(self) -> dict[str, float]:
+        """What those tenants were served that could go now."""
+        return {state.name: self.virtual_s(state) for state in self.tenants.values() if state.may_start}
+
+    def _raise_level(self) -> None:
+        rest = [served_s for name, served_s in self.served().items() if name not in self.passed]
+        self.level_s = max([self.level_s, *([min(rest)] if rest else [])])
 
     def is_shared(self, gpus: Sequence[int]) -> bool:
         """Whether nodes are on these GPUs already."""

@@ -9,8 +9,7 @@ from dovetail.core.events import Decided, Instruction
 from dovetail.workflow.policies.base import Place, ReadyNode, Wait
 from dovetail.workflow.tenants.accounts import Tenants
 from dovetail.workflow.tenants.lanes import LaneView
-
-PASSED = "passed"  # what is decided about tenants for which the policy starts nothing now
+from dovetail.workflow.tenants.ledger import PASSED
 
 
 class Turns:
