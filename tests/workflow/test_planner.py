@@ -31,7 +31,7 @@ def exact_cases(folder: Path, count: int, **changes: Any) -> Iterator[tuple[int,
     seed = 0
     while count:
         seed += 1
-        case = random_case(seed)._replace(mode="offline", **changes)
+        case = random_case(seed).plain()._replace(mode="offline", **changes)
         for rule in ("noise", "batching"):
             case.costs.pop(rule, None)
         problem = read_case(case, folder)
@@ -154,7 +154,7 @@ def test_it_is_never_below_the_optimum_and_often_at_it(
     pytest.importorskip("ortools")
     solved = optimal = default_optimal = 0
     for seed in range(400):
-        case = random_case(seed)._replace(mode="offline", costs={}, rates={}, failure_rate=0.0)
+        case = random_case(seed).plain()._replace(mode="offline", costs={}, rates={}, failure_rate=0.0)
         case.config.pop("gpu_types", None)
         pool = min(sum(int(part.split(":")[-1]) for part in case.gpus.split(",")), 3)
         case = case._replace(gpus=str(pool), rows=case.rows[:3])

@@ -66,7 +66,7 @@ class Watched(WorkflowPolicy):
 
 def cases(folder: Path, seeds: range = range(60)) -> Iterator[tuple[RandomWorkload, WorkflowProblem]]:
     for seed in seeds:
-        case = random_case(seed)
+        case = random_case(seed).plain()
         yield case, read_case(case, folder)
 
 

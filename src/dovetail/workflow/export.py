@@ -50,7 +50,8 @@ def write_logs(
         if rows_file is not None:
             rows = stack.enter_context(ExecutionLog(header, rows_file))
             metrics = Metrics(header.pool)
-            bounds = bounds_for(header.pool, header.build_graphs(), facts.models, facts.costs, facts.table)
+            given = (header.pool, header.build_graphs(), facts.models, facts.costs, facts.table)
+            bounds = bounds_for(*given, later=facts.later)
             followers += [AsTaken(rows) if facts.compat else rows, metrics, bounds]
         for n, at_s, events in reader.steps():
             try:

@@ -13,6 +13,7 @@ from dovetail.core.journal import Header
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
+from dovetail.workflow.inputs.growth.rules import GrowthRules
 from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.system import MOST
 from dovetail.workflow.inputs.tenants import Tenancy
@@ -45,6 +46,7 @@ class WorkflowFacts(Struct):
     retries: int = 0
     skipped: int = 0
     requests: RequestFile = field(default_factory=RequestFile)
+    growth: dict[str, GrowthRules] = {}  # of workflows whose nodes may add others
     forecast: dict[str, float] = {}  # GPU-seconds per model of all requests
     tenancy: Tenancy | None = None
     slo: Slo | None = None
@@ -90,6 +92,11 @@ class WorkflowFacts(Struct):
         if not all(0 <= switch.seconds <= MOST for switch in self.rates.switches):
             return f"switches: expected seconds from 0 to {MOST:g}"
         return None
+
+    @property
+    def later(self) -> set[str]:
+        """The models of nodes that requests may be given while they run."""
+        return {model for rules in self.growth.values() for model in rules.models}
 
     @property
     def table(self) -> RateTable:

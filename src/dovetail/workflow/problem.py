@@ -26,6 +26,7 @@ from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.fit import make_pool
 from dovetail.workflow.inputs.generate import GeneratedRequests
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime, read_gpus_over_time
+from dovetail.workflow.inputs.growth.rules import GrowthRules
 from dovetail.workflow.inputs.importers.traced import ImportedTrace
 from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
@@ -103,6 +104,7 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
             models=system.model_costs,
             costs=system.costs,
             rates=known.table,
+            growth={name: rules for name, rules in system.growth.items() if name not in system.faults},
             item_s=known.item_s,
             units=known.units,
             prefill_s=known.prefill_s,
@@ -209,6 +211,11 @@ def checked(problem: WorkflowProblem) -> WorkflowProblem:
     return problem
 
 
+def growth_unknown(problem: WorkflowProblem) -> str:
+    """What to say where all nodes must be known before anything runs, but requests are given more."""
+    return f", but requests for workflow {next(iter(problem.growth))!r} are given nodes while they run (then:)"
+
+
 class WorkflowProblem(Struct, frozen=True, kw_only=True):
     """Validated inputs, ready to be scheduled by any policy."""
 
@@ -220,6 +227,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     models: dict[str, ModelCost]
     costs: CostRules
     rates: RateTable
+    growth: dict[str, GrowthRules] = {}  # of workflows whose nodes may add others
     item_s: dict[str, float] = {}
     units: dict[str, str] = {}
     prefill_s: dict[str, float] = {}
@@ -273,6 +281,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             "slo": self.slo,
             "requests": {"total": self.requests.total, "sha256": self.requests.digest},
             "estimates": self.requests.estimates,
+            "growth": self.growth,
             "forecast": self.requests.forecast,
             "skipped": self.requests.skipped_count,
             "skipped_why": self.requests.skipped,
@@ -296,10 +305,11 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
 
     def new_bounds(self) -> BoundsAccumulator:
         """Nothing below these bounds is a schedule."""
-        return bounds_for(self.pool, self.graphs, self.models, self.costs, self.rates)
+        later = {model for rules in self.growth.values() for model in rules.models}
+        return bounds_for(self.pool, self.graphs, self.models, self.costs, self.rates, later=later)
 
     def lower_bounds(self) -> Bounds:
-        """The bounds over all requests that can run."""
+        """The bounds over all requests that can run, as they arrive: what they may be given is not certain."""
         bounds = self.new_bounds()
         for at_s, request in self.requests.arrivals():
             bounds.add(at_s, request)

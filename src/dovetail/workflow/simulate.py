@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from dovetail.core import registry
-from dovetail.core.agenda import Agenda
+from dovetail.core.agenda import Agenda, TotalOrder
 from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError, check_functions
 from dovetail.core.events import Complete, Reject
@@ -25,10 +25,11 @@ from dovetail.workflow.capacity import GpuHours
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count
 from dovetail.workflow.compat.heap_order import HeapOrder, HeapScheduler
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.inputs.growth.agenda import GrowingAgenda
 from dovetail.workflow.metrics import RejectionReasons, TokenMetrics, metrics_block, summary
 from dovetail.workflow.policies.base import View, WorkflowPolicy
 from dovetail.workflow.prefixes import PrefixHits
-from dovetail.workflow.problem import WorkflowProblem, checked
+from dovetail.workflow.problem import WorkflowProblem, checked, growth_unknown
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.sharing import SharingAgenda, SharingExecutor
 from dovetail.workflow.tenants.accounts import Tenants
@@ -114,10 +115,11 @@ def run(
     """Simulate a problem under a policy: by name, in a file of yours (`"mine.py:Mine"`), or a policy object or class.
     An object decides itself: give a class, or a new object, to run again.
 
-    `seed` is for noise and injected failures: an attempt at a node fails with the chance `failure_rate`, and is tried
-    again `retries` times. The journal goes to a path, to a temporary file that lives as long as the result, or with
-    `journal=False` nowhere. With `resume`, an interrupted run's journal is completed, after proving that what it holds
-    is this run. `progress` is told how many requests are done; `observers` follow every step.
+    `seed` is for noise, for what nodes add (`then:`) and for injected failures: an attempt at a node fails with the
+    chance `failure_rate`, and is tried again `retries` times. The journal goes to a path, to a temporary file that
+    lives as long as the result, or with `journal=False` nowhere. With `resume`, an interrupted run's journal is
+    completed, after proving that what it holds is this run. `progress` is told how many requests are done; `observers`
+    follow every step.
 
     >>> from dovetail import workflow
     >>> problem = workflow.load("examples/system_config.yaml", "examples/workflow_requests.yaml", gpus=4)
@@ -166,20 +168,13 @@ def run(
     hours = GpuHours(over_time, len(problem.pool)) if over_time is not None else None
     if hours is not None:
         followers.append(hours)
-    executor: SimExecutor = SimExecutor(seed, problem.costs.noise, failure_rate)
-    arrivals = problem.requests.arrivals()
-    agenda: Agenda | None = None
-    if scheduler.view.shares or problem.counts_tokens:
-        executor = SharingExecutor(scheduler.view.shares_of, seed, problem.costs.noise, failure_rate)
-        arrivals, agenda = iter(()), SharingAgenda(arrivals, executor)
-    if problem.compat:
-        arrivals, agenda = iter(()), HeapOrder(arrivals)
+    executor, agenda = _on_virtual_time(problem, scheduler.view, seed, failure_rate, followers)
     with Writer(file.path, header, resume) if file.path is not None else nullcontext() as writer:
         if writer is not None:
             followers.append(writer)
         began = time.perf_counter()
         guard = None if tenancy is None else QuotaGuard(problem.pool, problem.graphs, tenancy)
-        steps, end_s = simulate(scheduler, problem.pool, problem.graphs, arrivals, executor, followers, agenda, guard)
+        steps, end_s = simulate(scheduler, problem.pool, problem.graphs, (), executor, followers, agenda, guard)
         took = time.perf_counter() - began
         figures, lower = metrics.figures(), bounds.result()
         more = hits.figures() | tokens.figures(figures.makespan_s)
@@ -197,11 +192,33 @@ def run(
 
 def _unplannable(problem: WorkflowProblem, view: View) -> str | None:
     """What no plan knows of."""
+    if problem.growth:
+        return growth_unknown(problem)
     if problem.tenancy is not None and problem.tenancy.tenants:
         return ": it cannot keep to turns and quotas of tenants; take another one"
     if problem.gpus_over_time is not None:
         return " for the whole pool: it knows no gpus_over_time"
     return ": it cannot plan nodes that share their GPUs (max_concurrency)" if view.shares else None
+
+
+def _on_virtual_time(
+    problem: WorkflowProblem, view: View, seed: int, failure_rate: float, followers: list[Observer]
+) -> tuple[SimExecutor, Agenda]:
+    """Who says when nodes end, and what comes when."""
+    executor, arrivals = SimExecutor(seed, problem.costs.noise, failure_rate), problem.requests.arrivals()
+    if problem.compat:
+        return executor, HeapOrder(arrivals)
+    agenda: Agenda
+    if view.shares or problem.counts_tokens:
+        executor = sharing = SharingExecutor(view.shares_of, seed, problem.costs.noise, failure_rate)
+        agenda = SharingAgenda(arrivals, sharing)
+    else:
+        agenda = TotalOrder(arrivals)
+    if problem.growth:
+        growing = GrowingAgenda(agenda, problem.growth, problem.graphs, problem.requests.later, seed)
+        followers.append(growing)
+        agenda = growing
+    return executor, agenda
 
 
 class _Done:

@@ -70,10 +70,11 @@ def list_policies() -> list[registry.Listed]:
     return registry.listing("workflow", ["plans_ahead"])
 
 
-def policies_for(mode: Mode) -> list[str]:
-    """All policies that can work in a mode and need no option."""
+def policies_for(problem: WorkflowProblem) -> list[str]:
+    """All policies that can work on a problem and need no option."""
     usable = [policy for policy in list_policies() if REQUIRED not in policy.options.values()]
-    return [policy.name for policy in usable if mode == "offline" or not policy.traits["plans_ahead"]]
+    known = problem.mode == "offline" and not problem.growth
+    return [policy.name for policy in usable if known or not policy.traits["plans_ahead"]]
 
 
 class WorkflowComparison(Comparison):
@@ -95,9 +96,9 @@ def compare(
     """Run every policy on every pool with every seed: one row per policy and pool, figures averaged over seeds.
 
     `policies` are names, or policies of your own, or `"all"`; `gpus` the pools, by default the problem's own. Seeds
-    make a difference only where there is noise; elsewhere the first one stands for all. The runs are spread over
-    `jobs` processes, by default one per core, where all inputs are files and all policies names. A folder for
-    `journals` gets those of the first seed.
+    make a difference only where there is noise, or where nodes add others by chance; elsewhere the first one stands
+    for all. The runs are spread over `jobs` processes, by default one per core, where all inputs are files and all
+    policies names. A folder for `journals` gets those of the first seed.
 
     >>> from dovetail import workflow
     >>> problem = workflow.load("examples/system_config.yaml", "examples/workflow_requests.yaml", gpus=4)
@@ -110,14 +111,14 @@ def compare(
     if jobs is not None:
         check_count("--jobs", jobs)
     every = isinstance(policies, str) and policies == "all"
-    chosen = policies_for(problem.mode) if every else _several(policies, "policies")
+    chosen = policies_for(problem) if every else _several(policies, "policies")
     names = _names(chosen, problem.mode)
     pools, numbers = [problem.gpus] if gpus is None else _several(gpus, "gpus"), _several(seeds, "seeds")
     for seed in numbers:
         check_count("--seed", seed, -(1 << 63))
     folder = None if journals is None else as_path(journals, "journals")
     noise = max((problem if pool == problem.gpus else problem.on(pool)).costs.noise for pool in pools)
-    if not noise:
+    if not noise and not problem.growth:
         numbers = numbers[:1]
     cells = [
         StudyCell(
@@ -318,7 +319,8 @@ def widest_node(source: ProblemSource) -> int:
     if problem.gpus_over_time is not None:
         raise InputError("gpus_over_time: how many GPUs are needed is what a plan finds; leave it out")
     used = {request.of for _, request in problem.requests.arrivals() if not request.fault}
-    return max([node.width for name in used for node in problem.graphs[name].tasks], default=1) or 1
+    nodes = [problem.growth[name].nodes if name in problem.growth else problem.graphs[name].tasks for name in used]
+    return max([node.width for each in nodes for node in each], default=1) or 1
 
 
 def _bound(bounds: Bounds, target: Target) -> float:

@@ -62,7 +62,7 @@ def run(
     resume
         Go on with an interrupted run's journal, after proving that what it holds is this run.
     seed
-        For noise and injected failures.
+        For noise, for what nodes add (then:) and for injected failures.
     failure_rate
         Chance that an attempt at a node fails.
     retries

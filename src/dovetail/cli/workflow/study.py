@@ -52,7 +52,7 @@ def compare(
     policy
         One or more policies, or all.
     seed
-        Seeds for noise; without noise they make no difference.
+        Seeds for noise and for what nodes add (then:); without both they make no difference.
     jobs
         Processes; by default one per core.
     out
@@ -150,7 +150,7 @@ def plan(
     out
         With --every-s: write the answer here, for run --gpus-over-time.
     seed
-        For noise.
+        For noise, and for what nodes add (then:).
     format
         table or json.
     """

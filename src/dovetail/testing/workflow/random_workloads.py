@@ -5,6 +5,7 @@ A case is small and depends on its number alone, so that a fault found in ten th
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import msgspec
 
 from dovetail.core import registry
 from dovetail.core.errors import DovetailError
+from dovetail.testing.workflow.random_growth import let_grow, stop_growth
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.choices import Mode, OnError
 from dovetail.workflow.inputs.seeded_random import SeededRandom
@@ -45,6 +47,24 @@ class RandomWorkload(NamedTuple):
     failure_rate: float
     retries: int
     gpus_over_time: dict[str, Any] | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether requests may be given nodes while they run."""
+        return any("then" in node for workflow in self.config["workflows"].values() for node in workflow["nodes"])
+
+    def plain(self) -> RandomWorkload:
+        """The same case, all of whose nodes and GPUs are there from the start, and nobody shares: it can be planned."""
+        config, rows = deepcopy(self.config), deepcopy(self.rows)
+        stop_growth(config, rows)
+        for key in ("tenants", "sharing"):
+            config.pop(key, None)
+        for row in rows:
+            row.pop("tenant", None)
+        for model in config["models"].values():
+            for key in ("max_concurrency", "concurrency_curve"):
+                model.pop(key, None)
+        return self._replace(config=config, rows=rows, gpus_over_time=None)
 
 
 def random_case(seed: int) -> RandomWorkload:
@@ -87,6 +107,9 @@ def random_case(seed: int) -> RandomWorkload:
     )
     if rng.random() < 0.3:
         _share(rng, case, pool)
+    growth = SeededRandom(-seed - 1_000_000)
+    if growth.random() < 0.3:
+        let_grow(growth, config, case.rows)
     return case
 
 
@@ -290,10 +313,12 @@ def read_case(case: RandomWorkload, folder: Path) -> WorkflowProblem:
 
 
 def policies_for(case: RandomWorkload) -> list[str]:
-    """All that are registered; those that plan ahead only offline, without tenants, slots and GPUs that come and go."""
-    names, planned = registry.names("workflow"), case.mode == "offline" and not case.config.get("tenants")
+    """All that are registered; those that plan ahead only offline, where all nodes and GPUs are known and nobody
+    shares them."""
+    planned = case.mode == "offline" and not case.grows and not case.config.get("tenants")
     planned = planned and case.gpus_over_time is None
     planned = planned and not any("max_concurrency" in model for model in case.config["models"].values())
+    names = registry.names("workflow")
     return [name for name in names if planned or not registry.create("workflow", name).plans_ahead]
 
 

@@ -19,7 +19,9 @@ class LowerBounds:
     def __init__(self, header: Header, facts: WorkflowFacts, faults: Findings, free_setups: bool = False) -> None:
         self._faults = faults
         self._graphs = header.build_graphs()
-        self._bounds = bounds_for(header.pool, self._graphs, facts.models, facts.costs, facts.table, free_setups)
+        self._bounds = bounds_for(
+            header.pool, self._graphs, facts.models, facts.costs, facts.table, free_setups, facts.later
+        )
         self.void = self._bounds.void or ("" if facts.exact else "run times are not exact")
         self.claimed: dict[str, Any] | None = None
 

@@ -16,6 +16,7 @@ from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.check.below import LowerBounds
 from dovetail.workflow.check.files import InputFiles
 from dovetail.workflow.check.gpus_on import GpusOnRules
+from dovetail.workflow.check.growth import GrowthCheck
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.check.tenants import TenantRules
 from dovetail.workflow.facts import WorkflowFacts
@@ -62,6 +63,8 @@ class Examination:
         if self.facts.tenancy is not None:
             self._shares = TenantMetrics(self.header.build_graphs(), self.facts.models, self.facts.tenancy)
             self.followers += [TenantRules(self.header, self.facts, self.facts.tenancy, self.faults), self._shares]
+        if self.facts.growth:
+            self.followers.append(GrowthCheck(self.header, self.facts, self.faults))
         if config is not None:
             self._files = InputFiles(self.header, self.facts, self.faults, config, requests)
             self.followers.append(self._files)

@@ -8,15 +8,17 @@ from typing import Any
 
 import msgspec
 
-from dovetail.core.events import Arrived
+from dovetail.core.events import Arrived, Complete, Finished, Grew, Reject
 from dovetail.core.files import Source
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.resources import DeviceType
-from dovetail.core.tasks import TaskGraphRecord
+from dovetail.core.tasks import TaskGraph, TaskGraphRecord
 from dovetail.workflow.choices import Mode, OnError
 from dovetail.workflow.compat.gswarm_files import reading
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.inputs.growth.request import draw
+from dovetail.workflow.inputs.growth.rules import GrowthRules
 from dovetail.workflow.inputs.tenants import Tenancy
 
 
@@ -43,6 +45,7 @@ class InputFiles:
         types = {"gpu": DeviceType("gpu")} | system.gpu_types  # the plain type needs no description
         for what, found, expected in (
             ("models", facts.models, system.model_costs),
+            ("growth", facts.growth, {name: rules for name, rules in system.growth.items() if name in graphs}),
             ("workflows", {record.name: record for record in header.graphs}, graphs),
             ("tenants", _tenants(facts.tenancy), _tenants(system.tenancy)),
             ("slo", {"limits": facts.slo}, {"limits": system.slo}),
@@ -51,9 +54,15 @@ class InputFiles:
             for name in {**found, **expected}:
                 self._compare(f"{what}.{name}", found.get(name), expected.get(name))
         self._arrivals: Iterator[tuple[float, Arrived]] | None = None
+        self._growth: dict[str, tuple[GrowthRules, TaskGraph]] = {}
+        self._grows: dict[str, dict[str, Grew]] = {}  # what open requests are to be given, by the task that ends
         if requests is not None:
             mode: Mode = "online" if header.mode == "online" else "offline"
-            self._arrivals = read.requests(requests, system, mode, on_error).arrivals()
+            given = read.requests(requests, system, mode, on_error)
+            self._arrivals = given.arrivals()
+            if not facts.simulate:  # else what nodes add was decided by what they gave
+                self._growth = {name: (rules, system.graph(name)) for name, rules in system.growth.items()}
+                self._later, self._seed = given.later, header.seed
         self._pending: dict[str, tuple[float, Arrived]] = {}
 
     def _compare(self, what: str, found: Any, expected: Any) -> None:
@@ -69,6 +78,23 @@ class InputFiles:
         for event in events:
             if type(event) is Arrived and self._arrivals is not None:
                 self._compare_arrival(t, event, self._arrivals)
+            elif type(event) is Grew or type(event) is Finished:
+                self._compare_growth(event)
+            elif type(event) is Complete or type(event) is Reject:
+                self._grows.pop(event.job, None)
+
+    def _compare_growth(self, event: Grew | Finished) -> None:
+        if event.job not in self._grows:
+            return
+        expected, who = self._grows[event.job].pop(event.task, None), f"{event.job}/{event.task}"
+        if isinstance(event, Finished):
+            if expected is not None:
+                self._faults.add("requests", who, f"adds nothing, expected {_brief(expected.tasks)} for this seed")
+            return
+        for name in ("tasks", "edges", "sizes"):
+            found, wanted = getattr(event, name), () if expected is None else getattr(expected, name)
+            if found != wanted:
+                self._faults.add("requests", who, f"adds {name} {_brief(found)}, expected {_brief(wanted)}")
 
     def _compare_arrival(self, t: float, event: Arrived, arrivals: Iterator[tuple[float, Arrived]]) -> None:
         given = self._pending.pop(event.job, None)
@@ -82,6 +108,8 @@ class InputFiles:
             else:
                 self._pending[coming[1].job] = coming
         expected_s, expected = given
+        if expected.of in self._growth and not expected.fault:
+            self._grows[event.job] = draw(event.job, *self._growth[expected.of], self._later(event.job), self._seed)
         if not close(t, expected_s):
             self._faults.add("requests", event.job, f"arrived at {t} s, expected {expected_s} s")
         for name in ("of", "sizes", "due_s", "weight", "facts"):

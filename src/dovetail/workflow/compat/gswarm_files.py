@@ -45,6 +45,7 @@ class _SystemReader(SystemReader):
         for key, to in (("models", Model), ("workflows", Workflow)):
             if isinstance(data.get(key), dict):
                 data[key] = {name: _known(item, to) for name, item in data[key].items()}
+        self._refuse_growth(data.get("workflows"))
         models: Any = data.get("models")
         for name, model in models.items() if isinstance(models, dict) else ():
             if isinstance(model, dict) and "adapter_of" in model:
@@ -55,6 +56,14 @@ class _SystemReader(SystemReader):
             if isinstance(model, dict) and isinstance(base := model.get("base_model"), str) and base not in models:
                 del model["base_model"]
         return data
+
+    def _refuse_growth(self, workflows: Any) -> None:
+        for name, workflow in workflows.items() if isinstance(workflows, dict) else ():
+            nodes = workflow.get("nodes") if isinstance(workflow, dict) else None
+            for i, node in enumerate(nodes if isinstance(nodes, list) else ()):
+                if isinstance(node, dict) and "then" in node:
+                    keys = ("workflows", name, "nodes", i, "then")
+                    raise self._doc.error(keys, "--compat gswarm knows no nodes that are added while a request runs")
 
     def settle(self, system: System, name: str) -> None:
         workflow = system.workflows[name]

@@ -15,6 +15,7 @@ from dovetail.core.tasks import TaskGraphError
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.costs import MIB_PER_GB, CostRules
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
+from dovetail.workflow.inputs.growth.then import ThenFault, growth_rules
 from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.system import MOST, GpuType, Model, System, Workflow
 from dovetail.workflow.inputs.tenants import Sharing, Tenancy, Tenant
@@ -112,9 +113,15 @@ class SystemReader:
                     message = f"edge {edge.source} -> {edge.target}: {end!r} is not a node{did_you_mean(end, names)}"
                     return doc.error((*keys, "edges", i, which), message)
         try:
-            system.graph(name)
+            whole = system.graph(name)
+            edges = [(edge.source, edge.target) for edge in workflow.edges]
+            rules = growth_rules(whole.tasks, [node.then for node in workflow.nodes], edges)
         except TaskGraphError as error:
             return doc.error((*keys, "edges"), str(error).removeprefix(f"{name}: "))
+        except ThenFault as error:
+            return doc.error((*keys, *error.keys), str(error))
+        if rules is not None:
+            system.growth[name] = rules
         return None
 
 

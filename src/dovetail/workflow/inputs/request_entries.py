@@ -18,6 +18,9 @@ from dovetail.core.events import Arrived
 from dovetail.core.files import Document, Key, explain, name_entries
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.choices import OnError
+from dovetail.workflow.inputs.growing_entries import EntryFault as EntryFault
+from dovetail.workflow.inputs.growing_entries import GrowingEntries
+from dovetail.workflow.inputs.growth.request import FixedOutcome, Later
 from dovetail.workflow.inputs.system import MOST, System
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
 
@@ -38,8 +41,8 @@ class Tokens(Struct, forbid_unknown_fields=True):
 
 class RequestEntry(Struct, forbid_unknown_fields=True):
     """One request as it stands in a file; `node_items` (what a node works through, where rates are known
-    per second), `node_tokens`, `node_prefix`, `deadline_seconds` (after arrival), `priority` and `tenant` are our
-    additions."""
+    per second), `node_tokens`, `node_prefix`, `deadline_seconds` (after arrival), `priority`, `tenant` and `outcomes`
+    (of nodes that may add others) are our additions."""
 
     request_id: str
     workflow_id: str
@@ -54,6 +57,7 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
     deadline_seconds: float | None = None
     priority: float = 1.0
     tenant: str = ""
+    outcomes: dict[str, list[FixedOutcome]] = field(default_factory=dict)
 
 
 class _Name(Struct):
@@ -78,7 +82,9 @@ class EntryReader:
         self.at: tuple[str, ...] = ("requests",)  # where in it they are
         self._path = path
         self._system = system
-        self._graphs = system.graphs()
+        self._graphs = system.graphs(whole=True)
+        growing = [graph for name, graph in self._graphs.items() if name in system.growth]
+        self._growing = {graph.name: GrowingEntries(system, graph) for graph in growing}
         self._tenancy, self._models = system.tenancy, system.model_costs
         self._online = online
         self._on_error = on_error
@@ -98,6 +104,7 @@ class EntryReader:
         self._suspects = suspects
         self._seen: set[str] = set()
         self._doubles: set[int] = set()  # which requests have an id that was used before
+        self.later: dict[str, Later] = {}  # what is known of nodes that requests may be given
         self._clock: tuple[str, str] | None = None  # the first timestamp's kind, and whose it was
 
     def finish(self) -> None:
@@ -124,12 +131,13 @@ class EntryReader:
                 raise EntryFault("deadline_seconds", f"expected a positive number up to {MOST:g}, found {due}")
             if not 0 < entry.priority <= MOST:
                 raise EntryFault("priority", f"expected a positive number up to {MOST:g}, found {entry.priority}")
+            first = self._first_sizes(entry, graph, sizes, count) if self._growing or entry.outcomes else sizes
             self.check_clock(kind, entry)
             if self._tenancy is not None or entry.tenant:
                 self.check_tenant(entry, graph)
             if count:
                 self._count(entry, graph, sizes)
-            return Arrived(name, of, sizes, due, entry.priority, facts=self.facts(entry)), stamp
+            return Arrived(name, of, first, due, entry.priority, facts=self.facts(entry)), stamp
         except EntryFault as error:
             fault = error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -333,10 +341,28 @@ class EntryReader:
             raise EntryFault(key, "expected input or output tokens, found none")
         return seconds
 
+    def _first_sizes(
+        self, entry: RequestEntry, graph: TaskGraph, sizes: tuple[float, ...], count: bool
+    ) -> tuple[float, ...]:
+        """The durations of the nodes that are there at the start; what is said of others is kept apart."""
+        growing = self._growing.get(graph.name)
+        if growing is None:
+            if entry.outcomes:
+                raise EntryFault("outcomes", f"no node of workflow {graph.name!r} adds others (then:)")
+            return sizes
+        given = {*entry.node_execution_times, *entry.node_items, *entry.node_tokens}
+        known = growing.later(sizes, given, entry.node_execution_times, entry.outcomes)
+        if self._suspects is None or not count:  # a file that is streamed tells it again
+            self.later[entry.request_id] = known
+        return growing.first(sizes)
+
+    def _is_node(self, name: str, graph: TaskGraph) -> bool:
+        return name in graph.index or (graph.name in self._growing and name.partition("#")[0] in graph.index)
+
     def check_names(self, entry: RequestEntry, graph: TaskGraph) -> None:
         """A time for a name that is not a node, while a node has no time, is a slip."""
         times = entry.node_execution_times
-        unknown = [name for name in times if name not in graph.index]
+        unknown = [name for name in times if not self._is_node(name, graph)]
         if unknown:
             lacking = [
                 node.name
@@ -348,16 +374,17 @@ class EntryReader:
 
     def _count(self, entry: RequestEntry, graph: TaskGraph, sizes: Sequence[float]) -> None:
         times, given = entry.node_execution_times, 0
+        growing = self._growing.get(graph.name)
         for node, size, (_, rule) in zip(graph.tasks, sizes, self._hints[graph.name], strict=True):
-            self.forecast[node.kind] += size * node.width
+            self.forecast[node.kind] += size * node.width * (1 if growing is None else growing.expected[node.name])
             if node.name in times:
                 given += 1
             else:
                 counted = "items" if node.name in entry.node_items else rule
                 self.estimates["given tokens" if node.name in entry.node_tokens else counted] += 1
         self.estimates["given"] += given
-        if given < len(times):
-            name = next(name for name in times if name not in graph.index)
+        if given < len(times) and (unknown := [name for name in times if not self._is_node(name, graph)]):
+            name = unknown[0]
             text = f"node_execution_times names {name!r}, which is not a node of workflow {graph.name!r}: ignored"
             self.warnings[text] = self.warnings.get(text, 0) + 1
 
@@ -372,11 +399,3 @@ def _name_of(raw: Any) -> _Name:
         )
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _Name()
-
-
-class EntryFault(Exception):  # noqa: N818
-    """What is wrong with one request, and under which key."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key

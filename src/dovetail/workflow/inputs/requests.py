@@ -21,6 +21,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.core.files import Document, Source, as_path, explain, is_json_lines, parse, read_bytes
 from dovetail.workflow.choices import Mode, OnError
+from dovetail.workflow.inputs.growth.request import Later
 from dovetail.workflow.inputs.request_entries import UNKNOWN_TIME, EntryReader, RequestEntry
 from dovetail.workflow.inputs.system import System
 
@@ -79,11 +80,17 @@ class Requests:
             return
         assert self._index is not None
         places, offsets, stamps = self._index
+        self._entries.later.clear()
         decode = msgspec.json.Decoder(self._entries.entry_type).decode
         for i, stamp, line in zip(places.tolist(), stamps.tolist(), self._lines_at(offsets), strict=True):
             request, _ = self._entries.arrival(decode, line, i, count=False)
             if request is not None:
                 yield self._arrival_s(stamp), request
+
+    def later(self, request: str) -> Later:
+        """What its file says of nodes that a request may be given while it runs."""
+        known = self._entries.later
+        return known[request] if self._kept is not None else known.pop(request)
 
     # --- reading ----------------------------------------------------------------------------------
 

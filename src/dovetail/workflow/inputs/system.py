@@ -12,6 +12,8 @@ from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules, speeds_at_once
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
+from dovetail.workflow.inputs.growth.rules import GrowthRules
+from dovetail.workflow.inputs.growth.then import Then
 from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.tenants import Tenancy
 
@@ -89,6 +91,7 @@ class Node(Struct, forbid_unknown_fields=True, omit_defaults=True):
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     config_options: list[str] = field(default_factory=list)
+    then: Then = field(default_factory=dict)
 
 
 class Edge(Struct, forbid_unknown_fields=True):
@@ -127,6 +130,7 @@ class System(Struct, omit_defaults=True):
     tenancy: Tenancy | None = None
     slo: Slo | None = None
     gpus_over_time: GpusOverTime | None = None
+    growth: dict[str, GrowthRules] = {}  # of workflows whose nodes may add others
 
     def estimate_s(self, model: str) -> tuple[float, str]:
         """How long a node takes when its request does not say: seconds, and which rule gave them."""
@@ -142,18 +146,27 @@ class System(Struct, omit_defaults=True):
         decode_s = self.item_s.get(model) if self.units.get(model) == "tokens/s" else None
         return self.prefill_s.get(model) or (1 / reads if reads else None), decode_s or (1 / writes if writes else None)
 
+    def spread_s(self, model: str) -> float:
+        """The standard deviation of that estimate, where the configuration gives one."""
+        given, (seconds, rule) = self.models[model], self.estimate_s(model)
+        if rule == "inference_time_mean":
+            return given.inference_time_std or 0.0
+        return seconds * (given.token_std or 0.0) / (given.token_mean or 1000.0) if rule in ("tokens", "rates") else 0.0
+
     @property
     def model_costs(self) -> dict[str, ModelCost]:
         costs = {name: model.cost for name, model in self.models.items()}
         return costs | {name: replace(costs[name], prefill_s=read_s) for name, read_s in self.prefill_s.items()}
 
-    def graphs(self) -> dict[str, TaskGraph]:
+    def graphs(self, whole: bool = False) -> dict[str, TaskGraph]:
         """The workflows that can run, as task graphs."""
-        return {name: self.graph(name) for name in self.workflows if name not in self.faults}
+        return {name: self.graph(name, whole) for name in self.workflows if name not in self.faults}
 
-    def graph(self, name: str) -> TaskGraph:
+    def graph(self, name: str, whole: bool = False) -> TaskGraph:
+        """A workflow as it is when a request arrives, or `whole`, with the nodes that may be added."""
         workflow = self.workflows[name]
-        tasks = [Task(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes]
+        later = self.growth[name].optional if name in self.growth and not whole else ()
+        tasks = [Task(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes if n.id not in later]
         never = self.never.get(name, {})  # need no edges: they do not wait for one another
-        edges = [(e.source, e.target) for e in workflow.edges if e.target not in never]
+        edges = [(e.source, e.target) for e in workflow.edges if e.target not in never and e.target not in later]
         return TaskGraph(name, tasks, edges, never)

@@ -18,7 +18,7 @@ from dovetail.core.events import Arrived
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules
-from dovetail.workflow.problem import WorkflowProblem, checked
+from dovetail.workflow.problem import WorkflowProblem, checked, growth_unknown
 
 MOST_NODES = 30  # for which an optimum is searched
 
@@ -117,6 +117,8 @@ def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
         raise InputError("--exact knows no gpus_over_time: it has all GPUs at all times")
     if any(model.slots for model in problem.models.values()):
         raise InputError("--exact knows no slots (max_concurrency): in its schedules a node has its GPUs for itself")
+    if problem.growth:
+        raise InputError(f"--exact needs to know all nodes{growth_unknown(problem)}")
     used = [problem.graphs[request.of] for _, request in problem.requests.arrivals() if not request.fault]
     if (nodes := sum(len(graph.tasks) for graph in used)) > MOST_NODES:
         raise InputError(f"--exact is for {MOST_NODES} nodes at most, these requests have {nodes}")
