@@ -53,6 +53,12 @@ _NAMED = {
     "EmptyLatentImage": ["width", "height", "batch_size"],
     "KSampler": ["seed", "", "steps", "cfg", "sampler_name", "scheduler", "denoise"],
     "SaveImage": ["filename_prefix"],
+    "UNETLoader": ["unet_name"],
+    "PrimitiveBoolean": ["value"],
+    "PrimitiveInt": ["value"],
+    "PrimitiveFloat": ["value"],
+    "ComfyMathExpression": ["expression"],
+    "EmptyHunyuanLatentVideo": ["width", "height"],
 }
 
 
@@ -322,7 +328,7 @@ def test_an_outside_service_takes_no_gpu(tmp_path: Path) -> None:
     assert {one.gpus_required for one in system.models.values()} == {0}
     assert {one.type for one in system.models.values()} == {"cloud"}
     service = "an outside service, without a GPU; its time is not known"
-    assert found.notes[0].endswith(f"{service}: KlingTextToVideoNode (120 s), GeminiImageNode (20 s)")
+    assert found.notes[-1].endswith(f"{service}: KlingTextToVideoNode (120 s), GeminiImageNode (20 s)")
 
 
 def test_what_is_not_in_the_file_is_said(tmp_path: Path) -> None:
@@ -332,9 +338,63 @@ def test_what_is_not_in_the_file_is_said(tmp_path: Path) -> None:
         (3, "SaveLatent", [], [("samples", 2, 0, "LATENT")]),
     ]
     notes = "\n".join(import_comfyui([write(tmp_path, ui(graph))]).notes)
-    assert "size not in its name, taken as SDXL's, 5.1 GB: my own mix" in notes
+    assert "size not in its name, taken as for SDXL, 5.1 GB: my own mix" in notes
     assert "resolution not in the file, taken as 1024 x 1024: NewSampler 2" in notes
     assert "steps not in the file, taken as 20: NewSampler 2" in notes
+
+
+def test_a_vae_without_anything_to_encode_or_decode_is_idle(tmp_path: Path) -> None:
+    graph: Drawn = [
+        *GRAPH,
+        (20, "EmptyLatentAudio", [], [("audio_vae", 4, 2, "VAE")]),
+        (21, "SaveLatent", [], [("samples", 20, 0, "LATENT")]),
+    ]
+    assert "emptylatentaudio_20" not in models_of(import_comfyui([write(tmp_path, ui(graph))]))
+
+
+def test_a_batch_takes_its_number_of_times_as_long(tmp_path: Path) -> None:
+    one, three = (
+        import_comfyui([write(tmp_path, ui([*GRAPH[:4], (5, "EmptyLatentImage", [512, 768, size], []), *GRAPH[5:]]))])
+        for size in (1, 3)
+    )
+    times = [found.requests[0]["node_execution_times"]["ksampler_3"] - 0.05 for found in (one, three)]
+    assert times[1] == pytest.approx(3 * times[0])
+
+
+@pytest.mark.parametrize("turbo", [False, True])
+@pytest.mark.parametrize("form", [ui, api])
+def test_a_switch_runs_the_branch_it_takes_and_numbers_are_worked_out(form: Any, turbo: bool, tmp_path: Path) -> None:
+    graph: Drawn = [
+        (1, "UNETLoader", ["wan2.2_t2v_14B_fp8.safetensors", "default"], []),
+        (2, "UNETLoader", ["wan2.1_t2v_1.3B_fp16.safetensors", "default"], []),
+        (3, "PrimitiveBoolean", [turbo], []),
+        (4, "PrimitiveInt", [20], []),
+        (5, "PrimitiveInt", [4], []),
+        (
+            6,
+            "ComfySwitchNode",
+            [],
+            [("on_false", 1, 0, "MODEL"), ("on_true", 2, 0, "MODEL"), ("switch", 3, 0, "BOOLEAN")],
+        ),
+        (7, "ComfySwitchNode", [], [("on_false", 4, 0, "INT"), ("on_true", 5, 0, "INT"), ("switch", 3, 0, "BOOLEAN")]),
+        (8, "PrimitiveFloat", [5.0], []),
+        (9, "ComfyMathExpression", ["a * 16 + 1"], [("values.a", 8, 0, "FLOAT")]),
+        (10, "EmptyHunyuanLatentVideo", [832, 480], [("length", 9, 0, "INT")]),
+        (
+            11,
+            "KSampler",
+            [1, "fixed", 3, 1.0],
+            [("model", 6, 0, "MODEL"), ("latent_image", 10, 0, "LATENT"), ("steps", 7, 0, "INT")],
+        ),
+        (12, "SaveLatent", [], [("samples", 11, 0, "LATENT")]),
+    ]
+    found = import_comfyui([write(tmp_path, form(graph))])
+    validated(found, tmp_path)
+    name, steps = ("wan2_1_t2v_1_3b_fp16", 4) if turbo else ("wan2_2_t2v_14b_fp8", 20)
+    assert models_of(found) == {"ksampler_11": name}
+    family = size_of(name.replace("1_3b", "1.3b"), "model").family
+    expected = 0.05 + steps * step_s(family, 832, 480, 81)
+    assert found.requests[0]["node_execution_times"] == {"ksampler_11": pytest.approx(expected)}
 
 
 # --- what the editor does before it sends a prompt ------------------------------------------------------
@@ -654,6 +714,14 @@ def test_a_picture_without_a_workflow_is_refused(file: str, tmp_path: Path) -> N
             import_comfyui([path])
 
 
+def test_another_binary_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "film.webm").write_bytes(b"\x1a\x45\xdf\xa3" + b"\0" * 40)
+    with pytest.raises(
+        InputError, match=r"film\.webm: not a ComfyUI workflow: expected JSON, or a PNG, WebP, MP4 or FLAC"
+    ):
+        import_comfyui([tmp_path / "film.webm"])
+
+
 # --- taught types ---------------------------------------------------------------------------------------
 
 
@@ -717,11 +785,27 @@ def test_taught_types_are_checked(data: Any, message: str, tmp_path: Path) -> No
         ("sd_xl_base_1.0.safetensors", 5.14),
         ("ltx-2-19b-dev-fp8.safetensors", 19.0),
         ("wan2.1_vace_1.3B_fp16.safetensors", 2.6),
+        ("Wan2_1-T2V-1_3B_bf16.safetensors", 2.6),
     ],
 )
 def test_the_size_is_read_from_the_name(name: str, gb: float) -> None:
     assert size_of(name, "model").gb == pytest.approx(gb)
     assert not size_of(name, "model").assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "gb"),
+    [
+        ("umt5_xxl_fp8_e4m3fn_scaled.safetensors", "clip", 5.7),
+        ("qwen_3_06b_base.safetensors", "clip", 1.2),
+        ("gemma_3_12B_it.safetensors", "clip", 24.0),
+        ("CLIP-ViT-bigG-14-laion2B-39B-b160k.safetensors", "clip_vision", 3.68),
+        ("control_v11p_sd15_canny_fp16.safetensors", "control_net", 0.81),
+        ("ae.safetensors", "vae", 0.33),
+    ],
+)
+def test_encoders_and_control_nets_have_sizes_of_their_own(name: str, role: str, gb: float) -> None:
+    assert size_of(name, role).gb == pytest.approx(gb, rel=0.01)
 
 
 @given(st.text(), st.sampled_from(["model", "clip", "vae", "control_net", "upscale_model", "clip_vision", "other"]))
@@ -781,11 +865,12 @@ def test_an_import_keeps_the_order_whatever_is_dropped(
     kinds = {i: "VAEDecode" if i in kept else random.choice(["ImageBlur", "SomethingNew"]) for i in nodes}
     inputs: dict[int, list[tuple[str, int, int, str]]] = {i: [] for i in nodes}
     for i in kept:
-        inputs[i].append(("vae", 98, 0, "VAE"))
+        inputs[i] += [("vae", 98, 0, "VAE"), ("samples", 97, 0, "LATENT")]
     for source, target in sorted(edges):
         inputs[target].append((f"image{source}", source, 0, "IMAGE"))
     shuffled = random.sample(list(nodes), len(nodes))
     graph: Drawn = [(i, kinds[i], [], inputs[i]) for i in shuffled]
+    graph.append((97, "EmptyLatentImage", [512, 512, 1], []))
     graph.append((98, "VAELoader", ["ae.safetensors"], []))
     graph.append((99, "SaveImage", [], [(f"image{i}", i, 0, "IMAGE") for i in nodes]))
     found = import_comfyui([write(folder, api(graph) if as_api else ui(graph))])
@@ -793,7 +878,7 @@ def test_an_import_keeps_the_order_whatever_is_dropped(
     order = {(int(s.rsplit("_", 1)[1]), int(t.rsplit("_", 1)[1])) for s, t in edges_of(found)}
     expected = {(s, t) for s, t in closure(nodes, edges) if s in kept and t in kept}
     assert closure(nodes, order) == expected
-    assert sum(found.dropped.values()) == len(nodes) - len(kept) + 1
+    assert sum(found.dropped.values()) == len(nodes) - len(kept) + 2
 
 
 def test_names_are_unique_whatever_they_are_made_from() -> None:
@@ -846,7 +931,7 @@ def _broken_ui(links: list[Any]) -> dict[str, Any]:
         ({"nodes": [], "links": 3}, r"links: expected a list, found int"),
         (
             {"nodes": [{"id": 1, "type": "SaveImage"}]},
-            r"expected nodes that work on a GPU, found SaveImage; --keep-utility",
+            r"expected nodes that work on a GPU, with .*, found SaveImage; --keep-utility",
         ),
         (
             {
@@ -888,13 +973,16 @@ def test_a_link_to_nowhere_is_a_note(tmp_path: Path) -> None:
     assert notes[-1].endswith("8.inputs.mask: link ['78', 0]: there is no node 78: left out")
 
 
+DAMAGE = ["null", "0", "-1", "7", "2.5", '""', '"x"', "[]", "{}", "[[]]", '{"id": 1}', "true", '["4", 0]']
+
+
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(["ui", "api", "nested"]), st.data())
 def test_a_damaged_file_is_read_or_refused_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, form: str, data: st.DataObject
 ) -> None:
     forms: dict[str, Any] = {"ui": ui, "api": api, "nested": nested}
-    whole = forms[form]()
+    whole = json.loads(json.dumps(forms[form]()))
     for _ in range(data.draw(st.integers(1, 4))):
         at: Any = whole
         parent: Any = None
@@ -903,7 +991,7 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
             parent, key = at, data.draw(st.sampled_from(list(at) if isinstance(at, dict) else range(len(at))))
             at = parent[key]
         if parent is not None:
-            parent[key] = data.draw(st.sampled_from([None, 0, -1, 7, 2.5, "", "x", [], {}, [[]], {"id": 1}, True]))
+            parent[key] = json.loads(data.draw(st.sampled_from(DAMAGE)))
     file = write(tmp_path_factory.mktemp("damaged"), whole)
     try:
         found = import_comfyui([file])

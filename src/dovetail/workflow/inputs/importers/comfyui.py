@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -23,13 +23,16 @@ from dovetail.workflow.inputs.importers import comfyui_figures as figures
 from dovetail.workflow.inputs.importers.comfyui_files import ComfyGraph, ComfyLink, ComfyNode, read_graph
 from dovetail.workflow.inputs.importers.comfyui_types import (
     ANY,
+    WEIGHTS_FILE,
     NodeTypes,
     is_media,
     is_plain,
     is_weights,
     is_work,
     loads,
+    names_weights,
 )
+from dovetail.workflow.inputs.importers.comfyui_values import ComfyValues
 from dovetail.workflow.inputs.importers.common import Imported, Names, as_paths, bridge, request
 
 UTILITY_S = 0.1
@@ -43,13 +46,13 @@ _ROLES = {  # what weights are used as, in the order in which a node's own are l
     "other": ("image_processing", re.compile("^(?!.*VAE$)")),
     "vae": ("image_processing", re.compile("")),
 }
+_LATENT = 64  # pixels to a latent one
 _FRAMES = ("length", "num_frames", "frames", "video_frames", "frame_count")
 _SETTINGS = {
     "model": {"steps": "steps", "cfg": "cfg", "seed": "seed", "noise_seed": "seed"},
     "clip": {"text": "prompt"},
     "utility": {"width": "width", "height": "height"},
 }
-_WEIGHTS_FILE = re.compile(r"\.(safetensors|sft|ckpt|pt|pth|bin|gguf|onnx)$", re.IGNORECASE)
 
 
 class Weights(NamedTuple):
@@ -120,11 +123,13 @@ class _File:
     """One file's nodes that stay, the weights of each, and the order between them."""
 
     def __init__(self, graph: ComfyGraph, types: NodeTypes, keep_utility: bool, keep_loaders: bool) -> None:
-        self.graph, self.types = graph, types
+        self.graph = graph = ComfyValues(graph).chosen()
+        self.values = ComfyValues(graph)
+        self.types = types
         self.said: dict[str, dict[str, None]] = {}  # what to know, and of what
         self.dropped: Counter[str] = Counter(graph.off)
         self.weights: dict[str, Weights] = {}
-        self.figures: dict[str, NodeFigures] = {}
+        self.kept_loaders: set[str] = set()
         run = self._run()
         for node in graph.nodes.values():
             if node.id not in run:
@@ -133,29 +138,27 @@ class _File:
             weights = self._weights(node)
             if weights is not None:
                 self.weights[node.id] = weights
-                self.figures[node.id] = self._figures(node, weights)
             elif self._is_cloud(node):
                 self.weights[node.id] = Weights(f"cloud {node.type}", "cloud")
-                seconds = self._taught_s(node) or CLOUD_S["VIDEO" if "VIDEO" in self._gives(node) else ""]
-                self.figures[node.id] = NodeFigures("cloud", 1.0, seconds, 0)
-                self._say("an outside service, without a GPU; its time is not known", f"{node.type} ({seconds:g} s)")
             elif self._is_loader(node):
                 if keep_loaders:
-                    self.weights[node.id] = loaded = self._named(node, 0, self._role(self._gives(node)[0]))
-                    self.figures[node.id] = self._figures(node, loaded)._replace(seconds=UTILITY_S)
+                    self.weights[node.id] = self._named(node, 0, self._role(self._gives(node)[0]))
+                    self.kept_loaders.add(node.id)
                 else:
                     self._say("became models, not nodes", node.type)
             elif keep_utility and not self._passes_on(node):
                 self.weights[node.id] = _UTILITY
-                self.figures[node.id] = NodeFigures("utility", 1.0, UTILITY_S, 0)
             else:
                 self.dropped[node.type] += 1
                 self._say("left out, with the order of the rest kept", node.type)
         if not self.weights:
             found = ", ".join(sorted({node.type for node in graph.nodes.values()} | set(graph.off))) or "none"
+            expected = "expected nodes that work on a GPU, with weights (MODEL, CLIP, VAE, ...) linked to them"
             hint = "--keep-utility keeps those that need no GPU, and --types tells which do"
-            raise InputError(f"{graph.path}: expected nodes that work on a GPU, found {_shortened(found)}; {hint}")
+            raise InputError(f"{graph.path}: {expected}, found {_shortened(found)}; {hint}")
         names = Names()
+        self.pixels = self._least_pixels()
+        self.figures = {node: self._figures(graph.nodes[node], weights) for node, weights in self.weights.items()}
         self.ids = {node: names.of(node, f"{graph.nodes[node].type}_{node}") for node in self.weights}
         self.edges = bridge(graph.nodes, [(link.source, link.target) for link in graph.links], self.ids)
 
@@ -221,6 +224,10 @@ class _File:
             unknown = node.outputs is None and not self._shows(node)  # a prompt does not say what nobody uses
             ends = not gives and (unknown or any(is_media(link.type) for link in self.graph.into[node.id]))
             works = any(is_work(kind) for kind in gives) or ends
+            if all(
+                self._role(link.type) == "vae" for link in taken
+            ):  # without something to encode or decode, it is idle
+                works = works and any(is_media(link.type) for link in self.graph.into[node.id])
         else:
             works = bool(_files(node)) and any(is_media(kind) for kind in gives) and not any(map(is_weights, gives))
         if not works:
@@ -250,7 +257,8 @@ class _File:
         name = "_".join(map(_stem, files)) or (_stem(texts[0]) if texts else loader.type)
         if not files and not texts:
             self._say("names no weights that can be read", loader.type)
-        return Weights(f"{name}_{role}" if slot else name, role, tuple(files or [name]), bool(slot))
+        lent = role in ("clip", "vae") and role not in name.lower() and figures.is_model(name)
+        return Weights(f"{name}_{role}" if slot or lent else name, role, tuple(files or [name]), bool(slot))
 
     @staticmethod
     def _role(kind: str) -> str:
@@ -269,37 +277,9 @@ class _File:
 
     # --- how long it takes ---
 
-    def _value(self, node: ComfyNode, name: str) -> Any:
-        """A value of a node, or of the node that it comes from."""
-        for _ in range(8):
-            link = next((link for link in self.graph.into[node.id] if link.input == name), None)
-            if link is None:
-                return node.values.get(name)
-            node = self.graph.nodes[link.source]
-            plain = [value for value in node.listed if isinstance(value, int | float | str)]
-            if not self.graph.into[node.id]:
-                return node.values.get("value", plain[0] if len(plain) == 1 else None)
-            name = self.graph.into[node.id][0].input
-        return None
-
-    def _number(self, node: ComfyNode, names: Iterable[str]) -> float | None:
-        values = (self._value(node, name) for name in names)
-        return next((float(v) for v in values if isinstance(v, int | float) and 0 < v < 1e6), None)
-
-    def _nearest(self, node: ComfyNode, *names: Sequence[str]) -> list[float] | None:
-        """Numbers that the node or the nearest node before it has, all of them."""
-        reached = [node.id]
-        for at in reached:
-            found = [self._number(self.graph.nodes[at], alike) for alike in names]
-            if None not in found:
-                return [number for number in found if number is not None]
-            links = (link for link in self.graph.into[at] if not is_weights(link.type) or link.type == "GUIDER")
-            reached += dict.fromkeys(link.source for link in links if link.source not in reached)
-        return None
-
     def _shape(self, node: ComfyNode, family: figures.ModelFamily) -> tuple[float, float, float]:
-        size = self._nearest(node, ("width",), ("height",))
-        frames = self._nearest(node, _FRAMES)
+        size = self.values.nearest(node, ("width",), ("height",))
+        frames = self.values.nearest(node, _FRAMES)
         if size is None:
             size = [float(side) for side in family.shape[:2]]
             self._say(f"resolution not in the file, taken as {size[0]:g} x {size[1]:g}", self._place(node))
@@ -316,33 +296,53 @@ class _File:
         taught = self.types.of(node.type)
         return None if taught is None else taught.seconds
 
+    def _least_pixels(self) -> dict[tuple[str, ...], float]:
+        """The smallest picture that weights are used for: first passes tell what they were made for."""
+        least: dict[tuple[str, ...], float] = {}
+        for node, weights in self.weights.items():
+            size = self.values.nearest(self.graph.nodes[node], ("width",), ("height",))
+            if size is not None:
+                least[weights.files] = min(size[0] * size[1], least.get(weights.files, float("inf")))
+        return least
+
     def _figures(self, node: ComfyNode, weights: Weights) -> NodeFigures:
-        hint = self._nearest(node, ("width",), ("height",)) or [0.0, 0.0]
-        size = self._size(weights, hint[0] * hint[1])
-        if weights.role in ("model", "control_net", "vae", "upscale_model"):
-            width, height, frames = self._shape(node, size.family)
-        else:
-            width = height = frames = 1.0
-        if weights.role in ("model", "control_net"):
-            seconds = self._passes(node, weights) * figures.step_s(size.family, width, height, frames)
-            seconds += figures.OVERHEAD_S
-        elif weights.role == "vae":
-            seconds = figures.vae_s(width * height * frames)
-        elif weights.role == "upscale_model":
-            seconds = figures.upscale_s(width * height * frames)
-        else:
+        if weights.role == "utility":
+            return NodeFigures("utility", 1.0, self._taught_s(node) or UTILITY_S, 0)
+        if weights.role == "cloud":
+            seconds = self._taught_s(node) or CLOUD_S["VIDEO" if "VIDEO" in self._gives(node) else ""]
+            self._say("an outside service, without a GPU; its time is not known", f"{node.type} ({seconds:g} s)")
+            return NodeFigures("cloud", 1.0, seconds, 0)
+        size = self._size(weights)
+        if node.id in self.kept_loaders:
+            return NodeFigures(_ROLES[weights.role][0], size.gb, UTILITY_S)
+        taken = [link.type for link in self.graph.into[node.id]]
+        frames, audio = 1.0, "AUDIO" in taken or "AUDIO" in self._gives(node)
+        if weights.role in ("clip", "clip_vision", "other") or (weights.role == "vae" and audio):
             seconds = figures.encode_s(size.weights)
-            if weights.role == "other":
+            if weights.role in ("other", "vae"):
                 self._say("time not known, counted as one pass of its weights", self._place(node))
+        else:
+            width, height, frames = self._shape(node, size.family)
+            batch = (self.values.nearest(node, ("batch_size",)) or [1.0])[0]
+            pixels = width * height * frames * batch
+            if weights.role == "vae":
+                seconds = figures.vae_s(pixels)
+            elif weights.role == "upscale_model":
+                seconds = figures.upscale_s(pixels / (_LATENT if "LATENT" in taken else 1))
+            else:
+                step_s = figures.step_s(size.family, width, height, frames)
+                seconds = figures.OVERHEAD_S + self._passes(node, weights) * batch * step_s
         type_ = _ROLES[weights.role][0]
         if weights.role == "model" and (frames > 1 or size.family.shape[2] > 1):
             type_ = "video_generation"
         return NodeFigures(type_, size.gb, self._taught_s(node) or seconds)
 
-    def _size(self, weights: Weights, pixels: float) -> figures.Size:
-        sizes = [figures.size_of(file, "model" if weights.part else weights.role, pixels) for file in weights.files]
-        if not sizes:
-            sizes = [figures.size_of(weights.name, weights.role, pixels)]
+    def _size(self, weights: Weights) -> figures.Size:
+        pixels = self.pixels.get(weights.files, 0.0)
+        files = weights.files or (weights.name,)
+        if weights.role == "clip":  # loaders of text encoders also name the model that they are for
+            files = tuple(file for file in files if not figures.is_model(file)) or files[:1]
+        sizes = [figures.size_of(file, "model" if weights.part else weights.role, pixels) for file in files]
         if weights.part:
             sizes = [figures.part_of(sizes[0], weights.role)]
         for size in sizes:
@@ -356,14 +356,14 @@ class _File:
         if weights.role == "control_net":  # it runs in the sampler that its conditioning leads to
             after = next((n for n in self._after(node) if self._role_of(n) == "model"), None)
             return 1.0 if after is None else self._passes(after, Weights("", "model"))
-        steps = self._nearest(node, ("steps",))
+        steps = self.values.nearest(node, ("steps",))
         if steps is None:
             self._say(f"steps not in the file, taken as {figures.STEPS}", self._place(node))
-        first, last = (self._value(node, key) for key in ("start_at_step", "end_at_step"))
+        first, last = (self.values.of(node, key) for key in ("start_at_step", "end_at_step"))
         count = steps[0] if steps else figures.STEPS
         if isinstance(first, int | float) and isinstance(last, int | float) and 0 <= first < last:
             count = max(1.0, min(last, count) - first)
-        cfg = self._nearest(node, ("cfg",))
+        cfg = self.values.nearest(node, ("cfg",))
         negative = any(link.input == "negative" for link in self.graph.into[node.id])
         return count * (2.0 if (cfg[0] != 1 if cfg else negative) else 1.0)
 
@@ -396,7 +396,7 @@ class _File:
     def settings(self, node: str) -> dict[str, Any]:
         """What of a node's values a request may set."""
         names = _SETTINGS.get(self.weights[node].role, {})
-        found = [(ours, self._value(self.graph.nodes[node], theirs)) for theirs, ours in names.items()]
+        found = [(ours, self.values.of(self.graph.nodes[node], theirs)) for theirs, ours in names.items()]
         return {ours: value for ours, value in found if isinstance(value, int | float | str)}
 
     def request(self, number: int, workflow: str) -> dict[str, Any]:
@@ -423,11 +423,11 @@ def _alike(name: str) -> str:
 
 def _files(node: ComfyNode) -> list[str]:
     """The weights that a node names."""
-    return [value for value in node.listed if isinstance(value, str) and _WEIGHTS_FILE.search(value)]
+    return list(dict.fromkeys(value for value in node.listed if names_weights(value)))
 
 
 def _stem(file: str) -> str:
-    return PurePosixPath(_WEIGHTS_FILE.sub("", file.replace("\\", "/"))).name
+    return PurePosixPath(WEIGHTS_FILE.sub("", file.replace("\\", "/"))).name
 
 
 def _shortened(text: str) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -19,15 +19,17 @@ from msgspec import Struct, field
 from dovetail.core.errors import InputError
 from dovetail.core.files import Document, Key, read_bytes
 from dovetail.workflow.inputs.importers.comfyui_media import embedded
-from dovetail.workflow.inputs.importers.comfyui_types import ANY, NodeTypes
+from dovetail.workflow.inputs.importers.comfyui_types import ANY, NodeTypes, names_weights
 from dovetail.workflow.inputs.importers.common import find_cycle
 
+T = TypeVar("T")
 _MUTED, _BYPASSED = 2, 4
 _INPUTS, _OUTPUTS = "-10", "-20"  # the ends of a subgraph, in its links
 _REROUTE = re.compile(r"Reroute( \(rgthree\))?$")
 _SET, _GET = re.compile(r"(easy )?setNode$", re.IGNORECASE), re.compile(r"(easy )?getNode$", re.IGNORECASE)
 _BROADCAST = re.compile(r"(Anything|Prompts|Seed) Everywhere")
 _NOTE = re.compile(r"(Markdown)?Note$|Note Plus|Label \(rgthree\)|Bookmark|Fast (Groups |)(Bypasser|Muter)")
+_SWITCHED = re.compile(r"on_(true|false)|any(thing)?_?\d*|(input|value)_?\d*")
 _CONTROL = frozenset({"fixed", "increment", "decrement", "randomize"})
 _MOST = 100_000  # nodes after opening subgraphs
 
@@ -93,6 +95,7 @@ class _UiNode(Struct):
     widgets_values: Any = None
     inputs: list[_Input] | None = None
     outputs: list[_Output] | None = None
+    properties: Any = None
 
 
 class _End(Struct):
@@ -144,7 +147,13 @@ def read_graph(path: Path, types: NodeTypes) -> ComfyGraph:
 def _document(path: Path) -> Document:
     raw = read_bytes(path)
     text = embedded(path, raw)
-    return Document.read(path) if text is None else Document(path, text, _json(path, text))
+    if text is not None:
+        return Document(path, text, _json(path, text))
+    if b"\0" in raw[:1024] and not raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(
+            f"{path}: not a ComfyUI workflow: expected JSON, or a PNG, WebP, MP4 or FLAC file that has one"
+        )
+    return Document.read(path)
 
 
 def _json(path: Path, text: bytes) -> Any:
@@ -272,7 +281,8 @@ class _Editor:
             if str(end) not in scope.nodes and not (scope.parent and str(end) in (_INPUTS, _OUTPUTS)):
                 self._note(keys, f"link {number} ({source} -> {target}): there is no node {end}")
                 return
-        link = _UiLink(str(source), _slot(slot), str(target), _slot(target_slot), _type(kind[0] if kind else ANY), keys)
+        type_ = _type(kind[0] if kind else ANY)
+        link = _UiLink(str(source), max(0, _slot(slot)), str(target), _slot(target_slot), type_, keys)
         scope.links[str(number)] = link
         node = scope.nodes.get(link.target)
         if node is not None and link.target_slot >= len(node.inputs or ()):  # hand-made files list no inputs
@@ -284,7 +294,7 @@ class _Editor:
 
     def _node(self, scope: _Scope, given: _UiNode) -> ComfyNode:
         widgets = given.widgets_values
-        listed = list(widgets.values()) if isinstance(widgets, dict) else widgets if isinstance(widgets, list) else []
+        listed = list(widgets.values() if isinstance(widgets, dict) else widgets if isinstance(widgets, list) else [])
         values = dict(widgets) if isinstance(widgets, dict) else self._named(given, listed)
         outputs = [_type(output.type) for output in given.outputs or ()]
         return ComfyNode(f"{scope.prefix}{given.id}", given.type, values, listed, outputs)
@@ -300,9 +310,7 @@ class _Editor:
         for index, entry in enumerate(node.inputs or ()):
             found = self._origin(scope, node, index)
             if isinstance(found, _Value):
-                made.values[entry.name] = found.value
-                if isinstance(found.value, str):
-                    made.listed.append(found.value)
+                self._set(made, entry.name, found.value)
             elif found is not None:
                 origin, source, slot = found
                 if source.mode == _MUTED:
@@ -314,6 +322,18 @@ class _Editor:
                 keys = (*scope.keys[str(node.id)], "inputs", index)
                 name = f"{origin.prefix}{source.id}"
                 yield ComfyLink(name, slot, made.id, entry.name, kind, keys, entry.optional, entry.link is None)
+
+    @staticmethod
+    def _set(node: ComfyNode, name: str, value: Any) -> None:
+        """Put a value in the place of the node's own; where that has no name, of the first that is as much a file."""
+        own = node.values.get(name)
+        if own is None and names_weights(value) and value not in node.listed:
+            own = next((one for one in node.listed if names_weights(one)), None)
+        if own in node.listed and own is not None:
+            node.listed[node.listed.index(own)] = value
+        elif value not in node.listed:
+            node.listed.append(value)
+        node.values[name] = value
 
     def _origin(self, scope: _Scope, node: _UiNode, index: int) -> _Origin | _Value | None:
         """Where the value of an input comes from: a node that runs (or is muted) and its slot, or a plain value."""
@@ -353,12 +373,15 @@ class _Editor:
         name = scope.takes[slot] if slot < len(scope.takes) else ""
         inputs = node.inputs or []
         at = next((i for i, one in enumerate(inputs) if one.name == name), None if name else slot)
-        if at is None or at >= len(inputs):
-            return None
-        if inputs[at].link is None and inputs[at].widget is not None:
-            value = self._node(scope.parent, node).values.get(name)
-            return None if value is None else _Value(value)
-        return scope.parent, node, at
+        if at is not None and at < len(inputs) and (inputs[at].link is not None or inputs[at].widget is None):
+            return scope.parent, node, at
+        sockets = {one.name for one in inputs if one.widget is None}
+        shown = _entries(node.properties.get("proxyWidgets") if isinstance(node.properties, dict) else None, list)
+        told = [str(one[-1]) if str(one[0]) == "-1" else "" for one in shown if one]
+        names = told or [one for one in scope.takes if one not in sockets]
+        given = node.widgets_values if isinstance(node.widgets_values, list) else []
+        value = dict(zip(names, given, strict=True)).get(name) if len(names) == len(given) else None
+        return None if value is None else _Value(value)
 
     @staticmethod
     def _passes_on(node: _UiNode) -> bool:
@@ -425,34 +448,38 @@ def _group_nodes(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
     extra = data.get("extra")
     given = extra.get("groupNodes") if isinstance(extra, dict) else None
     for name, raw in given.items() if isinstance(given, dict) else ():
-        inside = raw.get("nodes") if isinstance(raw, dict) else None
-        wires = raw.get("links") if isinstance(raw, dict) else None
-        if not isinstance(inside, list) or not all(isinstance(node, dict) for node in inside):
+        if not isinstance(raw, dict):
             continue
-        wires = [w for w in wires or () if isinstance(w, list) and len(w) > 3 and isinstance(w[0], int)]
-        linked = {(w[2], w[3]) for w in wires}
-        shown = [one[:2] for one in raw.get("external") or () if isinstance(one, list)]
-        used = {(w[0], w[1]) for w in wires if w[:2] not in shown}
-        links = [[i, *wire[:4], wire[-1]] for i, wire in enumerate(wires)]
+        links: list[list[Any]] = []
         takes: list[dict[str, Any]] = []
         gives = 0
-        nodes = []
-        for index, node in enumerate(inside):
-            entries = [dict(one) for one in node.get("inputs") or () if isinstance(one, dict)]
-            for slot, entry in enumerate(entries):
-                entry["link"] = next((li[0] for li in links if li[3:5] == [index, slot]), None)
-                if (index, slot) not in linked and not entry.get("widget"):
+        for wire in _entries(raw.get("links"), list):
+            if len(wire) > 3 and all(isinstance(end, int) for end in wire[:4]):  # those from outside begin with nothing
+                links.append([len(links), *wire[:4], wire[-1]])
+        shown = [one[:2] for one in _entries(raw.get("external"), list)]
+        used = [link[1:3] for link in links if link[1:3] not in shown]
+        nodes = [dict(node) for node in _entries(raw.get("nodes"), dict)]
+        for index, node in enumerate(nodes):
+            node["id"] = index
+            node["inputs"] = [dict(one) for one in _entries(node.get("inputs"), dict)]
+            for slot, entry in enumerate(node["inputs"]):
+                inside = next((link[0] for link in links if link[3:5] == [index, slot]), None)
+                entry["link"] = inside
+                if inside is None and not entry.get("widget"):
                     entry["link"] = len(links)
                     links.append([len(links), _INPUTS, len(takes), index, slot, entry.get("type")])
                     takes.append({})  # matched by place, not by name
-            for slot, _ in enumerate(node.get("outputs") or ()):
-                if (index, slot) not in used:
+            for slot, _ in enumerate(_entries(node.get("outputs"), dict)):
+                if [index, slot] not in used:
                     links.append([len(links), index, slot, _OUTPUTS, gives, ANY])
                     gives += 1
-            nodes.append(node | {"id": index, "inputs": entries})
         made = {"name": name, "nodes": nodes, "links": links, "inputs": takes, "at": ("extra", "groupNodes", name)}
         yield f"workflow/{name}", made
         yield f"workflow>{name}", made
+
+
+def _entries(given: Any, kind: type[T]) -> list[T]:
+    return [one for one in given if isinstance(one, kind)] if isinstance(given, list) else []
 
 
 def _read_api(doc: Document, types: NodeTypes, data: Mapping[str, Any], at: tuple[Key, ...]) -> ComfyGraph:
@@ -463,7 +490,8 @@ def _read_api(doc: Document, types: NodeTypes, data: Mapping[str, Any], at: tupl
             given[name] = doc.convert(raw, _ApiNode, (*at, name))
         else:
             graph.notes.append(f"{name}: not a node: left out")
-    nodes, links = {}, []
+    nodes: dict[str, ComfyNode] = {}
+    links: list[ComfyLink] = []
     for name, node in given.items():
         values = {}
         for key, value in node.inputs.items():
@@ -474,12 +502,19 @@ def _read_api(doc: Document, types: NodeTypes, data: Mapping[str, Any], at: tupl
             if source not in given:
                 graph.notes.append(f"{'.'.join(map(str, keys))}: link {value!r}: there is no node {source}: left out")
                 continue
-            slot = _slot(value[1])
+            slot = max(0, _slot(value[1]))
             kind = types.gives(given[source].class_type, slot) or types.takes(node.class_type, key)
             links.append(ComfyLink(source, slot, name, key, kind, keys))
         known = types.outputs(node.class_type)
         nodes[name] = ComfyNode(name, node.class_type, values, list(values.values()), known)
-    return ComfyGraph(doc.path, nodes, links, graph.notes)
+    graph = ComfyGraph(doc.path, nodes, links, graph.notes)
+    for _ in range(len(links)):  # what a switch is given is what it gives
+        unknown = [link for link in links if link.type == ANY and _SWITCHED.fullmatch(link.input)]
+        for link in unknown:
+            link.type = next((one.type for one in graph.out[link.target] if one.type != ANY), ANY)
+        if all(link.type == ANY for link in unknown):
+            break
+    return graph
 
 
 def _list(doc: Document, data: Mapping[str, Any], key: str, at: tuple[Key, ...]) -> Iterable[Any]:

@@ -13,6 +13,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import Document
 
 ANY = "*"
+WEIGHTS_FILE = re.compile(r"\.(safetensors|sft|ckpt|pt|pth|bin|gguf|onnx)$", re.IGNORECASE)
 # What must be on a GPU to be used; packs have types of their own, which end alike (WANVIDEOMODEL, WANVAE).
 _WEIGHTS = re.compile(
     r"(MODEL|VAE|CLIP|CLIP_VISION|CONTROL_NET|TEXT_?ENCODER|AUDIO_ENCODER|DETECTOR|GUIDER|PIPE|PIPE_LINE|CONTEXT|"
@@ -25,17 +26,17 @@ _MEDIA = re.compile(r"IMAGE|VIDEO|AUDIO|STRING|SVG|MASK|MESH|LATENT|FILE_3D|TASK
 _NAMED = (  # the API's prompts have no types: what an input is called says what it takes
     (r"clip_vision_output|.*_embeds?|embeds", "EMBEDS"),
     (r"clip_vision(_model)?", "CLIP_VISION"),
+    (r"upscale_model", "UPSCALE_MODEL"),
+    (r"style_model", "STYLE_MODEL"),
+    (r"sam_model(_opt)?", "SAM_MODEL"),
     (r"(?:.*_)?model(_\w+)?", "MODEL"),
     (r"(?:.*_)?clip\d?|text_encoder|t5", "CLIP"),
     (r"(?:.*_)?vae\d?", "VAE"),
     (r"guider", "GUIDER"),
     (r"control_?net\d?", "CONTROL_NET"),
-    (r"upscale_model", "UPSCALE_MODEL"),
-    (r"style_model", "STYLE_MODEL"),
     (r"audio_encoder", "AUDIO_ENCODER"),
     (r"ipadapter", "IPADAPTER"),
     (r".*_detector(_opt)?", "DETECTOR"),
-    (r"sam_model(_opt)?", "SAM_MODEL"),
     (r"(?:.*_)?pipe|context", "PIPE"),
     (r"positive|negative|conditioning(_.*)?|cond", "CONDITIONING"),
     (r"samples\d?|latents?(_.*)?|.*_latents?", "LATENT"),
@@ -61,7 +62,9 @@ _WIDGETS = (  # values of the editor's nodes by position, where the file does no
     (r"CLIPTextEncode$", ("text",)),
     (r"Primitive\w+$", ("value",)),
 )
-_OUTPUT = re.compile(r"save|preview|video_?combine|show ?(text|any)|display|compare|websocket", re.IGNORECASE)
+_OUTPUT = re.compile(
+    r"save|preview|video_?combine|show ?(text|any)|display|compare|websocket|^Tripo\w+Node$", re.IGNORECASE
+)
 _LOADS = re.compile(r"load(?!image|video|audio)", re.IGNORECASE)
 # Nodes of ComfyUI that call outside services begin with the service's name.
 _CLOUD = re.compile(
@@ -150,7 +153,7 @@ class NodeTypes:
         taught = self._taught.get(kind)
         if taught is not None:
             return taught.output_node
-        return not outputs if outputs is not None and not _OUTPUT.search(kind) else bool(_OUTPUT.search(kind))
+        return bool(_OUTPUT.search(kind)) or (outputs is not None and not outputs)
 
     def cloud(self, kind: str) -> bool:
         """Does it call an outside service?"""
@@ -173,6 +176,11 @@ def is_media(kind: str) -> bool:
 
 def is_plain(kind: str) -> bool:
     return kind in _PLAIN
+
+
+def names_weights(value: Any) -> bool:
+    """Is it the name of a file of weights?"""
+    return isinstance(value, str) and bool(WEIGHTS_FILE.search(value))
 
 
 def loads(kind: str) -> bool:
