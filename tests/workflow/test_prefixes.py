@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail import workflow
+from dovetail.cli import main
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Start
 from dovetail.core.journal import Reader
@@ -281,6 +282,19 @@ def test_every_policy_runs_shorter_where_the_prefix_is(policy: str, tmp_path: Pa
     assert "Prefix blocks found cached: 42.9%" in run.text()
     assert "2 blocks of its input were cached there." in str(run.explain("r1"))
     assert "1 block of its input was cached there." in str(run.explain("r2"))
+
+
+def test_hits_are_told_on_pages_and_in_comparisons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workflow.write_config(tmp_path / "config.json", CONFIG)
+    (tmp_path / "asked.json").write_text(json.dumps({"requests": rows([1, 2], [1, 2], [1, 3], [4])}))
+    files = ["--config", str(tmp_path / "config.json"), "--requests", str(tmp_path / "asked.json")]
+    main(["workflow", "compare", "--gpus", "1", "--policy", "heft", "--mode", "online", "--jobs", "1", *files])
+    head, _, row = capsys.readouterr().out.splitlines()[:3]
+    assert (head.split()[-2:], row.split()[-1]) == (["hits", "%"], "42.86")
+    run = workflow.run(workflow.load(*files[1::2], gpus=1, mode="online"), "heft")
+    page = run.report(tmp_path / "page.html").read_text()
+    assert "found cached" in page
+    assert "42.9" in page
 
 
 @pytest.mark.parametrize("policy", ["heft", "srpt", "least_loss"])

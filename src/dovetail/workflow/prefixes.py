@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dovetail.core.events import Arrived, Complete, Reject, Start
 from dovetail.core.tasks import TaskGraph
+from dovetail.core.words import Claim
 from dovetail.workflow.inputs.costs import ModelCost
 
 Block = int | str
@@ -75,10 +76,17 @@ def saved_s(model: ModelCost, size_s: float, tokens: int, blocks: int, cached: i
     return model.prefix.saves * size_s * cached / blocks
 
 
+PREFIX_CLAIMS = (
+    Claim("prefix_blocks", "blocks of prefixes", "count"),
+    Claim("prefix_hit_rate", "found cached", "share"),
+)
+
+
 class PrefixHits:
     """Counts the blocks of started nodes, and how many of them were cached."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Mapping[str, ModelCost]) -> None:
+        self._asked = any(model.prefix is not None for model in models.values())
         self._open: dict[str, dict[str, Any]] = {}
         self._blocks = self._cached = 0
 
@@ -96,10 +104,10 @@ class PrefixHits:
                 self._open.pop(event.job, None)
 
     def figures(self) -> dict[str, Any]:
-        """Nothing, if no node had a prefix."""
-        if not self._blocks:
+        """Nothing, if no model keeps any."""
+        if not self._asked:
             return {}
-        return {"prefix_blocks": self._blocks, "prefix_hit_rate": self._cached / self._blocks}
+        return {"prefix_blocks": self._blocks, "prefix_hit_rate": self._cached / max(self._blocks, 1)}
 
 
 class PossibleSavings:

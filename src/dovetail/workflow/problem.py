@@ -34,6 +34,7 @@ from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.tenants import Tenancy
 from dovetail.workflow.metrics import TOKEN_CLAIMS
 from dovetail.workflow.policies.base import View
+from dovetail.workflow.prefixes import PREFIX_CLAIMS
 from dovetail.workflow.tenants.figures import CLAIMS
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.words import WORDS
@@ -254,6 +255,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         """The level's words, with the figures that its extensions add to the summary."""
         claims = [*(CLAIMS if self.tenancy is not None else ())]
         claims += TOKEN_CLAIMS if self.counts_tokens or self.slo is not None else ()
+        claims += PREFIX_CLAIMS if any(model.prefix is not None for model in self.models.values()) else ()
         return replace(WORDS, claims=(*WORDS.claims, *claims)) if claims else WORDS
 
     def on(self, gpus: str | int) -> WorkflowProblem:

@@ -153,7 +153,8 @@ def run(
     if chosen.plans_ahead and (unknown := _unplannable(problem, scheduler.view)) is not None:
         raise InputError(f"policy {name} plans ahead{unknown}")
     shares = None if tenancy is None else TenantMetrics(problem.graphs, problem.models, tenancy)
-    metrics, bounds, rejections, hits = Metrics(problem.pool), problem.new_bounds(), RejectionReasons(), PrefixHits()
+    metrics, bounds, rejections = Metrics(problem.pool), problem.new_bounds(), RejectionReasons()
+    hits = PrefixHits(problem.models)
     tokens = TokenMetrics(problem.slo)
     followers: list[Observer] = [
         metrics,

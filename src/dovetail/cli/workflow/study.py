@@ -25,7 +25,8 @@ _COLUMNS = {
     "completed": "completed",
     "rejected": "rejected",
 }
-_PERCENT = ("gap_makespan", "utilisation")
+_SOMETIMES = {"skipped": "skipped", "prefix_hit_rate": "hits %"}  # shown where there are any
+_PERCENT = ("gap_makespan", "utilisation", "prefix_hit_rate")
 
 
 def compare(
@@ -77,7 +78,7 @@ def compare(
     if format == "json":
         print_json(rows)
     else:
-        columns = _COLUMNS | ({"skipped": "skipped"} if any(row["skipped"] for row in rows) else {})
+        columns = _COLUMNS | {key: name for key, name in _SOMETIMES.items() if any(row.get(key) for row in rows)}
         print_table(list(columns.values()), [[_cell(row, key) for key in columns] for row in rows])
         if out is not None:
             print(f"\nPage written to {out / 'compare.html'}")

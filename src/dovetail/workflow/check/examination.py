@@ -43,7 +43,7 @@ class Examination:
         self.facts = WorkflowFacts.of(header, path)
         self.notes: list[str] = []
         self.lower = LowerBounds(header, self.facts, faults, free_setups)
-        self.hits = PrefixHits()
+        self.hits = PrefixHits(self.facts.models)
         self.tokens = TokenMetrics(self.facts.slo)
         self.followers: list[Observer] = [self.lower, self.hits, self.tokens]
         self._shares: TenantMetrics | None = None
