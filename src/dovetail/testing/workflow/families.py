@@ -14,6 +14,7 @@ from dovetail.workflow.choices import Mode
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.problem import WorkflowProblem, load
 
+_ROUNDS = 8  # how often a graph runs again at most
 _GRAPHS = 24  # unlike chains of one family
 
 
@@ -24,7 +25,8 @@ class WorkloadFamily(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     one model in that time; `chain` is the least and most nodes of a graph, `fan` how many stand side by side between
     its first and last; sizes are lognormal with mean `mean_s` and shape `spread`; `rare` requests in a thousand ask for
     a model of their own; `due` is a deadline in longest paths, with `due_s` added; a share `heavy` of the requests
-    weighs `weight`; `large` models fit only on the type of GPU with the most memory.
+    weighs `weight`; `large` models fit only on the type of GPU with the most memory. A graph runs `again` with this
+    chance when it has ended, and again, up to 8 times: nobody knows before.
     """
 
     name: str
@@ -50,6 +52,7 @@ class WorkloadFamily(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mode: Mode = "online"
     gpu_types: dict[str, dict[str, float]] = {}
     large: int = 0
+    again: float = 0.0
     costs: dict[str, Any] = {}
 
 
@@ -80,7 +83,7 @@ def draw(family: WorkloadFamily, seed: int) -> tuple[dict[str, Any], list[dict[s
         graphs["rare"] = ["rare"]
     config: dict[str, Any] = {
         "models": models,
-        "workflows": {name: _workflow(nodes, family.fan) for name, nodes in graphs.items()},
+        "workflows": {name: _workflow(nodes, family) for name, nodes in graphs.items()},
         "costs": family.costs,
     }
     if family.gpu_types:
@@ -110,15 +113,15 @@ def _graphs(rng: SeededRandom, family: WorkloadFamily) -> dict[str, list[str]]:
     return found
 
 
-def _workflow(models: list[str], fan: int) -> dict[str, Any]:
-    nodes = [f"n{i}" for i in range(len(models))]
-    edges = list(pairwise(nodes))
-    if fan and len(nodes) > 2:
-        edges = [(nodes[0], n) for n in nodes[1:-1]] + [(n, nodes[-1]) for n in nodes[1:-1]]
-    return {
-        "nodes": [{"id": node, "model": model} for node, model in zip(nodes, models, strict=True)],
-        "edges": [{"from": before, "to": after} for before, after in edges],
-    }
+def _workflow(models: list[str], family: WorkloadFamily) -> dict[str, Any]:
+    names = [f"n{i}" for i in range(len(models))]
+    edges = list(pairwise(names))
+    if family.fan and len(names) > 2:
+        edges = [(names[0], n) for n in names[1:-1]] + [(n, names[-1]) for n in names[1:-1]]
+    nodes: list[dict[str, Any]] = [{"id": name, "model": model} for name, model in zip(names, models, strict=True)]
+    if family.again:
+        nodes[-1]["then"] = {names[0]: {"chance": family.again, "at_most": _ROUNDS}}
+    return {"nodes": nodes, "edges": [{"from": before, "to": after} for before, after in edges]}
 
 
 def _rows(rng: SeededRandom, family: WorkloadFamily, config: dict[str, Any]) -> list[dict[str, Any]]:
@@ -129,7 +132,8 @@ def _rows(rng: SeededRandom, family: WorkloadFamily, config: dict[str, Any]) -> 
     shares = [high - low for low, high in zip([0.0, *bounds], bounds, strict=False)]
     if family.drift_s:  # everyone is popular in turn
         shares = [1.0] * len(names)
-    mean_gpu_s = sum(map(mul, asked, shares)) / sum(shares)
+    rounds = sum(family.again**i for i in range(_ROUNDS + 1))
+    mean_gpu_s = rounds * sum(map(mul, asked, shares)) / sum(shares)
     gap_s = mean_gpu_s / (family.load * _speed(family))
     rows, t = [], 0.0
     for i in range(family.requests):
