@@ -738,3 +738,26 @@ def test_generated_requests_are_sent_as_much_as_was_said() -> None:
 def test_wrong_tenants_to_make_up_requests_for_are_refused(tenants: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         generate(CONFIG | {"tenants": {"ann": {}, "bob": {"quota_gpus": 1}}}, requests=10, tenants=tenants)
+
+
+def test_the_example_runs_and_is_told_in_numbers() -> None:
+    config = Path(__file__).parents[2] / "examples" / "tenants.yaml"
+    sent = {"search": 2, "shop": 1, "lab": 2, "guest": 1}
+    made = generate(config, requests=150, rate=40, tenants=sent, seed=1)
+    problem = load(config, made, mode="online")
+    assert problem.describe()["tenants"] == dict(sorted(Counter(row["tenant"] for row in made).items()))
+    found = run(problem)
+    assert found.check().valid
+    assert found.replay().difference is None
+    assert max(found.metrics["tenant_full"], key=found.metrics["tenant_full"].__getitem__) == "guest"
+
+
+def test_an_interrupted_run_with_tenants_goes_on(tmp_path: Path) -> None:
+    shared: Any = {"tenants": {"ann": {"quota_gpus": 2, "max_queue": 8}, "*": {}}, "sharing": {"tolerance_s": 5.0}}
+    whole = run(loaded(mixed(7), **shared), "dovetail", journal=tmp_path / "whole.jsonl")
+    lines = whole.journal.read_bytes().splitlines(keepends=True)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(b"".join(lines[: len(lines) // 2]))
+    again = run(loaded(mixed(7), **shared), "dovetail", journal=cut, resume=True)
+    assert again.metrics == whole.metrics
+    assert cut.read_bytes() == whole.journal.read_bytes()

@@ -332,4 +332,5 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             "gpus": len(self.pool),
             "gpu_seconds": sum(self.requests.forecast.values()),
             "durations": dict(self.requests.estimates),
+            **({"tenants": dict(sorted(self.requests.tenants.items()))} if self.tenancy is not None else {}),
         }

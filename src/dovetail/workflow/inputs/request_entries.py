@@ -97,6 +97,7 @@ class EntryReader:
         self.skipped_count = 0
         self.forecast: dict[str, float] = dict.fromkeys(self._system.models, 0.0)
         self.estimates: Counter[str] = Counter()
+        self.tenants: Counter[str] = Counter()  # requests of each, where the configuration has tenants
         self.warnings: dict[str, int] = {}
         self.hashes = array("q")  # of all ids: 8 bytes each, where the ids themselves would be too much
         self._fault_counts: dict[str, int] = {}
@@ -375,6 +376,8 @@ class EntryReader:
     def _count(self, entry: RequestEntry, graph: TaskGraph, sizes: Sequence[float]) -> None:
         times, given = entry.node_execution_times, 0
         growing = self._growing.get(graph.name)
+        if self._tenancy is not None:
+            self.tenants[entry.tenant or NOBODY] += 1
         for node, size, (_, rule) in zip(graph.tasks, sizes, self._hints[graph.name], strict=True):
             self.forecast[node.kind] += size * node.width * (1 if growing is None else growing.expected[node.name])
             if node.name in times:

@@ -68,6 +68,7 @@ class Requests:
             raise InputError(faults)
         self.skipped, self.skipped_count = entries.skipped, entries.skipped_count
         self.forecast, self.estimates, self.warnings = entries.forecast, entries.estimates, entries.warnings
+        self.tenants = entries.tenants
 
     def __len__(self) -> int:
         """Requests that arrive, the faulty ones that will be rejected included."""

@@ -20,8 +20,9 @@ from dovetail.workflow.tenants.ledger import PASSED, TenantLedger
 
 class TenantFigures(Struct, frozen=True):
     """One tenant. `full` of the rejected found the queue full; `setup_gpu_s` of its GPU-seconds made models resident;
-    `received_gpu_s` is what it got while it and others had something waiting that could go, `entitled_gpu_s` what it
-    would have got by weight of what those got."""
+    `received_gpu_s` is what it got beside others while some tenant wanted more (had something ready for which its
+    quota had room), `entitled_gpu_s` what of the same GPUs it would have got by weighted max-min: up to its quota where
+    it wanted more, else up to what it had."""
 
     name: str
     weight: float
@@ -48,6 +49,20 @@ def jain(tenants: Sequence[TenantFigures]) -> float:
     entitled = sum(tenant.entitled_gpu_s for tenant in tenants)
     uneven = sum(t.received_gpu_s**2 / t.entitled_gpu_s for t in tenants if t.entitled_gpu_s)
     return entitled / uneven if uneven else 1.0
+
+
+def max_min(gpus: float, weights: Mapping[str, float], most: Mapping[str, float]) -> dict[str, float]:
+    """Weighted max-min shares: in proportion to weights, but nobody gets more than it can use, and what is left so goes
+    to the others.
+
+    >>> max_min(6, {"ann": 1, "bob": 5, "cy": 1}, {"ann": 9, "bob": 2, "cy": 9})
+    {'bob': 2, 'ann': 2.0, 'cy': 2.0}
+    """
+    shares, left = dict[str, float](), sum(weights.values())
+    for name in sorted(weights, key=lambda name: most[name] / weights[name]):  # who has enough first comes first
+        shares[name] = min(most[name], gpus * weights[name] / left)
+        gpus, left = gpus - shares[name], left - weights[name]
+    return shares
 
 
 class TenantMetrics:
@@ -90,16 +105,16 @@ class TenantMetrics:
             self._counts["full", tenant] += bool(event.queue)
 
     def _pass(self, seconds: float) -> None:
-        """Time passes: where several tenants want more, what they have is compared with their weights."""
-        wanting = [state for state in self._ledger.tenants.values() if state.may_start]
-        if len(wanting) < 2:
+        """Time passes: where a tenant wants more beside others, what each has is compared with what is fair."""
+        wanting, has = {state.name for state in self._ledger.tenants.values() if state.may_start}, self._ledger.rates()
+        rules = {name: self._ledger.state(name) for name in {**has, **dict.fromkeys(wanting)}}
+        if not wanting or len(rules) < 2:
             return
-        rates = self._ledger.rates()
-        had = seconds * sum(rates.get(state.name, 0.0) for state in wanting)
-        weights = sum(state.weight for state in wanting)
-        for state in wanting:
-            self._received[state.name] += seconds * rates.get(state.name, 0.0)
-            self._entitled[state.name] += had * state.weight / weights
+        most = {name: rule.quota if name in wanting else has[name] for name, rule in rules.items()}
+        fair = max_min(sum(has.values()), {name: rule.weight for name, rule in rules.items()}, most)
+        for name, gpus in fair.items():
+            self._received[name] += seconds * has.get(name, 0.0)
+            self._entitled[name] += seconds * gpus
 
     def figures(self) -> list[TenantFigures]:
         """All tenants that sent something, by name."""
