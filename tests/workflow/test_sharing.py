@@ -455,3 +455,10 @@ def test_first_tokens_come_when_a_node_has_read_beside_others() -> None:
     found = served(tokens(), config=TOKENS)
     told = {e.event.facts["job"]: e.t for e in Reader(found.journal) if isinstance(e.event, Observed)}
     assert [told[f"r{i}"] for i in range(3)] == pytest.approx([6.0, 6.0, 6.0])
+
+
+def test_it_is_explained_who_shared_and_when_the_first_token_came() -> None:
+    found = served(tokens(), config=TOKENS)
+    told = " ".join(found.explain("r2").text.split())
+    assert "It had one of 3 slots there, beside 2 others." in told
+    assert "At 6.00 s its first token was seen." in told

@@ -14,6 +14,7 @@ from dovetail.core.events import (
     Failed,
     Finished,
     Grew,
+    Observed,
     Pause,
     Reject,
     Resize,
@@ -61,7 +62,8 @@ class Explanation(Struct, kw_only=True):
     enough devices were free then, but not side by side. `never_why` tells why it could never become ready, `cut_s`
     where an interrupted journal leaves it unfinished. `turns` are the reasons it was given to wait, and the changes it
     met while it ran; `widths` tells how many devices a malleable task can have; `added_by` is the task whose end added
-    it, if it was not there from the start.
+    it, if it was not there from the start. On devices with `slots`, `beside` others ran there when it started; `seen`
+    is what else was seen of it, and when.
     """
 
     job: str
@@ -93,6 +95,9 @@ class Explanation(Struct, kw_only=True):
     widths: str = ""
     added_by: str = ""
     added_why: str = ""
+    slots: int = 0
+    beside: int = 0
+    seen: list[tuple[float, str]] = []
 
 
 def explain(journal: Reader, job: str, task: str | None = None) -> list[Explanation]:
@@ -157,10 +162,7 @@ class _Witness:
             if event.job == self._job:
                 self._end(t, event)
         elif isinstance(event, Arrived):
-            if event.job == self._job:
-                self._arrive(t, event)
-            elif len(self.others) < 1000:
-                self.others.append(event.job)
+            self._arrive(t, event)
         elif isinstance(event, Reject) and event.job == self._job:
             self._rejected = event.why
             self._give_up()
@@ -168,10 +170,17 @@ class _Witness:
             self._turn(t, event)
         elif isinstance(event, Added | Grew):
             self._add(t, event)
+        elif isinstance(event, Observed):
+            self._observe(t, event)
         elif isinstance(event, Ended):
             self._ended = True
         self._done = isinstance(event, Complete) and event.job == self._job
         return self._done
+
+    def _observe(self, t: float, event: Observed) -> None:
+        story = self._stories.get(str(event.facts.get("task")))
+        if story is not None and event.facts.get("job") == self._job:
+            story.seen.append((t, event.what))
 
     def _add(self, t: float, event: Added | Grew) -> None:
         if isinstance(event, Grew):
@@ -196,6 +205,10 @@ class _Witness:
             story.status = "paused" if isinstance(event, Pause) else "running"
 
     def _arrive(self, t: float, event: Arrived) -> None:
+        if event.job != self._job:
+            if len(self.others) < 1000:
+                self.others.append(event.job)
+            return
         self.arrived, self._arrived_s = event, t
         graph = self.graph = self._graphs.get(event.of)
         if event.fault or (graph is None and self._graphs):
@@ -254,7 +267,9 @@ class _Witness:
             return
         story.status, story.started_s, story.attempts = "running", t, story.attempts + 1
         story.setup_s, story.replaces, story.cached = event.setup_s, event.replaces, event.cached
-        story.devices, story.why = event.devices, event.why
+        story.devices, story.why, story.slots, story.seen = event.devices, event.why, event.slots, []
+        if event.slots:
+            story.beside = sum(other.devices == event.devices for other in self._running.values()) - 1
         self._waited(story, wait or _Wait(event.ready_s))
         story.ready_s, story.waited_s = event.ready_s, t - event.ready_s
 
@@ -367,7 +382,7 @@ def sentences(story: Explanation) -> list[str]:
         )
     if story.attempts > 1:
         lines.append(f"That was attempt {story.attempts}.")
-    lines += _turns(story, story.started_s)
+    lines += [*_shared(story), *_turns(story, story.started_s)]
     if story.finished_s is not None:
         lines.append(f"It finished at {story.finished_s:.2f} s.")
     elif story.status not in ("running", "paused"):
@@ -391,6 +406,14 @@ def _wait(story: Explanation) -> list[str]:
     if story.overtaken_by:
         first = ", ".join(f"{o.job}/{o.task} ({o.kind}, {o.why})" for o in story.overtakers[:3])
         lines.append(f"{_many(story.overtaken_by, 'task')} became ready later and started earlier, first {first}.")
+    return lines
+
+
+def _shared(story: Explanation) -> list[str]:
+    """Whom it shared its devices with, and what was seen of it there."""
+    lines = [f"At {t:.2f} s its {what} was seen." for t, what in story.seen]
+    if story.slots:
+        lines.insert(0, f"It had one of {story.slots} slots there, beside {_many(story.beside, 'other')}.")
     return lines
 
 

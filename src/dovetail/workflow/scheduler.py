@@ -276,8 +276,8 @@ class WorkflowScheduler:
             self._batches[batch] = len(nodes)
             slower = view.models[node.model].batch_curve[len(nodes) - 1]
             run_s = max([view.run_s(member, window) for member in nodes]) * slower
-        setup_s, replaces = view.setup_s(window, node.model), None
         slots = view.models[node.model].slots if view.shares and window else 0
+        setup_s, replaces = (view.setup_s if slots else view.residents.setup)(window, node.model), None
         if setup_s and not (slots and window in view.shared):
             replaces = view.residents.replaced(window, node.model)
             setup_s = view.residents.visible(setup_s, run_s)
