@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import yaml
 
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Failed, Finished, Observed, Start
@@ -462,3 +464,20 @@ def test_it_is_explained_who_shared_and_when_the_first_token_came() -> None:
     told = " ".join(found.explain("r2").text.split())
     assert "It had one of 3 slots there, beside 2 others." in told
     assert "At 6.00 s its first token was seen." in told
+
+
+def test_the_example_gives_what_its_page_says(tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    config = yaml.safe_load((examples / "serving.yaml").read_text())
+    alone = deepcopy(config)
+    for model in alone["models"].values():
+        del model["max_concurrency"], model["concurrency_curve"]
+    page = (examples.parent / "docs" / "workflow-serving.md").read_text()
+    for name, given in (("one node at a time", alone), ("slots", config)):
+        problem = load(given, examples / "serving_requests.jsonl", mode="online")
+        told = run(problem, "baseline", journal=False).metrics
+        row = f"{told['output_tokens_per_s']:.0f} | {told['p99_ttft_s']:.1f} | {told['avg_tpot_s']:.3f} | "
+        row += f"{told['avg_request_s']:.1f} | {100 * told['slo_met']:.1f} %"
+        assert f"| {name} | {row} |" in page
+    found = run(problem, "srpt", journal=tmp_path / "run.jsonl")
+    assert check_journal(found.journal, examples / "serving.yaml", examples / "serving_requests.jsonl").faults == []
