@@ -133,6 +133,27 @@ def test_rows_are_not_held(tmp_path: Path) -> None:
     assert found.counts()["requests"] == 50_000
 
 
+def test_presets_serve_as_many_as_their_trace_lets_them(tmp_path: Path) -> None:
+    long, short = ({"timestamp": 0, "input_length": n, "output_length": 100, "hash_ids": [1, 2]} for n in (12_000, 900))
+    files = [written(tmp_path, f"{name}_trace.jsonl", json.dumps(row)) for name, row in (("l", long), ("s", short))]
+    models = workflow.import_mooncake(files, model="llama2-70b").config["models"]
+    tokens = 0.9 * (2 * 80 - 128.5) * 2**30 / (4 * 80 * 1024) / 2  # 80 layers, 8 heads of 128, keys and values, 2 bytes
+    assert models["l"]["max_concurrency"] == int(tokens / 12_100) == 3
+    assert models["s"]["max_concurrency"] == 32
+    assert models["l"]["prefix_cache_tokens"] == int(tokens)
+    read_s, write_s = 12_000 / 2976.5, 100 / 18.2
+    expected = (read_s + write_s) / (2 * read_s + 1.092 * write_s)
+    assert models["l"]["concurrency_curve"][2] == pytest.approx(expected, abs=1e-4)
+    assert models["l"]["concurrency_curve"][2] < models["s"]["concurrency_curve"][2]
+
+
+def test_a_model_of_the_users_own_stays_as_it_is(tmp_path: Path) -> None:
+    own = {"memory_gb": 4, "gpus_required": 1, "load_time_seconds": 1, "prefill_tokens_per_second": 9}
+    own |= {"tokens_per_second": 9}
+    file = written(tmp_path, "a_conv.csv", AZURE + "2023-11-16 18:15:46,30,4\n")
+    assert workflow.import_azure(file, model={"conv": own}).config["models"]["conv"] == own
+
+
 # --- what is wrong --------------------------------------------------------------------------------
 
 WRONG_ROWS = {

@@ -172,14 +172,15 @@ def _request(row: TraceRow, name: str, number: int, unit: TimeUnit, found: Colle
     if not any(tokens.values()):
         raise RowFault("", "expected input or output tokens, found 0 of each")
     called, kind = row.text("model") or name, row.text("workflow")
-    model = found.model(called)
+    blocks, model = row.blocks("prefix"), found.model(called)
+    found.call(model, tokens["input"], tokens["output"], bool(blocks))
     workflow = found.workflow((called, kind), f"{called} {kind}".strip(), lambda: one_node(model))
     return {
         "request_id": row.text("id") or f"{name}-{number:06d}",
         "timestamp": at_s,
         "workflow_id": workflow,
         "node_tokens": {NODE: tokens},
-        **({"node_prefix": {NODE: blocks}} if (blocks := row.blocks("prefix")) else {}),
+        **({"node_prefix": {NODE: blocks}} if blocks else {}),
     }
 
 

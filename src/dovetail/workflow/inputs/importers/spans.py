@@ -85,6 +85,9 @@ def graphs_of(kept: KeptSpans, found: Collector) -> Iterator[dict[str, Any]]:
         times = {
             name: max(node.end_s - node.start_s, LEAST_S) for name, node in zip(names, nodes, strict=True) if node.tool
         }
+        for model, node in zip(models, nodes, strict=True):
+            if not node.tool:
+                found.call(model, node.input, node.output)
         request = {
             "request_id": spans[0].trace,
             "timestamp": spans[0].start_s,

@@ -11,7 +11,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import as_path
 from dovetail.workflow.choices import check_choice
 from dovetail.workflow.inputs.importers.common import Names
-from dovetail.workflow.inputs.importers.model_presets import GPU_TYPES, ModelChoice
+from dovetail.workflow.inputs.importers.model_presets import GPU_TYPES, ModelChoice, serving
 from dovetail.workflow.inputs.importers.trace_rows import RowFault, TraceRow
 from dovetail.workflow.inputs.write import file_format, refuse_outputs, write_config, write_requests
 
@@ -97,6 +97,7 @@ class Collector:
         self._choice, self._on_error = choice, on_error
         self._model_names, self._workflow_names = Names(), Names()
         self._called: dict[str, str] = {}  # plain names of the models by those of the trace
+        self._asked: dict[str, list[int]] = {}  # of models: calls, tokens read and written, and how many have a prefix
         self._faulty = 0
 
     def model(self, name: str) -> str:
@@ -106,6 +107,12 @@ class Collector:
             plain = self._called[name] = self._model_names.of(name, name)
             self.models[plain] = self._choice.of(name, plain)
         return plain
+
+    def call(self, model: str, read: int, wrote: int, prefix: bool = False) -> None:
+        """Count a call of a model, by its plain name."""
+        asked = self._asked.setdefault(model, [0, 0, 0, 0])
+        for i, more in enumerate((1, read, wrote, prefix)):
+            asked[i] += more
 
     def plain_model(self, name: str, entry: dict[str, Any]) -> str:
         """A model that the importer itself describes."""
@@ -134,6 +141,10 @@ class Collector:
 
     def finish(self) -> None:
         self._choice.finish(self._called)
+        for name, plain in self._called.items():
+            if plain in self._asked and self._choice.is_preset(name, plain):
+                calls, read, wrote, prefixes = self._asked[plain]
+                self.models[plain] |= serving(self.models[plain]["name"], calls, read, wrote, prefixes > 0)
         if self._faulty > _SHOWN:
             self.notes.append(f"skipped: {self._faulty} rows in all")
         if not self.requests:
