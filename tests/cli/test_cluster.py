@@ -237,7 +237,7 @@ def test_prices_make_the_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (("--available-clouds", "gcp"), "--available-clouds needs --per-instance-type-prices-dir"),
         (("--per-instance-type-prices-dir", "."), ".: expected aws/logs or azure/logs in it, found none"),
         (("--trace-format", "gavel"), "--trace-format is about a trace: it needs --trace"),
-        (("-p", "max_min_fairness_water_filling", "--option", "inner=all"), "known: fairness, fifo"),
+        (("-p", "max_min_fairness_water_filling", "--option", "inner=all"), "expected fairness or fifo, or NAME=RULE"),
         (("-p", "tiresias", "--option", "thresholds_s=9,1"), "expected rising numbers"),
         (("-p", "allox", "-m", "--journal", "half.jsonl"), "policy allox places jobs on one accelerator each"),
     ],

@@ -47,7 +47,7 @@ def jain(tenants: Sequence[TenantFigures]) -> float:
     """Jain's index of what tenants got over what they were entitled to, each counted with that: 1 is fair, 1 over
     their number where one of equals got everything."""
     entitled = sum(tenant.entitled_gpu_s for tenant in tenants)
-    uneven = sum(t.received_gpu_s**2 / t.entitled_gpu_s for t in tenants if t.entitled_gpu_s)
+    uneven = sum(t.received_gpu_s * (t.received_gpu_s / t.entitled_gpu_s) for t in tenants if t.entitled_gpu_s)
     return entitled / uneven if uneven else 1.0
 
 
