@@ -778,6 +778,18 @@ def test_an_imported_comfyui_workflow_can_be_generated_for_and_run(command: Comm
     assert (code, json.loads(out)["completed"]) == (0, 5)
 
 
+def test_node_types_are_taught_by_a_file(command: Command, folder: Path) -> None:
+    (folder / "flow.json").write_text(json.dumps(COMFYUI))
+    (folder / "types.yaml").write_text("KSampler: {output: [LATENT], output_node: true, seconds: 9.5}\n")
+    words = ["import", "comfyui", "flow.json", "--out", "comfy.yaml", "--requests", "c.jsonl", "--types", "types.yaml"]
+    assert command(*words)[0] == 0
+    times = json.loads((folder / "c.jsonl").read_text())["node_execution_times"]
+    assert times["ksampler_3"] == 9.5
+    (folder / "types.yaml").write_text("KSampler: {second: 9.5}\n")
+    code, _, err = command(*words, "--force")
+    assert (code, "types.yaml:1: KSampler.second: unknown key 'second'; did you mean 'seconds'?" in err) == (2, True)
+
+
 def test_an_imported_wfcommons_instance_runs_as_it_is(command: Command, folder: Path) -> None:
     (folder / "tiny.json").write_text(json.dumps(WFCOMMONS))
     words = ["tiny.json", "--out", "wf.yaml", "--requests", "wf_requests.yaml"]
