@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dovetail.workflow.inputs.importers.opentelemetry import import_otel
     from dovetail.workflow.inputs.importers.traced import ImportedTrace
     from dovetail.workflow.inputs.importers.wfcommons import import_wfcommons
-    from dovetail.workflow.inputs.synthetic import synthetic_system, thrash_system
+    from dovetail.workflow.inputs.synthetic import agents_system, synthetic_system, thrash_system
     from dovetail.workflow.inputs.write import write_config
     from dovetail.workflow.optimise.exact import Exact, optimum
     from dovetail.workflow.plan_over_time import CapacityPlan, fewest_gpus_over_time
@@ -58,6 +58,7 @@ __all__ = [
     "WorkflowComparison",
     "WorkflowProblem",
     "WorkflowRun",
+    "agents_system",
     "bound",
     "compare",
     "fewest_gpus",
@@ -99,6 +100,7 @@ __getattr__, __dir__ = exports(
         "WorkflowComparison": "study",
         "WorkflowProblem": "problem",
         "WorkflowRun": "simulate",
+        "agents_system": "inputs.synthetic",
         "bound": "problem",
         "compare": "study",
         "fewest_gpus": "study",

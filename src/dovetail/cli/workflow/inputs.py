@@ -20,7 +20,7 @@ register_all(import_app)
 def generate(
     *,
     config: Path = Path("system_config.yaml"),
-    preset: Literal["synthetic", "thrash"] | None = None,
+    preset: Literal["synthetic", "thrash", "agents"] | None = None,
     requests: int = 500,
     duration: float | None = None,
     rate: float | None = None,
@@ -42,7 +42,8 @@ def generate(
     config
         The configuration to generate for; with --preset, where to write one.
     preset
-        Write a made-up configuration first: synthetic (random, from the seed) or thrash (many models, few GPUs).
+        Write a made-up configuration first: synthetic (random, from the seed), thrash (many models, few GPUs) or
+        agents (whose nodes add others by chance).
     requests
         How many.
     duration
@@ -67,14 +68,15 @@ def generate(
         How the statistics are printed: table or json.
     """
     from dovetail.workflow import generate as make_requests
-    from dovetail.workflow import synthetic_system, thrash_system, write_config
+    from dovetail.workflow import agents_system, synthetic_system, thrash_system, write_config
 
     refuse_overwrite([out], [config])
     if preset is not None and config.exists():
         raise InputError(f"{config}: exists already; name another file for the preset's configuration")
     weights = _weights("--workflow", workflow)
     shares = _weights("--tenant", tenant)
-    system = None if preset is None else thrash_system() if preset == "thrash" else synthetic_system(seed)
+    presets = {"synthetic": lambda: synthetic_system(seed), "thrash": thrash_system, "agents": agents_system}
+    system = None if preset is None else presets[preset]()
     made = make_requests(
         config if system is None else system,
         requests=requests,

@@ -293,10 +293,11 @@ def _steps(system: System, workflow: str) -> list[tuple[str, Model, dict[str, li
 
 
 class Statistics(Struct):
-    """What a sequence of requests asks for. `gpu_hours` is by model: GPUs times hours of running, without loading."""
+    """What a sequence of requests asks for. `gpu_hours` is by model: GPUs times hours of running, without loading.
+    Nodes that are added by chance count as often as they are in the mean."""
 
     requests: int = 0
-    nodes: int = 0
+    nodes: float = 0
     span_s: float = 0.0
     workflows: dict[str, int] = field(default_factory=dict)
     gpu_hours: dict[str, float] = field(default_factory=dict)
@@ -304,6 +305,7 @@ class Statistics(Struct):
     def count(self, system: System, rows: Iterable[RawRequest]) -> Iterator[RawRequest]:
         """Pass rows on while counting them, so that a stream is counted on its way into a file."""
         first = last = None
+        often = {name: rules.expected_of(system.graph(name)) for name, rules in system.growth.items()}
         for row in rows:
             time = datetime.fromisoformat(row["timestamp"])
             first, last = min(first or time, time), max(last or time, time)
@@ -318,7 +320,8 @@ class Statistics(Struct):
                 if node.id in tokens:
                     read_s, write_s = system.token_s(node.model)
                     seconds = tokens[node.id]["input"] * (read_s or 0) + tokens[node.id]["output"] * (write_s or 0)
-                hours = model.gpus_required * seconds / 3600
+                times_run = often[name].get(node.id, 0.0) if name in often else 1
+                hours = times_run * model.gpus_required * seconds / 3600
                 self.gpu_hours[node.model] = self.gpu_hours.get(node.model, 0.0) + hours
-                self.nodes += 1
+                self.nodes += times_run
             yield row

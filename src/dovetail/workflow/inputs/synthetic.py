@@ -1,4 +1,4 @@
-"""Made-up systems: random but plausible ones for property tests and benchmarks, and one that thrashes."""
+"""Made-up systems: random but plausible ones for property tests and benchmarks, one that thrashes, one of agents."""
 
 from __future__ import annotations
 
@@ -54,6 +54,45 @@ def thrash_system(models: int = 12, gpus: int = 2, run_s: float = 2.0) -> RawSys
         f"pair_{i + 1}": _graph("Pair", [name, names[(i + 1) % models]], [(0, 1)], made) for i, name in enumerate(names)
     }
     return {"models": made, "workflows": graphs, "gpus": gpus}
+
+
+def agents_system() -> RawSystem:
+    """Agents whose steps nobody knows before: one thinks, uses a tool or not, and thinks again; one looks in several
+    places at once; beside them plain chats.
+
+    >>> sorted(agents_system()["workflows"])
+    ['agent', 'chat', 'research']
+    """
+    tokens = {"tokens_per_second": 50.0, "token_mean": 150.0, "token_std": 60.0}
+    models = {
+        "thinker": _model("LLM 14B", 28.0, 1, "llm") | tokens,
+        "coder": _model("LLM 8B for code", 16.0, 1, "llm") | tokens | {"token_mean": 250.0, "token_std": 100.0},
+        "reader": _model("LLM 3B", 6.0, 1, "llm") | tokens | {"tokens_per_second": 120.0},
+        "retriever": _model("Embedding", 2.0, 1, "embedding", 0.5),
+    }
+    act = {"look_up": 0.5, "write_code": 0.25}
+    agent = [
+        {"id": "think", "model": "thinker", "then": act},
+        {"id": "judge", "model": "thinker", "then": {"think": {"chance": 0.6, "at_most": 8}}},
+        {"id": "answer", "model": "thinker"},
+        {"id": "look_up", "model": "retriever"},
+        {"id": "read", "model": "reader"},
+        {"id": "write_code", "model": "coder", "then": {"write_code": {"chance": 0.3, "at_most": 3}}},
+    ]
+    research = [
+        {"id": "plan", "model": "thinker", "then": {"look_up": {"copies": [2, 6]}}},
+        {"id": "report", "model": "thinker"},
+        {"id": "look_up", "model": "retriever"},
+        {"id": "read", "model": "reader"},
+    ]
+    edges = [("think", "judge"), ("judge", "answer"), ("look_up", "read")], [("plan", "report"), ("look_up", "read")]
+    agent_edges, research_edges = ([{"from": source, "to": to} for source, to in each] for each in edges)
+    workflows = {
+        "agent": {"nodes": agent, "edges": agent_edges},
+        "research": {"nodes": research, "edges": research_edges},
+        "chat": {"nodes": [{"id": "answer", "model": "thinker"}], "edges": []},
+    }
+    return {"models": models, "workflows": workflows, "gpus": 4}
 
 
 def _model(name: str, memory_gb: float, gpus: int, kind: str, run_s: float | None = None) -> RawSystem:

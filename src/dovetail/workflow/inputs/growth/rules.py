@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from dovetail.core.tasks import Task
+from dovetail.core.tasks import Task, TaskGraph
 
 
 class Outcome(Struct, frozen=True, omit_defaults=True):
@@ -58,6 +58,10 @@ class GrowthRules(Struct, frozen=True):
         """How often each node runs in the mean, in a request that begins with these."""
         known: dict[str, dict[str, float]] = {}
         return _sum([(self._expected(name, known), 1.0) for name in nodes])
+
+    def expected_of(self, graph: TaskGraph) -> dict[str, float]:
+        """The same of a request that begins with the nodes of this graph."""
+        return self.expected(task.name for task in graph.tasks)
 
     def _expected(self, name: str, known: dict[str, dict[str, float]]) -> dict[str, float]:
         """What comes of one instance of a node, in the mean: itself, what it adds, and what comes of that."""
