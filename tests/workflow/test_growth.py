@@ -307,6 +307,42 @@ def test_a_large_file_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert streamed.journal.read_bytes() == kept.journal.read_bytes()
 
 
+def test_a_recorded_run_runs_again_on_another_pool(tmp_path: Path) -> None:
+    config = agent(
+        plan={"search": {"copies": [0, 3]}}, think={"run": 0.5}, judge={"think": {"chance": 0.6, "at_most": 3}}
+    )
+    config["models"]["llm"] = MODEL | {"inference_time_std": 1.0}
+    run = workflow.run(workflow.load(config, requests(25), gpus=2, mode="online"), seed=3)
+    rows, journal = workflow.requests_of(run), tmp_path / "requests.jsonl"
+    again = workflow.run(workflow.load(config, rows, gpus=5, mode="online"), "srpt", seed=99)
+    grown = [{(e.job, e.task): e for _, _, e in Reader(r.journal) if isinstance(e, Grew)} for r in (run, again)]
+    assert grown[0] == grown[1]
+    workflow.write_logs(run, requests=journal)
+    assert [json.loads(line) for line in journal.read_text().splitlines()] == rows
+    live = relabelled(Reader(run.journal).path, tmp_path / "live.jsonl")
+    assert workflow.requests_of(live) == rows  # whatever order a live run numbered its nodes in
+
+
+def relabelled(journal: Path, to: Path) -> Path:
+    """The same run, as if added nodes had been numbered otherwise."""
+    names: dict[str, str] = {}
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        for task in line.get("tasks", ()):
+            names[f"{line['job']}/{task['name']}"] = f"{task['name'].partition('#')[0]}#{len(names) + 100}"
+    for line in lines[1:]:
+        job = line.get("job")
+        for task in line.get("tasks", ()):
+            task["name"] = names[f"{job}/{task['name']}"]
+        line["edges"] = [[names.get(f"{job}/{end}", end) for end in edge] for edge in line.get("edges", ())]
+        if "task" in line:
+            line["task"] = names.get(f"{job}/{line['task']}", line["task"])
+        if line["k"] != "grew":
+            del line["edges"]
+    to.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return to
+
+
 # --- who must know everything ahead ---------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         Mode,
         OnError,
     )
-    from dovetail.workflow.export import write_logs
+    from dovetail.workflow.export import requests_of, write_logs
     from dovetail.workflow.inputs.generate import GeneratedRequests, generate
     from dovetail.workflow.inputs.importers.calls import import_azure, import_burstgpt, import_jsonl, import_mooncake
     from dovetail.workflow.inputs.importers.comfyui import import_comfyui
@@ -74,6 +74,7 @@ __all__ = [
     "list_policies",
     "load",
     "optimum",
+    "requests_of",
     "run",
     "synthetic_system",
     "thrash_system",
@@ -116,6 +117,7 @@ __getattr__, __dir__ = exports(
         "list_policies": "study",
         "load": "problem",
         "optimum": "optimise.exact",
+        "requests_of": "export",
         "run": "simulate",
         "synthetic_system": "inputs.synthetic",
         "thrash_system": "inputs.synthetic",

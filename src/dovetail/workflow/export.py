@@ -1,13 +1,15 @@
-"""A recorded run in the formats that people's scripts know, from its journal: the text log and the execution log."""
+"""A recorded run in the formats that people's scripts know, from its journal: the text log and the execution log; and
+its requests, to run them again."""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from dovetail.core.errors import InputError, cannot_write
+from dovetail.core.events import Arrived, Grew
 from dovetail.core.files import as_path
 from dovetail.core.journal import Observer, Reader
 from dovetail.core.metrics import Metrics
@@ -18,6 +20,8 @@ from dovetail.workflow.compat.execution_log import ExecutionLog
 from dovetail.workflow.compat.heap_order import AsTaken
 from dovetail.workflow.compat.text_log import TextLog
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.inputs.growth.request import recorded
+from dovetail.workflow.inputs.write import file_format, write_requests
 
 
 def write_logs(
@@ -25,11 +29,13 @@ def write_logs(
     *,
     log: str | os.PathLike[str] | None = None,
     executions: str | os.PathLike[str] | None = None,
+    requests: str | os.PathLike[str] | None = None,
     console: TextIO | None = None,
     console_lines: int | None = None,
 ) -> None:
     """Write the logs of a recorded run that are given a path: the text log, a line per thing that happened, and the
-    execution log, a row per node and request. The console may get the first lines of the text log.
+    execution log, a row per node and request; also its requests, as `requests_of` gives them. The console may get the
+    first lines of the text log.
 
     Of a run that did not end there is a text log as far as the journal goes, and of its requests those that were
     completed or rejected.
@@ -37,7 +43,10 @@ def write_logs(
     place = journal.journal if isinstance(journal, Run) else as_path(journal, "journal")
     text_file = None if log is None else as_path(log, "log")
     rows_file = None if executions is None else as_path(executions, "executions")
-    refuse_overwrite([path for path in (text_file, rows_file) if path is not None], [place])
+    again_file = None if requests is None else as_path(requests, "requests")
+    refuse_overwrite([path for path in (text_file, rows_file, again_file) if path is not None], [place])
+    if again_file is not None:
+        write_requests(requests_of(place), again_file, file_format(again_file))
     reader = Reader(place)
     header, facts = reader.header, WorkflowFacts.of(reader.header, place)
     followers: list[Observer] = []
@@ -62,6 +71,45 @@ def write_logs(
                 raise InputError(f"{where}; `dovetail check` tells more") from error
         if rows_file is not None:
             rows.write(metrics.figures(), bounds.result())
+
+
+def requests_of(journal: str | os.PathLike[str] | Run) -> list[dict[str, Any]]:
+    """The requests of a recorded run as they stand in files, with what happened to them: how long their nodes take and
+    what nodes added. With the same configuration they run again, on another pool or under another policy.
+
+    Times are seconds at speed 1; tokens and prefixes are not told again. Faulty requests are left out.
+
+    >>> from dovetail import workflow
+    >>> problem = workflow.load(workflow.agents_system(), workflow.generate(workflow.agents_system(), requests=20))
+    >>> run = workflow.run(problem, seed=7)
+    >>> again = workflow.load(workflow.agents_system(), workflow.requests_of(run))
+    >>> workflow.run(again, seed=8).metrics["makespan_s"] == run.metrics["makespan_s"]
+    True
+    """
+    place = journal.journal if isinstance(journal, Run) else as_path(journal, "journal")
+    reader = Reader(place)
+    facts, graphs = WorkflowFacts.of(reader.header, place), reader.header.build_graphs()
+    arrived: dict[str, tuple[float, Arrived]] = {}
+    grown: dict[str, dict[str, Grew]] = {}
+    for _, t, event in reader:
+        if isinstance(event, Arrived) and not event.fault and event.of in graphs:
+            arrived[event.job] = (t, event)
+        elif isinstance(event, Grew):
+            grown.setdefault(event.job, {})[event.task] = event
+    rows = []
+    for job, (t, event) in arrived.items():
+        graph = graphs[event.of]
+        times = {task.name: size for task, size in zip(graph.tasks, event.sizes, strict=False)}
+        row: dict[str, Any] = {"request_id": job, "workflow_id": event.of, "timestamp": t}
+        if event.of in facts.growth:
+            outcomes, sizes = recorded(job, facts.growth[event.of], graph, grown.get(job, {}))
+            row["outcomes"] = outcomes
+            times |= sizes
+        row["node_execution_times"] = times
+        more = {"deadline_seconds": event.due_s, "tenant": event.facts.get("tenant")}
+        row |= {key: value for key, value in more.items() if value is not None}
+        rows.append(row if event.weight == 1.0 else row | {"priority": event.weight})
+    return rows
 
 
 def _open(path: Path, stack: ExitStack) -> TextIO:

@@ -67,8 +67,8 @@ def generate(
     format
         How the statistics are printed: table or json.
     """
-    from dovetail.workflow import generate as make_requests
     from dovetail.workflow import agents_system, synthetic_system, thrash_system, write_config
+    from dovetail.workflow import generate as make_requests
 
     refuse_overwrite([out], [config])
     if preset is not None and config.exists():

@@ -48,9 +48,10 @@ def export(
     *,
     log: Path | None = None,
     executions: Path | None = None,
+    requests: Path | None = None,
     force: Force = False,
 ) -> int:
-    """Write a recorded run's text log and execution log.
+    """Write a recorded run's text log, execution log, or its requests with what nodes added.
 
     Example: dovetail workflow export dovetail_journal.jsonl --executions dovetail_execution_log.json
 
@@ -62,6 +63,8 @@ def export(
         The text log to write: a line per thing that happened.
     executions
         The execution log to write: JSON, a row per node and per request.
+    requests
+        A file of requests to write: with the same configuration they run again as they did, on any pool.
     force
         Write over files that exist.
     """
@@ -70,14 +73,14 @@ def export(
 
     journal = journal or _newest()
     read_journal(journal)  # what is wrong with it is said first
-    outputs = [path for path in (log, executions) if path is not None]
+    outputs = [path for path in (log, executions, requests) if path is not None]
     if not outputs:
-        raise InputError("nothing to write: give --log FILE, --executions FILE or both")
+        raise InputError("nothing to write: give --log FILE, --executions FILE or --requests FILE")
     refuse_overwrite(outputs, [journal])
     for path in outputs:
         if path.is_file() and not force:
             raise InputError(f"{path}: exists already; --force writes over it")
-    write_logs(journal, log=log, executions=executions)
+    write_logs(journal, log=log, executions=executions, requests=requests)
     for path in outputs:
         print(f"written: {path}")
     return 0

@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from dovetail.core.errors import InputError
 from dovetail.core.events import Grew
 from dovetail.core.executor import chance
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.workflow.inputs.growth.rules import GrowthRules
+from dovetail.workflow.inputs.growth.rules import GrowthRules, Outcome
 
 T = TypeVar("T")
 _NORMAL = NormalDist()
@@ -109,6 +110,45 @@ def draw(job: str, rules: GrowthRules, graph: TaskGraph, later: Later, seed: int
             found[task] = event
             stack += [added.name for added in reversed(event.tasks)]
     return found
+
+
+def recorded(
+    job: str, rules: GrowthRules, graph: TaskGraph, events: Mapping[str, Grew]
+) -> tuple[dict[str, list[FixedOutcome]], dict[str, float]]:
+    """What a request was given, by the task whose end added it, as a file says it: outcomes, and the sizes of added
+    nodes under the names that they have when these outcomes are drawn."""
+    request = RequestGrowth(job, rules, graph, lambda instance, node: 0.0)
+    outcomes: dict[str, list[FixedOutcome]] = {}
+    sizes: dict[str, float] = {}
+    stack = [(task.name, task.name) for task in reversed(graph.tasks)]
+    while stack:
+        task, was_called = stack.pop()
+        node, _ = request.origin[task]
+        if node not in rules.then:
+            continue
+        event = events.get(was_called)
+        chosen = None if event is None else _chosen(event, rules.then[node])
+        outcomes.setdefault(node, []).append(chosen)
+        if event is None or chosen is None:
+            continue
+        to, copies = next(iter(chosen.items())) if isinstance(chosen, dict) else (chosen, 1)
+        again = request.grow(task, to, copies)
+        if again is None:
+            raise InputError(f"{job}: {was_called} goes back to {to} more often than its workflow allows")
+        names = [(new.name, old.name) for new, old in zip(again.tasks, event.tasks, strict=True)]
+        sizes |= {new: size for (new, _), size in zip(names, event.sizes, strict=True)}
+        stack += reversed(names)
+    return outcomes, sizes
+
+
+def _chosen(event: Grew, then: Mapping[str, Outcome]) -> FixedOutcome:
+    """Which outcome added these tasks."""
+    added = [task.name.partition("#")[0] for task in event.tasks]
+    for target, outcome in then.items():
+        copies, rest = divmod(len(added), len(outcome.nodes))
+        if not rest and added == [*outcome.nodes] * copies:
+            return target if outcome.copies == ((1, 1.0),) else {target: copies}
+    raise InputError(f"{event.job}: {event.task} adds {', '.join(added)}, which its workflow does not know")
 
 
 def _outcome(
