@@ -163,7 +163,7 @@ def test_it_is_never_below_the_optimum_and_often_at_it(
         nodes = [task for _, request in requests for task in problem.graphs[request.of].tasks]
         if not 3 <= len(nodes) <= 7 or any(not task.width for task in nodes):
             continue
-        if any(model.adapter_of for model in problem.models.values()):  # what the oracle does not know
+        if any(model.adapter_of or model.prefix for model in problem.models.values()):  # what the oracle does not know
             continue
         view = problem.new_view()
         loads = {name: model.load_s for name, model in problem.models.items()}

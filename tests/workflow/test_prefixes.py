@@ -262,7 +262,9 @@ def test_wrong_prefixes_are_refused(prefix: dict[str, Any], message: str) -> Non
     assert message in str(refusal.value)
 
 
-def test_the_older_scheduler_knew_no_prefixes() -> None:
+def test_who_knows_no_prefixes_says_so() -> None:
+    with pytest.raises(InputError, match="--exact knows no prefixes"):
+        workflow.optimum(workflow.load(CONFIG, rows([1]), gpus=1))
     with pytest.raises(InputError, match=r"node_prefix.*GSwarm knew no such thing"):
         workflow.load(CONFIG, rows([1]), gpus=1, compat="gswarm")
 

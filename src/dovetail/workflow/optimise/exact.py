@@ -113,6 +113,10 @@ def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
         raise InputError("--exact knows only the default rules of price: no cost extension and no rate table")
     if any(model.adapter_of for model in problem.models.values()):
         raise InputError("--exact knows no adapters: it counts what a switch costs by the last model alone")
+    if any(model.prefix is not None for model in problem.models.values()):
+        raise InputError(
+            "--exact knows no prefixes: nodes take as long wherever they run; leave prefix_cache_tokens out"
+        )
     if problem.gpus_over_time is not None:
         raise InputError("--exact knows no gpus_over_time: it has all GPUs at all times")
     if any(model.slots for model in problem.models.values()):
