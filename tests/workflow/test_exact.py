@@ -14,7 +14,10 @@ from dovetail.core.events import Arrived
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.every_schedule import every_schedule
-from dovetail.workflow.optimise.exact import Placed, solve
+from dovetail.testing.workflow.small_cases import small_case
+from dovetail.workflow.optimise.annealing import Starts
+from dovetail.workflow.optimise.exact import Placed, optimum, solve
+from dovetail.workflow.simulate import run
 
 WIDTHS = {"a": 1, "b": 2, "c": 1}
 LOAD_S = {"a": 3.0, "b": 2.0, "c": 0.5}
@@ -146,6 +149,27 @@ def test_rounding_is_upwards_and_the_bound_allows_for_it() -> None:
     assert best.value_s == pytest.approx(4.001)
     assert best.bound_s == pytest.approx(4.0)
     assert best.bound_s <= 4.0001 <= best.value_s
+
+
+def test_it_begins_with_the_best_plan_and_the_bounds() -> None:
+    for seed in range(6):
+        problem = small_case(seed, least=9, most=12)
+        best = optimum(problem, time_limit_s=2.0)
+        planned = run(problem, "optimise", journal=False).figures.makespan_s
+        assert problem.lower_bounds().makespan_s <= best.bound_s <= best.value_s + 1e-9
+        assert best.value_s <= planned + 0.001 * 2 * len(best.starts), f"case {seed}: rounded up, yet no worse"
+
+
+def test_a_known_schedule_may_be_any_that_keeps_the_rules() -> None:
+    """Also a bad one: nothing but where the search begins depends on it."""
+    graphs = {"one": TaskGraph("one", [Task("a", "x"), Task("b", "y")], [("a", "b")])}
+    requests = [(float(i), Arrived(f"r{i}", "one", (4.0, 3.0))) for i in range(2)]
+    inputs = (requests, graphs, Pool.parse("2", {}), {"x": 3.0, "y": 5.0}, lambda old, new: 2.0)
+    bad: Starts = [((f"r{i}", node), (0,)) for i in (1, 0) for node in "ab"]
+    plain, hinted = solve(*inputs), solve(*inputs, known=bad, at_least_s=9.0)
+    assert plain.optimal
+    assert hinted.optimal
+    assert plain.value_s == hinted.value_s
 
 
 def test_faulty_works_are_left_out() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -18,6 +19,9 @@ from dovetail.core.events import Arrived
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules
+from dovetail.workflow.optimise.annealing import Starts
+from dovetail.workflow.optimise.planner import optimise
+from dovetail.workflow.policies.base import OpenRequest, View
 from dovetail.workflow.problem import WorkflowProblem, checked, growth_unknown
 
 MOST_NODES = 30  # for which an optimum is searched
@@ -57,13 +61,17 @@ def solve(
     objective: Literal["makespan", "mean"] = "makespan",
     ticks_per_s: int = 1000,
     workers: int = 1,
+    known: Starts = (),
+    at_least_s: float = 0.0,
 ) -> Exact:
     """The optimum over all windows of neighbouring GPUs (with `aligned`, those that start at a multiple of the width).
 
     A GPU holds the model of its last node, and at first none. A ready node takes its window, sets it up for the
     longest price among its GPUs (`load_s` for an empty one, `switch_s(old, new)` for another model), and then runs at
     the speed of the slowest. Requests with a fault are left out. Some fifteen nodes are solved to the end in seconds;
-    with more, the best found comes back with its bound. One worker gives the same schedule every time.
+    with more, the best found comes back with its bound. One worker gives the same schedule every time. The search
+    begins with a `known` schedule, nodes in the order of their starts with their windows, and with the bound
+    `at_least_s` on the makespan or mean.
 
     >>> from dovetail.core.tasks import Task
     >>> graphs = {"one": TaskGraph("one", [Task("a", "llm")], [])}
@@ -82,13 +90,15 @@ def solve(
         return Exact(0.0, 0.0, True, [])
     clock = _Clock(ticks_per_s, nodes, _prices(load_s, switch_s, {node.kind for node in nodes}))
     plan = _Plan(cp_model.CpModel(), nodes, clock, len(pool))
-    if objective == "makespan":
-        plan.model.minimize(plan.makespan)
-        count, sum_of_arrivals_s = 1, 0.0
-    else:
-        plan.model.minimize(sum(plan.last_end(nodes) for nodes in nodes_of if nodes))
-        count = len(arrivals)
+    total, count, sum_of_arrivals_s = plan.makespan, 1, 0.0
+    if objective == "mean":
+        total, count = sum(plan.last_end(nodes) for nodes in nodes_of if nodes), len(arrivals)
         sum_of_arrivals_s = sum(arrival_s for arrival_s, request in arrivals if request.sizes)
+    plan.model.minimize(total)
+    if at_least_s > 0:
+        plan.model.add(total >= clock.ticks((at_least_s * count + sum_of_arrivals_s) * (1 - 1e-12)))
+    if known:
+        plan.hint(known)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.num_workers = workers
@@ -98,7 +108,9 @@ def solve(
         raise DovetailError(f"no schedule of {len(nodes)} nodes found in {time_limit_s} s")
     return Exact(
         value_s=(clock.seconds(solver.objective_value) - sum_of_arrivals_s) / count,
-        bound_s=(clock.seconds(solver.best_objective_bound) - sum_of_arrivals_s) / count - clock.slack_s,
+        bound_s=max(
+            at_least_s, (clock.seconds(solver.best_objective_bound) - sum_of_arrivals_s) / count - clock.slack_s
+        ),
         optimal=status == cp_model.OPTIMAL,
         starts=plan.starts(solver),
     )
@@ -126,13 +138,34 @@ def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
     used = [problem.graphs[request.of] for _, request in problem.requests.arrivals() if not request.fault]
     if (nodes := sum(len(graph.tasks) for graph in used)) > MOST_NODES:
         raise InputError(f"--exact is for {MOST_NODES} nodes at most, these requests have {nodes}")
+    if problem.tenancy is not None and problem.tenancy.tenants:
+        raise InputError("--exact knows no turns and quotas of tenants")
     view, windows = problem.new_view(), problem.pool.windows
+    if view.prefixes is not None:
+        raise InputError("--exact knows no caches of prefixes: in its schedules a node always takes its whole time")
     for name, model in problem.models.items():
         if len(view.roomy_windows(name, aligned=False)) < len(windows(model.width, aligned=False)):
             raise InputError(f"--exact knows no limits of memory, and {name!r} does not fit on every GPU")
     loads = {name: model.load_s for name, model in problem.models.items()}
-    reload_s = view.residents.reload_s
-    return solve(problem.requests.arrivals(), problem.graphs, problem.pool, loads, reload_s, time_limit_s=time_limit_s)
+    arrivals = [(at_s, request) for at_s, request in problem.requests.arrivals() if not request.fault]
+    return solve(
+        arrivals,
+        problem.graphs,
+        problem.pool,
+        loads,
+        view.residents.reload_s,
+        time_limit_s=time_limit_s,
+        known=_best_known(view, problem.graphs, arrivals),
+        at_least_s=problem.lower_bounds().makespan_s,
+    )
+
+
+def _best_known(view: View, graphs: Mapping[str, TaskGraph], arrivals: Sequence[tuple[float, Arrived]]) -> Starts:
+    """The best schedule that planning finds, whenever requests arrive."""
+    requests = [
+        OpenRequest(request.job, graphs[request.of], request.sizes, at_s, None, 1.0) for at_s, request in arrivals
+    ]
+    return optimise(view, requests).starts if requests else []
 
 
 class _Node(NamedTuple):
@@ -232,7 +265,9 @@ class _Plan:
         self._ends = [model.new_int_var(arrival, self._horizon, "") for arrival in arrivals]
         self._lengths = [model.new_int_var(0, self._horizon, "") for _ in nodes]
         self._on = [[model.new_bool_var("") for _ in node.windows] for node in nodes]
-        self._arcs: list[tuple[int | None, int, Any]] = []  # which node follows which on some GPU, if the literal holds
+        # which node follows which (None: the empty GPU, before or after all) on which GPU, if the literal holds
+        self._arcs: list[tuple[int | None, int | None, int, Any]] = []
+        self._last_ends: list[tuple[Any, list[int]]] = []
         for i, node in enumerate(nodes):
             model.add_exactly_one(self._on[i])
             run = sum(ticks * on for ticks, on in zip(runs[i], self._on[i], strict=True))
@@ -264,14 +299,17 @@ class _Plan:
                 here[i] = model.new_bool_var("")
                 model.add(sum(on) == here[i])
         unused = model.new_bool_var("")
+        self._arcs.append((None, None, gpu, unused))
         arcs: list[tuple[int, int, Any]] = [(0, 0, unused)]
         for j, on_gpu in here.items():
             model.add_implication(unused, ~on_gpu)
-            arcs += [(j + 1, j + 1, ~on_gpu), (j + 1, 0, model.new_bool_var(""))]
+            last = model.new_bool_var("")
+            self._arcs.append((j, None, gpu, last))
+            arcs += [(j + 1, j + 1, ~on_gpu), (j + 1, 0, last)]
             for before in (None, *(i for i in here if i != j and j not in nodes[i].before)):
                 follows = model.new_bool_var("")
                 arcs.append((0 if before is None else before + 1, j + 1, follows))
-                self._arcs.append((before, j, follows))
+                self._arcs.append((before, j, gpu, follows))
                 model.add(self._starts[j] >= self._begins[j] + self._price(before, j)).only_enforce_if(follows)
                 if before is not None:
                     model.add(self._begins[j] >= self._ends[before]).only_enforce_if(follows)
@@ -288,15 +326,46 @@ class _Plan:
 
     def last_end(self, nodes: Iterable[int]) -> Any:
         """A variable for the last end of some nodes."""
-        last = self.model.new_int_var(0, self._horizon, "")
-        self.model.add_max_equality(last, [self._ends[i] for i in nodes])
+        last, some = self.model.new_int_var(0, self._horizon, ""), list(nodes)
+        self.model.add_max_equality(last, [self._ends[i] for i in some])
+        self._last_ends.append((last, some))
         return last
+
+    def hint(self, known: Starts) -> None:
+        """Begin the search with a schedule: every node as soon as this order of starts allows."""
+        place = {(node.request, node.node): i for i, node in enumerate(self._nodes)}
+        ends, free, lines = [0] * len(place), dict[int, int](), dict[int, list[int | None]]()
+        add = self.model.add_hint
+        for key, window in known:
+            i = place[key]
+            node = self._nodes[i]
+            begin = max([self._clock.ticks(node.arrival_s), *[ends[j] for j in node.after]])
+            begin = max([begin, *[free.get(gpu, 0) for gpu in window]])
+            lasts = [lines.get(gpu, [None])[-1] for gpu in window]
+            start = begin + max(self._price(last, i) for last in lasts)
+            ends[i] = start + self._clock.ticks(node.runs_s[node.windows.index(window)])
+            for gpu in window:
+                free[gpu] = ends[i]
+                lines.setdefault(gpu, [None]).append(i)
+            for variable, value in (
+                (self._begins[i], begin),
+                (self._starts[i], start),
+                (self._ends[i], ends[i]),
+                (self._lengths[i], ends[i] - begin),
+                *((on, chosen == window) for on, chosen in zip(self._on[i], node.windows, strict=True)),
+            ):
+                add(variable, value)
+        for last, some in self._last_ends:
+            add(last, max(ends[i] for i in some))
+        steps = {(gpu, *pair) for gpu, line in lines.items() for pair in pairwise([*line, None])}
+        for before, after, gpu, follows in self._arcs:
+            add(follows, (gpu, before, after) in steps or (before is None and after is None and gpu not in lines))
 
     def starts(self, solver: Any) -> list[Placed]:
         """The schedule found, in order of time, with setups no longer than their price."""
         setups = [0] * len(self._nodes)
-        for i, j, follows in self._arcs:
-            if solver.boolean_value(follows):
+        for i, j, _, follows in self._arcs:
+            if j is not None and solver.boolean_value(follows):
                 setups[j] = max(setups[j], self._price(i, j))
         found = []
         for i, node in enumerate(self._nodes):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args, get_type_hints
 
 from msgspec import Struct
 
@@ -18,18 +18,21 @@ from dovetail.core.events import Arrived, Start
 from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.policy_source import REQUIRED
-from dovetail.core.registry import create, listing
+from dovetail.core.registry import create, find, listing
+from dovetail.workflow.choices import DEFAULT_POLICY
+from dovetail.workflow.optimise.annealing import NodeKey, PlanTimes, Starts, anneal, can_time
 from dovetail.workflow.policies.base import ListPolicy, OpenRequest, ReadyNode, View, Window, WorkflowPolicy
 from dovetail.workflow.scheduler import WorkflowScheduler
 
 Objective = Literal["makespan", "mean"]
-NodeKey = tuple[str, str]
+
+_PLACED, _FEWEST = 400_000, 200  # nodes, in all the schedules that are tried; schedules
 
 
 class PlannedStarts(Struct):
     """Nodes in the order in which they start, each with its window, and what that gives."""
 
-    starts: list[tuple[NodeKey, Window]]
+    starts: Starts
     value: float
     origin: str
 
@@ -67,6 +70,12 @@ class _Order:
                 self.times[key] = t
 
 
+def _as_it_came(request: OpenRequest) -> Arrived:
+    due_s = None if request.due_s is None else request.due_s - request.arrived_s
+    sizes, facts = tuple(request.sizes), dict(request.facts)
+    return Arrived(request.id, request.graph.name, sizes, due_s, request.weight, facts=facts)
+
+
 class _Search:
     """Simulates one policy after another on the same requests, and keeps the best."""
 
@@ -75,13 +84,11 @@ class _Search:
     ):
         self._view = view
         self._graphs = {request.graph.name: request.graph for request in requests}
-        self._arrivals = [
-            (0.0, Arrived(request.id, request.graph.name, tuple(request.sizes), facts=dict(request.facts)))
-            for request in requests
-        ]
+        self._arrivals = [(each.arrived_s, _as_it_came(each)) for each in requests]
         self._objective = objective
         self._left = budget
         self._until = None if budget_s is None else time.monotonic() + budget_s
+        self._completed = 0
         self.best: PlannedStarts | None = None
         self.times: dict[NodeKey, float] = {}
 
@@ -99,36 +106,70 @@ class _Search:
         simulate(scheduler, old.pool, self._graphs, self._arrivals, SimExecutor(), [metrics, order])
         figures = metrics.figures()
         value = figures.makespan_s if self._objective == "makespan" else figures.response_s.mean
-        if self.best is not None and value >= self.best.value:
+        if figures.completed < self._completed or (
+            figures.completed == self._completed and self.best is not None and value >= self.best.value
+        ):
             return False
+        self._completed = figures.completed  # one that rejects requests is no better for it
         self.best = PlannedStarts(order.starts, value, origin)
         self.times = order.times
         return True
+
+    def anneal(self, requests: Sequence[OpenRequest], rng: random.Random) -> None:
+        """Improve the best plan by what is left of the budget."""
+        assert self.best is not None
+        if self._left <= 0 or len(self.best.starts) < 2:
+            return
+        times = PlanTimes(self._view, requests, self._objective == "mean")
+        value, starts = anneal(times, self.best.starts, rng, self._left, lambda: self.spent)
+        if value < self.best.value:
+            self.best = PlannedStarts(starts, value, "annealing")
 
 
 def optimise(
     view: View,
     requests: Sequence[OpenRequest],
     objective: Objective = "makespan",
-    schedules: int = 200,
+    schedules: int | None = None,
     budget_s: float | None = None,
     seed: int = 0,
 ) -> PlannedStarts:
-    """The best plan found for requests that are all there at the start; never worse than the default policy's."""
-    search = _Search(view, requests, objective, schedules, budget_s)
-    search.attempt(create("workflow", "dovetail"), "dovetail")
-    listed = [one for one in listing("workflow", ["turn"]) if one.traits["turn"]]
-    turns = [one.name for one in sorted(listed, key=lambda p: p.traits["turn"]) if REQUIRED not in one.options.values()]
-    candidates: list[tuple[str, WorkflowPolicy]] = [(name, create("workflow", name)) for name in turns]
-    candidates += [(f"dovetail, patience {p}", create("workflow", "dovetail", {"patience": p})) for p in (100, 1000)]
-    candidates += [(f"longest path, hysteresis {h}", _Tail(hysteresis=h)) for h in (0, 8, 40, 200, 1000)]
-    for origin, policy in candidates:
+    """The best plan found for requests that are all there at the start; never worse than that of any policy tried.
+
+    Without a number of `schedules` there are as many as place some hundred thousand nodes.
+    """
+    nodes = sum(len(request.graph.tasks) for request in requests)
+    budget = max(_FEWEST, _PLACED // max(nodes, 1)) if schedules is None else schedules
+    search = _Search(view, requests, objective, budget, budget_s)
+    for origin, policy in candidates():
+        search.attempt(policy, origin)
         if search.spent:
             break
-        search.attempt(policy, origin)
-    _improve(search, random.Random(seed))
     assert search.best is not None
+    rng = random.Random(seed)
+    if can_time(view):
+        search.anneal(requests, rng)
+    else:
+        _improve(search, rng)
     return search.best
+
+
+def candidates() -> Iterator[tuple[str, WorkflowPolicy]]:
+    """What a plan may start from: the default policy, all others that do not plan ahead, and each with every objective
+    that it has; then longest paths first, with more and less dislike of switches."""
+    listed = [one for one in listing("workflow", ["turn", "plans_ahead"]) if not one.traits["plans_ahead"]]
+    listed = [one for one in listed if REQUIRED not in one.options.values()]
+    listed.sort(key=lambda one: (one.name != DEFAULT_POLICY, not one.traits["turn"], one.traits["turn"]))
+    for one in listed:
+        yield one.name, create("workflow", one.name)
+    for one in listed:
+        if "objective" in one.options:
+            choices = get_args(get_type_hints(find("workflow", one.name).__init__)["objective"])
+            for choice in choices:
+                if choice != one.options["objective"]:
+                    yield f"{one.name}, objective {choice}", create("workflow", one.name, {"objective": choice})
+    for weight in (0, 8, 40, 200, 1000):
+        yield f"longest path, hysteresis {weight}", _Tail(hysteresis=weight)
 
 
 def _improve(search: _Search, rng: random.Random) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.optimise.planner import NodeKey, Objective, PlannedStarts, optimise
+from dovetail.workflow.optimise.annealing import NodeKey
+from dovetail.workflow.optimise.planner import Objective, PlannedStarts, optimise
 from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 
 
 @policy("optimise", level="workflow")
 class Optimise(WorkflowPolicy):
-    """The best of several list schedules, improved by local search, then followed; never worse than the default policy.
+    """The best of all policies' schedules, improved by local search, then followed; never worse than any of them.
 
-    `schedules` candidates are simulated; `budget_s` also limits the time, at the price of reproducibility. It plans at
+    `schedules` are tried (as many as place 400,000 nodes, at least 200); `budget_s` also limits the time, at the price
+    of reproducibility. It plans at
     the first decision for what has arrived by then, so it belongs to offline mode; what comes later is placed oldest
     first where the plan leaves room. A node that fails goes first again on its GPUs. The promise holds where
     everything goes as expected: no noise, no failures, and no batches, whose members a plan does not choose.
@@ -23,7 +25,7 @@ class Optimise(WorkflowPolicy):
         self,
         *,
         objective: Objective = "makespan",
-        schedules: int = 200,
+        schedules: int | None = None,
         budget_s: float | None = None,
         seed: int = 0,
     ) -> None:
