@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dovetail.core.events import Start
-from dovetail.core.explain import Turn, explain, sentences
+from dovetail.core.explain import Explanation, Turn, explain, sentences
 from dovetail.core.journal import Reader
+from dovetail.core.resources import devices_text
 from dovetail.core.run import Account
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.tenants.ledger import Key, TenantLedger, TenantState
 
 _SHOWN = 10  # reasons of a node
@@ -20,7 +22,21 @@ def account(reader: Reader, job: str, task: str | None = None) -> Account:
         witness = _TenantWitness(reader, facts, str(job))
         for story in stories:
             story.turns = sorted([*witness.reasons.get(story.task, ()), *story.turns], key=lambda turn: turn.t_s)
+    if facts.gpus_over_time is not None:
+        for story in stories:
+            _leave_out(story, facts.gpus_over_time, len(reader.header.pool))
     return Account("\n\n".join("\n".join(sentences(story)) for story in stories), list(stories))
+
+
+def _leave_out(story: Explanation, over_time: GpusOverTime, size: int) -> None:
+    """GPUs that were off when a node became ready were not free, though nothing ran on them."""
+    free, ready_s = story.free_when_ready, story.ready_s
+    if free is not None and ready_s is not None:
+        off = over_time.off_at(ready_s, size)
+        story.free_when_ready = tuple(gpu for gpu in free if gpu not in off)
+        if gone := tuple(gpu for gpu in free if gpu in off):
+            said = "GPU {} was off" if len(gone) == 1 else "GPUs {} were off"
+            story.turns = [Turn(ready_s, "had to wait", said.format(devices_text(gone))), *story.turns]
 
 
 class _TenantWitness:

@@ -96,6 +96,8 @@ class WorkflowRun(Run):
         """The figures as a block of text, beside their lower bounds."""
         told, rate = self.metrics, self.metrics.get("prefix_hit_rate")
         block = metrics_block(self.figures, self.lower, told["rejections"], told["skipped"], hit_rate=rate, tokens=told)
+        if "gpu_hours" in told:
+            block += f"\n\nGPUs that come and go: {told['gpu_hours']:.2f} GPU-hours paid"
         return block + "\n" + tenant_block(told) if "jain" in told else block
 
 

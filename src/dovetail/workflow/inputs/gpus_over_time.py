@@ -82,6 +82,14 @@ CapacityChange(at_s=300, opened=(), closed={1: inf})]
         times = sorted({*opened, *closed})
         return [CapacityChange(t, tuple(opened.get(t, ())), closed.get(t, {})) for t in times]
 
+    def off_at(self, t: float, size: int) -> set[int]:
+        """The GPUs that take nothing at an instant."""
+        off: set[int] = set()
+        for change in self.changes(size):
+            if change.at_s <= t:
+                off = (off - {*change.opened}) | {*change.closed}
+        return off
+
 
 def read_gpus_over_time(given: Any, name: str = "gpus_over_time") -> GpusOverTime:
     """From a file, or what stands in its place."""
