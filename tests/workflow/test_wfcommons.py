@@ -98,6 +98,16 @@ def test_recorded_tasks_of_one_program_share_a_model(instances: list[Path]) -> N
 # --- both formats -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("version", "key"), [("1.0", "jobs"), ("1.2", "jobs"), ("1.3", "tasks")])
+def test_the_oldest_versions_have_jobs_and_runtimes_under_other_names(version: str, key: str, tmp_path: Path) -> None:
+    tasks = [{"name": "a_ID1", "runtime": 1.5}, {"name": "b_ID2", "parents": ["a_ID1"], "runtime": 2}]
+    found = import_wfcommons([write(tmp_path, {"schemaVersion": version, "workflow": {key: tasks}})])
+    validated(found, tmp_path)
+    assert models_of(found) == {"a_ID1": "a", "b_ID2": "b"}
+    assert edges_of(found) == {("a_ID1", "b_ID2")}
+    assert found.requests[0]["node_execution_times"] == {"a_ID1": 1.5, "b_ID2": 2}
+
+
 def test_the_flat_format_refers_by_name(tmp_path: Path) -> None:
     data = old(
         {"name": "a_ID1", "id": "ID1", "category": "a", "runtimeInSeconds": 1.5, "cores": 2, "memoryInBytes": 2**30},
@@ -195,8 +205,13 @@ def test_equal_names_are_told_apart_by_id_and_equal_ids_by_name(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "expected a WfCommons instance of schemaVersion 1.4, 1.5, 1.6, found None"),
-        ({"schemaVersion": "1.2"}, r"schemaVersion: expected a WfCommons instance .* found '1.2'"),
+        ([], "expected a WfCommons instance of schemaVersion 1.0, 1.1, .*, 1.6, found None"),
+        ({"schemaVersion": "0.9"}, r"schemaVersion: expected a WfCommons instance .* found '0.9'"),
+        ({"schemaVersion": "1.0", "workflow": {"jobs": 3}}, r"workflow\.jobs: expected a list, found int"),
+        (
+            {"schemaVersion": "1.0", "workflow": {"jobs": [{"name": "a", "runtime": -2}]}},
+            r"workflow\.jobs\.0\.runtime: task 'a': expected a number from 0 to 1e\+12, found -2",
+        ),
         ({"schemaVersion": "1.5"}, "missing key 'workflow'"),
         ({"schemaVersion": "1.5", "workflow": {"tasks": []}}, "workflow: missing key 'specification'"),
         ({"schemaVersion": "1.4", "workflow": {"tasks": {}}}, r"workflow\.tasks: expected a list, found dict"),
@@ -220,12 +235,13 @@ def test_equal_names_are_told_apart_by_id_and_equal_ids_by_name(tmp_path: Path) 
             old({"name": "a", "parents": ["b"]}, {"name": "b", "parents": ["a"]}),
             r"workflow\.tasks\.\d: task '[ab]' waits for itself: (a -> b -> a|b -> a -> b)",
         ),
-        (old({"name": "a", "runtimeInSeconds": -1}), r"tasks\.0\.runtimeInSeconds: task 'a': expected 0 or more"),
+        (old({"name": "a", "runtimeInSeconds": -1}), r"tasks\.0\.runtimeInSeconds: task 'a': expected a number from 0"),
         (old({"name": "a", "runtimeInSeconds": "long"}), r"tasks\.0\.runtimeInSeconds: expected float.*, found str"),
         (
             new({"name": "a", "id": "a"}, ran=[{"id": "a", "memoryInBytes": -5}]),
-            r"workflow\.execution\.tasks\.0\.memoryInBytes: task 'a': expected 0 or more",
+            r"workflow\.execution\.tasks\.0\.memoryInBytes: task 'a': expected a number from 0",
         ),
+        (old({"name": "a", "memoryInBytes": 1e300}), r"tasks\.0\.memoryInBytes: task 'a': expected .*, found 1e\+300"),
         (new({"name": "a", "id": "a"}, ran=[{"id": "b"}]), r"execution\.tasks\.0\.id: 'b': there is no such task"),
         (new({"name": "a", "id": "a"}, ran=[{"id": "a"}] * 2), r"execution\.tasks\.1\.id: task 'a' is listed twice"),
     ],

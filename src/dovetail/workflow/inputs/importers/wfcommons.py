@@ -1,4 +1,4 @@
-"""WfCommons instances (WfFormat 1.4 to 1.6) as a configuration and requests: recorded workflows with recorded times.
+"""WfCommons instances (WfFormat 1.0 to 1.6) as a configuration and requests: recorded workflows with recorded times.
 
 A task becomes a node, what it runs (its category, else its program, else its name without a number) becomes the model.
 A program is not a model of many gigabytes: unless `switch_s` says otherwise, changing it costs next to nothing.
@@ -20,10 +20,11 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import Document, Key
 from dovetail.workflow.choices import check_choice
 from dovetail.workflow.inputs.importers.common import Imported, Names, as_paths, find_cycle, request
+from dovetail.workflow.inputs.system import MOST
 
 Width = Literal["one", "cores"]
 Kind = tuple[str, int]  # what a task runs, and on how many GPUs
-VERSIONS = ("1.4", "1.5", "1.6")
+VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5", "1.6")
 LEAST_S = 0.001  # for tasks that were shorter than the clock that timed them could tell
 _NUMBER = re.compile(r"[_.#:-]*(ID)?\d+$")
 
@@ -33,7 +34,7 @@ class _Command(Struct):
 
 
 class _Task(Struct):
-    """What a task is (1.5: `specification.tasks`) and how it ran (1.5: `execution.tasks`; 1.4: the same entry)."""
+    """What a task is (1.5: `specification.tasks`) and how it ran (1.5: `execution.tasks`; before: the same entry)."""
 
     name: str = ""
     id: str = ""
@@ -42,6 +43,7 @@ class _Task(Struct):
     category: str | None = None
     command: _Command | None = None
     runtime_s: float | None = field(default=None, name="runtimeInSeconds")
+    runtime: float | None = None  # its name before 1.4
     memory_bytes: float | None = field(default=None, name="memoryInBytes")
     cores: float | None = None
     core_count: float | None = field(default=None, name="coreCount")
@@ -104,12 +106,15 @@ class _Instance:
             keys = ("schemaVersion",) if version is not None else ()
             expected = f"expected a WfCommons instance of schemaVersion {', '.join(VERSIONS)}"
             raise self.doc.error(keys, f"{expected}, found {version!r}")
-        flat = version == "1.4"
-        tasks = self._list("workflow", "tasks") if flat else self._list("workflow", "specification", "tasks")
+        flat = version < "1.5"
+        older = flat and isinstance(data.get("workflow"), dict) and "jobs" in data["workflow"]
+        at = ("workflow", "jobs" if older else "tasks") if flat else ("workflow", "specification", "tasks")
+        tasks = self._list(*at)
         if not tasks:
             raise self.doc.error(("workflow",), "expected at least one task")
-        at: tuple[Key, ...] = ("workflow", "tasks") if flat else ("workflow", "specification", "tasks")
         read = [self.doc.convert(raw, _Task, (*at, i)) for i, raw in enumerate(tasks)]
+        for task in read:
+            task.runtime_s = task.runtime if task.runtime_s is None else task.runtime_s
         names = self._unique(read, at)
         self.tasks = dict(zip(names, read, strict=True))
         self._at = {name: (*at, i) for i, name in enumerate(names)}
@@ -146,7 +151,7 @@ class _Instance:
 
     @staticmethod
     def _references(names: Sequence[str], tasks: Sequence[_Task]) -> dict[str, list[str]]:
-        """What other tasks may call a task: its id, or its name (as 1.4 does)."""
+        """What other tasks may call a task: its id, or its name (as those before 1.5 do)."""
         by_id: dict[str, list[str]] = {}
         by_name: dict[str, list[str]] = {}
         for name, task in zip(names, tasks, strict=True):
@@ -198,10 +203,15 @@ class _Instance:
     def _check(self) -> None:
         short = missing = 0
         for name, task in self.tasks.items():
-            least = (("runtimeInSeconds", task.runtime_s), ("memoryInBytes", task.memory_bytes), ("cores", task.cores))
-            for key, value in least:
-                if value is not None and not 0 <= value < math.inf:
-                    raise self.doc.error((*self._ran[name], key), f"task {name!r}: expected 0 or more, found {value}")
+            runtime = "runtimeInSeconds" if task.runtime is None else "runtime"
+            for key, value, most in (
+                (runtime, task.runtime_s, MOST),
+                ("memoryInBytes", task.memory_bytes, MOST * 2**30),
+                ("cores", task.cores, MOST),
+            ):
+                if value is not None and not 0 <= value <= most:
+                    expected = f"expected a number from 0 to {most:g}"
+                    raise self.doc.error((*self._ran[name], key), f"task {name!r}: {expected}, found {value}")
             if task.runtime_s is None:
                 missing += 1
             elif task.runtime_s < LEAST_S:
