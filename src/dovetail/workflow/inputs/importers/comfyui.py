@@ -12,7 +12,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from graphlib import TopologicalSorter
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -170,8 +169,7 @@ class _File:
     def _run(self) -> set[str]:
         """Output nodes and what they need; a node that lacks an input does not run, nor does what needs it."""
         graph = self.graph
-        before = {node: [link.source for link in links] for node, links in graph.into.items()}
-        order = list(TopologicalSorter(before).static_order())
+        order = graph.order()
         cut: set[str] = set()
         for node in order:
             there = {_alike(link.input) for link in graph.into[node] if link.source not in cut}
@@ -372,20 +370,26 @@ class _File:
         return None if weights is None else weights.role
 
     def _after(self, node: ComfyNode) -> Iterator[ComfyNode]:
-        reached = [node.id]
+        """What a node leads to, the nearest first."""
+        reached, seen = [node.id], {node.id}
         for at in reached:
-            reached += dict.fromkeys(link.target for link in self.graph.out[at] if link.target not in reached)
+            new = dict.fromkeys(link.target for link in self.graph.out[at] if link.target not in seen)
+            seen.update(new)
+            reached += new
         return (self.graph.nodes[at] for at in reached[1:])
 
     # --- what is written ---
 
     def workflow(self, models: _Models) -> dict[str, Any]:
         nodes = []
+        before: dict[str, list[str]] = {}
+        for source, target in self.edges:
+            before.setdefault(target, []).append(self.ids[source])
         for node, weights in self.weights.items():
             made: dict[str, Any] = {
                 "id": self.ids[node],
                 "model": models.name(weights),
-                "inputs": [self.ids[s] for s, t in self.edges if t == node] or ["user_prompt"],
+                "inputs": before.get(node, ["user_prompt"]),
                 "outputs": [self.ids[node]],
             }
             settings = self.settings(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +70,11 @@ class ComfyGraph(Struct):
         for link in self.links:
             self.into[link.target].append(link)
             self.out[link.source].append(link)
+
+    def order(self) -> list[str]:
+        """The nodes, each after those that lead to it."""
+        before = {node: [link.source for link in links] for node, links in self.into.items()}
+        return list(TopologicalSorter(before).static_order())
 
 
 class _Input(Struct):

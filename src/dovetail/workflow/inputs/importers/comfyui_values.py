@@ -40,6 +40,7 @@ class ComfyValues:
 
     def __init__(self, graph: ComfyGraph) -> None:
         self.graph = graph
+        self._nearest: dict[tuple[Sequence[str], ...], dict[str, tuple[int, list[float]] | None]] = {}
 
     def of(self, node: ComfyNode, name: str, deep: int = 0) -> Any:
         link = next((link for link in self.graph.into[node.id] if link.input == name), None)
@@ -87,14 +88,25 @@ class ComfyValues:
 
     def nearest(self, node: ComfyNode, *names: Sequence[str]) -> list[float] | None:
         """Numbers that the node or the nearest node before it has, all of them."""
-        reached = [node.id]
-        for at in reached:
-            found = [self.number(self.graph.nodes[at], alike) for alike in names]
-            if None not in found:
-                return [number for number in found if number is not None]
-            links = (link for link in self.graph.into[at] if not is_weights(link.type) or link.type == "GUIDER")
-            reached += dict.fromkeys(link.source for link in links if link.source not in reached)
-        return None
+        if names not in self._nearest:
+            self._nearest[names] = self._look_back(names)
+        found = self._nearest[names][node.id]
+        return None if found is None else found[1]
+
+    def _look_back(self, names: Sequence[Sequence[str]]) -> dict[str, tuple[int, list[float]] | None]:
+        """For each node, how far away such numbers are, and which."""
+        found: dict[str, tuple[int, list[float]] | None] = {}
+        for node in self.graph.order():
+            own = [self.number(self.graph.nodes[node], alike) for alike in names]
+            told = [number for number in own if number is not None]
+            links = (link for link in self.graph.into[node] if not is_weights(link.type) or link.type == "GUIDER")
+            before = [one for link in links if (one := found[link.source]) is not None]
+            if len(told) == len(names):
+                found[node] = 0, told
+            else:
+                near = min(before, key=lambda one: one[0], default=None)
+                found[node] = None if near is None else (near[0] + 1, near[1])
+        return found
 
 
 def computed(text: str, given: Mapping[str, Any]) -> float | None:
