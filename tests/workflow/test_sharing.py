@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dovetail.core import registry
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Failed, Finished, Observed, Start
 from dovetail.core.journal import Reader
@@ -481,3 +482,10 @@ def test_the_example_gives_what_its_page_says(tmp_path: Path) -> None:
         assert f"| {name} | {row} |" in page
     found = run(problem, "srpt", journal=tmp_path / "run.jsonl")
     assert check_journal(found.journal, examples / "serving.yaml", examples / "serving_requests.jsonl").faults == []
+
+
+@pytest.mark.parametrize("policy", [name for name in registry.names("workflow") if name != "optimise"])
+def test_every_policy_fills_the_slots_of_a_warm_window(policy: str) -> None:
+    """12 nodes on one GPU: three at a time, whoever decides."""
+    found = served(chats(*[2.0] * 12), policy)
+    assert found.figures.makespan_s == pytest.approx(4 + 12 * 2 / (3 * 0.5))

@@ -424,6 +424,11 @@ class View:
         """When a window is expected to be free."""
         return max([self.now, *[self.until[gpu] for gpu in window if not self.free[gpu]]])
 
+    def ready_at(self, window: Window, model: str) -> float:
+        """When a node of the model is expected to begin to run there: window or slot are free, the model is loaded."""
+        free_s = self.now if self.shares and self._has_slot(window, model) else self.free_at(window)
+        return free_s + self.setup_s(window, model)
+
     # --- what only the scheduler does -------------------------------------------------------------
 
     def remember(self, nodes: Iterable[ReadyNode], window: Window) -> None:

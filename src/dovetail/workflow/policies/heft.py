@@ -24,10 +24,8 @@ class Heft(WorkflowPolicy):
             open_windows = [w for w in view.roomy_windows(head.model) if claimed.isdisjoint(w)]
             if not open_windows:
                 continue
-            _, window = min(
-                (view.free_at(w) + view.setup_s(w, head.model) + view.run_s(head, w), w) for w in open_windows
-            )
-            if all(view.free[gpu] for gpu in window):
+            _, window = min((view.ready_at(w, head.model) + view.run_s(head, w), w) for w in open_windows)
+            if view.can_start(window, head.model):
                 return Place(head, window, "earliest finish")
             claimed.update(window)
         return None

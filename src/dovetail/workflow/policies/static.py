@@ -59,7 +59,7 @@ class Static(WorkflowPolicy):
                 self._pin(queue.model, view.demand[queue.model] or 1.0, view)
             head = queue.head
             for window in self.pins[queue.model]:
-                if all(view.free[gpu] for gpu in window):
+                if view.can_start(window, queue.model):
                     price = view.setup_s(window, queue.model)
                     key = (head.ready_s + self.hysteresis * price, head.seq, window)
                     if best is None or key < best[0]:
