@@ -19,10 +19,11 @@ class ArrivalRate:
     0.235
     """
 
-    __slots__ = ("_times", "seen", "size_s")
+    __slots__ = ("_instants", "_kept", "seen", "size_s")
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=_TIMES)
+        self._instants: deque[tuple[float, int]] = deque()  # of late, and how many came at each
+        self._kept = 0  # arrivals at these instants
         self.seen = 0
         self.size_s = 0.0  # mean
 
@@ -30,12 +31,19 @@ class ArrivalRate:
         """A node became ready."""
         self.seen += 1
         self.size_s += (size_s - self.size_s) / min(self.seen, _SIZES)
-        self._times.append(now)
+        instants = self._instants
+        at_once = instants.pop()[1] if instants and instants[-1][0] == now else 0
+        instants.append((now, at_once + 1))
+        self._kept += 1
+        while self._kept - instants[0][1] >= _TIMES:
+            self._kept -= instants.popleft()[1]
 
     def per_s(self, now: float) -> float:
-        """Arrivals per second: those of late over the time since the first of them."""
-        times = self._times
-        return (len(times) - 1) / (now - times[0] + self.size_s) if len(times) > 1 else 0.0
+        """Arrivals per second: those since the first instant. A batch that comes at once says nothing of the future."""
+        if not self._kept:
+            return 0.0
+        first_s, at_once = self._instants[0]
+        return (self._kept - at_once) / (now - first_s + self.size_s) if self._kept > at_once else 0.0
 
     def windows(self, now: float) -> float:
         """Windows of speed 1 that are needed to keep up."""
@@ -44,4 +52,4 @@ class ArrivalRate:
     @property
     def doubt(self) -> float:
         """Relative standard error of `windows`."""
-        return sqrt(1 / len(self._times) + 1 / min(self.seen, _SIZES))
+        return sqrt(1 / self._kept + 1 / min(self.seen, _SIZES))

@@ -129,19 +129,21 @@ class ReadyNode:
 class Queue:
     """The ready nodes of one model, in the policy's order."""
 
-    __slots__ = ("_heap", "count", "gpu_s", "model", "width")
+    __slots__ = ("_heap", "count", "gpu_s", "model", "ready_s", "width")
 
     def __init__(self, model: str, width: int) -> None:
         self.model = model
         self.width = width
         self.count = 0
         self.gpu_s = 0.0
+        self.ready_s = 0.0  # summed over its nodes
         self._heap: list[tuple[Any, int, ReadyNode]] = []
 
     def push(self, node: ReadyNode) -> None:
         heapq.heappush(self._heap, (node.rank, node.seq, node))
         self.count += 1
         self.gpu_s += node.gpu_s
+        self.ready_s += node.ready_s
 
     @property
     def head(self) -> ReadyNode:
@@ -159,6 +161,7 @@ class Queue:
         node.gone = True
         self.count -= 1
         self.gpu_s -= node.gpu_s
+        self.ready_s -= node.ready_s
 
     def first(self, count: int) -> list[ReadyNode]:
         """The first few, in order."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import structs
 
 from dovetail.workflow.policies.arrival_rates import ArrivalRate
@@ -28,6 +30,7 @@ class DemandPicture:
         self.least_setup_s = least_setup(view.models, costs, view.rates)
         self._once = 0  # models that were asked for exactly once
         self._began_s = view.now
+        self.loaded_s = [view.now] * view.size  # when a GPU last got another model
 
     def resized(self, view: View) -> None:
         """The pool is another now."""
@@ -42,6 +45,11 @@ class DemandPicture:
         rate.add(now, node.size)
         if rate.seen <= 2:
             self._once += 1 if rate.seen == 1 else -1
+
+    def loaded(self, gpus: Iterable[int], now: float) -> None:
+        """These GPUs get another model."""
+        for gpu in gpus:
+            self.loaded_s[gpu] = now
 
     def strangers_per_s(self, now: float) -> float:
         """How often models come that nobody has seen yet: as often as they were seen once so far (Good-Turing)."""

@@ -83,25 +83,31 @@ class LeastLoss(WorkflowPolicy):
             node, kept = reservation
             if all(view.free[gpu] for gpu in kept):
                 self._reserved = None
-                return Place(node, kept, "reserved until its GPUs were free")
+                return self._place(node, kept, "reserved until its GPUs were free", view)
         prices = WindowPrices(view, self._demand, kept)
         best: tuple[ReadyNode, WindowOption] | None = None
-        best_s, free, is_beaten = inf, view.free_count, prices.is_beaten
+        best_s, paid, free, is_beaten = inf, False, view.free_count, prices.is_beaten
         for (at_s, then_s, _), _, queue in self._heads(view):  # of equal keys the first stays
-            if at_s >= best_s:
+            if paid and at_s >= best_s:
                 break
-            if queue.width > free or (best and is_beaten(queue, then_s, best_s - at_s)):
+            if queue.width > free or (paid and is_beaten(queue, then_s, best_s - at_s)):
                 continue
             option = prices.option(queue, queue.head)
             if option is not None:
                 setup_s = option.setup_s and option.setup_s + option.return_s
                 key_s = at_s + prices.surcharge(queue, then_s, setup_s)
-                if key_s < best_s:
-                    best_s, best = key_s, (queue.head, option)
+                is_paid = prices.is_paid(queue, then_s, setup_s, option.window)
+                if is_paid > paid or (is_paid == paid and key_s < best_s):
+                    best_s, paid, best = key_s, is_paid, (queue.head, option)
         if best is None:
             return None
         node, option = best
-        return Place(node, option.window, "worth the switch" if option.setup_s else "warm")
+        return self._place(node, option.window, "worth the switch" if option.setup_s else "warm", view)
+
+    def _place(self, node: ReadyNode, window: Window, why: str, view: View) -> Place:
+        if view.setup_s(window, node.model):
+            self._demand.loaded(window, view.now)
+        return Place(node, window, why)
 
     def _heads(self, view: View) -> list[tuple[Rank, int, Queue]]:
         """The heads in order, after those that have become late stepped back: each does so once."""
@@ -136,10 +142,12 @@ class LeastLoss(WorkflowPolicy):
             return False
         window = _earliest_window(node, view)
         setup_s, free_s = view.setup_s(window, node.model), view.free_at(window)
-        if waited_s > limit_s + CAP * setup_s * node.width:
-            return True
         idle_s = sum(free_s - view.free_at((gpu,)) for gpu in window) / node.width
         prices = WindowPrices(view, self._demand, ())
+        if not prices.is_paid(queue, rank.backlog_s, setup_s + idle_s, window):
+            return False
+        if waited_s > limit_s + CAP * setup_s * node.width:
+            return True
         return rank.at_s + prices.surcharge(queue, rank.backlog_s, setup_s + idle_s) < next_s
 
 

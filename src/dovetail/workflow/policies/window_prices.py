@@ -10,7 +10,8 @@ from dovetail.workflow.policies.base import Queue, ReadyNode, View, Window
 from dovetail.workflow.policies.demand_picture import DemandPicture
 from dovetail.workflow.policies.losses import away_loss, copy_gain, elsewhere_loss
 
-_LOT = 4.0  # times the square root of lot sizes; measured
+_LOT = 3.0  # times the square root of lot sizes; measured
+_PAID = 5.0  # times what a switch costs all who wait; measured
 CAP = 10.0  # set-ups by which a cold head must at most be older than the backlog says
 _FEW = 4  # free GPUs that are looked at to leave out queues
 _MEMORY_S = 100.0  # how long a model that is loaded is thought to be of use
@@ -23,7 +24,7 @@ class WindowOption(NamedTuple):
     window: Window
     setup_s: float
     loss: float
-    return_s: float  # set-ups of evicted models for which nodes are ready
+    return_s: float  # set-ups of evicted models for which nodes are ready, GPU-seconds over the queue's width
 
 
 def backlog_s(view: View) -> float:
@@ -69,6 +70,21 @@ class WindowPrices:
         lot_s, cap_s = lot * sqrt(setup_s / queue.count), backlog_s + CAP * setup_s
         return lot_s if lot_s < cap_s else cap_s
 
+    def is_paid(self, queue: Queue, backlog_s: float, setup_s: float, window: Window) -> bool:
+        """Whether the queue has lost as much, since the window last got another model, as the switch costs all who
+        wait: lots in the order of ranks may be far smaller, where the next stage of a chain has a much lower rank.
+
+        A head that has waited for the backlog when it became ready and ten set-ups is not asked.
+        """
+        view = self._view
+        setup_s *= queue.width
+        if not setup_s or view.now - queue.head.ready_s >= backlog_s + CAP * setup_s:
+            return True
+        stay_s = view.now - sum([self._demand.loaded_s[gpu] for gpu in window]) / len(window)
+        waited_s = view.now - queue.ready_s / queue.count
+        lost_s = queue.count * (stay_s if stay_s < waited_s else waited_s)
+        return lost_s >= _PAID * setup_s * view.ready_count / view.size
+
     def is_beaten(self, queue: Queue, backlog_s: float, by_s: float) -> bool:
         """Whether its surcharge is sure to be at least so much, seen before any window is priced."""
         view, model = self._view, queue.model
@@ -80,12 +96,13 @@ class WindowPrices:
             self._few = self._free_kinds()
         if not self._few or queue.width > 1:
             return False
-        queues, residents = view.queues, view.residents
-        setups = [
-            residents.price(gpu, model) + (residents.reload_s(model, other) if other in queues else 0.0)
-            for gpu, other in self._few
-        ]
+        setups = [view.residents.price(gpu, model) + self._return_s(model, other) for gpu, other in self._few]
         return self.surcharge(queue, backlog_s, min(setups)) >= by_s
+
+    def _return_s(self, model: str, other: str) -> float:
+        """GPU-seconds that it takes to load an evicted model again, if nodes wait for it."""
+        view = self._view
+        return view.residents.reload_s(model, other) * view.models[other].width if other in view.queues else 0.0
 
     def _free_kinds(self) -> list[tuple[int, str]]:
         """One free GPU for each model that free GPUs hold, if those are few, alike and none is empty; else nothing."""
@@ -161,8 +178,7 @@ class WindowPrices:
         broken = self._broken(window, model)
         for other, windows in broken.items():
             back_s = view.residents.reload_s(model, other)
-            if other in view.queues:
-                return_s += back_s
+            return_s += self._return_s(model, other) / queue.width
             loss += self._loss(other, windows, away_s + back_s, back_s, window)
         if not broken and view.residents.holders.get(model):
             loss = self._stranger_loss(window, away_s)
