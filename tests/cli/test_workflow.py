@@ -243,9 +243,9 @@ def test_an_empty_set_of_requests_is_done_at_once(command: Command, folder: Path
         (["--simulate", "TRUE"], "calling real models is not part of this version"),
         (["--simulate", "perhaps"], "--simulate perhaps: expected true or false"),
         (["--policy", "dovetial"], "no workflow policy is called 'dovetial'; did you mean 'dovetail'?"),
-        (["--option", "patince=3"], "policy dovetail has no option 'patince'; did you mean 'patience'?"),
-        (["--option", "patience"], "--option patience: expected NAME=VALUE"),
-        (["--option", "patience=long"], "policy dovetail, option patience='long'"),
+        (["--option", "objektive=3"], "policy dovetail has no option 'objektive'; did you mean 'objective'?"),
+        (["--option", "objective"], "--option objective: expected NAME=VALUE"),
+        (["--option", "objective=long"], "policy dovetail, option objective='long'"),
         (["--cost", "overlp=1"], "--cost overlp: unknown key; did you mean 'overlap'?"),
         (["--cost", "overlap=many"], "--cost overlap: expected float, found str"),
         (["--cost", "resident=memory"], "costs.resident: memory needs the memory of every GPU"),
@@ -456,7 +456,7 @@ def test_a_journal_cut_anywhere_is_completed_to_the_same_bytes(command: Command,
     assert path.read_bytes() == expected
 
 
-@pytest.mark.parametrize("words", [["--seed", "2"], ["--cost", "overhead_s=3"], ["--option", "patience=1"]])
+@pytest.mark.parametrize("words", [["--seed", "2"], ["--cost", "overhead_s=3"], ["--option", "objective=mean"]])
 def test_another_run_is_not_resumed_and_its_journal_stays(command: Command, folder: Path, words: list[str]) -> None:
     assert command("run", "--gpus", "2")[0] == 0
     path = folder / "dovetail_journal.jsonl"
@@ -503,8 +503,8 @@ def test_policies_lists_names_promises_and_options(command: Command) -> None:
     assert code == 0
     assert [row["policy"] for row in rows] == registry.names("workflow")
     assert all(row["promise"] for row in rows)
-    assert next(row for row in rows if row["policy"] == "dovetail")["options"]["patience"] == 20.0
-    assert "patience=20.0" in command("policies")[1]
+    assert next(row for row in rows if row["policy"] == "dovetail")["options"]["objective"] == "balanced"
+    assert "objective=balanced" in command("policies")[1]
 
 
 def test_bound_gives_what_no_run_is_below(command: Command, folder: Path) -> None:

@@ -93,7 +93,7 @@ def test_an_interrupted_run_has_nothing_else_in_its_last_step(journal: Path) -> 
     [
         ("level", "kitchen", "level 'kitchen' is not installed"),
         ("policy", "dovetale", "no workflow policy is called 'dovetale'; did you mean 'dovetail'?"),
-        ("options", {"patients": 3}, "policy dovetail has no option 'patients'; did you mean 'patience'?"),
+        ("options", {"objectives": 3}, "policy dovetail has no option 'objectives'; did you mean 'objective'?"),
     ],
 )
 def test_what_is_not_installed_is_named(

@@ -299,7 +299,7 @@ def test_hits_are_told_on_pages_and_in_comparisons(tmp_path: Path, capsys: pytes
     assert "42.9" in page
 
 
-@pytest.mark.parametrize("policy", ["heft", "srpt", "least_loss"])
+@pytest.mark.parametrize("policy", ["heft", "srpt", "dovetail"])
 def test_policies_that_compare_windows_go_where_the_prefix_is(policy: str) -> None:
     """Two talks, alternately, long after one another: each stays on its own GPU."""
     asked = rows(*(["a", 1], ["b", 1]) * 4, every_s=0.0)

@@ -54,7 +54,7 @@ def run(
     policy
         Who decides; `dovetail workflow policies` lists them.
     option
-        Options of the policy: --option patience=40.
+        Options of the policy: --option objective=mean.
     out
         Folder for the results.
     write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -30,7 +30,7 @@ class DemandPicture:
         self.least_setup_s = least_setup(view.models, costs, view.rates)
         self._once = 0  # models that were asked for exactly once
         self._began_s = view.now
-        self.loaded_s = [view.now] * view.size  # when a GPU last got another model
+        self._loaded_s: dict[int, float] = {}  # when a GPU last got another model
 
     def resized(self, view: View) -> None:
         """The pool is another now."""
@@ -46,10 +46,14 @@ class DemandPicture:
         if rate.seen <= 2:
             self._once += 1 if rate.seen == 1 else -1
 
-    def loaded(self, gpus: Iterable[int], now: float) -> None:
+    def loaded(self, gpus: Sequence[int], now: float) -> None:
         """These GPUs get another model."""
         for gpu in gpus:
-            self.loaded_s[gpu] = now
+            self._loaded_s[gpu] = now
+
+    def stay_s(self, gpus: Sequence[int], now: float) -> float:
+        """How long these GPUs have held their models, in the mean."""
+        return now - sum([self._loaded_s.get(gpu, self._began_s) for gpu in gpus]) / len(gpus)
 
     def strangers_per_s(self, now: float) -> float:
         """How often models come that nobody has seen yet: as often as they were seen once so far (Good-Turing)."""

@@ -1,124 +1,161 @@
-"""The default policy: oldest first, unless a switch costs more than it is worth to those who wait."""
+"""The default policy: start here, wait for a warm window, or start elsewhere, whichever costs everybody least."""
 
 from __future__ import annotations
 
-from typing import Any
+from math import inf
+from typing import Literal, NamedTuple
 
 from dovetail.core.registry import policy
 from dovetail.workflow.policies.base import Place, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.demand_picture import DemandPicture
+from dovetail.workflow.policies.window_prices import CAP, WindowOption, WindowPrices, backlog_s
 
-_MEMORY_S = 100.0  # a GPU idle for much longer than this is a good place to load another model
+Objective = Literal["balanced", "mean", "tail", "makespan"]
+# what a request's size counts, as a share of the backlog for one of mean size, and up to which multiple of that size
+_NUDGE = {"balanced": (0.5, 1.5), "mean": (1.0, 3.0), "tail": (0.2, 1.5), "makespan": (0.0, 0.0)}
+_LATE = 2.0  # backlogs that a request steps back once it cannot be on time
+_STARVED = 2.0  # backlogs, with its own size, after which a wide node gets a reservation in any case
+
+
+class Rank(NamedTuple):
+    """A node's place: on the clock; the backlog when it became ready; whether it stepped back for being late."""
+
+    at_s: float
+    backlog_s: float
+    late: bool = False
+
+    def step_back(self, backlog_s: float) -> Rank:
+        return Rank(self.at_s + _LATE * backlog_s, self.backlog_s, late=True)
 
 
 @policy("dovetail", level="workflow")
 class Dovetail(WorkflowPolicy):
-    """Oldest ready node first, but a switch must be worth the wait it costs; a starved wide node gets a reservation.
+    """Whatever costs everybody the least waiting: start here now, wait for a warm window, or start elsewhere.
 
-    A candidate's key is the time it became ready (so that everyone ages alike) plus the GPU-seconds that its switch
-    wastes, per GPU, times the number of requests that wait meanwhile (at least `patience`). What a switch wastes is its
-    price, and the price of loading the evicted model again if nodes are ready for it. Windows are aligned to their
-    width, warm before cold, cheap before dear; among those, a model that arrived requests will still need counts
-    `look_ahead` times as dear to evict, and one just used more than one long idle. A wide node that has
-    waited `starvation` times as long as the backlog accounts for gets a reservation until it starts: its GPUs are then
-    given only to nodes that finish before the last of them is free (backfilling).
+    Oldest request first, nudged by what is left of it: a small one may pass a large one by a share of the backlog;
+    weights move a request within the backlog; who can no longer be on time steps back by two backlogs. A node goes to
+    the free window of least harm, counting what the evicted model loses while it is away; it waits for a busy window
+    that holds its model, or is faster, where that loses less. A node that must load its model has to be older by a
+    surcharge, the square root of lot sizes, with a cap that is fixed when it becomes ready.
+
+    Promise, for alike GPUs, equal weights and requests that are not late: on a window that is free for it, a node whose
+    model is loaded nowhere is passed only by requests that arrived at most 1.75 D + 10 s after its own, where D is the
+    backlog when it became ready (work that had arrived and not started, over the speed of the pool) and s its set-up
+    and those of evicted models that are waited for, times its width: at any load, in a run of any length. A wide node
+    without a free window gets a reservation when it is its turn, at the latest when it has waited 3 D + 10 s + twice
+    its size, one node at a time: its GPUs are then given only to nodes that end before the last of them is free
+    (backfilling).
+
+    `objective` is what to favour: `mean` small requests, `tail` old ones, `makespan` long paths; `balanced` is between.
     """
 
-    def __init__(self, *, patience: float = 20.0, look_ahead: float = 3.0, starvation: float = 16.0) -> None:
-        self.patience = patience
-        self.look_ahead = look_ahead
-        self.starvation = starvation
+    def __init__(self, *, objective: Objective = "balanced") -> None:
+        self.objective = objective
+        self._deadlines = False  # whether any request had one
         self._reserved: tuple[ReadyNode, Window] | None = None
 
-    def rank(self, node: ReadyNode, view: View) -> float:
-        return node.ready_s + 1e-3 * node.request.gpu_s_left  # among those ready together, the one with the least left
+    def begin(self, view: View) -> None:
+        self._demand = DemandPicture(view)
+
+    def resized(self, view: View) -> None:
+        self._demand.resized(view)
+
+    # --- order ------------------------------------------------------------------------------------
+
+    def rank(self, node: ReadyNode, view: View) -> Rank:
+        self._demand.add(node, view.now)
+        request, now_s = node.request, backlog_s(view)
+        beta, top = _NUDGE[self.objective]
+        # over the mean request, times the backlog: left / (backlog / requests) * backlog
+        size_s = len(view.requests) * request.gpu_s_left / (view.total_speed * request.weight)
+        at_s = request.arrived_s + beta * min(size_s, top * now_s) + now_s * (1 / request.weight - 1)
+        if self.objective == "makespan":
+            at_s -= node.tail_s
+        rank = Rank(at_s, now_s)
+        if request.due_s is None:
+            return rank
+        self._deadlines = True
+        return rank.step_back(now_s) if _is_late(node, view) else rank
 
     def choose(self, view: View) -> Place | Wait | None:
-        requests = len(view.requests)
-        waiting = (requests if requests > self.patience else self.patience) / view.size
         kept: Window = ()
-        free_s = 0.0
         if view.wide_waiting and (reservation := self._reservation(view)) is not None:
-            starved, kept = reservation
+            node, kept = reservation
             if all(view.free[gpu] for gpu in kept):
                 self._reserved = None
-                return Place(starved, kept, "reserved after a long wait")
-            free_s = view.free_at(kept)
-        best: tuple[Any, ...] | None = None
-        for queue in view.queues.values():
-            if queue.width > view.free_count:
+                return self._place(node, kept, "reserved until its GPUs were free", view)
+        prices = WindowPrices(view, self._demand, kept)
+        best: tuple[ReadyNode, WindowOption] | None = None
+        best_s, paid, free, is_beaten = inf, False, view.free_count, prices.is_beaten
+        for (at_s, then_s, _), _, queue in self._heads(view):  # of equal keys the first stays
+            if paid and at_s >= best_s:
+                break
+            if queue.width > free or (paid and is_beaten(queue, then_s, best_s - at_s)):
                 continue
-            node = queue.head
-            windows = view.free_windows(queue.model)
-            if kept:
-                windows = [w for w in windows if self._may_backfill(node, w, kept, free_s, view)]
-            if windows:
-                wasted, _, window, setup_s = self._cheapest(queue, windows, view)
-                key = (node.rank + waiting * wasted, node.seq, window, node, setup_s)
-                best = key if best is None or key < best else best
+            option = prices.option(queue, queue.head)
+            if option is not None:
+                setup_s = option.setup_s and option.setup_s + option.return_s
+                key_s = at_s + prices.surcharge(queue, then_s, setup_s)
+                is_paid = prices.is_paid(queue, then_s, setup_s, option.window)
+                if is_paid > paid or (is_paid == paid and key_s < best_s):
+                    best_s, paid, best = key_s, is_paid, (queue.head, option)
         if best is None:
             return None
-        _, _, window, node, setup_s = best
-        return Place(node, window, "worth the switch" if setup_s else "warm")
+        node, option = best
+        return self._place(node, option.window, "worth the switch" if option.setup_s else "warm", view)
 
-    def _cheapest(self, queue: Queue, windows: list[Window], view: View) -> tuple[float, float, Window, float]:
-        """The window that wastes least for a queue: GPU-seconds wasted, regret, the window, the switch's price."""
-        held, model = view.residents.held, queue.model
-        for window in windows:
-            if model in held[window[0]] and (queue.width == 1 or all(model in held[gpu] for gpu in window)):
-                return 0.0, 0.0, window, 0.0
-        if queue.width == 1 and view.alike:
-            longest_idle: dict[str | None, Window] = {}
-            for window in windows:
-                resident = next(iter(held[window[0]]), None)
-                known = longest_idle.get(resident)
-                if known is None or view.idle_since[window[0]] < view.idle_since[known[0]]:
-                    longest_idle[resident] = window
-            windows = list(longest_idle.values())
-        if len(windows) == 1:
-            return self._waste(queue, windows[0], view)
-        return min([self._waste(queue, window, view) for window in windows], key=_by_waste)
+    def _place(self, node: ReadyNode, window: Window, why: str, view: View) -> Place:
+        if view.setup_s(window, node.model):
+            self._demand.loaded(window, view.now)
+        return Place(node, window, why)
 
-    def _waste(self, queue: Queue, window: Window, view: View) -> tuple[float, float, Window, float]:
-        """What a switch here wastes, and how sorry one would be for what is evicted."""
-        residents, model = view.residents, queue.model
-        setup_s = residents.setup(window, model)
-        wasted, regret = setup_s * queue.width, 0.0
-        counted: set[str] = set()
-        for gpu in window:
-            for other in residents.evicted(gpu, model):
-                back_s = residents.reload_s(model, other)
-                needed = self.look_ahead if view.demand[other] > 0 else 1.0
-                regret += needed * back_s * _MEMORY_S / (_MEMORY_S + view.now - view.idle_since[gpu])
-                if other in view.queues and other not in counted:
-                    counted.add(other)
-                    wasted += back_s * view.models[other].width
-        return wasted, regret, window, setup_s
+    def _heads(self, view: View) -> list[tuple[Rank, int, Queue]]:
+        """The heads in order, after those that have become late stepped back: each does so once."""
+        if self._deadlines:
+            for _, _, queue in view.heads():
+                while not (head := queue.head).rank.late and _is_late(head, view):
+                    view.move(head, head.rank.step_back(backlog_s(view)))
+        return view.heads()
+
+    # --- wide nodes -------------------------------------------------------------------------------
 
     def _reservation(self, view: View) -> tuple[ReadyNode, Window] | None:
-        """The wide node that has waited too long and the GPUs kept for it, from then on until it starts."""
+        """The wide node whose turn it is and the GPUs kept for it, from then on until it starts."""
         if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].request.open):
             self._reserved = None
         if self._reserved is None:
-            wide = [queue.head for queue in view.queues.values() if queue.width > 1]
-            starved = [t for t in wide if self._is_starved(t, view) and not view.free_windows(t.model)]
-            if starved:
-                node = min(starved, key=lambda t: (t.rank, t.seq))
-                windows = view.roomy_windows(node.model)
-                self._reserved = (node, min(windows, key=lambda w: (view.free_at(w), w)))
+            blocked = [q for _, _, q in view.heads() if q.width > 1 and not view.free_windows(q.model)]
+            due = [queue.head for queue in blocked if self._is_due(queue, view)]
+            if due:
+                node = min(due, key=lambda t: (t.rank, t.seq))
+                self._reserved = (node, _earliest_window(node, view))
         return self._reserved
 
-    def _is_starved(self, node: ReadyNode, view: View) -> bool:
-        waited_s = view.now - node.ready_s
-        if waited_s <= self.starvation * node.size:
+    def _is_due(self, queue: Queue, view: View) -> bool:
+        """Whether it is a wide node's turn, even with a surcharge for its set-up and for GPUs that idle until its
+        window is collected; or whether it has waited too long to be asked that."""
+        node = queue.head
+        rank: Rank = node.rank
+        next_s = min([other.at_s for other, _, of in view.heads()[:2] if of is not queue], default=inf)
+        waited_s, limit_s = view.now - node.ready_s, rank.backlog_s + _STARVED * (rank.backlog_s + node.size)
+        if rank.at_s >= next_s and waited_s <= limit_s:
             return False
-        backlog_s = sum([queue.gpu_s for queue in view.queues.values()]) / len(view.pool)
-        return waited_s > self.starvation * (backlog_s + node.size)
+        window = _earliest_window(node, view)
+        setup_s, free_s = view.setup_s(window, node.model), view.free_at(window)
+        if waited_s > limit_s + CAP * setup_s * node.width:
+            return True
+        idle_s = sum(free_s - view.free_at((gpu,)) for gpu in window) / node.width
+        prices = WindowPrices(view, self._demand, ())
+        if not prices.is_paid(queue, rank.backlog_s, setup_s + idle_s, window):
+            return False
+        return rank.at_s + prices.surcharge(queue, rank.backlog_s, setup_s + idle_s) < next_s
 
-    @staticmethod
-    def _may_backfill(node: ReadyNode, window: Window, kept: Window, free_s: float, view: View) -> bool:
-        ends_s = view.now + view.setup_s(window, node.model) + view.run_s(node, window)
-        return ends_s <= free_s or not set(kept).intersection(window)
+
+def _earliest_window(node: ReadyNode, view: View) -> Window:
+    return min(view.roomy_windows(node.model), key=lambda w: (view.free_at(w), w))
 
 
-def _by_waste(option: tuple[float, float, Window, float]) -> tuple[float, Window]:
-    return option[0] + option[1], option[2]
+def _is_late(node: ReadyNode, view: View) -> bool:
+    """Whether its request cannot be on time any more, even on the fastest GPU there is."""
+    due_s = node.request.due_s
+    return due_s is not None and view.now + node.tail_s / view.fastest > due_s

@@ -80,9 +80,8 @@ class WindowPrices:
         setup_s *= queue.width
         if not setup_s or view.now - queue.head.ready_s >= backlog_s + CAP * setup_s:
             return True
-        stay_s = view.now - sum([self._demand.loaded_s[gpu] for gpu in window]) / len(window)
         waited_s = view.now - queue.ready_s / queue.count
-        lost_s = queue.count * (stay_s if stay_s < waited_s else waited_s)
+        lost_s = queue.count * min(waited_s, self._demand.stay_s(window, view.now))
         return lost_s >= _PAID * setup_s * view.ready_count / view.size
 
     def is_beaten(self, queue: Queue, backlog_s: float, by_s: float) -> bool:
