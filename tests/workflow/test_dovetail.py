@@ -173,9 +173,8 @@ class Passed(Dovetail):
         for head in heads:
             if head is not choice.node and free[head.model] and not view.residents.holders.get(head.model):
                 setup_s = self._setup_s(head, free[head.model], view)
-                if view.now - head.ready_s < head.rank.backlog_s + 10 * setup_s:
-                    continue
-                allowed_s = 1.75 * head.rank.backlog_s + 10 * setup_s
+                later_s = head.ready_s - head.request.arrived_s  # the node of a later stage
+                allowed_s = max(0.75 * head.rank.backlog_s, later_s) + head.rank.backlog_s + 10 * setup_s
                 by_s = choice.node.request.arrived_s - head.request.arrived_s
                 assert by_s <= allowed_s + 1e-6
                 self.most = max(self.most, by_s / allowed_s if allowed_s else 0.0)
@@ -197,10 +196,10 @@ class Passed(Dovetail):
 
 
 def plain_cases(seeds: range) -> Iterator[tuple[int, RandomWorkload]]:
-    """Random cases for which the promise holds: GPUs alike, weights equal, nobody late."""
+    """Random cases for which the promise holds: GPUs alike, weights equal, nobody late, no tenants whose turn it is."""
     for seed in seeds:
         case = random_case(seed)
-        if ":" in case.gpus or case.rates:
+        if ":" in case.gpus or case.rates or case.config.get("tenants") or case.gpus_over_time:
             continue
         for request in case.rows:
             request.pop("deadline_seconds", None)
@@ -211,7 +210,7 @@ def plain_cases(seeds: range) -> Iterator[tuple[int, RandomWorkload]]:
 @pytest.mark.parametrize("objective", ["balanced", "tail"])
 def test_a_cold_node_is_passed_only_by_those_who_came_soon_after_it(tmp_path: Path, objective: Objective) -> None:
     compared = 0
-    for _, case in plain_cases(range(300)):
+    for _, case in plain_cases(range(400)):
         policy = Passed(objective=objective)
         simulate(read_case(case, tmp_path), policy, failure_rate=case.failure_rate, retries=case.retries)
         compared += policy.compared
@@ -247,7 +246,7 @@ def test_a_wide_node_is_not_starved_by_a_stream_of_narrow_ones(width: int) -> No
 
 def test_reserved_gpus_are_backfilled() -> None:
     backfilled = 0
-    for seed in range(8):
+    for seed in range(12):
         family = WorkloadFamily(name="w", gpus="8", load=1.5, requests=300, models=6, widths=(1, 4, 1, 8), spread=1.3)
         policy = Passed()
         simulate(load_family(family, seed), policy)

@@ -36,15 +36,16 @@ class Dovetail(WorkflowPolicy):
     weights move a request within the backlog; who can no longer be on time steps back by two backlogs. A node goes to
     the free window of least harm, counting what the evicted model loses while it is away; it waits for a busy window
     that holds its model, or is faster, where that loses less. A node that must load its model has to be older by a
-    surcharge, the square root of lot sizes, with a cap that is fixed when it becomes ready.
+    surcharge, the square root of lot sizes, with a cap that is fixed when it becomes ready; and while others can use
+    the window, it waits until its queue has lost, since the window last got another model, what the switch costs all.
 
     Promise, for alike GPUs, equal weights and requests that are not late: on a window that is free for it, a node whose
-    model is loaded nowhere is passed only by requests that arrived at most 1.75 D + 10 s after its own, where D is the
-    backlog when it became ready (work that had arrived and not started, over the speed of the pool) and s its set-up
-    and those of evicted models that are waited for, times its width: at any load, in a run of any length. A wide node
-    without a free window gets a reservation when it is its turn, at the latest when it has waited 3 D + 10 s + twice
-    its size, one node at a time: its GPUs are then given only to nodes that end before the last of them is free
-    (backfilling).
+    model is loaded nowhere is passed only by requests that arrived at most 1.75 D + 10 s after its own, or D + 10 s
+    after it became ready, where D is the backlog when it became ready (work that had arrived and not started, over the
+    speed of the pool) and s the GPU-seconds of its set-up and of those of evicted models that are waited for: at any
+    load, in a run of any length. A wide node without a free window gets a reservation when it is its turn, at the
+    latest when it has waited 3 D + 10 s + twice its size, one node at a time: its GPUs are then given only to nodes
+    that end before the last of them is free (backfilling).
 
     `objective` is what to favour: `mean` small requests, `tail` old ones, `makespan` long paths; `balanced` is between.
     """
