@@ -158,6 +158,8 @@ class Passed(Dovetail):
 
     def choose(self, view: View) -> Place | Wait | None:
         kept = self._reserved
+        if kept is not None and (kept[0].gone or not kept[0].request.open):
+            kept = None  # it has started on another window, or is rejected
         heads = [queue.head for queue in view.queues.values()]
         free = {head.model: view.free_windows(head.model) for head in heads}
         choice = super().choose(view)
