@@ -479,7 +479,7 @@ def test_affinity_shortens_the_conversations_of_a_real_trace(traces: Path) -> No
     )
     asked = list(trace)[:3000]
     problem = workflow.load(trace.config, asked, gpus=8, mode="online")
-    blind, looks, default = (workflow.run(problem, policy) for policy in (Blind, OldestFirst, "least_loss"))
+    blind, looks, default = (workflow.run(problem, policy) for policy in (Blind, OldestFirst, "dovetail"))
     assert default.check().valid
     for other in (looks, default):
         assert other.metrics["prefix_hit_rate"] > 1.2 * blind.metrics["prefix_hit_rate"]

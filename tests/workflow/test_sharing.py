@@ -265,7 +265,7 @@ def test_a_policy_that_overfills_a_window_is_stopped(model: str) -> None:
 # --- noise, failures, exports ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["baseline", "least_loss", "srpt", "heft", "static"])
+@pytest.mark.parametrize("policy", ["baseline", "dovetail", "srpt", "heft", "static"])
 def test_noise_and_failures_are_followed_by_checker_replay_and_logs(tmp_path: Path, policy: str) -> None:
     journal, log = tmp_path / "run.jsonl", tmp_path / "log.json"
     config = CONFIG | {"costs": {"noise": 0.5}}
