@@ -748,6 +748,7 @@ def test_types_can_be_taught(tmp_path: Path) -> None:
     validated(found, tmp_path)
     assert set(models_of(found)) == {"beta_2"}
     assert found.requests[0]["node_execution_times"] == {"beta_2": 7.5}
+    assert not any("not in the file" in note for note in found.notes)  # a time that is told need not be worked out
     types["Beta"] |= {"gpu": False, "api_node": True}
     found = import_comfyui([file], types=teach(tmp_path, types))
     assert found.config["models"]["cloud_beta"]["gpus_required"] == 0

@@ -311,29 +311,30 @@ class _File:
             self._say("an outside service, without a GPU; its time is not known", f"{node.type} ({seconds:g} s)")
             return NodeFigures("cloud", 1.0, seconds, 0)
         size = self._size(weights)
-        if node.id in self.kept_loaders:
-            return NodeFigures(_ROLES[weights.role][0], size.gb, UTILITY_S)
-        taken = [link.type for link in self.graph.into[node.id]]
-        frames, audio = 1.0, "AUDIO" in taken or "AUDIO" in self._gives(node)
-        if weights.role in ("clip", "clip_vision", "other") or (weights.role == "vae" and audio):
-            seconds = figures.encode_s(size.weights)
-            if weights.role in ("other", "vae"):
-                self._say("time not known, counted as one pass of its weights", self._place(node))
-        else:
-            width, height, frames = self._shape(node, size.family)
-            batch = (self.values.nearest(node, ("batch_size",)) or [1.0])[0]
-            pixels = width * height * frames * batch
-            if weights.role == "vae":
-                seconds = figures.vae_s(pixels)
-            elif weights.role == "upscale_model":
-                seconds = figures.upscale_s(pixels / (_LATENT if "LATENT" in taken else 1))
-            else:
-                step_s = figures.step_s(size.family, width, height, frames)
-                seconds = figures.OVERHEAD_S + self._passes(node, weights) * batch * step_s
         type_ = _ROLES[weights.role][0]
+        told = UTILITY_S if node.id in self.kept_loaders else self._taught_s(node)
+        seconds, frames = (told, 1.0) if told is not None else self._seconds(node, weights.role, size)
         if weights.role == "model" and (frames > 1 or size.family.shape[2] > 1):
             type_ = "video_generation"
-        return NodeFigures(type_, size.gb, self._taught_s(node) or seconds)
+        return NodeFigures(type_, size.gb, seconds)
+
+    def _seconds(self, node: ComfyNode, role: str, size: figures.Size) -> tuple[float, float]:
+        """How long a node takes, and how many frames it makes."""
+        taken = [link.type for link in self.graph.into[node.id]]
+        audio = "AUDIO" in taken or "AUDIO" in self._gives(node)
+        if role in ("clip", "clip_vision", "other") or (role == "vae" and audio):
+            if role in ("other", "vae"):
+                self._say("time not known, counted as one pass of its weights", self._place(node))
+            return figures.encode_s(size.weights), 1.0
+        width, height, frames = self._shape(node, size.family)
+        batch = (self.values.nearest(node, ("batch_size",)) or [1.0])[0]
+        pixels = width * height * frames * batch
+        if role == "vae":
+            return figures.vae_s(pixels), frames
+        if role == "upscale_model":
+            return figures.upscale_s(pixels / (_LATENT if "LATENT" in taken else 1)), frames
+        step_s = figures.step_s(size.family, width, height, frames)
+        return figures.OVERHEAD_S + self._passes(node, role) * batch * step_s, frames
 
     def _size(self, weights: Weights) -> figures.Size:
         pixels = self.pixels.get(weights.files, 0.0)
@@ -349,11 +350,11 @@ class _File:
         largest = max(sizes, key=lambda size: size.gb)
         return largest._replace(gb=sum(size.gb for size in sizes))
 
-    def _passes(self, node: ComfyNode, weights: Weights) -> float:
+    def _passes(self, node: ComfyNode, role: str) -> float:
         """How often the weights are run: each step, twice with a negative prompt that counts."""
-        if weights.role == "control_net":  # it runs in the sampler that its conditioning leads to
+        if role == "control_net":  # it runs in the sampler that its conditioning leads to
             after = next((n for n in self._after(node) if self._role_of(n) == "model"), None)
-            return 1.0 if after is None else self._passes(after, Weights("", "model"))
+            return 1.0 if after is None else self._passes(after, "model")
         steps = self.values.nearest(node, ("steps",))
         if steps is None:
             self._say(f"steps not in the file, taken as {figures.STEPS}", self._place(node))
