@@ -14,7 +14,7 @@ from dovetail.core.events import Arrived, Finished, Reject, Start
 from dovetail.core.rates import Rate, RateTable
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
-from dovetail.testing.workflow.patience import Patience
+from dovetail.testing.workflow.patience import PatienceRule
 from dovetail.testing.workflow.random_workloads import RandomWorkload, random_case, read_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
@@ -528,7 +528,7 @@ def names(orders: list[Any]) -> list[tuple[str, Window]]:
 
 
 def test_patience_the_oldest_goes_first_where_no_switch_is_needed() -> None:
-    _, handle = start_of(Patience(), 1)
+    _, handle = start_of(PatienceRule(), 1)
     handle([Arrived("first", "one", (5.0,))], 0.0)
     handle([Arrived("b", "one", (5.0,))], 2.0)
     handle([Arrived("a", "one", (1.0,))], 3.0)
@@ -537,7 +537,7 @@ def test_patience_the_oldest_goes_first_where_no_switch_is_needed() -> None:
 
 def test_patience_a_switch_waits_until_it_is_worth_it() -> None:
     """With one GPU and patience 20, a switch of 2.75 s and back counts 110 s."""
-    _, handle = start_of(Patience(), 1)
+    _, handle = start_of(PatienceRule(), 1)
     handle([Arrived("r0", "one", (5.0,))], 0.0)
     handle([Arrived("other", "draw", (5.0,))], 0.0)
     running, t = "r0", 15.0
@@ -552,7 +552,7 @@ def test_patience_a_switch_waits_until_it_is_worth_it() -> None:
 
 
 def test_patience_prefers_a_warm_window_then_the_cheapest() -> None:
-    view, handle = start_of(Patience(), 3)
+    view, handle = start_of(PatienceRule(), 3)
     view.residents.load([0], "quad")
     view.residents.load([1], "sd")
     view.residents.load([2], "llm")
@@ -561,7 +561,7 @@ def test_patience_prefers_a_warm_window_then_the_cheapest() -> None:
 
 
 def test_patience_evicts_what_nobody_will_need() -> None:
-    view, handle = start_of(Patience(), 2)
+    view, handle = start_of(PatienceRule(), 2)
     handle([Arrived("x", "draw", (50.0,)), Arrived("y", "one", (50.0,))], 0.0)
     handle([Finished("x", "a"), Finished("y", "a")], 100.0)
     held = [next(iter(models)) for models in view.residents.held]
@@ -600,7 +600,7 @@ def saturate(policy: str | WorkflowPolicy, until_s: float) -> float | None:
 
 
 def test_patience_a_wide_node_is_not_starved_by_a_stream_of_narrow_ones() -> None:
-    started = saturate(Patience(starvation=0.5), 20_000.0)
+    started = saturate(PatienceRule(starvation=0.5), 20_000.0)
     assert started is not None
     assert saturate("baseline", 20_000.0) is None, "the stream would starve it"
 
@@ -608,9 +608,9 @@ def test_patience_a_wide_node_is_not_starved_by_a_stream_of_narrow_ones() -> Non
 def test_patience_reserved_gpus_are_given_only_to_who_finishes_in_time(tmp_path: Path) -> None:
     reserved = 0
     for _, problem in cases(tmp_path, range(300)):
-        policy = Patience(starvation=0.0)
+        policy = PatienceRule(starvation=0.0)
 
-        def rule(view: View, choice: Place | None, policy: Patience = policy) -> None:
+        def rule(view: View, choice: Place | None, policy: PatienceRule = policy) -> None:
             nonlocal reserved
             if policy._reserved is None or choice is None or choice.node is policy._reserved[0]:
                 return
@@ -623,8 +623,8 @@ def test_patience_reserved_gpus_are_given_only_to_who_finishes_in_time(tmp_path:
     assert reserved > 20
 
 
-def best_by_definition(policy: Patience, view: View) -> tuple[float, int, Window]:
-    """What `Patience` says of itself, without short cuts: the smallest key over every ready node and free window."""
+def best_by_definition(policy: PatienceRule, view: View) -> tuple[float, int, Window]:
+    """What the rule says of itself, without short cuts: the smallest key over every ready node and free window."""
     waiting = max(len(view.requests), policy.patience) / view.size
     keys = []
     for queue in view.queues.values():
@@ -653,9 +653,9 @@ def best_by_definition(policy: Patience, view: View) -> tuple[float, int, Window
 def test_patience_takes_the_smallest_key_of_all(tmp_path: Path) -> None:
     decided = cold = 0
     for _, problem in cases(tmp_path, range(60)):
-        policy = Patience(starvation=1e9)  # no reservations
+        policy = PatienceRule(starvation=1e9)  # no reservations
 
-        def rule(view: View, choice: Place | None, policy: Patience = policy) -> None:
+        def rule(view: View, choice: Place | None, policy: PatienceRule = policy) -> None:
             nonlocal decided, cold
             if choice is not None:
                 key, seq, window = best_by_definition(policy, view)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.testing.workflow.patience import Patience
+from dovetail.testing.workflow.patience import PatienceRule
 from dovetail.testing.workflow.random_workloads import random_case, read_case
 from dovetail.workflow import WorkflowProblem, compare, fewest_gpus, load, run
 from dovetail.workflow.check import check_journal
@@ -116,11 +116,11 @@ def test_policies_of_ones_own_are_compared_by_their_names(inputs: Inputs) -> Non
         """The first that is ready."""
 
     rows = compare(
-        inputs.load(gpus=2, mode="online"), [Eager, Patience(patience=0.0), Patience(patience=1e6), "dovetail"]
+        inputs.load(gpus=2, mode="online"), [Eager, PatienceRule(patience=0.0), PatienceRule(patience=1e6), "dovetail"]
     ).rows
-    assert [row["policy"] for row in rows] == ["Eager", "Patience", "Patience 2", "dovetail"]
+    assert [row["policy"] for row in rows] == ["Eager", "PatienceRule", "PatienceRule 2", "dovetail"]
     assert rows[1]["switches"] > rows[2]["switches"]
-    again = compare(inputs.load(gpus=2, mode="online"), Patience(patience=1e6), seeds=3).rows
+    again = compare(inputs.load(gpus=2, mode="online"), PatienceRule(patience=1e6), seeds=3).rows
     assert [row["makespan_s"] for row in again] == [rows[2]["makespan_s"]]
 
 

@@ -9,7 +9,7 @@ from dovetail.workflow.policies.base import Place, Queue, ReadyNode, View, Wait,
 _MEMORY_S = 100.0  # a GPU idle for much longer than this is a good place to load another model
 
 
-class Patience(WorkflowPolicy):
+class PatienceRule(WorkflowPolicy):
     """Oldest ready node first, but a switch must be worth the wait it costs; a starved wide node gets a reservation.
 
     A candidate's key is the time it became ready (so that everyone ages alike) plus the GPU-seconds that its switch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dovetail.testing.workflow.patience import Patience
+from dovetail.testing.workflow.patience import PatienceRule
 from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, WorkflowPolicy
 from dovetail.workflow.policies.static import Static
 
@@ -16,7 +16,7 @@ class FirstReady(ListPolicy):
         return node.ready_s
 
 
-class RequestAge(Patience):
+class RequestAge(PatienceRule):
     """The oldest request first, so that a chain does not queue again at each of its stages."""
 
     def rank(self, node: ReadyNode, view: View) -> float:
@@ -65,7 +65,7 @@ class StaticStealing(Static):
         return None
 
 
-class WarmWait(Patience):
+class WarmWait(PatienceRule):
     """The default of old, but who would find its model loaded sooner than it can be loaded here waits for that."""
 
     def choose(self, view: View) -> Place | Wait | None:
@@ -93,7 +93,7 @@ RULES: dict[str, Callable[[], WorkflowPolicy]] = {
     "earliest finish": EarliestFinish,
     "fifo": FirstReady,
     "late last": lambda: LateLast(hysteresis=4.0),
-    "patience": Patience,
+    "patience": PatienceRule,
     "request age": RequestAge,
     "static + stealing": StaticStealing,
     "warm wait": WarmWait,

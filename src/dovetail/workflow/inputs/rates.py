@@ -124,6 +124,6 @@ class _Names:
 def _by_table(measured_as: Mapping[str, str]) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for name, other in measured_as.items():
-        for called in {name, other or name}:
+        for called in dict.fromkeys((name, other or name)):
             names.setdefault(called, []).append(name)
     return names
