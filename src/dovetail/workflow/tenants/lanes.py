@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any
 
 from dovetail.workflow.inputs.tenants import quota_share
@@ -16,38 +17,46 @@ _NOTHING = -1.0  # room of a tenant that is not offered
 class LaneQueue(Queue):
     """The ready nodes of one model in the lanes that are offered, in the policy's order."""
 
-    __slots__ = ("lanes",)
+    __slots__ = ("_first", "lanes")
 
     def __init__(self, model: str, width: int) -> None:
         super().__init__(model, width)
         self.lanes: dict[str, Queue] = {}
+        self._first: ReadyNode | None = None  # the head, where it is known
 
     def open(self, tenant: str, lane: Queue) -> None:
         self.lanes[tenant] = lane
         self.count += lane.count
         self.gpu_s += lane.gpu_s
+        self._first = None
 
     def close(self, tenant: str) -> None:
         lane = self.lanes.pop(tenant)
         self.count -= lane.count
         self.gpu_s -= lane.gpu_s
+        self._first = None
 
     def push(self, node: ReadyNode) -> None:
         self.lanes[tenant_of(node.request.facts)].push(node)
         self.count += 1
         self.gpu_s += node.gpu_s
+        self._first = None
 
     def remove(self, node: ReadyNode) -> None:
         self.lanes[tenant_of(node.request.facts)].remove(node)
         self.count -= 1
         self.gpu_s -= node.gpu_s
+        self._first = None
 
     def move(self, node: ReadyNode, rank: Any) -> None:
         self.lanes[tenant_of(node.request.facts)].move(node, rank)
+        self._first = None
 
     @property
     def head(self) -> ReadyNode:
-        return min([lane.head for lane in self.lanes.values()], key=_order)
+        if self._first is None:
+            self._first = min([lane.head for lane in self.lanes.values()], key=_order)
+        return self._first
 
     def first(self, count: int) -> list[ReadyNode]:
         return heapq.nsmallest(count, [node for lane in self.lanes.values() for node in lane.first(count)], _order)
@@ -75,7 +84,7 @@ class LaneView(View):
 
     def may_start(self, tenant: str, room: float) -> bool:
         """Whether a ready node of a tenant needs no more GPUs than that."""
-        return any(self._shares[model] <= room for model in self._lanes[tenant])
+        return room == inf or any(self._shares[model] <= room for model in self._lanes[tenant])
 
     def is_offered(self, node: ReadyNode) -> bool:
         return self._is_open(tenant_of(node.request.facts), node.model)
@@ -83,7 +92,8 @@ class LaneView(View):
     def offer(self, rooms: Mapping[str, float]) -> None:
         """Show the ready nodes of these tenants, and of no other, that need no more GPUs than each has room for."""
         shown, self._rooms = self._rooms, dict(rooms)
-        for tenant in {**shown, **rooms}:
+        changed = [name for name in {**shown, **rooms} if shown.get(name) != rooms.get(name)]
+        for tenant in changed:
             for model, lane in self._lanes.get(tenant, {}).items():
                 was = self._shares[model] <= shown.get(tenant, _NOTHING)
                 if self._is_open(tenant, model) and not was:

@@ -75,6 +75,8 @@ class TenantState:
     @property
     def may_start(self) -> bool:
         """Whether something is ready for which its quota has room."""
+        if self.quota == inf or not self.ready:
+            return bool(self.ready)
         room = self.quota - self.held + _SLACK
         return any(share <= room for share in self._shares)
 
