@@ -749,7 +749,9 @@ def test_the_example_runs_and_is_told_in_numbers() -> None:
     found = run(problem)
     assert found.check().valid
     assert found.replay().difference is None
-    assert max(found.metrics["tenant_full"], key=found.metrics["tenant_full"].__getitem__) == "guest"
+    full = found.metrics["tenant_full"]
+    assert full["guest"] > 0
+    assert full["search"] == full["shop"] == 0  # their queues have no bound, and that of all was not full
 
 
 def test_an_interrupted_run_with_tenants_goes_on(tmp_path: Path) -> None:
