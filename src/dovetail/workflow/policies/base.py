@@ -92,6 +92,7 @@ class ReadyNode:
         "index",
         "model",
         "name",
+        "prefix",
         "rank",
         "ready_s",
         "request",
@@ -116,6 +117,7 @@ class ReadyNode:
         self.rank: Any = seq
         self.gone = False
         self.sibling: ReadyNode | None = None
+        self.prefix = blocks_of(request.facts, self.name) if request.facts else ()
 
     @property
     def tail_s(self) -> float:
@@ -366,14 +368,14 @@ class View:
 
     def cached_blocks(self, node: ReadyNode, window: Window) -> int:
         """How many blocks of the node's prefix, from the first on, a window has cached."""
-        if self.prefixes is None or not window or not node.request.facts:
+        if self.prefixes is None or not window or not node.prefix:
             return 0
-        return self.prefixes.cached(node.model, blocks_of(node.request.facts, node.name), window)
+        return self.prefixes.cached(node.model, node.prefix, window)
 
     def hit_share(self, node: ReadyNode, window: Window) -> float:
         """The share of the node's prefix that a window has cached; 0 if it has none."""
         cached = self.cached_blocks(node, window)
-        return cached / len(blocks_of(node.request.facts, node.name)) if cached else 0.0
+        return cached / len(node.prefix) if cached else 0.0
 
     def share(self, model: str, window: Window) -> float:
         """How fast a node would be on a window beside those who share it now; 1 alone."""
@@ -415,8 +417,7 @@ class View:
         """Seconds at speed 1 that a node need not read on a window."""
         if not (cached := self.cached_blocks(node, window)):
             return 0.0
-        blocks = len(blocks_of(node.request.facts, node.name))
-        return saved_s(self.models[node.model], node.size, _tokens(node)[0], blocks, cached)
+        return saved_s(self.models[node.model], node.size, _tokens(node)[0], len(node.prefix), cached)
 
     def _reading_speed(self, model: str, window: Window) -> float:
         rates, speeds, width = self.rates, self._speeds, len(window)
@@ -438,7 +439,7 @@ class View:
         """Nodes have started on a window, which keeps their prefixes from now on."""
         if self.prefixes is not None:
             for node in nodes:
-                self.prefixes.use(node.model, blocks_of(node.request.facts, node.name), window)
+                self.prefixes.use(node.model, node.prefix, window)
 
     def join(self, node: ReadyNode, window: Window, setup_s: float, run_s: float) -> None:
         """A node takes a slot of a window, which others may share."""
