@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dovetail import workflow
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Finished, Grew
+from dovetail.core.events import Arrived, Finished, Grew, Start
 from dovetail.core.journal import Reader
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
@@ -294,6 +294,33 @@ def test_a_run_replays_resumes_and_is_explained(tmp_path: Path) -> None:
     told = str(run.explain(again.job, again.tasks[0].name))
     assert "It was added when judge ended: goes back to think, 1 of at most 5 times." in told
     assert set(run.frame("tasks")["task"]) > {"think", "think#2", "judge#2"}
+
+
+def test_an_instance_reads_what_its_node_reads() -> None:
+    config = agent(judge={"think": {"chance": 1, "at_most": 2}})
+    reads = {"prefill_tokens_per_second": 100, "tokens_per_second": 10, "prefix_cache_tokens": 10_000}
+    config["models"]["llm"] = {key: value for key, value in MODEL.items() if key != "inference_time_mean"} | reads
+    more = {"node_tokens": {"think": {"input": 1000, "output": 20}}, "node_prefix": {"think": "talk"}}
+    run = workflow.run(workflow.load(config, requests(1, **more), gpus=1))
+    sizes = {
+        t.name: s
+        for _, _, e in Reader(run.journal)
+        if isinstance(e, Grew)
+        for t, s in zip(e.tasks, e.sizes, strict=True)
+    }
+    starts = {e.task: e for _, _, e in Reader(run.journal) if isinstance(e, Start)}
+    assert sizes["think#2"] == 12.0
+    assert starts["think"].run_s == 12.0
+    assert starts["think#2"].run_s == starts["think#3"].run_s == pytest.approx(6.88)  # a block of 512 tokens is cached
+    assert run.check(config=config, requests=requests(1, **more)).valid
+
+
+def test_an_instance_has_a_time_or_tokens() -> None:
+    config = agent(judge={"think": {"chance": 1, "at_most": 2}})
+    config["models"]["llm"] = MODEL | {"prefill_tokens_per_second": 100}
+    more = {"node_tokens": {"think": {"input": 1000}}, "node_execution_times": {"think#2": 3}}
+    with pytest.raises(InputError, match="its node has tokens as well"):
+        workflow.load(config, requests(1, **more), gpus=1)
 
 
 def test_a_large_file_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,8 @@ class BoundsAccumulator:
         if self._setup_min and any(task.kind not in self._setup_min for task in event.tasks):
             self.void = "a request was given nodes of a model that its workflow did not announce"
         store, row = self._open[event.job]
+        if self._savings is not None and row in store.prefixed:
+            self._savings.add(event.tasks, store.prefixed[row])
         first = row * store.nodes, (row + 1) * store.nodes
         known = store.graph, store.arrivals[row], tuple(store.sizes[slice(*first)])
         graph, arrival_s, sizes = self._grown.get(event.job, known)
@@ -178,7 +180,7 @@ class BoundsAccumulator:
     def _count(self, request: str, store: _Store, row: int) -> None:
         """A request is complete."""
         grown = self._grown.pop(request, None)
-        if grown is not None:
+        if grown is not None and row not in store.prefixed:
             graph, arrival_s, sizes = grown
             shape = graph.after, tuple((task.kind, task.width) for task in graph.tasks)
             known = self._by_shape.get(shape)
@@ -187,9 +189,7 @@ class BoundsAccumulator:
                     known = self._by_shape[shape] = _Store(graph, self._speeds, self._gains)
                     self._stores.append(known)
                 known.add(arrival_s, sizes, 1)
-                if row in store.prefixed:
-                    known.prefixed[len(known.counts) - 1] = store.prefixed[row]
-                return  # beyond so many shapes a request counts as it came, which is less
+                return  # beyond so many shapes, or with a prefix, a request counts as it came, which is less
         store.counts[row] = 1
 
     def _keep(self, arrival_s: float, request: Arrived, counts: int) -> tuple[_Store, int]:
@@ -201,7 +201,7 @@ class BoundsAccumulator:
             self._first_s = arrival_s
         store.add(arrival_s, sizes, counts)
         if self._savings is not None and "prefix" in request.facts:
-            self._savings.add(store.graph, request)
+            self._savings.add(store.graph.tasks, request)
             store.prefixed[len(store.counts) - 1] = request
         return store, len(store.counts) - 1
 

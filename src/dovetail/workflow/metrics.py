@@ -11,6 +11,7 @@ from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures, Spread, recount
 from dovetail.core.words import Claim
 from dovetail.workflow.bounds import Bounds
+from dovetail.workflow.inputs.growth.rules import said_of
 from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.sharing import FIRST_TOKEN
 
@@ -146,8 +147,7 @@ TOKEN_CLAIMS = (
 
 def tokens_of(arrived: Arrived, node: str) -> tuple[int, int]:
     """How many tokens a node reads and writes, as far as its arrival says so in a way that can be understood."""
-    tokens = arrived.facts.get("tokens")
-    given = tokens.get(node) if isinstance(tokens, dict) else None
+    given = said_of(node, arrived.facts.get("tokens"))
     if not isinstance(given, list) or len(given) != 2 or not all(type(n) is int and n >= 0 for n in given):
         return 0, 0
     return given[0], given[1]

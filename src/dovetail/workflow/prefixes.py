@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.core.events import Arrived, Complete, Reject, Start
-from dovetail.core.tasks import TaskGraph
+from dovetail.core.tasks import Task, TaskGraph
 from dovetail.core.words import Claim
 from dovetail.workflow.inputs.costs import ModelCost
+from dovetail.workflow.inputs.growth.rules import said_of
 
 Block = int | str
 
@@ -53,8 +54,7 @@ class PrefixCaches:
 
 def blocks_of(facts: Mapping[str, Any], node: str) -> Sequence[Block]:
     """The blocks of a node's prefix, as far as what its request says of them can be understood."""
-    prefixes = facts.get("prefix")
-    blocks = prefixes.get(node) if isinstance(prefixes, dict) else None
+    blocks = said_of(node, facts.get("prefix"))
     return blocks if isinstance(blocks, list) and all(type(block) in (int, str) for block in blocks) else ()
 
 
@@ -118,18 +118,18 @@ class PossibleSavings:
         self._models = models
         self._nodes: Counter[tuple[str, Block]] = Counter()  # that have a block
 
-    def add(self, graph: TaskGraph, request: Arrived) -> None:
-        """A request that may run, whatever becomes of it."""
-        for task in graph.tasks:
+    def add(self, tasks: Iterable[Task], request: Arrived) -> None:
+        """Nodes of a request that may run, whatever becomes of it."""
+        for task in tasks:
             self._nodes.update({(task.kind, block) for block in blocks_of(request.facts, task.name)})
 
     def seconds(
         self, graph: TaskGraph, requests: Mapping[int, Arrived], rows: int, failures: bool
     ) -> NDArray[np.float64]:
-        """By row and node; `requests` are those in rows of a graph, which they may have grown to."""
+        """By row and node; `requests` are those in rows of a graph."""
         saved = np.zeros((rows, len(graph.tasks)))
         for row, request in requests.items():
-            for i, (task, size_s) in enumerate(zip(graph.tasks, request.sizes, strict=False)):
+            for i, (task, size_s) in enumerate(zip(graph.tasks, request.sizes, strict=True)):
                 model, blocks = self._models.get(task.kind), blocks_of(request.facts, task.name)
                 if blocks and model is not None and model.prefix is not None:
                     known = (failures or self._nodes[task.kind, block] > 1 for block in blocks)
@@ -140,6 +140,5 @@ class PossibleSavings:
 
 def _reads(request: Arrived, node: str) -> int:
     """How many tokens a node reads, as far as that can be understood."""
-    tokens = request.facts.get("tokens")
-    given = tokens.get(node) if isinstance(tokens, dict) else None
+    given = said_of(node, request.facts.get("tokens"))
     return given[0] if isinstance(given, list) and given and type(given[0]) is int else 0

@@ -26,7 +26,9 @@ def let_grow(rng: SeededRandom, config: RawSystem, rows: list[dict[str, Any]]) -
         for node in workflow["nodes"]:
             if node["id"].startswith(_PART) and rng.random() < 0.7:
                 times[node["id"]] = float(rng.between(1, 20))
-            if rng.random() < 0.1:
+                if "node_prefix" in row and rng.random() < 0.5:
+                    row["node_prefix"][node["id"]] = [rng.between(0, 2), "same", 1]
+            if rng.random() < 0.1 and node["id"] not in row.get("node_tokens", ()):
                 times[node["id"] + "#2"] = float(rng.between(1, 9))
         fixed = _outcomes(rng, workflow)
         if fixed and rng.random() < 0.3:
@@ -42,6 +44,8 @@ def stop_growth(config: RawSystem, rows: list[dict[str, Any]]) -> None:
             node.pop("then", None)
     for row in rows:
         row.pop("outcomes", None)
+        for name in [name for name in row.get("node_prefix", ()) if name.startswith(_PART)]:
+            del row["node_prefix"][name]
         times = row["node_execution_times"]
         row["node_execution_times"] = {k: v for k, v in times.items() if "#" not in k and not k.startswith(_PART)}
 

@@ -73,7 +73,9 @@ class PrefixRecount:
     def _blocks(self, arrived: Arrived, start: Start) -> list[Any]:
         """As far as the journal says them in a way that can be understood, of a model that keeps any."""
         prefixes = arrived.facts.get("prefix")
-        blocks = prefixes.get(start.task) if isinstance(prefixes, dict) else None
+        blocks = None
+        if isinstance(prefixes, dict):  # an instance that was added has what its node has
+            blocks = prefixes[start.task] if start.task in prefixes else prefixes.get(start.task.split("#")[0])
         if start.kind not in self._rules or not isinstance(blocks, list):
             return []
         return blocks if all(type(block) is int or type(block) is str for block in blocks) else []

@@ -38,6 +38,7 @@ class GrowingEntries:
         sizes: Sequence[float],
         given: Collection[str],
         times: Mapping[str, float],
+        tokens: Collection[str],
         outcomes: Mapping[str, list[FixedOutcome]],
     ) -> Later:
         """What a request says of its nodes, all of which have a size; `times` may name instances too (think#2)."""
@@ -46,6 +47,8 @@ class GrowingEntries:
             if not 0 < time <= MOST:
                 found = f"expected a positive number up to {MOST:g}, found {time}"
                 raise EntryFault(f"node_execution_times.{name}", found)
+            if name.partition("#")[0] in tokens:
+                raise EntryFault(f"node_execution_times.{name}", "its node has tokens as well; expected one of them")
         self._check(outcomes)
         spread = {name: std for name, std in self._spread.items() if name not in given}
         return Later(dict(zip(self._names, sizes, strict=True)) | own, dict(outcomes), spread)

@@ -352,7 +352,7 @@ class EntryReader:
                 raise EntryFault("outcomes", f"no node of workflow {graph.name!r} adds others (then:)")
             return sizes
         given = {*entry.node_execution_times, *entry.node_items, *entry.node_tokens}
-        known = growing.later(sizes, given, entry.node_execution_times, entry.outcomes)
+        known = growing.later(sizes, given, entry.node_execution_times, entry.node_tokens, entry.outcomes)
         if self._suspects is None or not count:  # a file that is streamed tells it again
             self.later[entry.request_id] = known
         return growing.first(sizes)

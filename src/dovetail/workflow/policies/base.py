@@ -14,6 +14,7 @@ from dovetail.core.rates import PREFILL, RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib, window_shares
+from dovetail.workflow.inputs.growth.rules import said_of
 from dovetail.workflow.prefixes import PrefixCaches, blocks_of, saved_s
 from dovetail.workflow.residents import Residents
 from dovetail.workflow.sharing import SharedWindow
@@ -545,8 +546,8 @@ class View:
 
 def _tokens(node: ReadyNode) -> Sequence[int]:
     """How many a node reads and writes, as far as its request says."""
-    tokens: Sequence[int] = node.request.facts.get("tokens", {}).get(node.name, (0, 0))
-    return tokens
+    tokens: Any = said_of(node.name, node.request.facts.get("tokens"))
+    return (0, 0) if tokens is None else tokens
 
 
 def _by_rank(entry: tuple[Any, ...]) -> tuple[Any, int]:

@@ -101,6 +101,12 @@ class GrowthRules(Struct, frozen=True):
         return known[name]
 
 
+def said_of(node: str, given: object) -> object:
+    """What a request says of a node by its name; of an instance that was added (think#2), if nothing else, what it says
+    of its node."""
+    return given.get(node, given.get(node.partition("#")[0])) if isinstance(given, dict) else None
+
+
 def _sum(parts: Iterable[tuple[dict[str, float], float]]) -> dict[str, float]:
     """Counts, each so many times, added up."""
     total: dict[str, float] = {}
