@@ -86,6 +86,7 @@ def random_case(seed: int) -> RandomWorkload:
     gpus = _gpus(rng, config, pool)
     costs = _costs(rng, ":" in gpus and "memory_gb" in config["gpu_types"]["big"])
     rates = _rates(rng, config) if rng.random() < 0.15 else {}
+    _measure_at_once(serving, config, rates)
     if extra.random() < 0.3 and any("adapter_of" in model for model in config["models"].values()):
         costs["adapter_slots"] = extra.between(2, 3)
     rough = rng.random() < 0.25
@@ -208,6 +209,13 @@ def _make_slots(rng: SeededRandom, config: RawSystem) -> None:
             model["concurrency_curve"] = rng.choice(([], [1.0, 0.8], {"1": 1.0, "3": 0.5}, [1.0, 1.0, 1.0]))
         if counted and rng.random() < 0.7:
             model |= {"tokens_per_second": rng.choice((10, 50)), "prefill_tokens_per_second": rng.choice((100, 1000))}
+
+
+def _measure_at_once(rng: SeededRandom, config: RawSystem, rates: dict[str, Any]) -> None:
+    """The rates of models with slots may be known at some number at once, too."""
+    for rate in list(rates.get("rates", ())):
+        if "max_concurrency" in config["models"][rate["kind"]]:
+            rates["rates"].append(rate | {"rate": rate["rate"] * rng.choice((0.3, 0.8, 1.0)), "concurrency": 3})
 
 
 def _count_tokens(rng: SeededRandom, config: RawSystem, rows: list[dict[str, Any]]) -> None:
