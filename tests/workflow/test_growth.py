@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import count as counter
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,14 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail import workflow
+from dovetail.cli import main
+from dovetail.core.check import Check
+from dovetail.core.engine import serve
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Finished, Grew, Start
-from dovetail.core.journal import Reader
+from dovetail.core.events import Arrived, Change, Finished, Grew, Start
+from dovetail.core.inbox import Inbox
+from dovetail.core.journal import Observer, Reader, Writer
+from dovetail.core.replay import replay_journal
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.check import check_journal
@@ -23,6 +30,8 @@ from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.growth.request import Later, RequestGrowth, draw
 from dovetail.workflow.inputs.growth.rules import GrowthRules
 from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.scheduler import WorkflowScheduler
+from dovetail.workflow.simulate import make_policy
 
 Config = dict[str, Any]
 
@@ -436,6 +445,18 @@ def test_what_cannot_be_meant_is_refused_with_its_place(config: Config, message:
     assert "workflows.agent" in str(error.value)
 
 
+def test_the_command_names_file_line_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, rows = tmp_path / "config.json", tmp_path / "requests.json"
+    config.write_text(json.dumps(agent(think={"rum": 0.5, "run": 0.1}), indent=1))
+    rows.write_text(json.dumps({"requests": requests(1)}))
+    given = ["--config", str(config), "--requests", str(rows), "--gpus", "2"]
+    assert main(["workflow", "validate", *given]) == 2
+    told = capsys.readouterr().err
+    line = next(i for i, text in enumerate(config.read_text().splitlines(), 1) if '"rum"' in text)
+    assert f"config.json:{line}: workflows.agent.nodes.1.then.rum: " in told
+    assert "'rum' is not a node; did you mean 'run'?" in told
+
+
 def test_a_join_that_is_drawn_twice_is_told_how_to_write_it() -> None:
     config = agent(think={"run": 0.5})
     config["workflows"]["agent"]["edges"].append({"from": "run", "to": "judge"})
@@ -474,6 +495,64 @@ def test_requests_that_cannot_be_meant_are_refused(more: dict[str, Any], message
 def test_outcomes_of_a_workflow_that_does_not_grow_are_refused() -> None:
     with pytest.raises(InputError, match=r"outcomes: .*no node of workflow 'agent' adds others"):
         workflow.load(agent(), requests(1, outcomes={"think": []}), gpus=2)
+
+
+# --- live -----------------------------------------------------------------------------------------
+
+
+class Model:
+    """Stands for real models: a node's output decides what comes next, and is told together with its end."""
+
+    def __init__(self, inbox: Inbox, growth: Mapping[str, RequestGrowth], outputs: Mapping[str, str | None]) -> None:
+        self._inbox, self._growth, self._outputs = inbox, growth, outputs
+        self.calls: list[str] = []
+
+    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+        for order in orders:
+            assert isinstance(order, Start)
+            self.calls.append(order.task)
+            grown = self._growth[order.job].grow(order.task, self._outputs.get(order.task))
+            self._inbox.put(*([grown] if grown is not None else []), Finished(order.job, order.task))
+            if order.task == "answer":
+                self._inbox.close()
+
+    def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None:
+        assert not desired
+
+
+def serve_once(problem: WorkflowProblem, outputs: Mapping[str, str | None], journal: Path, resume: bool) -> list[str]:
+    inbox, ticks = Inbox(), counter()
+    graph = problem.graphs["agent"]
+    model = Model(inbox, {"r": RequestGrowth("r", problem.growth["agent"], graph, lambda *_: 1.0)}, outputs)
+    if not resume:
+        inbox.put(Arrived("r", "agent", (1.0,) * len(graph.tasks)))
+    else:
+        inbox.close()
+    scheduler = WorkflowScheduler(problem.new_view(), problem.graphs, make_policy("baseline", {}, "online")[1])
+    header = problem.header("baseline", {}, 0, simulate=True)
+    history = [(n, t, events) for n, t, events in Reader(journal).steps()] if resume else []
+    followers: list[Observer] = []
+    with nullcontext() if resume else Writer(journal, header) as writer:
+        if writer is not None:
+            followers.append(writer)
+        serve(scheduler, problem.pool, problem.graphs, inbox, model, lambda: float(next(ticks)), followers, history)
+    return model.calls
+
+
+def test_a_live_run_is_decided_by_outputs_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    config = agent(think={"search": 0.01}, judge={"think": {"chance": 0.01, "at_most": 2}})
+    problem = workflow.load(config, requests(1), gpus=2, mode="online")
+    outputs = {"judge": "think", "think#2": "search", "judge#2": None}
+    journal = tmp_path / "live.jsonl"
+    calls = serve_once(problem, outputs, journal, resume=False)
+    assert calls == ["plan", "think", "judge", "think#2", "search", "read", "judge#2", "answer"]
+    check = Check(Reader(journal).header, exact=False)
+    for n, t, events in Reader(journal).steps():
+        check.step(n, t, events)
+    assert check.faults.counts == {}
+    assert replay_journal(journal).difference is None
+    assert serve_once(problem, outputs, journal, resume=True) == []  # all is known from the journal
+    assert workflow.requests_of(journal)[0]["outcomes"] == {"think": [None, "search"], "judge": ["think", None]}
 
 
 # --- planted faults -------------------------------------------------------------------------------
@@ -546,8 +625,6 @@ def test_a_model_that_nobody_announced_voids_the_bounds(recorded: tuple[Path, Wo
 
 @pytest.mark.parametrize("seed", [2, 3, 5, 8, 13])
 def test_random_cases_that_grow_replay(tmp_path: Path, seed: int) -> None:
-    from dovetail.core.replay import replay_journal
-
     case = next(case for case in map(random_case, range(100 * seed, 100 * seed + 100)) if case.grows)
     problem = read_case(case, tmp_path)
     for policy in policies_for(case):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reject, Start
 from dovetail.core.journal import Ended, Header
 
 _LINES = 4096  # of the text log, written at once
@@ -75,6 +75,9 @@ class TextLog:
             elif kind is Failed:
                 ids = self._running.pop((event.job, event.task))
                 lines.append(f"[{t:.2f}s] Failed node {event.task} of request {event.job} on GPU(s) {ids}: {event.why}")
+            elif kind is Grew:
+                names = ", ".join(task.name for task in event.tasks)
+                lines.append(f"[{t:.2f}s] Node {event.task} of request {event.job} {event.why or 'goes on'}: {names}")
             elif kind is Ended:
                 lines.append(f"Simulation completed at time {t:.2f}s")
         if len(lines) >= _LINES:
