@@ -317,6 +317,16 @@ def test_a_plan_counts_on_what_will_be_cached() -> None:
     assert run.metrics["makespan_s"] == 30 + 10 + 4 + 4
 
 
+def test_fewer_gpus_are_enough_where_prefixes_are_kept() -> None:
+    asked = rows(*["talk"] * 30, every_s=5.0)
+    asked[0]["timestamp"] = -60.0
+    enough = [
+        workflow.fewest_gpus(config, asked, mode="online", policy="srpt", mean=30.0, max_gpus=4).gpus
+        for config in (CONFIG, with_llm(prefix_saves=0.0))
+    ]
+    assert enough == [1, 2]
+
+
 def test_a_batch_finds_what_was_there_before_it_and_takes_as_long_as_its_slowest() -> None:
     config = with_llm(batch_curve=[1.0, 1.5])
     asked = rows("a", "a", "b", every_s=0.0)
