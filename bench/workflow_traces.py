@@ -39,7 +39,7 @@ MODELS = {"code": "llama2-70b", "conv": "llama2-70b", "conversation": "llama2-70
 SLO = {"ttft_s": 30.0, "tpot_s": 0.2}
 BLOCKS = 10**7  # more than a trace has
 SHARE = 0.15  # of the recorded requests, in the busiest hour
-_SHOWN = ("dovetail", "baseline", "static", "srpt", "earliest finish")
+_SHOWN = ("dovetail", "baseline", "srpt", "earliest finish", "patience")
 Row = dict[str, Any]
 Cell = tuple[Path, str]
 
@@ -138,7 +138,7 @@ _COLUMNS = {
     "goodput_per_s": ("goodput /s", "{:.3f}", max),
     "makespan_s": ("makespan s", "{:.0f}", min),
     "gpu_s": ("GPU-s busy", "{:,.0f}", min),
-    "prefix_hit_rate": ("prefix hits", "{:.1%}", max),
+    "prefix_hit_rate": ("prefix hits %", "{:.1%}", max),
     "switches": ("switches", "{}", min),
 }
 

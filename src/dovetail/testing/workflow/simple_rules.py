@@ -37,7 +37,7 @@ class EarliestFinish(WorkflowPolicy):
             if not ends:
                 continue
             _, window = min(ends)
-            if all(view.free[gpu] for gpu in window):
+            if view.can_start(window, head.model):
                 return Place(head, window, "earliest finish")
             claimed.update(window)
         return None
@@ -47,7 +47,7 @@ class EarliestFinish(WorkflowPolicy):
         residents = view.residents
         evicted = {other for gpu in window for other in residents.evicted(gpu, node.model)}
         back_s = sum(residents.reload_s(node.model, other) for other in sorted(evicted) if other in view.queues)
-        return view.free_at(window) + view.setup_s(window, node.model) + view.run_s(node, window) + back_s
+        return view.ready_at(window, node.model) + view.run_s(node, window) + back_s
 
 
 class StaticStealing(Static):
