@@ -156,8 +156,10 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def draw(rows: Sequence[Row], out: Path) -> None:
     shown = [row for row in rows if row["policy"] in _SHOWN]
-    series = [Series(row["policy"], [(hour + 0.5, value) for hour, value in row["p99_by_hour"]]) for row in shown]
-    chart = Chart("P99 response of requests by the hour in which they arrived", "hour of the day", "seconds", series)
+    series = [Series(row["policy"], [(hour, value) for hour, value in row["p99_by_hour"]]) for row in shown]
+    chart = Chart(
+        "P99 response of requests by the hour in which they arrived", "hour of arrival", "P99 response, s", series
+    )
     Picture.of(chart).save(out)
 
 
