@@ -297,7 +297,7 @@ def test_leaving_out_queues_by_a_lower_bound_changes_nothing(tmp_path: Path, mon
     with_bound = starts()
     asked = 0
 
-    def never(self: WindowPrices, queue: Any, backlog_s: float, by_s: float) -> bool:
+    def never(self: WindowPrices, queue: Any, backlog_s: float, by_s: float, paid: bool) -> bool:
         nonlocal asked
         asked += 1
         return False

@@ -91,7 +91,7 @@ class Dovetail(WorkflowPolicy):
         for (at_s, then_s, _), _, queue in self._heads(view):  # of equal keys the first stays
             if paid and at_s >= best_s:
                 break
-            if queue.width > free or (paid and is_beaten(queue, then_s, best_s - at_s)):
+            if queue.width > free or (best and is_beaten(queue, then_s, best_s - at_s, paid)):
                 continue
             option = prices.option(queue, queue.head)
             if option is not None:

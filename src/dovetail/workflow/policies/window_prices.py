@@ -13,6 +13,7 @@ from dovetail.workflow.policies.losses import away_loss, copy_gain, elsewhere_lo
 _LOT = 3.0  # times the square root of lot sizes; measured
 _PAID = 5.0  # times what a switch costs all who wait; measured
 CAP = 10.0  # set-ups by which a cold head must at most be older than the backlog says
+_ROUNDING = 1e-6  # seconds; the lower bound must not be above what it bounds
 _FEW = 4  # free GPUs that are looked at to leave out queues
 _MEMORY_S = 100.0  # how long a model that is loaded is thought to be of use
 
@@ -84,12 +85,23 @@ class WindowPrices:
         lost_s = queue.count * min(waited_s, self._demand.stay_s(window, view.now))
         return lost_s >= _PAID * setup_s * view.ready_count / view.size
 
-    def is_beaten(self, queue: Queue, backlog_s: float, by_s: float) -> bool:
-        """Whether its surcharge is sure to be at least so much, seen before any window is priced."""
+    def _may_be_paid(self, queue: Queue, backlog_s: float, least_s: float) -> bool:
+        """The same for the cheapest set-up that there is and the window that has held its model longest."""
+        view = self._view
+        if view.now - queue.head.ready_s >= backlog_s + CAP * least_s:
+            return True
+        return queue.count * view.now - queue.ready_s >= _PAID * least_s * view.ready_count / view.size - _ROUNDING
+
+    def is_beaten(self, queue: Queue, backlog_s: float, by_s: float, paid: bool) -> bool:
+        """Whether its surcharge is sure to be at least so much, and its switch not paid for if the best one's is not
+        either; seen before any window is priced."""
         view, model = self._view, queue.model
         if view.residents.holders.get(model):
             return False
-        if self.surcharge(queue, backlog_s, self._demand.least_setup_s[model]) >= by_s:
+        least_s = self._demand.least_setup_s[model]
+        if not paid and self._may_be_paid(queue, backlog_s, least_s * queue.width):
+            return False
+        if self.surcharge(queue, backlog_s, least_s) >= by_s:
             return True
         if self._few is None:
             self._few = self._free_kinds()
