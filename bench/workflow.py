@@ -3,6 +3,7 @@
     python -m bench.workflow                         speed, quality, and 200 random workloads under every policy
     python -m bench.workflow --only validity --cases 10000
     python -m bench.workflow --only million          1,000,000 requests, streamed
+    python -m bench.workflow --only models           10,000 requests for 8 to 500 models; 1,000 open ones on 64 GPUs
 
 Speed is given beside a limit of the same run: how long Python's heapq alone takes for as many events. Figures recorded
 for GSwarm (commit 4ff812d, CPU seconds, another machine of the same kind) are repeated for orientation, not as a ratio.
@@ -27,6 +28,7 @@ import msgspec
 from bench import show
 from dovetail import workflow
 from dovetail.core.parallel import run_all
+from dovetail.testing.workflow.families import WorkloadFamily, load_family
 from dovetail.workflow import generate, run, synthetic_system, thrash_system
 from dovetail.workflow.problem import source_of
 from dovetail.workflow.study import StudyCell, run_cell
@@ -42,7 +44,7 @@ HELD_OUT_REQUESTS = 400
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = ("speed", "quality", "validity", "million")
+    sections = ("speed", "quality", "validity", "million", "models")
     parser.add_argument("--only", nargs="+", choices=sections, default=sections[:3])
     parser.add_argument("--cases", type=int, default=200, help="random workloads for validity")
     parser.add_argument("--share", type=float, default=1.0, help="of the requests: less to see whether it works")
@@ -57,6 +59,7 @@ def main() -> None:
                 "quality": lambda f: quality(f, arguments.share),
                 "validity": lambda f: validity(f, arguments.cases),
                 "million": lambda f: million(f, arguments.share),
+                "models": lambda f: models(arguments.share),
             }[section](work)
     show(result)
 
@@ -109,6 +112,30 @@ def million(folder: Path, share: float) -> dict[str, Any]:
         }
         path.unlink()
     return rows
+
+
+def models(share: float) -> dict[str, Any]:
+    """What the number of models costs the default policy, beside `baseline` in the same run; and a large decision."""
+    rows = {}
+    for kinds in (8, 32, 128, 500):
+        family = WorkloadFamily(name="many", gpus="16", load=0.9, requests=_part(10_000, share), models=kinds)
+        rows[str(kinds)] = {policy: round(_cpu_s(family, policy), 3) for policy in ("baseline", "dovetail")}
+    # all at once, twice as many as are open in the mean
+    large = WorkloadFamily(
+        name="large", gpus="64", load=1.0, requests=_part(2000, share), models=100, popularity=0.8, mode="offline"
+    )
+    return {
+        "cpu_s": rows,
+        "500_over_8": round(rows["500"]["dovetail"] / rows["8"]["dovetail"], 2),
+        "1000_open_100_models_64_gpus_ms_per_node": round(1e3 * _cpu_s(large, "dovetail") / large.requests, 3),
+    }
+
+
+def _cpu_s(family: WorkloadFamily, policy: str) -> float:
+    problem = load_family(family, 1)
+    began = time.process_time()
+    run(problem, policy, journal=False)
+    return time.process_time() - began
 
 
 def _part(requests: int, share: float) -> int:
