@@ -10,7 +10,7 @@ from dovetail.workflow.problem import WorkflowProblem, load
 POOLS = ("2", "3", "4", "fast:1,gpu:2", "gpu:2,slow:2")
 
 
-def small_case(seed: int, least: int = 6, most: int = 12) -> WorkflowProblem:
+def small_case(seed: int, least: int = 5, most: int = 9) -> WorkflowProblem:
     """Two to four models, loads of 4 to 30 s, graphs of up to five nodes of 1 to 20 s, on two to four GPUs of one or
     two speeds: whole requests, until there are as many nodes as a number drawn between `least` and `most`.
 

@@ -21,6 +21,7 @@ Starts = Sequence[tuple[NodeKey, Window]]
 _WARM, _COLD = 0.15, 0.0003  # the share of a plan's value that a change may lose, at first and in the end
 _TRIES = 1000  # of each node, below which it begins less warm: there is no time to cool down
 _ROUNDS = 4  # times that it warms up again
+_JOIN = 0.3  # the share of changes that bring a node beside another of its model
 _EARLY = 0.05  # what the mean end counts beside the value: of two alike, the one that ends its nodes earlier
 
 
@@ -41,6 +42,7 @@ class PlanTimes:
         self.windows: list[list[Window]] = []
         self._runs: list[list[float]] = []
         self.following: list[list[int]] = []
+        self.of_model: dict[str, list[int]] = {}
         for owner, request in enumerate(requests):
             at: dict[int, int] = {}
             for i in request.graph.topological:
@@ -54,6 +56,7 @@ class PlanTimes:
                 windows: list[Window] = [()]
                 if node.width:
                     windows = sorted(view.roomy_windows(node.model, aligned=False))
+                self.of_model.setdefault(node.model, []).append(len(self.keys))
                 self.keys.append((request.id, node.name))
                 self._nodes.append((owner, node.model, before))
                 self.windows.append(windows)
@@ -113,9 +116,10 @@ class PlanTimes:
 
 
 def anneal(
-    times: PlanTimes, starts: Starts, rng: random.Random, most: int, stop: Callable[[], bool]
+    times: PlanTimes, starts: Starts, rng: random.Random, most: int, stop: Callable[[], bool], least: float = 0.0
 ) -> tuple[float, Starts]:
-    """The best of `most` plans along the way from this one, and what it gives."""
+    """The best of `most` plans along the way from this one, and what it gives. It ends where one gives no more than
+    `least`: better is not possible."""
     place = {key: i for i, key in enumerate(times.keys)}
     order = [place[key] for key, _ in starts]
     chosen = [0] * len(order)
@@ -124,19 +128,24 @@ def anneal(
     value, energy, begins = times.time(order, chosen)
     best = (value, energy, order.copy(), chosen.copy(), begins)
     warm = max(_COLD, _WARM * min(1.0, most / (_TRIES * len(order))))
+    alike = [some for some in times.of_model.values() if len(some) > 1]
     movable = [i for i in order if len(times.windows[i]) > 1]
     for n in range(most):
         phase = (n * _ROUNDS / most) % 1.0
         if phase < _ROUNDS / most:
             value, energy, order, chosen = best[0], best[1], best[2].copy(), best[3].copy()
-        if n % 64 == 0 and stop():
+        if best[0] <= least * (1 + 1e-12) or (n % 64 == 0 and stop()):
             break
         heat = best[0] * warm * (_COLD / warm) ** phase
         kind = rng.random()
         new_order, new_chosen = order, chosen
-        if kind < 0.6 or not movable:
+        if kind < _JOIN:
+            i, j = rng.sample(rng.choice(alike), 2) if alike else (0, 0)
+            new_order, new_chosen = _moved(order, rng, times, i, j), chosen.copy()
+            new_chosen[i] = chosen[j]
+        elif kind < 0.7 or not movable:
             new_order = _moved(order, rng, times)
-        if kind > 0.4 and movable:
+        if kind > 0.5 and movable:
             i = rng.choice(movable)
             new_chosen = chosen.copy()
             new_chosen[i] = rng.randrange(len(times.windows[i]))
@@ -150,9 +159,12 @@ def anneal(
     return value, [(times.keys[i], times.windows[i][chosen[i]]) for i in in_time]
 
 
-def _moved(order: list[int], rng: random.Random, times: PlanTimes) -> list[int]:
-    """One node elsewhere in the order, after those before it and before those that follow it."""
-    at = rng.randrange(len(order))
+def _moved(
+    order: list[int], rng: random.Random, times: PlanTimes, node: int | None = None, to: int | None = None
+) -> list[int]:
+    """One node elsewhere in the order, after those before it and before those that follow it; if it can be, next to
+    another."""
+    at = rng.randrange(len(order)) if node is None else order.index(node)
     node = order[at]
     before, following = times.before(node), times.following[node]
     low, high = at, at
@@ -164,5 +176,6 @@ def _moved(order: list[int], rng: random.Random, times: PlanTimes) -> list[int]:
         return order
     moved = order.copy()
     del moved[at]
-    moved.insert(rng.randint(low, high), node)
+    aim = rng.randint(low, high) if to is None else min(max(order.index(to), low), high)
+    moved.insert(aim, node)
     return moved

@@ -116,9 +116,9 @@ def solve(
     )
 
 
-def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
+def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0, known: Starts | None = None) -> Exact:
     """The best makespan of a small problem, by CP-SAT (`pip install 'dovetail[exact]'`), where its rules of price are
-    the default ones."""
+    the default ones. The search begins with a plan: `known`, or that of the policy `optimise`."""
     if not isinstance(time_limit_s, int | float) or not 0 < time_limit_s < math.inf:
         raise InputError(f"--time-limit-s {time_limit_s!r}: expected a positive number of seconds")
     if checked(problem).costs != CostRules(problem.costs.pcie_gb_s, problem.costs.overhead_s) or problem.rates:
@@ -155,7 +155,7 @@ def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0) -> Exact:
         loads,
         view.residents.reload_s,
         time_limit_s=time_limit_s,
-        known=_best_known(view, problem.graphs, arrivals),
+        known=_best_known(view, problem.graphs, arrivals) if known is None else known,
         at_least_s=problem.lower_bounds().makespan_s,
     )
 

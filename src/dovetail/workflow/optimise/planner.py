@@ -19,6 +19,7 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.policy_source import REQUIRED
 from dovetail.core.registry import create, find, listing
+from dovetail.workflow.bounds import bounds_for
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.optimise.annealing import NodeKey, PlanTimes, Starts, anneal, can_time
 from dovetail.workflow.policies.base import ListPolicy, OpenRequest, ReadyNode, View, Window, WorkflowPolicy
@@ -26,7 +27,7 @@ from dovetail.workflow.scheduler import WorkflowScheduler
 
 Objective = Literal["makespan", "mean"]
 
-_PLACED, _FEWEST = 400_000, 200  # nodes, in all the schedules that are tried; schedules
+_PLACED, _FEWEST = 300_000, 200  # nodes, in all the schedules that are tried; schedules
 
 
 class PlannedStarts(Struct):
@@ -115,13 +116,22 @@ class _Search:
         self.times = order.times
         return True
 
+    def _least(self) -> float:
+        """What no plan can be better than."""
+        view = self._view
+        bounds = bounds_for(view.pool, self._graphs, view.models, view.costs, view.rates)
+        for at_s, request in self._arrivals:
+            bounds.add(at_s, request)
+        lower = bounds.result()
+        return lower.makespan_s if self._objective == "makespan" else lower.mean_s
+
     def anneal(self, requests: Sequence[OpenRequest], rng: random.Random) -> None:
         """Improve the best plan by what is left of the budget."""
         assert self.best is not None
         if self._left <= 0 or len(self.best.starts) < 2:
             return
         times = PlanTimes(self._view, requests, self._objective == "mean")
-        value, starts = anneal(times, self.best.starts, rng, self._left, lambda: self.spent)
+        value, starts = anneal(times, self.best.starts, rng, self._left, lambda: self.spent, self._least())
         if value < self.best.value:
             self.best = PlannedStarts(starts, value, "annealing")
 

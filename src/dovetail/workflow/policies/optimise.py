@@ -12,7 +12,7 @@ from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View,
 class Optimise(WorkflowPolicy):
     """The best of all policies' schedules, improved by local search, then followed; never worse than any of them.
 
-    `schedules` are tried (as many as place 400,000 nodes, at least 200); `budget_s` also limits the time, at the price
+    `schedules` are tried (as many as place 300,000 nodes, at least 200); `budget_s` also limits the time, at the price
     of reproducibility. It plans at
     the first decision for what has arrived by then, so it belongs to offline mode; what comes later is placed oldest
     first where the plan leaves room. A node that fails goes first again on its GPUs. The promise holds where
