@@ -372,7 +372,7 @@ def test_models_without_a_curve_are_not_batched() -> None:
 
 # --- the same again -------------------------------------------------------------------------------
 
-SEEDS = range(45)
+SEEDS = range(90)
 
 
 @pytest.mark.parametrize("policy", registry.names("workflow"))
