@@ -393,6 +393,12 @@ class View:
             )
         return self._known_shares[key]
 
+    def gain(self, model: str, window: Window) -> float:
+        """How much more than one at a time a window gets done if its slots are well used; 1 without slots."""
+        if not self.shares:
+            return 1.0
+        return max([n * share for n, share in enumerate(self.shares_of(model, window), start=1)])
+
     def first_s(self, node: ReadyNode, window: Window, slower: float = 1.0) -> float | None:
         """Seconds of the node's run until its first token, which it writes when it has read; None if it is not known to
         write any. `slower`: by so much, in a batch."""

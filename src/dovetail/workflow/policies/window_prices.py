@@ -30,7 +30,16 @@ class WindowOption(NamedTuple):
 
 def backlog_s(view: View) -> float:
     """How long the pool would need for all that has arrived and not started, ready or not."""
-    return max(0.0, sum(view.demand.values())) / view.total_speed
+    if not view.shares:
+        return max(0.0, sum(view.demand.values())) / view.total_speed
+    demand = [gpu_s / _usual_gain(view, model) for model, gpu_s in view.demand.items() if gpu_s > 0]
+    return sum(demand) / view.total_speed
+
+
+def _usual_gain(view: View, model: str) -> float:
+    """Of a model's slots, on the first window that it fits on."""
+    windows = view.roomy_windows(model)
+    return view.gain(model, min(windows)) if windows and view.models[model].width else 1.0
 
 
 class ModelState(NamedTuple):
@@ -140,7 +149,9 @@ class WindowPrices:
         """The free window of least loss, or None if the queue had better wait."""
         view, free = self._view, self._view.free
         warm = view.warm_windows(queue.model)
-        if queue.width == 1:
+        if view.shares:
+            ready = [w for w in warm if view.can_start(w, queue.model)]
+        elif queue.width == 1:
             ready = [w for w in warm if free[w[0]]]
         else:
             ready = [w for w in warm if all(free[gpu] for gpu in w)]
@@ -234,10 +245,12 @@ class WindowPrices:
 
     def _speeds(self, model: str, windows: list[Window]) -> float:
         """Of all of these together."""
-        return float(len(windows)) if self._view.even else sum([self._view.speed(model, w) for w in windows])
+        return float(len(windows)) if self._view.even else sum([self._speed(model, w) for w in windows])
 
     def _speed(self, model: str, window: Window) -> float:
-        return 1.0 if self._view.even else self._view.speed(model, window)
+        """How much a window gets done, with all of its slots."""
+        view = self._view
+        return 1.0 if view.even else view.speed(model, window) * view.gain(model, window)
 
     def _has_room_elsewhere(self, model: str, window: Window) -> bool:
         """Whether the model could be loaded on GPUs that are empty, or hold one copy more than is needed."""
@@ -304,7 +317,7 @@ class WindowPrices:
         others = 1 + (view.ready_count - 1) / max(warm, 1)
         for window in view.roomy_windows(queue.model):
             run_s = view.run_s(node, window)
-            if run_s >= here_s:
+            if run_s >= here_s or (view.shares and window in view.shared):
                 continue
             wait_s = view.free_at(window) - view.now
             if wait_s > 0 and wait_s + view.setup_s(window, queue.model) + run_s * others < here_s:
