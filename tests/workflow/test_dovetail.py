@@ -315,3 +315,13 @@ def test_it_waits_for_a_fast_gpu_that_is_soon_free() -> None:
     assert isinstance(first, Start)
     assert first.devices == (1,)
     assert scheduler.handle([Arrived("r1", "one", (10.0,))], 1.0) == [], "20 s from now instead of 101"
+
+
+def test_who_shares_gpus_makes_room_for_a_model_that_is_loaded_nowhere() -> None:
+    """Somebody always runs on both GPUs and others could join them for ever."""
+    chat = model() | {"max_concurrency": 8, "concurrency_curve": [1.0] * 8}
+    rows = [row(f"c{i}", "chat", 0.25 * i, 3.0) for i in range(1200)] + [row("r", "rare", 60.03, 2.0)]
+    seen = Starts()
+    figures = simulate(problem({"chat": chat, "rare": model(load_s=4.0)}, rows, "2"), observers=[seen])
+    assert seen.begun["r"] - seen.arrived["r"] < 30.0  # the chats go on until 300 s
+    assert figures.response_s.mean < 5.0

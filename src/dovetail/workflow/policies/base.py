@@ -397,7 +397,8 @@ class View:
         """How much more than one at a time a window gets done if its slots are well used; 1 without slots."""
         if not self.shares:
             return 1.0
-        return max([n * share for n, share in enumerate(self.shares_of(model, window), start=1)])
+        shares = self.shares_of(model, window)
+        return max([n * share for n, share in enumerate(shares, start=1)], default=1.0)
 
     def first_s(self, node: ReadyNode, window: Window, slower: float = 1.0) -> float | None:
         """Seconds of the node's run until its first token, which it writes when it has read; None if it is not known to

@@ -43,9 +43,10 @@ class Dovetail(WorkflowPolicy):
     model is loaded nowhere is passed only by requests that arrived at most 1.75 D + 10 s after its own, or D + 10 s
     after it became ready, where D is the backlog when it became ready (work that had arrived and not started, over the
     speed of the pool) and s the GPU-seconds of its set-up and of those of evicted models that are waited for: at any
-    load, in a run of any length. A wide node without a free window gets a reservation when it is its turn, at the
-    latest when it has waited 3 D + 10 s + twice its size, one node at a time: its GPUs are then given only to nodes
-    that end before the last of them is free (backfilling).
+    load, in a run of any length. A wide node without a free window, and where nodes share GPUs also one whose model
+    is loaded nowhere, gets a reservation when it is its turn, at the latest when it has waited 3 D + 10 s + twice its
+    size, one node at a time: its GPUs are then given only to nodes that end before the last of them is free
+    (backfilling).
 
     `objective` is what to favour: `mean` small requests, `tail` old ones, `makespan` long paths; `balanced` is between.
     """
@@ -80,7 +81,7 @@ class Dovetail(WorkflowPolicy):
 
     def choose(self, view: View) -> Place | Wait | None:
         kept: Window = ()
-        if view.wide_waiting and (reservation := self._reservation(view)) is not None:
+        if (view.wide_waiting or view.shares) and (reservation := self._reservation(view)) is not None:
             node, kept = reservation
             if all(view.free[gpu] for gpu in kept):
                 self._reserved = None
@@ -118,14 +119,20 @@ class Dovetail(WorkflowPolicy):
                     view.move(head, head.rank.step_back(backlog_s(view)))
         return view.heads()
 
-    # --- wide nodes -------------------------------------------------------------------------------
+    # --- nodes that find no free window -----------------------------------------------------------
 
     def _reservation(self, view: View) -> tuple[ReadyNode, Window] | None:
-        """The wide node whose turn it is and the GPUs kept for it, from then on until it starts."""
+        """The node whose turn it is and the GPUs kept for it, from then on until it starts: a wide one, or one of a
+        model that is loaded nowhere, where others share GPUs and would join them for ever."""
         if self._reserved is not None and (self._reserved[0].gone or not self._reserved[0].request.open):
             self._reserved = None
         if self._reserved is None:
-            blocked = [q for _, _, q in view.heads() if q.width > 1 and not view.free_windows(q.model)]
+            blocked = [
+                queue
+                for _, _, queue in view.heads()
+                if (queue.width > 1 or (view.shares and not view.residents.holders.get(queue.model)))
+                and not view.free_windows(queue.model)
+            ]
             due = [queue.head for queue in blocked if self._is_due(queue, view)]
             if due:
                 node = min(due, key=lambda t: (t.rank, t.seq))
@@ -133,8 +140,8 @@ class Dovetail(WorkflowPolicy):
         return self._reserved
 
     def _is_due(self, queue: Queue, view: View) -> bool:
-        """Whether it is a wide node's turn, even with a surcharge for its set-up and for GPUs that idle until its
-        window is collected; or whether it has waited too long to be asked that."""
+        """Whether it is a node's turn, even with a surcharge for its set-up and for GPUs that idle until its window is
+        collected; or whether it has waited too long to be asked that."""
         node = queue.head
         rank: Rank = node.rank
         next_s = min([other.at_s for other, _, of in view.heads()[:2] if of is not queue], default=inf)
