@@ -189,7 +189,13 @@ def main() -> None:
         sys.stderr.write(f"{text}\n") if given.table == "-" else Path(given.table).write_text(f"{text}\n")
     if given.picture:
         draw(rows, given.picture)
-    show({"gpus": GPUS, "requests": count, "policies": {row["policy"]: row for row in rows}})
+    found = {row["policy"]: row for row in rows}
+    over = {
+        key: found["dovetail"][key] / min(row[key] for name, row in found.items() if name != "dovetail")
+        for key in ("mean_s", "p99_s", "ttft_s")
+        if "dovetail" in found and len(found) > 1
+    }
+    show({"gpus": GPUS, "requests": count, "default_over_best_rival": over, "policies": found})
 
 
 if __name__ == "__main__":

@@ -612,7 +612,7 @@ class ListPolicy(WorkflowPolicy):
 
     def choose(self, view: View) -> Place | Wait | None:
         best: tuple[Any, ...] | None = None
-        size = len(view.pool)
+        size = view.size
         setup = view.setup_s
         for queue in view.queues.values():
             if queue.width > view.free_count:

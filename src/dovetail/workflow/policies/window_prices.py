@@ -150,7 +150,7 @@ class WindowPrices:
         view, free = self._view, self._view.free
         warm = view.warm_windows(queue.model)
         if view.shares:
-            ready = [w for w in warm if view.can_start(w, queue.model)]
+            ready = [w for w in warm if view.can_start(w, queue.model) and _gets_more_done(w, view)]
         elif queue.width == 1:
             ready = [w for w in warm if free[w[0]]]
         else:
@@ -178,6 +178,8 @@ class WindowPrices:
         """Free windows, one of each kind: those with the same models cost the same if GPUs are alike."""
         view = self._view
         windows = view.free_windows(queue.model)
+        if view.shares:
+            windows = [w for w in windows if _gets_more_done(w, view)]
         if self._kept:
             windows = [w for w in windows if self._may_use(node, w)]
         if len(windows) < 2 or not view.alike:
@@ -185,7 +187,10 @@ class WindowPrices:
         held = view.residents.held
         kinds: dict[Hashable, Window] = {}
         for window in windows:
-            kinds.setdefault(tuple([next(iter(held[gpu]), None) for gpu in window]), window)
+            kind: list[Hashable] = [next(iter(held[gpu]), None) for gpu in window]
+            if view.shares and window in view.shared:
+                kind.append(view.shared[window].count)
+            kinds.setdefault(tuple(kind), window)
         return list(kinds.values())
 
     def _price(self, queue: Queue, node: ReadyNode, window: Window, warm: bool) -> WindowOption:
@@ -256,7 +261,7 @@ class WindowPrices:
         """Whether the model could be loaded on GPUs that are empty, or hold one copy more than is needed."""
         view = self._view
         if self._spare is None:
-            self._spare = [gpu for gpu, held in enumerate(view.residents.held) if not held]
+            self._spare = [gpu for gpu, held in enumerate(view.residents.held) if not held and gpu not in view.off]
             self._spare += self._spare_copies()
         if view.models[model].width == 1 and not view.limited:
             return any(gpu not in window for gpu in self._spare)
@@ -277,7 +282,8 @@ class WindowPrices:
         strangers = self._demand.strangers_per_s(self._view.now) * away_s
         if not strangers:
             return 0.0
-        empty = sum(not models for models in self._view.residents.held) - len(window)
+        view = self._view
+        empty = sum(not held for gpu, held in enumerate(view.residents.held) if gpu not in view.off) - len(window)
         return max(0.0, strangers - max(0, empty)) * away_s / 2
 
     def _crowd_loss(self, model: str, window: Window, busy_s: float) -> float:
@@ -323,6 +329,16 @@ class WindowPrices:
             if wait_s > 0 and wait_s + view.setup_s(window, queue.model) + run_s * others < here_s:
                 return True
         return False
+
+
+def _gets_more_done(window: Window, view: View) -> bool:
+    """Whether one more node on a window that others use makes it get more done in all: else everybody but the one who
+    joins only waits longer."""
+    beside = view.shared.get(window)
+    if beside is None:
+        return True
+    before, after = beside.count * beside.shares[beside.count - 1], (beside.count + 1) * beside.shares[beside.count]
+    return after > before * (1 + 1e-9)
 
 
 def _lot(backlog_s: float, ready: int, gpus: int) -> float:
