@@ -183,6 +183,7 @@ PLANTED: list[tuple[str, str, Callable[[Steps], None]]] = [
     ("running", "never finished", edit(7, 0, None)),
     ("unclosed", "neither completed nor rejected", edit(7, 1, None)),
     ("end", "goes on after its end", lambda s: s.insert(7, (11.5, [Ended(SUMMARY)]))),
+    ("end", "ends twice", lambda s: s.append((s[-1][0], [Ended(SUMMARY)]))),
     ("summary", "counts one job more", new_step(9, 11.5, Arrived("q", "one", (1.0,)), Reject("q", "no"))),
 ]
 

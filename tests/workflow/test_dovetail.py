@@ -49,8 +49,7 @@ def simulate(case: WorkflowProblem, policy: str | WorkflowPolicy = "dovetail", *
 
 def problem(models: dict[str, dict[str, Any]], rows: list[dict[str, Any]], gpus: str, **config: Any) -> WorkflowProblem:
     """Requests of one node each; `workflow_id` is its model."""
-    workflows = {name: {"nodes": [{"id": "a", "model": name}], "edges": []} for name in models}
-    return load({"models": models, "workflows": workflows, **config}, rows, gpus=gpus, mode="online")
+    return load(_config(models) | config, rows, gpus=gpus, mode="online")
 
 
 def model(memory_gb: float = 14.0, load_s: float = 10.0, width: int = 1) -> dict[str, Any]:
@@ -325,3 +324,33 @@ def test_who_shares_gpus_makes_room_for_a_model_that_is_loaded_nowhere() -> None
     figures = simulate(problem({"chat": chat, "rare": model(load_s=4.0)}, rows, "2"), observers=[seen])
     assert seen.begun["r"] - seen.arrived["r"] < 30.0  # the chats go on until 300 s
     assert figures.response_s.mean < 5.0
+
+
+def test_slots_of_alike_gpus_are_filled_evenly() -> None:
+    chat = model(load_s=1.0) | {"max_concurrency": 4, "concurrency_curve": [1.0, 0.8, 0.6, 0.5]}
+    seen = Starts()
+    simulate(problem({"chat": chat}, [row(f"c{i}", "chat", 0.0, 20.0) for i in range(4)], "2"), observers=[seen])
+    assert sorted(order.devices for order in seen.orders) == [(0,), (0,), (1,), (1,)]
+
+
+@pytest.mark.parametrize(("curve", "mean_s"), [([1.0, 0.1], 16.0), ([1.0, 0.5], 16.0), ([1.0, 0.9], 12.111)])
+def test_a_slot_is_used_where_more_is_done_in_all(curve: list[float], mean_s: float) -> None:
+    chat = model(load_s=1.0) | {"max_concurrency": 2, "concurrency_curve": curve}
+    figures = simulate(problem({"chat": chat}, [row(f"c{i}", "chat", 0.0, 10.0) for i in range(2)], "1"))
+    assert figures.response_s.mean == pytest.approx(mean_s, abs=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["dovetail", "deadline", "srpt", "heft"])
+def test_gpus_that_are_never_there_change_nothing(policy: str) -> None:
+    models = {"a": model(load_s=20.0), "b": model(load_s=1.0)}
+    rows = [row(f"r{i}", "ab"[i % 3 == 0], 4.0 * i % 70, 2.0 + i % 5) for i in range(40)]
+    steps = {"steps": [[0, 2]]}
+    there = [
+        run(load(_config(models), rows, gpus=gpus, mode="online", gpus_over_time=steps), policy, journal=False)
+        for gpus in (2, 3, 12)
+    ]
+    assert len({found.figures.response_s.mean for found in there}) == 1
+
+
+def _config(models: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {"models": models, "workflows": {m: {"nodes": [{"id": "a", "model": m}], "edges": []} for m in models}}

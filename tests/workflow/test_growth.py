@@ -630,3 +630,18 @@ def test_random_cases_that_grow_replay(tmp_path: Path, seed: int) -> None:
     for policy in policies_for(case):
         run_case(problem, case, policy, seed, tmp_path / "journal.jsonl")
         assert replay_journal(tmp_path / "journal.jsonl").difference is None, policy
+
+
+def test_tenants_of_a_run_that_lacks_what_was_added_are_counted_on(tmp_path: Path) -> None:
+    config = {
+        "models": {"m": {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 1}},
+        "tenants": {"ann": {}},
+        "workflows": {"w": {"nodes": [{"id": "a", "model": "m", "then": {"b": 1}}, {"id": "b", "model": "m"}]}},
+    }
+    journal = tmp_path / "journal.jsonl"
+    workflow.run(
+        workflow.load(config, [{"request_id": "r", "workflow_id": "w", "tenant": "ann"}], gpus=1), journal=journal
+    )
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if '"k":"grew"' not in line))
+    assert "task" in {fault.code for fault in check_journal(journal).faults}

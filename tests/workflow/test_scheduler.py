@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,9 @@ from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.problem import load
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.simulate import scheduler_for
+from dovetail.workflow.simulate import run, scheduler_for
 
 MODELS = {
     "llm": ModelCost(8.0, 10.0, batch_curve=(1.0, 1.5, 1.8)),
@@ -416,3 +418,39 @@ def test_the_same_inputs_give_the_same_bytes_in_every_process(tmp_path: Path) ->
     run_case(read_case(case, tmp_path), case, "dovetail", 0, tmp_path / "journal.jsonl")
     digest = hashlib.sha256((tmp_path / "journal.jsonl").read_bytes()).hexdigest()
     assert f"0 dovetail {digest}\n" in text
+
+
+class _Wrong(WorkflowPolicy):
+    """Places the first node as it is told."""
+
+    def __init__(self, window: Any = (0,), why: Any = "because", refusal: Any = None) -> None:
+        self.window, self.why, self.refusal = window, why, refusal
+
+    def choose(self, view: View) -> Place:
+        return Place(next(iter(view.queues.values())).head, self.window, self.why)
+
+    def refuse(self, node: ReadyNode, view: View) -> Any:
+        return self.refusal
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"window": ()}, r"_Wrong.choose gave Place\(r/a, \(\), 'because'\), expected 1 of its 2 GPUs as a tuple"),
+        ({"window": (99,)}, r"gave Place\(r/a, \(99,\)"),
+        ({"window": (-1,)}, r"gave Place\(r/a, \(-1,\)"),
+        ({"window": (0.0,)}, r"gave Place\(r/a, \(0.0,\)"),
+        ({"window": [0]}, r"gave Place\(r/a, \[0\]"),
+        ({"why": 3}, r"gave Place\(r/a, \(0,\), 3\)"),
+        ({"refusal": True}, r"_Wrong.refuse gave True, expected a reason or None"),
+    ],
+)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_choice_that_is_none_is_told_with_policy_and_method(wrong: Any, message: str, slots: int) -> None:
+    config = {
+        "models": {"m": {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 1, "max_concurrency": slots}},
+        "workflows": {"w": {"nodes": [{"id": "a", "model": "m"}]}},
+    }
+    problem = load(config, [{"request_id": "r", "workflow_id": "w"}], gpus=2)
+    with pytest.raises(PolicyError, match=message):
+        run(problem, _Wrong(**wrong), journal=False)

@@ -85,7 +85,10 @@ def mixed(seed: int, count: int = 150, every_s: float = 0.7) -> list[Row]:
     ("config", "message"),
     [
         ({"tenants": {"ann": {"wieght": 2}}}, r"tenants.ann.wieght: unknown key 'wieght'; did you mean 'weight'"),
-        ({"tenants": {"ann": {"weight": 0}}}, r"tenants.ann.weight: expected a positive number up to 1e\+12, found 0"),
+        (
+            {"tenants": {"ann": {"weight": 0}}},
+            r"tenants.ann.weight: expected a positive number from 1e-06 to 1e\+12, found 0",
+        ),
         ({"tenants": {"ann": {"quota_gpus": -1}}}, "tenants.ann.quota_gpus: expected a positive number"),
         ({"tenants": {"ann": {"max_queue": 0}}}, "tenants.ann.max_queue: expected 1 or more requests, found 0"),
         ({"tenants": {"ann": {"max_queue": 1.5}}}, "tenants.ann.max_queue: "),

@@ -43,7 +43,7 @@ class CapacityPlan(Struct):
     @property
     def saving(self) -> float | None:
         """The share of the GPU-hours of the constant plan that is saved."""
-        if self.gpu_hours is None or self.constant_gpu_hours is None:
+        if self.gpu_hours is None or not self.constant_gpu_hours:
             return None
         return 1 - self.gpu_hours / self.constant_gpu_hours
 
@@ -115,7 +115,7 @@ def fewest_gpus_over_time(
     if search.runs >= max_runs:
         answer.reason = f"the best of {max_runs} runs: more may find less (--max-runs)"
     else:
-        answer.reason = "with one GPU fewer in any interval the target is missed"
+        answer.reason = "no plan with one GPU fewer in an interval that saves GPU-hours keeps the target"
     return answer
 
 

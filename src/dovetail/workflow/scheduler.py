@@ -186,6 +186,8 @@ class WorkflowScheduler:
     def _ready(self, node: ReadyNode, now: float, out: list[Instruction]) -> None:
         view = self.view
         if self._refuses and (why := self._policy.refuse(node, view)) is not None:
+            if not isinstance(why, str):
+                raise PolicyError(f"[{now:.2f}s] {self._name('refuse')} gave {why!r}, expected a reason or None")
             self._reject(node.request, why, out)
             return
         if self._tenants is not None and (why := self._tenants.too_wide(node, view.models[node.model])) is not None:
@@ -256,12 +258,18 @@ class WorkflowScheduler:
         return choice
 
     def _mistake(self, method: str, error: Exception) -> PolicyError:
-        name = f"{type(self._policy).__module__}.{type(self._policy).__qualname__}.{method}"
-        return PolicyError(f"[{self.view.now:.2f}s] {name} failed: {type(error).__name__}: {error}")
+        return PolicyError(f"[{self.view.now:.2f}s] {self._name(method)} failed: {type(error).__name__}: {error}")
+
+    def _name(self, method: str) -> str:
+        return f"{type(self._policy).__module__}.{type(self._policy).__qualname__}.{method}"
 
     def _start(self, choice: Place, now: float, out: list[Instruction]) -> None:
         node, window, why = choice
         view = self.view
+        if len(window) != node.width or type(why) is not str or not _is_window(window, len(view.free)):
+            given = f"Place({node.request.id}/{node.name}, {window!r}, {why!r})"
+            expected = f"{node.width} of its {len(view.free)} GPUs as a tuple, and a reason"
+            raise PolicyError(f"[{now:.2f}s] {self._name('choose')} gave {given}, expected {expected}")
         if view.off and not view.off.keys().isdisjoint(window):
             where = f"{node.request.id}/{node.name} on GPUs {list(window)}"
             raise PolicyError(f"[{now:.2f}s] the policy started {where}, of which one is off")
@@ -315,3 +323,8 @@ class WorkflowScheduler:
             return [node]
         others = [other for other in queue.first(most) if other is not node]
         return [node, *others[: most - 1]]
+
+
+def _is_window(window: Window, gpus: int) -> bool:
+    """Whether it names GPUs that there are, as the journal must: a tuple of whole numbers."""
+    return type(window) is tuple and all(type(gpu) is int and 0 <= gpu < gpus for gpu in window)

@@ -83,6 +83,8 @@ class Check:
 
     def _handle(self, n: int, t: float, event: Any) -> bool:
         if isinstance(event, Ended):
+            if self._ended is not None:
+                self.faults.add("end", "", "the run ended before")
             self._ended = event
         return self._rules.handle(n, t, event)
 

@@ -14,6 +14,7 @@ from typing import Literal
 from msgspec import Struct
 
 MIB_PER_GB = 1024
+MOST_NOISE = 1e3  # times the mean: more than that is a slip
 MOST_TOKENS = 10**12  # more than that is a slip
 
 
@@ -93,6 +94,8 @@ class CostRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         for name in ("overhead_s", "dram_gb", "noise"):
             if not 0 <= getattr(self, name) < inf:
                 return f"{name}: expected a number >= 0, found {getattr(self, name)}"
+        if self.noise > MOST_NOISE:
+            return f"noise: expected at most {MOST_NOISE:g}, found {self.noise}"
         if not 0 <= self.overlap <= 1:
             return f"overlap: expected 0 to 1, found {self.overlap}"
         if self.adapter_slots < 1:

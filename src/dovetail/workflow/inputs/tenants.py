@@ -12,6 +12,7 @@ from dovetail.workflow.inputs.costs import ModelCost
 
 OTHERS = EVERYBODY = "*"  # stands for each tenant that is not named, and in a rejection for all together
 NOBODY = "-"  # whose the requests are that do not say
+_LEAST = 1e-6
 _MOST = 1e12
 
 
@@ -25,8 +26,8 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     def problem(self) -> str | None:
         """What is wrong with these values, or None."""
         for name, value in (("weight", self.weight), ("quota_gpus", self.quota_gpus)):
-            if value is not None and not 0 < value <= _MOST:
-                return f"{name}: expected a positive number up to {_MOST:g}, found {value}"
+            if value is not None and not _LEAST <= value <= _MOST:
+                return f"{name}: expected a positive number from {_LEAST:g} to {_MOST:g}, found {value}"
         return _queue_problem(self.max_queue)
 
 

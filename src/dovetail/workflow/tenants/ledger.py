@@ -231,7 +231,9 @@ class TenantLedger:
         job = self.jobs.get(event.job)
         if job is None:
             return
-        i = job.graph.index[event.task]
+        i = job.graph.index.get(event.task)
+        if i is None:  # of a journal that lacks what added it
+            return
         if type(event) is Failed:
             self._ready(event.job, job, i)
             return
