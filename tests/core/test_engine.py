@@ -98,7 +98,7 @@ class Fifo:
         return [Complete(event.job)]
 
     def _release(self, event: Finished | Failed) -> None:
-        devices = self._on.pop((event.job, event.task))
+        devices = self._on.pop((event.job, event.task), ())
         if devices not in self._on.values():  # a batch holds its devices until its last task has ended
             self._free += devices
 
