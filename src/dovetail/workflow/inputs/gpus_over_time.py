@@ -27,7 +27,7 @@ class GpusOverTime(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     added can be used `scale_up_s` later, empty; those that are let go finish what they run.
 
     >>> GpusOverTime(((0, 1), (60, 2), (300, 1)), scale_up_s=30).changes(2)
-    [CapacityChange(at_s=0, opened=(), closed={1: 90}), CapacityChange(at_s=90, opened=(1,), closed={}), \
+    [CapacityChange(at_s=0.0, opened=(), closed={1: 90}), CapacityChange(at_s=90, opened=(1,), closed={}), \
 CapacityChange(at_s=300, opened=(), closed={1: inf})]
     """
 
