@@ -18,12 +18,14 @@ from dovetail.testing.workflow.families import WorkloadFamily, draw, load_family
 from dovetail.testing.workflow.random_workloads import RandomWorkload, random_case, read_case
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.inputs.tenants import NOBODY
+from dovetail.workflow.policies.base import OpenRequest, Place, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
 from dovetail.workflow.policies.dovetail import Dovetail, Objective
 from dovetail.workflow.policies.window_prices import WindowPrices
 from dovetail.workflow.problem import WorkflowProblem, load
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import run
+from dovetail.workflow.tenants.lanes import LaneQueue
 
 
 class Starts:
@@ -354,3 +356,28 @@ def test_gpus_that_are_never_there_change_nothing(policy: str) -> None:
 
 def _config(models: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"models": models, "workflows": {m: {"nodes": [{"id": "a", "model": m}], "edges": []} for m in models}}
+
+
+def test_a_reservation_does_not_outlive_its_gpus() -> None:
+    models = {"wide": model(load_s=2.0, width=2), "one": model(load_s=2.0)}
+    rows = [row(f"o{i}", "one", 0.9 * i, 3.0) for i in range(300)] + [row("w", "wide", 20.0, 5.0)]
+    steps = {"steps": [[0, 4], [24, 2]]}
+    seen = Starts()
+    problem = load(_config(models), rows, gpus=4, mode="online", gpus_over_time=steps)
+    run(problem, journal=False, observers=[seen])
+    assert seen.begun["w"] < 200.0  # the others go on until 450 s
+
+
+def test_tenants_queues_know_how_long_their_nodes_have_waited() -> None:
+    lane, shown = Queue("m", 1), LaneQueue("m", 1)
+    graph = TaskGraph("w", [Task("a", "m")], [])
+    nodes = [ReadyNode(OpenRequest(f"r{i}", graph, (1.0,), 0.0, None, 1.0), 0, 10.0 + i, i) for i in range(3)]
+    for node in nodes[:2]:
+        lane.push(node)
+    shown.open(NOBODY, lane)
+    assert shown.ready_s == 21.0
+    shown.push(nodes[2])
+    shown.remove(nodes[0])
+    assert (shown.ready_s, lane.ready_s) == (23.0, 23.0)
+    shown.close(NOBODY)
+    assert shown.ready_s == 0.0

@@ -269,9 +269,10 @@ def test_the_bounds_are_those_of_what_requests_became() -> None:
             sizes[event.job] |= {task.name: size for task, size in zip(event.tasks, event.sizes, strict=True)}
     known: Config = {"models": config["models"], "workflows": {}}
     for job, graph in graphs.items():
-        names = [task.name for task in graph.tasks]
+        names = [task.name.replace("#", "_") for task in graph.tasks]  # no instances here
         edges = [{"from": names[i], "to": names[j]} for i, after in enumerate(graph.before) for j in after]
-        nodes = [{"id": task.name, "model": task.kind} for task in graph.tasks]
+        nodes = [{"id": name, "model": task.kind} for name, task in zip(names, graph.tasks, strict=True)]
+        sizes[job] = {name.replace("#", "_"): size for name, size in sizes[job].items()}
         known["workflows"][job] = {"nodes": nodes, "edges": edges}
     rows = [
         {**row, "workflow_id": row["request_id"], "node_execution_times": sizes[row["request_id"]]}
@@ -645,3 +646,24 @@ def test_tenants_of_a_run_that_lacks_what_was_added_are_counted_on(tmp_path: Pat
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(line for line in lines if '"k":"grew"' not in line))
     assert "task" in {fault.code for fault in check_journal(journal).faults}
+
+
+def test_growth_that_the_header_does_not_tell_of_is_found(tmp_path: Path) -> None:
+    config = {
+        "models": {"m": {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 1}},
+        "workflows": {"w": {"nodes": [{"id": "a", "model": "m", "then": {"b": 1}}, {"id": "b", "model": "m"}]}},
+    }
+    journal = tmp_path / "journal.jsonl"
+    workflow.run(workflow.load(config, [{"request_id": "r", "workflow_id": "w"}], gpus=1), journal=journal)
+    header, *steps = journal.read_text().splitlines()
+    told = json.loads(header)
+    del told["facts"]["growth"]
+    journal.write_text("\n".join([json.dumps(told), *steps]) + "\n")
+    assert "growth" in {fault.code for fault in check_journal(journal).faults}
+
+
+def test_an_id_that_would_be_taken_for_an_added_node_is_refused() -> None:
+    model = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 1}
+    nodes = [{"id": "a", "model": "m"}, {"id": "a#2", "model": "m"}]
+    with pytest.raises(InputError, match=r"workflows.w.nodes.1.id: node 'a#2' would be taken for one that 'a' adds"):
+        workflow.load({"models": {"m": model}, "workflows": {"w": {"nodes": nodes}}}, [], gpus=1)

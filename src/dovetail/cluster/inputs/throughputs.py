@@ -20,7 +20,7 @@ from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
-from dovetail.core.rates import RateTable
+from dovetail.core.rates import PREFILL, RateTable
 
 Kind = tuple[str, int]
 SPREAD = "_unconsolidated"
@@ -187,7 +187,7 @@ def from_rates(rates: RateTable, steps_per_s: Mapping[str, float] | None = None)
     [[8.0]]
     """
     on_reference, units = steps_per_s or {}, _units(rates)
-    used = [rate for rate in rates.rates.values() if rate.unit == units[rate.kind] and rate.concurrency == 1]
+    used = [rate for rate in rates.rates.values() if rate.unit == units.get(rate.kind) and rate.concurrency == 1]
     entries = []
     for rate in used:
         per_s = rate.rate if rate.unit else rate.rate * on_reference.get(rate.kind, 1.0)
@@ -202,7 +202,8 @@ def _units(rates: RateTable) -> dict[str, str]:
     """The unit of every kind's rates that counts; nothing where they are relative."""
     found: dict[str, set[str]] = {}
     for rate in rates.rates.values():
-        found.setdefault(rate.kind, set()).add(rate.unit)
+        if rate.unit != PREFILL:  # how fast a model reads says nothing of steps
+            found.setdefault(rate.kind, set()).add(rate.unit)
     for kind, units in found.items():
         units.discard("" if len(units) > 1 else " ")
         if len(units) > 1 and "steps/s" not in units:

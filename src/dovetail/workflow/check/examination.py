@@ -63,8 +63,7 @@ class Examination:
         if self.facts.tenancy is not None:
             self._shares = TenantMetrics(self.header.build_graphs(), self.facts.models, self.facts.tenancy)
             self.followers += [TenantRules(self.header, self.facts, self.facts.tenancy, self.faults), self._shares]
-        if self.facts.growth:
-            self.followers.append(GrowthCheck(self.header, self.facts, self.faults))
+        self.followers.append(GrowthCheck(self.header, self.facts, self.faults))
         if config is not None:
             self._files = InputFiles(self.header, self.facts, self.faults, config, requests)
             self.followers.append(self._files)

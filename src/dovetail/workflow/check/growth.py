@@ -20,17 +20,25 @@ class GrowthCheck:
         self._faults, self._rules = faults, facts.growth
         self._graphs = header.build_graphs()
         self._open: dict[str, _Followed] = {}
+        self._still: set[str] = set()  # requests of workflows that do not grow
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                if event.of in self._graphs and not event.fault:
+                if event.of not in self._rules:
+                    self._still.add(event.job)
+                elif event.of in self._graphs and not event.fault:
                     graph = self._graphs[event.of]
                     names = [task.name for task in graph.tasks]
                     after = {name: {names[j] for j in graph.before[i]} for i, name in enumerate(names)}
-                    self._open[event.job] = _Followed(self._rules.get(event.of), after)
+                    self._open[event.job] = _Followed(self._rules[event.of], after)
             elif isinstance(event, Complete | Reject):
                 self._open.pop(event.job, None)
+                self._still.discard(event.job)
+            elif isinstance(event, Grew) and event.job in self._still:
+                self._faults.add(
+                    "growth", f"{event.job}/{event.task}", "adds nodes, but its workflow has none that may be added"
+                )
             elif isinstance(event, Grew) and event.job in self._open:
                 problem = self._open[event.job].grow(event)
                 if problem is not None:
@@ -40,7 +48,7 @@ class GrowthCheck:
 class _Followed:
     """A request: its workflow's rules, and of each instance which node it is, how often it came back, what follows."""
 
-    def __init__(self, rules: GrowthRules | None, after: dict[str, set[str]]) -> None:
+    def __init__(self, rules: GrowthRules, after: dict[str, set[str]]) -> None:
         self._rules = rules
         self._after = after
         self._round = dict.fromkeys(after, 0)
@@ -51,16 +59,10 @@ class _Followed:
 
     def grow(self, event: Grew) -> str | None:
         """What is wrong with tasks that are added; they are followed in any case."""
-        problem = None
-        if self._rules is None:
-            problem = "adds nodes, but its workflow has none that may be added"
-        elif event.task in self._grew:
-            problem = "adds nodes twice"
-        else:
-            problem = self._problem(event, self._rules)
+        problem = "adds nodes twice" if event.task in self._grew else self._problem(event, self._rules)
         self._grew.add(event.task)
         for task in event.tasks:
-            again = self._rules is not None and _node(task.name) == _node(event.task)
+            again = _node(task.name) == _node(event.task)
             self._round[task.name] = self._round.get(event.task, 0) + 1 if again else 0
             self._after[task.name] = set()
         for source, target in event.edges:

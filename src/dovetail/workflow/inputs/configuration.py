@@ -102,6 +102,9 @@ class SystemReader:
         for i, node in enumerate(workflow.nodes):
             if node.id in names:
                 return doc.error((*keys, "nodes", i, "id"), f"node {node.id!r} is defined twice")
+            if (first := node.id.partition("#")[0]) != node.id and any(first == other.id for other in workflow.nodes):
+                why = f"node {node.id!r} would be taken for one that {first!r} adds; expected an id without '#'"
+                return doc.error((*keys, "nodes", i, "id"), why)
             names[node.id] = None
             if node.model not in system.models:
                 hint = did_you_mean(node.model, system.models)

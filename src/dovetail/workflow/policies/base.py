@@ -179,7 +179,7 @@ class Queue:
         return [node for _, _, node in found]
 
     def nodes(self) -> list[ReadyNode]:
-        """All of them, in order. CostRules time: a policy for large queues looks at heads only."""
+        """All of them, in order. Costs time: a policy for large queues looks at heads only."""
         return [node for rank, _, node in sorted(self._heap) if not node.gone and rank is node.rank]
 
 

@@ -60,6 +60,7 @@ class Dovetail(WorkflowPolicy):
         self._demand = DemandPicture(view)
 
     def resized(self, view: View) -> None:
+        self._reserved = None  # its GPUs may have gone
         self._demand.resized(view)
 
     # --- order ------------------------------------------------------------------------------------
@@ -104,6 +105,8 @@ class Dovetail(WorkflowPolicy):
         if best is None:
             return None
         node, option = best
+        if option.window in view.shared:
+            return Place(node, option.window, "gets more done beside others")
         return self._place(node, option.window, "worth the switch" if option.setup_s else "warm", view)
 
     def _place(self, node: ReadyNode, window: Window, why: str, view: View) -> Place:

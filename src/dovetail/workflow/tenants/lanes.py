@@ -28,24 +28,28 @@ class LaneQueue(Queue):
         self.lanes[tenant] = lane
         self.count += lane.count
         self.gpu_s += lane.gpu_s
+        self.ready_s += lane.ready_s
         self._first = None
 
     def close(self, tenant: str) -> None:
         lane = self.lanes.pop(tenant)
         self.count -= lane.count
         self.gpu_s -= lane.gpu_s
+        self.ready_s -= lane.ready_s
         self._first = None
 
     def push(self, node: ReadyNode) -> None:
         self.lanes[tenant_of(node.request.facts)].push(node)
         self.count += 1
         self.gpu_s += node.gpu_s
+        self.ready_s += node.ready_s
         self._first = None
 
     def remove(self, node: ReadyNode) -> None:
         self.lanes[tenant_of(node.request.facts)].remove(node)
         self.count -= 1
         self.gpu_s -= node.gpu_s
+        self.ready_s -= node.ready_s
         self._first = None
 
     def move(self, node: ReadyNode, rank: Any) -> None:
