@@ -186,3 +186,8 @@ def test_guessed_kinds_share_with_nobody_and_keep_the_others(measured: Throughpu
     assert not more.pairs[:, 83:].any()
     with pytest.raises(InputError, match="did you mean 'A3C'"):
         with_widths(measured, [("A3c", 3)])
+
+
+def test_how_fast_a_model_reads_says_nothing_of_steps() -> None:
+    rates = [Rate("LM", "l4", 3.0, unit="tokens/s"), Rate("LM", "l4", 900.0, unit="prefill tokens/s")]
+    assert from_rates(RateTable(rates)).alone.tolist() == [[3.0]]
