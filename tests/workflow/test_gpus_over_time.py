@@ -386,6 +386,16 @@ def test_every_interval_has_its_gpus(gpus: list[int], delay: int) -> None:
         assert all(usable(over_time, gpu, 10 * i + at) for gpu in range(count) for at in range(10))
 
 
+def test_a_plan_that_rejects_requests_misses_the_target() -> None:
+    """Those that a full queue sends away have no response that could be too long."""
+    config = CONFIG | {"sharing": {"max_queue": 1}}
+    requests = rows((0, 50), (1, 50), (150, 10), (151, 10), (152, 10), (250, 1))
+    found = workflow.fewest_gpus_over_time(config, requests, p99=70, every_s=100, scale_up_s=0, policy="baseline")
+    assert (found.constant_gpus, found.gpus) == (2, [2, 2, 1])
+    problem = workflow.load(config, requests, gpus=2, mode="online", gpus_over_time=found.gpus_over_time)
+    assert workflow.run(problem, "baseline").figures.rejected == 0
+
+
 def test_no_plan_where_no_pool_is_large_enough() -> None:
     found = workflow.fewest_gpus_over_time(CONFIG, rows((0, 10)), p99=5, every_s=100, max_gpus=3)
     assert (found.gpus, found.gpus_over_time, found.saving) == ([], None, None)

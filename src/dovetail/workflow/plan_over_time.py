@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from msgspec import Struct
@@ -184,7 +184,8 @@ class _Search:
             policy = self._policy if isinstance(self._policy, str) else deepcopy(self._policy)
             problem = replace(self._problem, gpus_over_time=over_time)
             found = run(problem, policy, options=self._options, seed=self._seed, journal=False)
-            value_s = found.metrics[TARGET_KEYS[self._answer.target]]
+            # a target needs all requests: with fewer GPUs a queue may be full
+            value_s = inf if found.figures.rejected else found.metrics[TARGET_KEYS[self._answer.target]]
             self._known[key] = _Tried(list(gpus), value_s, found.metrics["gpu_hours"])
             self.runs += 1
             if self._progress is not None:
