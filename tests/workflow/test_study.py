@@ -135,6 +135,23 @@ def test_seeds_are_averaged_with_their_spread(inputs: Inputs) -> None:
     assert row["completed"] == len(ROWS)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"gpus_over_time": {"steps": [[0, 2], [50, 4]]}},
+        {"tenants": {"ann": {"weight": 2}}},
+        {"models": CONFIG["models"] | {"llm": CONFIG["models"]["llm"] | {"max_concurrency": 2}}},
+        {"sharing": {"max_queue": 100}},
+    ],
+    ids=["gpus_over_time", "tenants", "slots", "plannable"],
+)
+def test_all_policies_are_all_that_can_work_on_the_problem(more: dict[str, Any], request: Any) -> None:
+    problem = load(CONFIG | more, ROWS[:6], gpus=4, on_error="skip")
+    found = [row["policy"] for row in compare(problem, "all", jobs=1).rows]
+    assert "dovetail" in found
+    assert ("optimise" in found) == ("plannable" in request.node.name)
+
+
 def test_rejected_requests_are_in_the_row(inputs: Inputs) -> None:
     inputs.ask([*ROWS, {"request_id": "x", "workflow_id": "never asked for"}])
     [row] = compare(inputs.load(on_error="reject"), "dovetail", jobs=1)

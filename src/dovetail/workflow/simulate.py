@@ -152,7 +152,7 @@ def run(
     tenants = None if tenancy is None else Tenants(tenancy)
     kind = HeapScheduler if problem.compat else WorkflowScheduler
     scheduler = kind(problem.new_view(), problem.graphs, chosen, retries, tenants, over_time)
-    if chosen.plans_ahead and (unknown := _unplannable(problem, scheduler.view)) is not None:
+    if chosen.plans_ahead and (unknown := unplannable(problem)) is not None:
         raise InputError(f"policy {name} plans ahead{unknown}")
     shares = None if tenancy is None else TenantMetrics(problem.graphs, problem.models, tenancy)
     metrics, bounds, rejections = Metrics(problem.pool), problem.new_bounds(), RejectionReasons()
@@ -193,15 +193,16 @@ def run(
     return WorkflowRun(file, told, notes, policy=chosen, unused=unused, figures=figures, lower=lower, simulation_s=took)
 
 
-def _unplannable(problem: WorkflowProblem, view: View) -> str | None:
-    """What no plan knows of."""
+def unplannable(problem: WorkflowProblem) -> str | None:
+    """What no plan knows of; None if there is a plan for all of it."""
     if problem.growth:
         return growth_unknown(problem)
     if problem.tenancy is not None and problem.tenancy.tenants:
         return ": it cannot keep to turns and quotas of tenants; take another one"
     if problem.gpus_over_time is not None:
         return " for the whole pool: it knows no gpus_over_time"
-    return ": it cannot plan nodes that share their GPUs (max_concurrency)" if view.shares else None
+    shares = problem.new_view().shares
+    return ": it cannot plan nodes that share their GPUs (max_concurrency)" if shares else None
 
 
 def _on_virtual_time(

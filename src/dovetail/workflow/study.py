@@ -23,7 +23,7 @@ from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError, Target, check_count
 from dovetail.workflow.policies.base import WorkflowPolicy
 from dovetail.workflow.problem import ProblemSource, WorkflowProblem, checked, source_of
-from dovetail.workflow.simulate import Progress, make_policy, run
+from dovetail.workflow.simulate import Progress, make_policy, run, unplannable
 
 _SCANNED = 16  # pool sizes tried one by one
 TARGET_KEYS: dict[Target, str] = {"makespan": "makespan_s", "mean": "avg_request_s", "p99": "p99_request_s"}
@@ -73,7 +73,7 @@ def list_policies() -> list[registry.Listed]:
 def policies_for(problem: WorkflowProblem) -> list[str]:
     """All policies that can work on a problem and need no option."""
     usable = [policy for policy in list_policies() if REQUIRED not in policy.options.values()]
-    known = problem.mode == "offline" and not problem.growth
+    known = problem.mode == "offline" and unplannable(problem) is None
     return [policy.name for policy in usable if known or not policy.traits["plans_ahead"]]
 
 
