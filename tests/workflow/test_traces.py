@@ -366,6 +366,9 @@ def test_old_names_of_token_counts_are_read(tmp_path: Path) -> None:
     assert [row["node_tokens"] for row in workflow.import_otel(file)] == [{"m_1": {"input": 8, "output": 2}}]
 
 
+KEYED: Any = {"attributes": [{"key": ["a"], "value": {"intValue": 1}}]}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -374,12 +377,22 @@ def test_old_names_of_token_counts_are_read(tmp_path: Path) -> None:
         (otlp([chat("t", "a", 5, 4, "")]), "span 0: span 'a' ends before it starts"),
         (otlp([chat("t", "a", 1, 4, ""), chat("t", "a", 1, 4, "")]), "span 1: span 'a' is given twice in trace 't'"),
         (otlp([otel_span("t", "a", 1, 4, usage__input_tokens="x")]), "gen_ai.usage.input_tokens: expected a whole"),
+        (otlp([chat("t", "a", 1, 4, "") | KEYED]), r"span 0: attributes: expected a key that is text, found \['a'\]"),
     ],
 )
 def test_wrong_spans(tmp_path: Path, data: Any, message: str) -> None:
     file = written(tmp_path, "s.json", json.dumps(data))
     with pytest.raises(InputError, match=f"{file}.*{message}"):
         list(workflow.import_otel(file))
+
+
+@pytest.mark.parametrize("key", [["a"], {"a": 1}])
+def test_an_attribute_whose_key_is_no_text_is_skipped_with_its_span(tmp_path: Path, key: Any) -> None:
+    wrong = chat("t", "b", 1, 4, "") | {"attributes": [{"key": key, "value": {"stringValue": "x"}}]}
+    file = written(tmp_path, "s.json", json.dumps(otlp([chat("t", "a", 1, 4, ""), wrong])))
+    found = workflow.import_otel(file, on_error="skip")
+    assert [[*row["node_tokens"]] for row in found] == [["gpt_4o_1"]]
+    assert found.notes == [f"skipped: {file}: span 1: attributes: expected a key that is text, found {key!r}"]
 
 
 def test_langfuse_observations_are_a_mapping(tmp_path: Path) -> None:

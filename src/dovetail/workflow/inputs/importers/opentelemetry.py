@@ -69,9 +69,11 @@ def _list(found: Any, key: str) -> list[dict[str, Any]]:
 def _span(row: TraceRow, raw: dict[str, Any]) -> Span:
     given = {}
     for pair in _list(raw.get("attributes", []), "attributes"):
-        value = pair.get("value")
+        key, value = pair.get("key", ""), pair.get("value")
+        if not isinstance(key, str):
+            raise RowFault("attributes", f"expected a key that is text, found {key!r}")
         if isinstance(value, dict) and value:
-            given[pair.get("key")] = next(iter(value.values()))
+            given[key] = next(iter(value.values()))
     found = TraceRow(row.place, given, {key: key for keys in _ATTRIBUTES.values() for key in keys})
     operation = found.text("gen_ai.operation.name")
     read, wrote = (
