@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,35 @@ def test_jobs_that_grow_alike_share_a_graph_and_tasks_keep_their_places() -> Non
         GRAPH.grown([Task("log", "cpu")], [])
     with pytest.raises(TaskGraphError, match="cycle"):
         GRAPH.grown([Task("x", "cpu")], [("answer", "x"), ("x", "think")])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_grown_graph_is_the_one_that_is_built_at_once(seed: int) -> None:
+    rng = random.Random(seed)
+    tasks, edges = [Task("0", "llm"), Task("1", "cpu", 2)], [("0", "1")]
+    graph = TaskGraph("any", tasks, edges, {"1": "never runs"})
+    for _ in range(12):
+        more = [Task(str(len(tasks) + i), "llm", rng.randint(1, 3)) for i in range(rng.randint(0, 3))]
+        names = [task.name for task in (*tasks, *more)]
+        pairs = [rng.sample(range(len(names)), 2) for _ in range(rng.randint(0, 4))]
+        new = [(names[i], names[j]) for i, j in (sorted(pair) if rng.random() < 0.8 else pair for pair in pairs)]
+        try:
+            whole = TaskGraph("any", (*tasks, *more), (*edges, *new), {"1": "never runs"})
+        except TaskGraphError:
+            with pytest.raises(TaskGraphError, match="cycle"):
+                graph.grown(more, new)
+            continue
+        known, graph = graph, graph.grown(more, new)
+        for field in ("tasks", "widths", "index", "before", "waits", "never", "roots"):
+            assert getattr(graph, field) == getattr(whole, field), field
+        assert [sorted(after) for after in graph.after] == [sorted(after) for after in whole.after]
+        assert sorted(graph.topological) == list(range(len(names)))
+        sizes = [rng.random() for _ in names]
+        assert (graph.tails(sizes), graph.heads(sizes)) == (whole.tails(sizes), whole.heads(sizes))
+        old = {(i, j) for i, targets in enumerate(known.before) for j in targets}
+        assert sorted(graph.added) == sorted({(i, j) for i, js in enumerate(whole.before) for j in js} - old)
+        tasks, edges = [*tasks, *more], [*edges, *new]
+    assert len(tasks) > 2
 
 
 # --- guard ----------------------------------------------------------------------------------------

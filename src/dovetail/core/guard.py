@@ -72,8 +72,8 @@ def _extend(opened: _Open, event: Grew, now: float) -> str | None:
     state.extend(bytes(added))
     opened.ready += [now] * added
     opened.waiting += [0] * added
-    for i in {graph.index[target] for _, target in event.edges}:
-        opened.waiting[i] = sum(state[j] != _DONE for j in graph.after[i])
+    for i, j in graph.added:
+        opened.waiting[j] += state[i] != _DONE
     return None
 
 

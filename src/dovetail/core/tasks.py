@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
+
+_SMALL = 100  # tasks of a graph that keeps the one that it grew from alive
 
 
 class Task(Struct, frozen=True, omit_defaults=True):
@@ -57,6 +61,8 @@ class TaskGraph:
         "__weakref__",
         "_grown",
         "_grown_from",
+        "_topological",
+        "added",
         "after",
         "before",
         "index",
@@ -64,7 +70,6 @@ class TaskGraph:
         "never",
         "roots",
         "tasks",
-        "topological",
         "waits",
         "widths",
     )
@@ -94,9 +99,17 @@ class TaskGraph:
         self.before = tuple(tuple(sorted(b)) for b in before)
         self.never = {self._find(task): why for task, why in (never or {}).items()}
         self.roots = tuple(i for i, a in enumerate(self.after) if not a and i not in self.never)
-        self.topological = self._sort()
+        self.added: list[tuple[int, int]] = []  # the edges beyond those of the graph that it grew from
+        self._topological: tuple[int, ...] | None = self._sort()
         self._grown: WeakValueDictionary[object, TaskGraph] | None = None
         self._grown_from: TaskGraph | None = None  # kept alive, so that jobs that grow alike meet there
+
+    @property
+    def topological(self) -> tuple[int, ...]:
+        """Places of tasks, each after those that it waits for."""
+        if self._topological is None:
+            self._topological = self._sort()
+        return self._topological
 
     def grown(self, tasks: Sequence[Task], edges: Sequence[tuple[str, str]]) -> TaskGraph:
         """This graph with more tasks and edges; its own tasks keep their places. Jobs that grow alike share the graph.
@@ -111,11 +124,54 @@ class TaskGraph:
         key = (tuple(tasks), tuple(edges))
         found = self._grown.get(key)
         if found is None:
-            old = TaskGraphRecord.of(self)
-            found = TaskGraph(self.name, (*self.tasks, *tasks), (*old.edges, *edges), old.never)
-            found._grown_from = self
-            self._grown[key] = found
+            found = self._grown[key] = self._extended(tasks, edges)
+            if len(found.tasks) <= _SMALL:
+                found._grown_from = self
         return found
+
+    def _extended(self, tasks: Sequence[Task], edges: Sequence[tuple[str, str]]) -> TaskGraph:
+        """A copy with more tasks and edges; looks only at these and at what follows them."""
+        found, first = copy(self), len(self.tasks)
+        found._topological = found._grown = found._grown_from = None
+        found.tasks = (*self.tasks, *tasks)
+        found.widths = [*self.widths, *(task.width for task in tasks)]
+        found.index = self.index | {task.name: i for i, task in enumerate(tasks, first)}
+        if len(found.index) != len(found.tasks):
+            raise TaskGraphError(f"{self.name}: two tasks have the same name")
+        after, before = ([*known, *((),) * len(tasks)] for known in (self.after, self.before))
+        found.added = []
+        for source, target in dict.fromkeys(edges):
+            s, t = found._find(source), found._find(target)
+            if t not in before[s]:
+                found.added.append((s, t))
+                before[s] = tuple(sorted((*before[s], t)))
+                after[t] = tuple(sorted((*after[t], s)))
+        found.after, found.before = tuple(after), tuple(before)
+        found.waits = [*self.waits, *(0 for _ in tasks)]
+        for _, t in found.added:
+            found.waits[t] = len(after[t])
+        roots = (*self.roots, *range(first, len(found.tasks)))
+        found.roots = tuple(i for i in roots if not after[i])
+        if found._has_new_cycle():
+            found._sort()  # says which
+        return found
+
+    def _has_new_cycle(self) -> bool:
+        """Whether the edges that were added close one: all of it would follow them."""
+        found = dict.fromkeys(t for _, t in self.added)
+        follow = list(found)
+        for i in follow:
+            new = [j for j in self.before[i] if j not in found]
+            found.update(dict.fromkeys(new))
+            follow += new
+        waiting = Counter(j for i in follow for j in self.before[i])
+        order = [i for i in follow if not waiting[i]]
+        for i in order:
+            for j in self.before[i]:
+                waiting[j] -= 1
+                if not waiting[j]:
+                    order.append(j)
+        return len(order) < len(follow)
 
     def _find(self, task: str) -> int:
         if task not in self.index:

@@ -182,7 +182,7 @@ class BoundsAccumulator:
         grown = self._grown.pop(request, None)
         if grown is not None and row not in store.prefixed:
             graph, arrival_s, sizes = grown
-            shape = graph.after, tuple((task.kind, task.width) for task in graph.tasks)
+            shape = tuple(tuple(sorted(a)) for a in graph.after), tuple((task.kind, task.width) for task in graph.tasks)
             known = self._by_shape.get(shape)
             if known is not None or len(self._by_shape) < _SHAPES:
                 if known is None:

@@ -146,8 +146,8 @@ class WorkflowScheduler:
             return
         first, graph = len(request.graph.tasks), request.graph.grown(event.tasks, event.edges)
         request.grow(graph, event.sizes)
-        for i in {graph.index[target] for _, target in event.edges}:
-            request.waiting[i] = sum(not self._is_done(request, j) for j in graph.after[i])
+        for i, j in graph.added:
+            request.waiting[j] += not self._is_done(request, i)
         for task, size in zip(event.tasks, event.sizes, strict=True):
             self.view.demand[task.kind] += size * task.width
         for i in range(first, len(graph.tasks)):

@@ -310,7 +310,9 @@ class JobRules:
         job.graph, job.left = graph, job.left + len(event.tasks)
         job.state += bytes(len(event.tasks))
         job.ready += [t] * len(event.tasks)
-        job.waiting = [sum(job.state[j] != _DONE for j in after) for after in graph.after]
+        job.waiting += [0] * len(event.tasks)
+        for i, j in graph.added:
+            job.waiting[j] += job.state[i] != _DONE
         return True
 
     def _why_not(self, event: Change) -> str | None:
