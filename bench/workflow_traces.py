@@ -51,6 +51,10 @@ def kept(hour: int, share: float) -> float:
 
 def recorded(traces: Path) -> tuple[Row, list[Row]]:
     """The traces as they are: one configuration, and requests with times from 0 on."""
+    if not (traces / "mooncake").is_dir() or not (traces / "azure-llm-2023").is_dir():
+        raise SystemExit(
+            f"{traces}: expected azure-llm-2023/*.csv and mooncake/*.jsonl; DOVETAIL_TRACES names the folder"
+        )
     azure = {name: MODELS[name] for name in ("code", "conv")}
     mooncake = {name: MODELS[name] for name in ("conversation", "synthetic")}
     imports = [

@@ -188,6 +188,25 @@ def test_a_fault_stops_the_run_before_anything_is_written(command: Command, fold
     assert not (folder / "results").exists()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--option", "objective=meen"],
+        ["--option", "objectiv=mean"],
+        ["--failure-rate", "7"],
+        ["--retries", "-1"],
+        ["--policy", "dovetial"],
+    ],
+)
+def test_what_makes_no_sense_leaves_what_is_there(command: Command, folder: Path, wrong: list[str]) -> None:
+    assert command("run", "--gpus", "2", "-q")[0] == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert command("run", "--gpus", "2", *wrong)[0] == 2
+    assert command("run", "--gpus", "2", "--out", "new/deep", *wrong)[0] == 2
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not (folder / "new").exists()
+
+
 def test_rejected_requests_are_journaled_counted_and_give_exit_code_3(command: Command, folder: Path) -> None:
     write_requests(folder, FAULTY)
     code, out, _ = command("run", "--gpus", "2", "--on-error", "reject")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -177,3 +177,17 @@ def make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {out}: cannot be made: {error.strerror}") from error
+
+
+@contextmanager
+def folder_for(out: Path) -> Iterator[None]:
+    """The folder that results go to; it goes again if what was asked for makes no sense."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    make_folder(out)
+    try:
+        yield
+    except InputError:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Flag, Format, Pairs, make_folder, pairs, print_json, progress
+from dovetail.cli.common import Flag, Format, Pairs, folder_for, pairs, print_json, progress
 from dovetail.cli.workflow.flags import INPUTS, InputFlags
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.output import refuse_overwrite
@@ -92,11 +93,8 @@ def run(
     logs = {kind: path for kind, path in paths.items() if kind != "journal"}
     refuse_overwrite([*paths.values()], inputs.files)
     problem = inputs.load(gpus, gpus_per_server=gpus_per_server)
-    make_folder(out)
-    for path in logs.values():
-        _remove(path)  # those of an earlier run would not belong to this journal
     shown = format == "table" and not quiet
-    with progress("simulating", len(problem.requests)) as done:
+    with folder_for(out), progress("simulating", len(problem.requests)) as done:
         found = simulated(
             problem,
             policy,
@@ -107,6 +105,7 @@ def run(
             journal=paths.get("journal", None if logs or shown else False),
             resume=resume,
             progress=done if sys.stderr.isatty() else None,
+            observers=[_Forget(logs.values())],
         )
     if logs or shown:
         write_logs(found, **logs, console=sys.stdout if shown else None, console_lines=log_lines)
@@ -131,8 +130,16 @@ _TITLES: dict[Output, str] = {
 }
 
 
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+class _Forget:
+    """Removes the logs of an earlier run once this one goes: they would not belong to its journal."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = list(paths)
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        while self._paths:
+            path = self._paths.pop()
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise cannot_write(path, error) from error

@@ -25,8 +25,14 @@ _COLUMNS = {
     "completed": "completed",
     "rejected": "rejected",
 }
-_SOMETIMES = {"skipped": "skipped", "prefix_hit_rate": "hits %"}  # shown where there are any
-_PERCENT = ("gap_makespan", "utilisation", "prefix_hit_rate")
+_SOMETIMES = {  # shown where there are any
+    "skipped": "skipped",
+    "prefix_hit_rate": "hits %",
+    "avg_ttft_s": "TTFT s",
+    "slo_met": "in SLO %",
+    "jain": "Jain",
+}
+_PERCENT = ("gap_makespan", "utilisation", "prefix_hit_rate", "slo_met")
 
 
 def compare(
