@@ -25,7 +25,9 @@ from dovetail.workflow.compat.execution_log import ExecutionLog
 from dovetail.workflow.export import write_logs
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.metrics import summary
+from dovetail.workflow.problem import load
 from dovetail.workflow.residents import least_setups
+from dovetail.workflow.simulate import run
 
 Row = dict[str, Any]
 Plant = Callable[[Any], object]
@@ -429,6 +431,27 @@ def test_changed_input_files_are_found(files: Files) -> None:
     other["models"]["llm"]["load_time_seconds"] = 11
     files.write_inputs(other, REQUESTS)
     assert files.check_journal().faults_by_code == {"config": 1}
+
+
+def test_gpus_over_time_that_a_run_does_not_know_are_found(files: Files) -> None:
+    files.write_inputs(CONFIG | {"gpus_over_time": {"steps": [[0, 4]]}}, REQUESTS)
+    for report in (files.check_journal(), files.check_log()):
+        [fault] = report.faults
+        assert (fault.code, fault.where) == ("config", "gpus_over_time")
+        assert fault.message == 'found nothing, expected {"steps":[[0.0,4]]} as in the configuration'
+
+
+def test_gpus_over_time_given_besides_the_configuration_are_noted(tmp_path: Path) -> None:
+    """A run may have others than the configuration's: that is no fault of it, but is said."""
+    for config in (CONFIG, CONFIG | {"gpus_over_time": {"steps": [[0, 4]]}}):
+        problem = load(config, REQUESTS, gpus=4, on_error="reject", gpus_over_time={"steps": [[0, 4], [1, 3]]})
+        journal = tmp_path / "journal.jsonl"
+        run(problem, "baseline", journal=journal)
+        report = check_journal(journal, config, REQUESTS)
+        assert report.valid
+        assert [note for note in report.notes if "--gpus-over-time changed them" in note]
+        over_time = CONFIG | {"gpus_over_time": {"steps": [[0, 4], [1, 3]]}}
+        assert not [note for note in check_journal(journal, over_time, REQUESTS).notes if "over time" in note]
 
 
 def test_requests_need_a_configuration(files: Files) -> None:

@@ -37,6 +37,10 @@ class InputFiles:
             self.notes.append(
                 "the costs of the run are not those of the configuration: --cost or --compat changed them"
             )
+        if facts.gpus_over_time is None:  # else it may have been given besides the configuration, and in its place
+            self._compare("gpus_over_time", None, system.gpus_over_time)
+        elif facts.gpus_over_time != system.gpus_over_time:
+            self.notes.append("the GPUs over time are not those of the configuration: --gpus-over-time changed them")
         read.check_fit(system, header.pool, Path("config"))
         if facts.gpus_over_time is not None:
             read.check_fit(system, facts.gpus_over_time.smallest(header.pool), Path("config"))
