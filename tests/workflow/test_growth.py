@@ -446,6 +446,24 @@ def test_what_cannot_be_meant_is_refused_with_its_place(config: Config, message:
     assert "workflows.agent" in str(error.value)
 
 
+def chain(count: int) -> Config:
+    """Each node adds the next one."""
+    nodes: list[dict[str, Any]] = [{"id": f"n{i}", "model": "llm", "then": {f"n{i + 1}": 0.5}} for i in range(count)]
+    del nodes[-1]["then"]
+    return {"models": {"llm": MODEL}, "workflows": {"agent": {"nodes": nodes}}}
+
+
+def test_a_long_chain_of_thens_is_read() -> None:
+    rules, graph = rules_of(chain(1000))
+    assert rules.most(["n0"]) == 1000
+    assert {name: rules.expected_of(graph)[name] for name in ("n0", "n1", "n9")} == {"n0": 1, "n1": 0.5, "n9": 0.5**9}
+
+
+def test_a_chain_of_thens_without_measure_is_refused_with_its_place() -> None:
+    with pytest.raises(InputError, match=r"agent.nodes.499.then: .*nested too deeply, expected at most 1,000 levels"):
+        read_system(chain(1500))
+
+
 def test_the_command_names_file_line_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, rows = tmp_path / "config.json", tmp_path / "requests.json"
     config.write_text(json.dumps(agent(think={"rum": 0.5, "run": 0.1}), indent=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -56,49 +56,72 @@ class GrowthRules(Struct, frozen=True):
 
     def expected(self, nodes: Iterable[str]) -> dict[str, float]:
         """How often each node runs in the mean, in a request that begins with these."""
-        known: dict[str, dict[str, float]] = {}
-        return _sum([(self._expected(name, known), 1.0) for name in nodes])
+        begin, known = [*nodes], dict[str, dict[str, float]]()
+        for name in self._added_first(begin):
+            known[name] = self._expected(name, known)
+        return _sum([(known[name], 1.0) for name in begin])
 
     def expected_of(self, graph: TaskGraph) -> dict[str, float]:
         """The same of a request that begins with the nodes of this graph."""
         return self.expected(task.name for task in graph.tasks)
 
-    def _expected(self, name: str, known: dict[str, dict[str, float]]) -> dict[str, float]:
+    def _expected(self, name: str, known: Mapping[str, dict[str, float]]) -> dict[str, float]:
         """What comes of one instance of a node, in the mean: itself, what it adds, and what comes of that."""
-        if name not in known:
-            parts, again, loop = [({name: 1.0}, 1.0)], list[tuple[dict[str, float], float]](), None
-            for outcome in self.then.get(name, {}).values():
-                if outcome.at_most:
-                    loop = outcome
-                    again = [(self._expected(other, known), outcome.chance) for other in outcome.nodes if other != name]
-                else:
-                    share = outcome.chance * outcome.mean_copies
-                    parts += ((self._expected(other, known), share) for other in outcome.nodes)
-            found = _sum(parts)
-            if loop is not None:
-                for _ in range(loop.at_most):
-                    found = _sum([*parts, *again, (found, loop.chance)])
-            known[name] = found
-        return known[name]
+        parts, again, loop = [({name: 1.0}, 1.0)], list[tuple[dict[str, float], float]](), None
+        for outcome in self.then.get(name, {}).values():
+            if outcome.at_most:
+                loop = outcome
+                again = [(known[other], outcome.chance) for other in outcome.nodes if other != name]
+            else:
+                share = outcome.chance * outcome.mean_copies
+                parts += ((known[other], share) for other in outcome.nodes)
+        found = _sum(parts)
+        if loop is not None:
+            for _ in range(loop.at_most):
+                found = _sum([*parts, *again, (found, loop.chance)])
+        return found
 
     def most(self, nodes: Iterable[str]) -> int:
         """How many nodes a request that begins with these can come to."""
-        known: dict[str, int] = {}
-        return sum(self._most(name, known) for name in nodes)
+        begin, known = [*nodes], dict[str, int]()
+        for name in self._added_first(begin):
+            known[name] = self._most(name, known)
+        return sum(known[name] for name in begin)
 
-    def _most(self, name: str, known: dict[str, int]) -> int:
-        if name not in known:
-            added, again, rounds = 0, 0, 0
-            for outcome in self.then.get(name, {}).values():
-                most = sum(self._most(other, known) for other in outcome.nodes if other != name)
-                if outcome.at_most:
-                    again, rounds = most, outcome.at_most
+    def _most(self, name: str, known: Mapping[str, int]) -> int:
+        added, again, rounds = 0, 0, 0
+        for outcome in self.then.get(name, {}).values():
+            most = sum(known[other] for other in outcome.nodes if other != name)
+            if outcome.at_most:
+                again, rounds = most, outcome.at_most
+            else:
+                added = max(added, most * outcome.most_copies)
+        found = 1 + added
+        for _ in range(rounds):
+            found = 1 + max(added, again + found)
+        return found
+
+    def adds(self, name: str) -> Iterator[str]:
+        """The nodes that the end of a node may add; itself only where it is not by a loop."""
+        for outcome in self.then.get(name, {}).values():
+            for other in outcome.nodes:
+                if not (outcome.at_most and other == name):
+                    yield other
+
+    def _added_first(self, nodes: Iterable[str]) -> list[str]:
+        """These nodes and all that they may add, each after what it adds itself."""
+        found: dict[str, None] = {}
+        for begin in nodes:
+            path = [] if begin in found else [(begin, self.adds(begin))]
+            while path:
+                name, left = path[-1]
+                other = next((other for other in left if other not in found), None)
+                if other is None:
+                    found[name] = None
+                    path.pop()
                 else:
-                    added = max(added, most * outcome.most_copies)
-            known[name] = 1 + added
-            for _ in range(rounds):
-                known[name] = 1 + max(added, again + known[name])
-        return known[name]
+                    path.append((other, self.adds(other)))
+        return [*found]
 
 
 def said_of(node: str, given: object) -> object:

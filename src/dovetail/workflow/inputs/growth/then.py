@@ -12,6 +12,7 @@ from dovetail.core.tasks import Task
 from dovetail.workflow.inputs.growth.rules import GrowthRules, Outcome
 
 MOST_NODES = 10_000  # that one request may come to
+MOST_LEVELS = 1000  # of nodes that add nodes that add nodes
 _SUM = 1 + 1e-9
 
 
@@ -153,21 +154,22 @@ def _copies(keys: Sequence[str | int], given: Copies | None) -> tuple[tuple[int,
 
 
 def _refuse_endless(rules: GrowthRules, names: Sequence[str]) -> None:
-    """What is added must not add itself again without end: only loops go back."""
-    done: set[str] = set()
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        if name in path:
-            ring = " -> ".join([*path[path.index(name) :], name])
-            message = f"node {name!r} may be added again without end: {ring}; a loop goes back to an earlier node"
-            raise ThenFault(("nodes", names.index(name), "then"), message)
-        if name in done:
-            return
-        for outcome in rules.then.get(name, {}).values():
-            for other in outcome.nodes:
-                if not (outcome.at_most and other == name):
-                    visit(other, (*path, name))
-        done.add(name)
-
-    for name in names:
-        visit(name, ())
+    """What is added must not add itself again without end (only loops go back), nor come to no end of levels."""
+    levels: dict[str, int] = {}  # of nodes that are done
+    for begin in names:
+        path = {} if begin in levels else {begin: rules.adds(begin)}
+        while path:
+            name = next(reversed(path))
+            other = next((other for other in path[name] if other not in levels), None)
+            if other is None:
+                levels[name] = 1 + max((levels[added] for added in rules.adds(name)), default=0)
+                if levels[name] > MOST_LEVELS:
+                    message = f"node {name!r}: nested too deeply, expected at most {MOST_LEVELS:,} levels of then"
+                    raise ThenFault(("nodes", names.index(name), "then"), message)
+                del path[name]
+            elif other in path:
+                ring = " -> ".join([*list(path)[list(path).index(other) :], other])
+                message = f"node {other!r} may be added again without end: {ring}; a loop goes back to an earlier node"
+                raise ThenFault(("nodes", names.index(other), "then"), message)
+            else:
+                path[other] = rules.adds(other)
