@@ -350,6 +350,31 @@ def test_an_id_that_is_used_again_takes_what_was_not_ready_from_the_earlier_requ
         load(config, rows, gpus=2, compat="gswarm")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("ids", "at", "message"),
+    [
+        (["r", "r", "r#2"], 2, "'r#2' is what another request is called whose id is used twice"),
+        (["r#3", "r", "r"], 2, "'r' is used twice, and 'r#3', as it is called here, too"),
+    ],
+)
+def test_a_name_that_is_made_up_is_no_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool, ids: list[str], at: int, message: str
+) -> None:
+    monkeypatch.setattr("dovetail.workflow.inputs.requests._IN_MEMORY", 0 if streamed else 10**9)
+    model = {"memory_gb": 16, "gpus_required": 1, "load_time_seconds": 10}
+    config = {"models": {"m": model}, "workflows": {"w": {"nodes": [{"id": "a", "model": "m"}]}}}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"request_id": id, "workflow_id": "w"}) + "\n" for id in ids))
+    with pytest.raises(InputError, match=f"rows.jsonl:{at + 1}: request '{ids[at]}': request_id: {message}"):
+        load(config, rows, gpus=2, compat="gswarm")
+    skipping = load(config, rows, gpus=2, compat="gswarm", on_error="skip")
+    assert (skipping.requests.skipped_count, run(skipping, "baseline").figures.completed) == (1, 2)
+    rejecting = run(load(config, rows, gpus=2, compat="gswarm", on_error="reject"), "baseline")
+    assert (rejecting.figures.completed, rejecting.figures.rejected) == (2, 1)
+    assert rejecting.check().valid
+
+
 @pytest.mark.parametrize("policy", registry.names("workflow"))
 def test_every_policy_copes_with_the_files_and_the_order_of_the_older_scheduler(tmp_path: Path, policy: str) -> None:
     """Nodes that wait for ever, times before 0, one event at a time: the schedules are valid all the same."""

@@ -145,10 +145,19 @@ class _EntryReader(EntryReader):
     def begin(self, suspects: frozenset[int] | None) -> None:
         super().begin(suspects)
         self._first: dict[str, Arrived] = {}  # of each id that may be used again
+        self._numbered: set[str] = set()  # ids that may look like names that are made up
+        self._made: set[str] = set()  # names that are made up
+        self._taken: set[int] = set()  # which requests have such a name for an id
+        self._collides: set[int] = set()  # which would be given a name that is an id
 
     def _is_double(self, name: str, i: int, count: bool) -> bool:
         if super()._is_double(name, i, count):
             self._doubles.add(i)
+        if count and "#" in name:
+            if name in self._made:
+                self._taken.add(i)
+                self._doubles.add(i)
+            self._numbered.add(name)
         return False
 
     def arrival(
@@ -157,6 +166,11 @@ class _EntryReader(EntryReader):
         request, stamp = super().arrival(decode, raw, i, line, count)
         if request is None or request.fault:
             return request, stamp
+        if i in self._taken:
+            fault = EntryFault(
+                "request_id", f"{request.job!r} is what another request is called whose id is used twice"
+            )
+            return self._faulty(fault, request.job, request.of, i, line, count), stamp
         if i not in self._doubles:
             if self._suspects is None or hash(request.job) in self._suspects:
                 self._first[request.job] = request
@@ -165,8 +179,15 @@ class _EntryReader(EntryReader):
         if first.of != request.of:
             fault = EntryFault("request_id", f"{request.job!r} is used twice, and for {first.of!r} before")
             return self._faulty(fault, request.job, request.of, i, line, count), stamp
-        facts = request.facts | {SAME_ID: request.job}
-        return structs.replace(request, job=f"{request.job}#{i + 1}", sizes=first.sizes, facts=facts), stamp
+        facts, made = request.facts | {SAME_ID: request.job}, f"{request.job}#{i + 1}"
+        if count and made in self._numbered:
+            self._collides.add(i)
+        if i in self._collides:
+            fault = EntryFault("request_id", f"{request.job!r} is used twice, and {made!r}, as it is called here, too")
+            name = made if self._on_error == "reject" else request.job
+            return self._faulty(fault, name, request.of, i, line, count), stamp
+        self._made.add(made)
+        return structs.replace(request, job=made, sizes=first.sizes, facts=facts), stamp
 
 
 class GswarmRequests(Requests):
