@@ -141,8 +141,6 @@ def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0, known: Starts 
     if problem.tenancy is not None and problem.tenancy.tenants:
         raise InputError("--exact knows no turns and quotas of tenants")
     view, windows = problem.new_view(), problem.pool.windows
-    if view.prefixes is not None:
-        raise InputError("--exact knows no caches of prefixes: in its schedules a node always takes its whole time")
     for name, model in problem.models.items():
         if len(view.roomy_windows(name, aligned=False)) < len(windows(model.width, aligned=False)):
             raise InputError(f"--exact knows no limits of memory, and {name!r} does not fit on every GPU")
