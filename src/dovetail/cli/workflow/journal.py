@@ -64,7 +64,8 @@ def export(
     executions
         The execution log to write: JSON, a row per node and per request.
     requests
-        A file of requests to write: with the same configuration they run again as they did, on any pool.
+        A file of requests to write: with the same configuration they run again as they did, on any pool,
+        but for tokens and prefixes: those are left out, nodes have their times.
     force
         Write over files that exist.
     """
