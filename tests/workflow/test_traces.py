@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from dovetail import workflow
 from dovetail.cli import main
 from dovetail.core.errors import InputError
+from dovetail.workflow.inputs.importers.calls import FIELDS
 from dovetail.workflow.inputs.importers.spans import Span, call_graph
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -412,6 +414,12 @@ def test_langfuse_observations_are_a_mapping(tmp_path: Path) -> None:
 
 
 # --- commands and real traces ---------------------------------------------------------------------
+
+
+def test_the_help_of_map_names_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workflow", "import", "jsonl", "--help"]) == 0
+    told = capsys.readouterr().out.partition("Which key holds what")[2]
+    assert [field for field in FIELDS if not re.search(rf"\b{field}\b", told)] == []
 
 
 def test_commands_write_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

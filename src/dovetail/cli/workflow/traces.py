@@ -139,8 +139,8 @@ def jsonl(
     files
         The files.
     map
-        Which key holds what, dots lead inside: timestamp, input_tokens, output_tokens, model, workflow, id;
-        for graphs also trace, parent and end.
+        Which key holds what, dots lead inside: timestamp, input_tokens, output_tokens, model, workflow, id,
+        prefix; for graphs also trace, parent and end.
     time_unit
         Of times that are numbers.
     """
