@@ -107,9 +107,11 @@ class TenantMetrics:
     def _pass(self, seconds: float) -> None:
         """Time passes: where a tenant wants more beside others, what each has is compared with what is fair."""
         wanting = {state.name: None for state in self._ledger.tenants.values() if state.may_start}  # in order
+        if not wanting:
+            return
         has = self._ledger.rates()
         rules = {name: self._ledger.state(name) for name in {**has, **wanting}}
-        if not wanting or len(rules) < 2:
+        if len(rules) < 2:
             return
         most = {name: rule.quota if name in wanting else has[name] for name, rule in rules.items()}
         fair = max_min(sum(has.values()), {name: rule.weight for name, rule in rules.items()}, most)

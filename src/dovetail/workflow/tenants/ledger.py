@@ -3,7 +3,7 @@ figures, which trust nothing that the scheduler counts."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
@@ -50,6 +50,9 @@ class TenantState:
         self._shares: Counter[float] = Counter()  # how many would hold so much
         self.waiting: dict[str, None] = {}  # requests of which nothing has started
         self.holds: dict[Key | int, float] = {}  # by node or batch
+        self.running: dict[Key, int] = {}  # which start they were
+        self.batches: Counter[int] = Counter()  # how many of its nodes run in each
+        self.beside: Counter[int] = Counter()  # how many of its nodes are on GPUs on which so many are
         self.virtual_s = 0.0
         self.service_s = 0.0
 
@@ -67,6 +70,11 @@ class TenantState:
         if not self._shares[share]:
             del self._shares[share]
         return share
+
+    @property
+    def gpus(self) -> float:
+        """How many it has now: those on which several nodes are count in parts."""
+        return sum((count / nodes for nodes, count in sorted(self.beside.items()) if nodes > 0), 0.0)
 
     @property
     def held(self) -> float:
@@ -92,6 +100,8 @@ class TenantLedger:
         self.jobs: dict[str, _OpenJob] = {}
         self._holdings: dict[Key, _Holding] = {}
         self._gpus: dict[int, tuple[float, float, int]] = {}  # seconds of each node there, at which instant, nodes
+        self._on: defaultdict[int, Counter[str]] = defaultdict(Counter)  # of each GPU: nodes of each tenant
+        self._started = 0
         self.level_s = 0.0
         self._largest_s = 0.0
         self.passed: list[str] = []  # tenants that the policy passed before what starts now
@@ -152,12 +162,10 @@ class TenantLedger:
         return any(self._gpus[gpu][2] for gpu in gpus if gpu in self._gpus)
 
     def rates(self) -> dict[str, float]:
-        """How many GPUs each tenant has now: those on which several nodes are count in parts."""
-        found: dict[str, float] = {}
-        for holding in self._holdings.values():
-            part = sum(1 / self._gpus[gpu][2] for gpu in holding.start.devices)
-            found[holding.tenant] = found.get(holding.tenant, 0.0) + part
-        return found
+        """How many GPUs each tenant has now, by what of theirs has run longest."""
+        running = [state for state in self.tenants.values() if state.running]
+        running.sort(key=lambda state: next(iter(state.running.values())))
+        return {state.name: state.gpus for state in running}
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -214,6 +222,11 @@ class TenantLedger:
             state.virtual_s = self.virtual_s(state) + charge_s
             self._largest_s = max(self._largest_s, charge_s)
             state.holds[start.batch or (start.job, start.task)] = share
+            self._started += 1
+            state.running[start.job, start.task] = self._started
+            if start.batch:
+                state.batches[start.batch] += 1
+            self._count(state, start.devices, 1)
 
     def _end(self, t: float, event: Finished | Failed) -> None:
         key = (event.job, event.task)
@@ -221,12 +234,15 @@ class TenantLedger:
         if holding is None:
             return
         start, state = holding.start, self.state(holding.tenant)
+        del state.running[key]
+        self._count(state, start.devices, -1)
         taken_s = self._turn_clocks(start.devices, t, -1) - holding.clock_s
         state.service_s += taken_s
         state.virtual_s += (taken_s - holding.expected_s) / state.weight
-        if not any(
-            h.start.batch == start.batch and h.tenant == state.name for h in self._holdings.values() if start.batch
-        ):
+        if start.batch:
+            state.batches[start.batch] -= 1
+        if not state.batches.get(start.batch):
+            state.batches.pop(start.batch, None)
             state.holds.pop(start.batch or key, None)
         job = self.jobs.get(event.job)
         if job is None:
@@ -242,6 +258,15 @@ class TenantLedger:
             if job.done.issuperset(job.graph.after[j]) and j not in job.graph.never:
                 self._ready(event.job, job, j)
 
+    def _count(self, state: TenantState, gpus: Sequence[int], nodes: int) -> None:
+        """A tenant has one node more or less on these GPUs, whose nodes are counted elsewhere."""
+        for gpu in gpus:
+            own = self._on[gpu]
+            own[state.name] += nodes
+            if not own[state.name]:
+                del own[state.name]
+            state.beside[self._gpus[gpu][2] if gpu in self._gpus else 0] += nodes
+
     def _turn_clocks(self, gpus: Sequence[int], t: float, nodes: int) -> float:
         """Let the clocks of GPUs run until now, each at one over the nodes that are there, and let nodes come or go;
         gives what they show, summed."""
@@ -250,5 +275,9 @@ class TenantLedger:
             at_s, since, before = self._gpus.get(gpu, (0.0, t, 0))
             at_s += (t - since) / before if before else 0.0
             self._gpus[gpu] = (at_s, t, before + nodes)
+            for name, count in self._on[gpu].items():
+                beside = self.tenants[name].beside
+                beside[before] -= count
+                beside[before + nodes] += count
             shown_s += at_s
         return shown_s
