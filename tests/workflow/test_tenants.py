@@ -35,6 +35,7 @@ from dovetail.workflow.tenants.accounts import Tenants
 from dovetail.workflow.tenants.figures import TenantFigures, jain
 from dovetail.workflow.tenants.guard import QuotaGuard
 from dovetail.workflow.tenants.lanes import LaneView
+from dovetail.workflow.tenants.ledger import TenantLedger
 
 Row = dict[str, Any]
 ONLINE = [name for name in registry.names("workflow") if not registry.create("workflow", name).plans_ahead]
@@ -766,3 +767,33 @@ def test_an_interrupted_run_with_tenants_goes_on(tmp_path: Path) -> None:
     again = run(loaded(mixed(7), **shared), "dovetail", journal=cut, resume=True)
     assert again.metrics == whole.metrics
     assert cut.read_bytes() == whole.journal.read_bytes()
+
+
+def test_what_tenants_have_is_the_sum_over_what_runs() -> None:
+    """Random starts and ends, alone, in slots and in batches, on one GPU or two."""
+    rng = random.Random(3)
+    graph = TaskGraph("one", [Task("say", "llm")], [])
+    ledger = TenantLedger({"one": graph}, {}, Tenancy({}))
+    running: dict[str, tuple[str, Start]] = {}
+    for i in range(400):
+        batch = i if rng.random() < 0.3 else 0
+        devices = tuple(sorted(rng.sample(range(4), rng.randint(1, 2))))
+        new = [(f"{i}.{k}", rng.choice("abc")) for k in range(rng.randint(1, 3) if batch else 1)]
+        starts = [Start(job, "say", "llm", devices, float(i), 1.0, "", batch=batch) for job, _ in new]
+        ended = [Finished(job, "say") for job in rng.sample(sorted(running), min(len(running), rng.randint(0, 3)))]
+        for event in ended:
+            del running[event.job]
+        running |= {start.job: (tenant, start) for start, (_, tenant) in zip(starts, new, strict=True)}
+        arrived = [Arrived(job, "one", (1.0,), facts={"tenant": tenant}) for job, tenant in new]
+        list(ledger.starts(float(i), [*ended, *arrived, *starts]))
+        nodes = Counter(gpu for _, start in running.values() for gpu in start.devices)
+        expected: dict[str, float] = {}
+        for tenant, start in running.values():
+            expected[tenant] = expected.get(tenant, 0.0) + sum(1 / nodes[gpu] for gpu in start.devices)
+        found = ledger.rates()
+        assert list(found) == list(expected)  # in this order, too
+        assert found == pytest.approx(expected)
+        held: dict[str, set[Any]] = {tenant: set() for tenant in expected}
+        for tenant, start in running.values():
+            held[tenant].add(start.batch or (start.job, "say"))
+        assert {name: set(state.holds) for name, state in ledger.tenants.items() if state.holds} == held
