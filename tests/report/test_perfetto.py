@@ -82,7 +82,8 @@ def test_an_empty_run_is_valid(write: Write) -> None:
 
 def test_slots_of_a_device_have_tracks_of_their_own(tmp_path: Path) -> None:
     """Slices of one track may not overlap."""
-    model = {"memory_gb": 8, "gpus_required": 1, "load_time_seconds": 4, "max_concurrency": 3}
+    model: dict[str, Any] = {"memory_gb": 8, "gpus_required": 1, "load_time_seconds": 4}
+    model |= {"max_concurrency": 3, "concurrency_curve": [1.0, 0.9, 0.8]}
     config = {"models": {"llm": model}, "workflows": {"chat": {"nodes": [{"id": "say", "model": "llm"}]}}}
     rows = [{"request_id": f"r{i}", "workflow_id": "chat", "node_execution_times": {"say": 2 + i}} for i in range(7)]
     journal = tmp_path / "run.jsonl"
