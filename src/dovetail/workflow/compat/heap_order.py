@@ -81,8 +81,8 @@ class HeapScheduler(WorkflowScheduler):
     A request with the id of an earlier one takes its place: of that one, what is ready goes on, and the rest is lost.
     """
 
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)  # type: ignore[arg-type]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._told: dict[tuple[str, str], Stimulus] = {}
         self._chooses, self._choose = self._choose, self._choose_on
         self._over = False

@@ -91,7 +91,7 @@ def graphs_of(kept: KeptSpans, found: Collector) -> Iterator[dict[str, Any]]:
         request = {
             "request_id": spans[0].trace,
             "timestamp": spans[0].start_s,
-            "workflow_id": found.workflow(shape, named, lambda made=made: made),  # type: ignore[misc]
+            "workflow_id": found.workflow(shape, named, made.copy),
             "node_tokens": tokens,
         }
         yield request | ({"node_execution_times": times} if times else {})
