@@ -25,12 +25,16 @@ def file_format(path: Path) -> FileFormat:
     return _SUFFIXES[path.suffix]
 
 
-def refuse_outputs(paths: Iterable[Path], force: bool) -> None:
-    """What cannot be written, or must not be."""
-    for path in paths:
+def output_paths(
+    config: str | os.PathLike[str], requests: str | os.PathLike[str] | None, force: bool
+) -> tuple[Path, Path | None]:
+    """Where a configuration and requests go, if they can be written there and may be."""
+    out, rows = as_path(config, "config"), None if requests is None else as_path(requests, "requests")
+    for path in (out,) if rows is None else (out, rows):
         file_format(path)
         if path.is_file() and not force:
             raise InputError(f"{path}: exists already; --force writes over it")
+    return out, rows
 
 
 def write_config(path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import as_path
-from dovetail.workflow.inputs.write import file_format, refuse_outputs, write_config, write_requests
+from dovetail.workflow.inputs.write import file_format, output_paths, write_config, write_requests
 
 N = TypeVar("N", bound=Hashable)
 START = "2024-01-01T00:00:00"  # when imported requests arrive: a file says what was done, not when it is wanted
@@ -42,9 +42,7 @@ class Imported(Struct):
     ) -> None:
         """Write the configuration and, where a file is named for them, the requests; over files that exist only with
         `force`."""
-        out = as_path(config, "config")
-        rows = None if requests is None else as_path(requests, "requests")
-        refuse_outputs([out] if rows is None else [out, rows], force)
+        out, rows = output_paths(config, requests, force)
         write_config(out, self.config)
         if rows is not None:
             write_requests(self.requests, rows, file_format(rows))

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path
 from dovetail.workflow.choices import check_choice
 from dovetail.workflow.inputs.importers.common import Names
 from dovetail.workflow.inputs.importers.model_presets import GPU_TYPES, ModelChoice, serving
 from dovetail.workflow.inputs.importers.trace_rows import RowFault, TraceRow
-from dovetail.workflow.inputs.write import file_format, refuse_outputs, write_config, write_requests
+from dovetail.workflow.inputs.write import file_format, output_paths, write_config, write_requests
 
 OnRowError = Literal["fail", "skip"]
 _SHOWN = 5  # faulty rows that are told of one by one
@@ -77,9 +76,7 @@ class ImportedTrace:
     ) -> None:
         """Write the configuration and, where a file is named for them, the requests; over files that exist only with
         `force`."""
-        out = as_path(config, "config")
-        rows = None if requests is None else as_path(requests, "requests")
-        refuse_outputs([out] if rows is None else [out, rows], force)
+        out, rows = output_paths(config, requests, force)
         if rows is not None:
             write_requests(self, rows, file_format(rows))
         write_config(out, self.config)
