@@ -1,0 +1,152 @@
+"""What passes between a service of workflows and whoever uses it: requests, their state, what happens to them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.events import Grew
+from dovetail.workflow.live.protocol import Answer, Call, Piece
+
+RunState = Literal["queued", "running", "completed", "failed", "cancelled"]
+NodeState = Literal["waiting", "running", "completed", "failed", "cancelled"]
+EventKind = Literal[
+    "queued", "started", "first token", "piece", "restarted", "node done", "completed", "failed", "cancelled"
+]
+Blame = Literal["call", "place"]
+ENDED = frozenset({"completed", "failed", "cancelled"})
+
+
+class RunRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request for a workflow, or for a model, which is a workflow of one node.
+
+    `due_s` is how long after its arrival it should be complete. The same `idempotency_key` with the same content is the
+    same run, however often it is sent; `options` are those of the calls (`max_tokens`, ...), `trace_id` has 32
+    hexadecimal digits and is made up where none is given.
+    """
+
+    workflow: str
+    input: dict[str, Any] = {}
+    id: str | None = None
+    tenant: str = ""
+    weight: float = 1.0
+    due_s: float | None = None
+    idempotency_key: str | None = None
+    stream: bool = False
+    options: dict[str, Any] = {}
+    trace_id: str | None = None
+
+
+class NodeStatus(Struct, kw_only=True, omit_defaults=True):
+    """A node of a run: its model, the GPUs that it last had, how often it was tried, and why it is where it is. Times
+    are in seconds since the service first began."""
+
+    model: str
+    state: NodeState = "waiting"
+    gpus: tuple[int, ...] = ()
+    attempts: int = 0
+    started_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    why: str = ""
+
+
+class RunStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run. `created` is when it was accepted, by the system's clock; other times are in seconds since the service
+    first began. `blame` says whether the request (`call`) or the service (`place`) is at fault where it failed."""
+
+    id: str
+    workflow: str
+    state: RunState
+    tenant: str = ""
+    created: float
+    arrived_s: float
+    started_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    nodes: dict[str, NodeStatus] = {}
+    error: str = ""
+    blame: Blame | None = None
+    trace_id: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class RunResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a run: the outputs of each node that completed, those of the node that answers, and the tokens of
+    all calls that counted them."""
+
+    id: str
+    state: RunState
+    outputs: dict[str, dict[str, Any]] = {}
+    answer: dict[str, Any] = {}
+    read: int | None = None
+    written: int | None = None
+    finish_reason: str = ""
+    error: str = ""
+    blame: Blame | None = None
+
+
+class RunEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened to a run, numbered from 1 on. After `restarted` the pieces of that node so far are
+    void: it is called anew."""
+
+    n: int
+    t: float
+    kind: EventKind
+    node: str | None = None
+    text: str = ""
+    tokens: int = 0
+    data: dict[str, Any] = {}
+
+
+class WorkflowInfo(Struct, frozen=True, kw_only=True):
+    """A workflow that can be asked for; `answer` is the node whose outputs are its answer. `implicit`: a model."""
+
+    name: str
+    nodes: tuple[str, ...]
+    models: tuple[str, ...]
+    answer: str
+    implicit: bool = False
+
+
+class BusyError(DovetailError):
+    """Too much waits already: try again after so many seconds."""
+
+    def __init__(self, why: str, retry_after_s: float) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class DrainingError(DovetailError):
+    """The service takes no more requests: it is about to end."""
+
+
+class ConflictError(InputError):
+    """That name, or idempotency key, is of a run with another content."""
+
+
+class UnknownWorkflowError(InputError):
+    """There is no such workflow or model."""
+
+
+class UnknownRunError(InputError):
+    """There is no such run, or it ended so long ago that it was forgotten."""
+
+
+class Runs(Protocol):
+    """What an executor asks of whoever keeps the runs. Any thread may ask; nothing here takes long."""
+
+    def call(self, job: str, task: str, model: str, id: str) -> Call:
+        """What a node is called with. Raises `BackEndError` with blame on the call where that cannot be had."""
+        ...
+
+    def piece(self, job: str, task: str, piece: Piece) -> None:
+        """A part of an answer has come."""
+        ...
+
+    def answered(self, job: str, task: str, answer: Answer) -> Grew | None:
+        """A node's call has ended: its outputs are noted, and kept with the step that holds its `Finished`. What they
+        decide to add goes before that. Raises `BackEndError` with blame on the call if they are not what they must."""
+        ...

@@ -1,0 +1,47 @@
+"""What can be set of a live service: the configuration's `live:`, or flags of `workflow serve` by the same names."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+_MOST = 1e12
+
+
+class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Limits of a live service.
+
+    `max_queue` requests may wait, of which nothing has started yet; one that would have to wait longer than
+    `max_wait_s` is turned away, and one that did is ended. `max_input_mib` is what a request may bring along.
+    Results are kept until there are more than `keep_runs` ended runs, or `keep_mib` of them, or for `keep_s`.
+    `drain_s` is how long open runs may take when the service ends; what is open then goes on at the next start.
+    `durability`: what was accepted outlives the end of the process (`process`), or a power cut too (`power`: every
+    step waits for the disk). A segment of the journal ends at a quiet moment after `journal_steps` steps; `journal_mib`
+    of segments are kept.
+    """
+
+    max_queue: int = 1000
+    max_wait_s: float = 600.0
+    max_input_mib: float = 64.0
+    keep_runs: int = 10_000
+    keep_mib: float = 1024.0
+    keep_s: float = 86_400.0
+    drain_s: float = 30.0
+    durability: Literal["process", "power"] = "process"
+    journal_steps: int = 50_000
+    journal_mib: float = 1024.0
+    retries: int = 3
+
+    def problem(self) -> str | None:
+        """What is wrong with these values, with the key, or None."""
+        for name in ("max_queue", "keep_runs", "journal_steps"):
+            if getattr(self, name) < 1:
+                return f"{name}: expected 1 or more, found {getattr(self, name)}"
+        for name in ("max_wait_s", "max_input_mib", "keep_mib", "keep_s", "journal_mib"):
+            if not 0 < getattr(self, name) <= _MOST:
+                return f"{name}: expected a positive number up to {_MOST:g}, found {getattr(self, name)}"
+        for name in ("drain_s", "retries"):
+            if not 0 <= getattr(self, name) <= _MOST:
+                return f"{name}: expected 0 or more, found {getattr(self, name)}"
+        return None
