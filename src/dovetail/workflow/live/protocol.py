@@ -17,7 +17,7 @@ from msgspec import Struct
 Emit = Callable[[str, int], None]  # a piece of text, and how many tokens it has
 
 
-class ModelSpec(Struct, frozen=True, kw_only=True):
+class ServedModel(Struct, frozen=True, kw_only=True):
     """A model as workers see it. `source` says where it comes from; nothing else is ever served in its place."""
 
     name: str
@@ -29,7 +29,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
-class Call(Struct, frozen=True, kw_only=True):
+class ModelCall(Struct, frozen=True, kw_only=True):
     """One call of a model. `inputs` are values by name; `id` is of this attempt alone."""
 
     id: str
@@ -60,7 +60,7 @@ class BackEnd(Protocol):
         """Leave the devices; with `keep` the weights stay in host memory, where the back end can do that."""
         ...
 
-    def call(self, call: Call, emit: Emit, stopped: Event) -> Answer:
+    def call(self, call: ModelCall, emit: Emit, stopped: Event) -> Answer:
         """Answer a call. Pieces of text are emitted as they come if it is to be streamed; the first token in any case
         (an empty piece will do). Ends soon after `stopped` is set, with whatever there is."""
         ...
@@ -88,7 +88,7 @@ class OutOfMemoryError(BackEndError):
 # --- what an engine reports -------------------------------------------------------------------------
 
 
-class Ready(Struct, frozen=True, tag=True):
+class WorkerReady(Struct, frozen=True, tag=True):
     """A worker has started, and nothing is loaded there."""
 
     worker: int
@@ -112,7 +112,15 @@ class LoadFailed(Struct, frozen=True, tag=True):
     out_of_memory: bool = False
 
 
-class Piece(Struct, frozen=True, tag=True):
+class Unhealthy(Struct, frozen=True, tag=True):
+    """A loaded model can no longer be called, says its back end."""
+
+    worker: int
+    model: str
+    why: str
+
+
+class AnswerPiece(Struct, frozen=True, tag=True):
     """A part of an answer, of so many tokens; the first tells that the first token has come."""
 
     call: str
@@ -136,21 +144,21 @@ class CallFailed(Struct, frozen=True, tag=True):
     blame: Literal["call", "place"] = "place"
 
 
-class Lost(Struct, frozen=True, tag=True):
+class WorkerLost(Struct, frozen=True, tag=True):
     """A worker has died or was ended, with all that was loaded and called there. The engine starts it anew and says
-    `Ready` when it is back; one that does not come back within the engine's patience stays away."""
+    `WorkerReady` when it is back; one that does not come back within the engine's patience stays away."""
 
     worker: int
     why: str
 
 
-class Joined(Struct, frozen=True, tag=True):
+class WorkersJoined(Struct, frozen=True, tag=True):
     """GPUs that are new to the engine: their workers are numbered on from those that are there."""
 
-    places: tuple[Place, ...]
+    places: tuple[GpuPlace, ...]
 
 
-class Place(Struct, frozen=True):
+class GpuPlace(Struct, frozen=True):
     """A GPU: its type's name, its memory if that is known, the host that it is in, and what torch calls it there."""
 
     type: str
@@ -159,31 +167,42 @@ class Place(Struct, frozen=True):
     memory_mib: int | None = None
 
 
-Report = Ready | Loaded | Unloaded | LoadFailed | Piece | Answer | CallFailed | Lost | Joined
+Report = (
+    WorkerReady
+    | Loaded
+    | Unloaded
+    | LoadFailed
+    | Unhealthy
+    | AnswerPiece
+    | Answer
+    | CallFailed
+    | WorkerLost
+    | WorkersJoined
+)
 
 
 class Engine(Protocol):
     """Carries workers, numbered as the GPUs of the pool. A model that spans several GPUs lives with the worker of the
     first one of its window. No method blocks for long; reports come from any thread, those of one worker in order."""
 
-    places: Sequence[Place]
+    places: Sequence[GpuPlace]
 
-    def start(self, models: Mapping[str, ModelSpec], report: Callable[[Report], None]) -> None:
-        """Start all workers; each says `Ready`."""
+    def start(self, models: Mapping[str, ServedModel], report: Callable[[Report], None]) -> None:
+        """Start all workers; each says `WorkerReady`."""
         ...
 
     def load(self, worker: int, model: str, window: tuple[int, ...]) -> None: ...
 
     def unload(self, worker: int, model: str, keep: bool) -> None: ...
 
-    def call(self, worker: int, call: Call) -> None: ...
+    def call(self, worker: int, call: ModelCall) -> None: ...
 
     def cancel(self, worker: int, call: str) -> None:
         """Ask a call to end; it is reported all the same, as an answer or a failure."""
         ...
 
     def restart(self, worker: int, why: str) -> None:
-        """End a worker that does not answer, by force; `Lost` and then `Ready` follow."""
+        """End a worker that does not answer, by force; `WorkerLost` and then `WorkerReady` follow."""
         ...
 
     def status(self) -> list[dict[str, Any]]:
