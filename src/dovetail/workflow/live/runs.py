@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Grew
-from dovetail.workflow.live.protocol import Answer, Call, Piece
+from dovetail.workflow.live.protocol import Answer, AnswerPiece, ModelCall
 
 RunState = Literal["queued", "running", "completed", "failed", "cancelled"]
 NodeState = Literal["waiting", "running", "completed", "failed", "cancelled"]
@@ -138,11 +138,11 @@ class UnknownRunError(InputError):
 class Runs(Protocol):
     """What an executor asks of whoever keeps the runs. Any thread may ask; nothing here takes long."""
 
-    def call(self, job: str, task: str, model: str, id: str) -> Call:
+    def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
         """What a node is called with. Raises `BackEndError` with blame on the call where that cannot be had."""
         ...
 
-    def piece(self, job: str, task: str, piece: Piece) -> None:
+    def piece(self, job: str, task: str, piece: AnswerPiece) -> None:
         """A part of an answer has come."""
         ...
 
