@@ -31,6 +31,7 @@ from dovetail.workflow.inputs.importers.traced import ImportedTrace
 from dovetail.workflow.inputs.rates import model_rates
 from dovetail.workflow.inputs.requests import Requests
 from dovetail.workflow.inputs.slo import Slo
+from dovetail.workflow.inputs.system import System
 from dovetail.workflow.inputs.tenants import Tenancy
 from dovetail.workflow.metrics import TOKEN_CLAIMS
 from dovetail.workflow.policies.base import View
@@ -98,6 +99,7 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
             )
         return WorkflowProblem(
             source=self,
+            system=system,
             gpus=gpus if gpus is not None else system.gpus or len(pool),
             requests=by.requests(self.requests, system, self.mode, self.on_error),
             pool=pool,
@@ -221,6 +223,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
     """Validated inputs, ready to be scheduled by any policy."""
 
     source: ProblemSource
+    system: System
     gpus: str | int  # as they were given
     requests: Requests
     pool: Pool

@@ -16,8 +16,10 @@ from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.costs import MIB_PER_GB, CostRules
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.growth.then import ThenFault, growth_rules
+from dovetail.workflow.inputs.prompts import PromptFault, PromptRule
 from dovetail.workflow.inputs.slo import Slo
-from dovetail.workflow.inputs.system import MOST, GpuType, Model, System, Workflow
+from dovetail.workflow.inputs.sources import ModelSource
+from dovetail.workflow.inputs.system import MOST, GpuType, Model, Node, System, Workflow
 from dovetail.workflow.inputs.tenants import Sharing, Tenancy, Tenant
 
 
@@ -32,6 +34,7 @@ class ConfigurationFile(Struct, forbid_unknown_fields=True):
     tenants: dict[str, Tenant] = field(default_factory=dict)
     sharing: Sharing = Sharing()
     gpus_over_time: GpusOverTime | None = None
+    live: dict[str, Any] = field(default_factory=dict)
 
 
 def read_system(config: Source, on_error: OnError = "fail", cost_options: Mapping[str, Any] | None = None) -> System:
@@ -75,6 +78,7 @@ class SystemReader:
         gpus = None if file.gpus is None else str(file.gpus)
         tables = [file.rates] if isinstance(file.rates, str) else file.rates
         system = System(models, {}, types, costs, gpus, {}, {}, [doc.path.parent / table for table in tables])
+        system.live, system.error = file.live, doc.error
         system.tenancy = _tenancy(doc, file)
         system.slo = file.slo
         if file.slo is not None and (problem := file.slo.problem()) is not None:
@@ -109,6 +113,8 @@ class SystemReader:
             if node.model not in system.models:
                 hint = did_you_mean(node.model, system.models)
                 return doc.error((*keys, "nodes", i, "model"), f"node {node.id!r}: unknown model {node.model!r}{hint}")
+            if (wrong := _live_problem(node)) is not None:
+                return doc.error((*keys, "nodes", i, *wrong[0]), f"node {node.id!r}: {wrong[1]}")
         self.settle(system, name)
         for i, edge in enumerate(workflow.edges):
             for which, end in (("from", edge.source), ("to", edge.target)):
@@ -147,8 +153,8 @@ def _model(doc: Document, raw: Mapping[str, dict[str, Any]], name: str) -> Model
     keys = ("models", name)
     merged: dict[str, Any] = {}
     chain = _ancestors(doc, raw, name)
-    for ancestor in reversed(chain):
-        merged |= raw[ancestor]
+    for ancestor in reversed(chain):  # nobody else's source: that would be another model
+        merged |= {key: value for key, value in raw[ancestor].items() if key != "source" or ancestor == name}
     if "adapter_of" in merged:
         _settle_adapter(doc, raw, chain, merged)
     model = doc.convert(merged, Model, keys)
@@ -171,7 +177,28 @@ def _model(doc: Document, raw: Mapping[str, dict[str, Any]], name: str) -> Model
             raise doc.error((*keys, key), "expected prefix_cache_tokens beside it: without, nothing is kept")
     if (wrong := _concurrency_problem(model)) is not None:
         raise doc.error((*keys, wrong[0]), wrong[1])
+    if model.source is not None:
+        source = ModelSource.of(model.source) if isinstance(model.source, str) else model.source
+        if (fault := source.problem()) is not None:
+            raise doc.error((*keys, "source", *fault[0]), fault[1])
+        model.source = source.below(doc.path.parent)
     return model
+
+
+def _live_problem(node: Node) -> tuple[tuple[str, ...], str] | None:
+    """What is wrong with what a node says of live runs: the keys, and a sentence."""
+    try:
+        if node.prompt is not None:
+            PromptRule(node.prompt)
+    except PromptFault as error:
+        return ("prompt",), str(error)
+    for branch, decision in node.decide.items():
+        if branch not in node.then:
+            hint = did_you_mean(branch, node.then) if node.then else "; there is no then: beside it"
+            return ("decide", branch), f"expected one of what then: may add, found {branch!r}{hint}"
+        if (wrong := decision.problem()) is not None:
+            return ("decide", branch, *filter(None, wrong[:1])), wrong[1]
+    return None
 
 
 def _ancestors(doc: Document, raw: Mapping[str, dict[str, Any]], name: str) -> list[str]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dovetail.core.errors import InputError
+from dovetail.core.files import Key
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules, speeds_at_once
+from dovetail.workflow.inputs.decisions import Decide
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.growth.rules import GrowthRules
 from dovetail.workflow.inputs.growth.then import Then
+from dovetail.workflow.inputs.prompts import Prompt
 from dovetail.workflow.inputs.slo import Slo
+from dovetail.workflow.inputs.sources import ModelSource
 from dovetail.workflow.inputs.tenants import Tenancy
 
 DEFAULT_NODE_S = 10.0
@@ -47,6 +53,7 @@ class Model(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     max_concurrency: int = 1
     concurrency_curve: dict[int | str, float] | list[float] = field(default_factory=list)
     measured_as: str = ""  # what rate tables call it, if not by its name
+    source: str | ModelSource | None = None  # where live runs take it from
 
     def estimate_s(self) -> tuple[float, str]:
         """How long a node takes when its request does not say: seconds, and which rule gave them."""
@@ -92,6 +99,8 @@ class Node(Struct, forbid_unknown_fields=True, omit_defaults=True):
     outputs: list[str] = field(default_factory=list)
     config_options: list[str] = field(default_factory=list)
     then: Then = field(default_factory=dict)
+    prompt: Prompt | None = None  # these two are for live runs
+    decide: Decide = field(default_factory=dict)
 
 
 class Edge(Struct, forbid_unknown_fields=True):
@@ -112,8 +121,13 @@ class GpuType(Struct, forbid_unknown_fields=True, omit_defaults=True):
     measured_as: str = ""
 
 
+def _nowhere(keys: Sequence[Key], message: str) -> InputError:
+    return InputError(f"{'.'.join(map(str, keys))}: {message}")
+
+
 class System(Struct, omit_defaults=True):
-    """A validated configuration. `faults` tells which workflows cannot run, `never` which of their nodes, and why."""
+    """A validated configuration. `faults` tells which workflows cannot run, `never` which of their nodes, and why;
+    `error` makes an error that names a place in its file."""
 
     models: dict[str, Model]
     workflows: dict[str, Workflow]
@@ -131,6 +145,8 @@ class System(Struct, omit_defaults=True):
     slo: Slo | None = None
     gpus_over_time: GpusOverTime | None = None
     growth: dict[str, GrowthRules] = {}  # of workflows whose nodes may add others
+    live: dict[str, Any] = {}  # settings of live services, which check them
+    error: Callable[[Sequence[Key], str], InputError] = _nowhere
 
     def estimate_s(self, model: str) -> tuple[float, str]:
         """How long a node takes when its request does not say: seconds, and which rule gave them."""

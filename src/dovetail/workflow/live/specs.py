@@ -1,0 +1,90 @@
+"""What a configuration says of live runs: its models as workers see them, each with its source, and the settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from dovetail.core.files import explain
+from dovetail.workflow.inputs.costs import MIB_PER_GB
+from dovetail.workflow.inputs.sources import OF_SERVERS, EmulatedSource, ModelSource
+from dovetail.workflow.inputs.system import Model, System
+from dovetail.workflow.live.protocol import ServedModel
+from dovetail.workflow.live.settings import LiveSettings
+
+
+def live_settings(system: System) -> LiveSettings:
+    """What the configuration says under `live:`."""
+    try:
+        settings = msgspec.convert(system.live, LiveSettings)
+    except msgspec.ValidationError as error:
+        keys, message = explain(error, LiveSettings)
+        raise system.error(("live", *keys), message) from None
+    if (problem := settings.problem()) is not None:
+        key, message = problem.split(": ", 1)
+        raise system.error(("live", key), message)
+    return settings
+
+
+def model_specs(system: System, local: bool = True) -> dict[str, ServedModel]:
+    """All models, ready to be served; with `local`, files must be there on this machine."""
+    lacking = [name for name, model in system.models.items() if model.source is None]
+    if lacking:
+        names = ", ".join(repr(name) for name in lacking)
+        expected = "expected source: a folder, module:function, a url, or {emulated: {}} (docs/workflow-live-data.md)"
+        raise system.error(("models", lacking[0]), f"live runs need the source of every model, but {names}: {expected}")
+    return {name: _spec(system, name, model, local) for name, model in system.models.items()}
+
+
+def _spec(system: System, name: str, model: Model, local: bool) -> ServedModel:
+    source = model.source
+    assert isinstance(source, ModelSource)
+    if local and source.path is not None and not source.hub and not Path(source.path).is_dir():
+        hint = "; a name on the hub is given as {path: org/name, hub: true}"
+        raise system.error(("models", name, "source"), f"{source.path}: no such folder{hint}")
+    if local and source.factory is not None and ".py:" in source.factory:
+        file = source.factory.rpartition(":")[0]
+        if not Path(file).is_file():
+            raise system.error(("models", name, "source"), f"{file}: no such file")
+    return ServedModel(
+        name=name,
+        source=_form(name, model, source),
+        type=model.type,
+        memory_mib=int(model.memory_gb * MIB_PER_GB),
+        width=model.gpus_required,
+        slots=model.max_concurrency,
+        options=source.options,
+    )
+
+
+def _form(name: str, model: Model, source: ModelSource) -> dict[str, Any]:
+    if source.path is not None:
+        return {"path": source.path} | ({"hub": True} if source.hub else {})
+    if source.factory is not None:
+        return {"factory": source.factory}
+    if source.emulated is not None:
+        return {"emulated": _emulated(model, source.emulated)}
+    return {key: getattr(source, key) for key in ("url", *OF_SERVERS)} | {"model": source.model or name}
+
+
+def _emulated(model: Model, given: EmulatedSource) -> dict[str, Any]:
+    """What an emulated model takes: as given there, else as the model's own keys say."""
+    reads, writes = given.prefill_tokens_per_second, given.tokens_per_second
+    call_s = given.call_s
+    if call_s is None and not (writes or model.tokens_per_second):
+        call_s = model.estimate_s()[0]
+    load_s = model.load_time_seconds if given.load_s is None else given.load_s
+    speed = given.speed
+    rates = {
+        "tokens_per_second": writes or model.tokens_per_second,
+        "prefill_tokens_per_second": reads or model.prefill_tokens_per_second,
+    }
+    return structs.asdict(given) | {
+        "load_s": load_s / speed,
+        "call_s": None if call_s is None else call_s / speed,
+        "token_mean": model.token_mean if given.token_mean is None else given.token_mean,
+        **{key: None if rate is None else rate * speed for key, rate in rates.items()},
+    }
