@@ -6,7 +6,6 @@ resource that only this node has. Without one, Ray chooses the node.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from importlib import import_module
 from threading import Lock
@@ -16,7 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
-from dovetail.core.errors import DovetailError, InputError, MissingExtraError
+from dovetail.core.service.ray_start import alive_nodes, connect, import_ray, node_called, placed_on
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
@@ -97,9 +96,7 @@ class RayWorker:
         self._ask(self.actor.where.remote())  # once it is there, no chunk is charged for its start
 
     def _strategy(self, node: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(node_id=node_id(node), soft=False) if node else "SPREAD"
+        return placed_on(node_id(node)) if node else "SPREAD"
 
     def _ask(self, ref: Any) -> Any:
         try:
@@ -161,16 +158,10 @@ class RayWorker:
 def ray() -> Any:
     """Ray, connected to the cluster of $RAY_ADDRESS, or to one of this machine alone."""
     global _ours, _users
-    try:
-        module: Any = import_module("ray")
-    except ImportError:
-        raise MissingExtraError("ray", "Ray", "the ray back end") from None
+    module = import_ray("the ray back end")
     with _lock:
         if not module.is_initialized():
-            try:
-                module.init(logging_level=logging.ERROR, log_to_driver=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise DovetailError(f"no Ray cluster: {error}") from None
+            connect(module, None)
             _ours = True
         _users += 1
     return module
@@ -188,23 +179,18 @@ def release() -> None:
 
 def node_id(wanted: str) -> str:
     """The id of the node that has this address, name, id or resource."""
-    nodes = [node for node in import_module("ray").nodes() if node["Alive"]]
-    for node in nodes:
-        if wanted in {node["NodeID"], node["NodeManagerAddress"], node.get("NodeName"), *node["Resources"]}:
-            return str(node["NodeID"])
-    known = ", ".join(sorted({node["NodeManagerAddress"] for node in nodes}))
-    raise InputError(f"no Ray node has the address, name, id or resource {wanted!r}; nodes: {known}")
+    return node_called(alive_nodes(import_module("ray")), wanted).id
 
 
 def devices_of_cluster() -> list[NodeDevice]:
     """Every GPU of a Ray cluster, and the CPU of every node, to dispatch over."""
-    nodes = [node for node in ray().nodes() if node["Alive"]]
+    nodes = alive_nodes(ray())
     release()
-    addresses = [node["NodeManagerAddress"] for node in nodes]
+    addresses = [node.address for node in nodes]
     found = []
-    for node, address in zip(nodes, addresses, strict=True):
-        name = address if addresses.count(address) == 1 else node["NodeID"]
-        places = [f"cuda:{i}" for i in range(int(node["Resources"].get("GPU", 0)))]
+    for node in nodes:
+        name = node.address if addresses.count(node.address) == 1 else node.id
+        places = [f"cuda:{i}" for i in range(int(node.resources.get("GPU", 0)))]
         found += [NodeDevice(f"{name}/{place}", where=place) for place in (*places, "cpu")]
     return found
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -13,11 +11,10 @@ from typing import Any
 import msgspec
 
 from dovetail.core.cgroups import CpuShare
-from dovetail.core.errors import DovetailError, InputError, MissingExtraError
+from dovetail.core.service.ray_start import alive_nodes, check_reachable, connect, import_ray, node_called, placed_on
 from dovetail.pipeline.live.stage import StageSettings, StageWorker
 
 _GRACE_S = 2.0
-_REACH_S = 5.0
 
 
 class _Stage:
@@ -39,17 +36,6 @@ class _Stage:
         return import_module("ray").get_runtime_context().get_node_id(), os.getpid()
 
 
-def _check_reachable(address: str | None) -> None:
-    """Refuse an address where nobody listens: Ray itself goes on trying for minutes."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # a word such as `auto`
-    try:
-        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
-    except (OSError, OverflowError) as error:
-        raise InputError(f"--address {address}: no Ray cluster can be reached there: {error}") from None
-
-
 class RayEngine:
     """One actor per host of the plan, on the node that its settings name, else spread over all nodes."""
 
@@ -58,25 +44,19 @@ class RayEngine:
 
     def nodes(self, hosts: Mapping[str, str | None]) -> dict[str, str]:
         found = {host: self._node(host, wanted) for host, wanted in hosts.items()}
-        addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in self._nodes}
+        addresses = {node.id: node.address for node in self._nodes}
         return {host: f"of node {addresses[node_id]}" for host, node_id in found.items() if node_id is not None}
 
     def __init__(self, address: str | None = None) -> None:
-        try:
-            ray: Any = import_module("ray")
-        except ImportError:
-            raise MissingExtraError("ray", "Ray", "the ray engine") from None
-        _check_reachable(address)
-        self._ray = ray
+        self._ray = ray = import_ray("the ray engine")
         self._ours = not ray.is_initialized()
         if self._ours:
-            try:
-                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise DovetailError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
+            connect(ray, address)
+        else:
+            check_reachable(address)
         self.bind: str = ray.util.get_node_ip_address()
-        self._nodes = [node for node in ray.nodes() if node["Alive"]]
-        self._loads: dict[str, int] = dict.fromkeys((node["NodeID"] for node in self._nodes), 0)
+        self._nodes = alive_nodes(ray)
+        self._loads: dict[str, int] = dict.fromkeys((node.id for node in self._nodes), 0)
         self._placed: dict[str, str] = {}
         self.actors: dict[str, Any] = {}
         self._ends: dict[str, Any] = {}
@@ -90,8 +70,6 @@ class RayEngine:
             self._placed[host] = here
 
     def start(self, settings: StageSettings, share: float | None) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         # Ray hides all GPUs from an actor that asks for none, and numbers those it gives from 0.
         gpus = 1 if settings.device.startswith("cuda") else 0
         if gpus:
@@ -101,24 +79,16 @@ class RayEngine:
             num_gpus=gpus,
             max_concurrency=2,  # one of them serves
             max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=self._placed[settings.host], soft=False),
+            scheduling_strategy=placed_on(self._placed[settings.host]),
         )
         self.actors[settings.host] = actor.remote()
         self._ends[settings.host] = self.actors[settings.host].serve.remote(msgspec.json.encode(settings), share)
 
     def _node(self, host: str, wanted: str | None) -> str | None:
         """The id of a host's own node: the one that was asked for, or that has the host's name; None if any will do."""
-        for name in (wanted, host):
-            for node in self._nodes:
-                known = {node["NodeID"], node["NodeManagerAddress"], node.get("NodeName"), *node["Resources"]}
-                if name in known:
-                    return str(node["NodeID"])
         if wanted is not None:
-            addresses = ", ".join(sorted({node["NodeManagerAddress"] for node in self._nodes}))
-            raise InputError(
-                f"{host}: no Ray node has the address, name, id or resource {wanted!r}; nodes: {addresses}"
-            )
-        return None
+            return node_called(self._nodes, wanted, host).id
+        return next((node.id for node in self._nodes if node.is_called(host)), None)
 
     def kill(self, host: str) -> None:
         with suppress(self._ray.exceptions.RayError):

@@ -1,0 +1,177 @@
+"""The process that speaks with Ray for a service.
+
+Ray ends a driver that has lost its head, without an exception; it writes to its standard output; and a restarted head
+may make it abort. None of this may happen to a service, so it is done here: what dies with this process is started
+anew, and the service goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.service.ray_messages import (
+    Drop,
+    Fetch,
+    Fetched,
+    HeadBack,
+    HeadGone,
+    Join,
+    Kill,
+    Launch,
+    Messages,
+    News,
+    Nodes,
+    Order,
+    ProcessEnded,
+    Refused,
+    Up,
+)
+from dovetail.core.service.ray_start import alive_nodes, connect, gcs_of, import_ray, placed_on
+from dovetail.core.service.ray_store import Keeper, RayStore
+
+_LOOK_S = 0.5  # how often nodes are counted and the head is knocked at
+_KNOCK_S = 2.0
+_GRACE_S = 10.0  # for Ray to leave
+_STORE_BYTES = 256 << 20  # of a Ray of our own, unless RAY says otherwise
+
+
+class _Process:
+    """The actor that carries one process."""
+
+    def run(self, entry: str, argument: bytes, store: Any) -> None:
+        module, _, name = entry.partition(":")
+        getattr(import_module(module), name)(argument, RayStore(store))
+
+
+class _Driver:
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._actors: dict[str, Any] = {}
+        self._over = threading.Event()
+
+    def serve(self, asked: Join) -> None:
+        try:
+            self._ray = ray = import_ray("the ray engine")
+            self._connect(asked)
+        except DovetailError as error:
+            self._tell(Refused(str(error), isinstance(error, InputError)))
+            return
+        here = ray.get_runtime_context().get_node_id()
+        keeper = ray.remote(Keeper).options(num_cpus=0, max_concurrency=8, scheduling_strategy=placed_on(here))
+        self._keeper = keeper.remote()
+        self._store = RayStore(self._keeper)
+        self._gcs = ray.get_runtime_context().gcs_address
+        self._nodes = tuple(alive_nodes(ray))
+        self._tell(Up(ray.util.get_node_ip_address(), self._gcs, self._nodes))
+        threading.Thread(target=self._watch_nodes, daemon=True).start()
+        threading.Thread(target=self._watch_head, daemon=True).start()
+        while True:
+            self._obey(self._messages.receive(Order))
+
+    def _connect(self, asked: Join) -> None:
+        if asked.address is not None:
+            return connect(self._ray, asked.address)
+        return connect(
+            self._ray,
+            "local",
+            resources=asked.resources,
+            include_dashboard=False,
+            configure_logging=False,
+            object_store_memory=_STORE_BYTES,
+            _temp_dir=asked.folder,
+        )
+
+    def _obey(self, order: Order) -> None:
+        if isinstance(order, Launch):
+            self._launch(order)
+        elif isinstance(order, Kill):
+            if (actor := self._actors.get(order.name)) is not None:
+                with suppress(self._ray.exceptions.RayError):
+                    self._ray.kill(actor)
+        elif isinstance(order, Fetch):
+            threading.Thread(target=self._fetch, args=(order.key,), daemon=True).start()
+        elif isinstance(order, Drop):
+            self._keeper.drop.remote(order.keys)
+
+    def _launch(self, order: Launch) -> None:
+        actor = (
+            self._ray.remote(_Process)
+            .options(
+                num_cpus=0,
+                num_gpus=order.gpus,
+                resources=order.resources,
+                max_restarts=0,  # whoever asked for it starts it again, and knows
+                scheduling_strategy=placed_on(order.node),
+                # A model may span GPUs of which Ray gave each to another process.
+                runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}} if order.gpus else None,
+            )
+            .remote()
+        )
+        self._actors[order.name] = actor
+        ended = actor.run.remote(order.entry, order.argument, self._keeper).future()
+        ended.add_done_callback(lambda future: self._ended(order.name, actor, future.exception()))
+
+    def _ended(self, name: str, actor: Any, error: BaseException | None) -> None:
+        if self._actors.get(name) is actor:
+            del self._actors[name]
+        why = "its process ended"
+        if isinstance(error, self._ray.exceptions.RayTaskError):
+            why = f"its process failed: {error.cause}"
+        elif error is not None:
+            why = f"its actor died: {' '.join(str(error).split())[:300]}"
+        self._tell(ProcessEnded(name, why))
+
+    def _fetch(self, key: str) -> None:
+        try:
+            self._tell(Fetched(key, bytes(self._store.get(key))))
+        except Exception as error:
+            self._tell(Fetched(key, why=' '.join(str(error).split())[:300] or repr(error)))
+
+    def _watch_nodes(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            nodes = tuple(alive_nodes(self._ray))  # without a head it waits, or ends this process
+            if nodes != self._nodes:
+                self._nodes = nodes
+                self._tell(Nodes(nodes))
+
+    def _watch_head(self) -> None:
+        there, gcs = True, gcs_of(self._gcs)
+        while gcs is not None and not self._over.wait(_LOOK_S):
+            try:
+                socket.create_connection(gcs, timeout=_KNOCK_S).close()
+                if not there:
+                    self._tell(HeadBack())
+                there = True
+            except OSError as error:
+                if there:
+                    self._tell(HeadGone(f"Ray's head at {self._gcs} does not answer: {error}"))
+                there = False
+
+    def _tell(self, news: News) -> None:
+        with suppress(OSError):
+            self._messages.send(news)
+
+    def leave(self) -> None:
+        self._over.set()
+        late = threading.Timer(_GRACE_S, os._exit, (1,))
+        late.daemon = True
+        late.start()
+        self._ray.shutdown()
+
+
+def main() -> None:
+    """In a process with a connection as the file descriptor of its first argument; it ends with the other end."""
+    messages = Messages(Connection(int(sys.argv[1])))
+    driver = _Driver(messages)
+    with suppress(EOFError, OSError):
+        driver.serve(messages.receive(Join))
+    driver.leave()
+    os._exit(0)  # Ray's own threads may not

@@ -1,0 +1,118 @@
+"""What passes between a service and the process that speaks with Ray for it."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from threading import Lock
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.service.ray_start import RayNode
+
+T = TypeVar("T")
+
+
+class Join(Struct, frozen=True, tag=True):
+    """The first order. Without an address a Ray of its own is started, with these resources and its files there."""
+
+    address: str | None
+    resources: dict[str, float]
+    folder: str
+
+
+class Launch(Struct, frozen=True, tag=True):
+    """Run a function, `module:name`, in a process of its own on a node. It is given the argument, and a handle by which
+    it reaches the object store."""
+
+    name: str
+    node: str
+    entry: str
+    argument: bytes
+    gpus: float = 0.0
+    resources: dict[str, float] = {}
+
+
+class Kill(Struct, frozen=True, tag=True):
+    name: str
+
+
+class Fetch(Struct, frozen=True, tag=True):
+    """Bring a kept object here."""
+
+    key: str
+
+
+class Drop(Struct, frozen=True, tag=True):
+    """Kept objects that nobody needs any more."""
+
+    keys: tuple[str, ...]
+
+
+class Up(Struct, frozen=True, tag=True):
+    """Ray is there. `bind` is an address of this machine that the nodes can reach."""
+
+    bind: str
+    gcs: str
+    nodes: tuple[RayNode, ...]
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """Ray cannot be had; whether the user is to blame, who gave the address."""
+
+    why: str
+    user: bool
+
+
+class Nodes(Struct, frozen=True, tag=True):
+    """The nodes that are alive, when that has changed."""
+
+    nodes: tuple[RayNode, ...]
+
+
+class HeadGone(Struct, frozen=True, tag=True):
+    """Nobody answers at the head's address any more. What runs goes on, and nothing can be started."""
+
+    why: str
+
+
+class HeadBack(Struct, frozen=True, tag=True):
+    pass
+
+
+class ProcessEnded(Struct, frozen=True, tag=True):
+    name: str
+    why: str
+
+
+class Fetched(Struct, frozen=True, tag=True):
+    """The object, or why it cannot be had."""
+
+    key: str
+    value: bytes = b""
+    why: str | None = None
+
+
+Order = Join | Launch | Kill | Fetch | Drop
+News = Up | Refused | Nodes | HeadGone | HeadBack | ProcessEnded | Fetched
+
+
+class Messages:
+    """One end of a connection on which structs go; any thread may send."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._sending = Lock()
+
+    def send(self, message: Struct) -> None:
+        frame = msgspec.msgpack.encode(message)
+        with self._sending:
+            self._connection.send_bytes(frame)
+
+    def receive(self, kinds: type[T] | Any) -> T:
+        """Raises EOFError or OSError when the other end is gone."""
+        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=kinds)
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,199 @@
+"""Processes on the nodes of a Ray cluster, for a service that outlives whatever happens to Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from msgspec import Struct
+
+from dovetail.core.errors import DovetailError, InputError, MissingExtraError
+from dovetail.core.service.ray_messages import (
+    Drop,
+    Fetch,
+    Fetched,
+    HeadBack,
+    HeadGone,
+    Join,
+    Kill,
+    Launch,
+    Messages,
+    News,
+    Nodes,
+    ProcessEnded,
+    Refused,
+    Up,
+)
+from dovetail.core.service.ray_start import RayNode, environment
+
+# Not `-m`: nothing of the caller's own script may run again, and the module must not be imported twice.
+_COMMAND = "from dovetail.core.service.ray_driver import main; main()"
+_AGAIN_S = 1.0  # between attempts to reach a cluster that is away
+_GRACE_S = 15.0  # for the driver to leave
+_LONGEST_FOLDER = 40  # Ray's sockets are below it, and their paths may have 107 characters
+
+
+class RayDown(Struct, frozen=True):
+    """Ray is gone with everything that it carried; `RayUp` follows when it is there again."""
+
+    why: str
+
+
+class RayUp(Struct, frozen=True):
+    nodes: tuple[RayNode, ...]
+
+
+Change = RayDown | RayUp | Nodes | ProcessEnded | HeadGone | HeadBack
+
+
+class RayProcesses:
+    """Starts and ends processes on the nodes of a cluster, and tells what becomes of them and of the nodes.
+
+    Without an address a Ray of its own is started on this machine's loopback interface, with the given `resources`.
+    `tell` is called from one thread. A cluster that goes away is joined again as soon as it can be reached.
+    """
+
+    def __init__(
+        self, address: str | None, tell: Callable[[Change], None], resources: Mapping[str, float] | None = None
+    ) -> None:
+        if find_spec("ray") is None:
+            raise MissingExtraError("ray", "Ray", "the ray engine")
+        self._address = address
+        self._tell = tell
+        self._resources = dict(resources or {})
+        self._folder = Path(tempfile.mkdtemp(prefix="dt-", dir=_short_folder()))
+        self._closing = threading.Event()
+        self._fetching: dict[str, list[Callable[[Fetched], None]]] = {}
+        self._lock = threading.Lock()
+        self.head_trouble: str | None = None  # why nothing can be started now
+        try:
+            up = self._begin()
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self.bind, self.gcs, self.nodes = up.bind, up.gcs, up.nodes
+        self._thread = threading.Thread(target=self._follow, name="ray", daemon=True)
+        self._thread.start()
+
+    # --- what a service asks; nothing here waits for Ray ---
+
+    def launch(self, order: Launch) -> None:
+        self._send(order)
+
+    def kill(self, name: str) -> None:
+        self._send(Kill(name))
+
+    def fetch(self, key: str, then: Callable[[Fetched], None]) -> None:
+        """Bring an object of the store here; `then` is called from the thread that tells."""
+        with self._lock:
+            self._fetching.setdefault(key, []).append(then)
+        self._send(Fetch(key))
+
+    def drop(self, keys: tuple[str, ...]) -> None:
+        self._send(Drop(keys))
+
+    def close(self) -> None:
+        self._closing.set()
+        self._messages.close()  # which the driver takes as the order to leave
+        try:
+            self._process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- the process that speaks with Ray ---
+
+    def _begin(self) -> Up:
+        """Start it; returns when Ray is there. Raises what Ray has against it."""
+        near, far = socket.socketpair()
+        with far, (self._folder / "driver.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, str(far.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,  # Ray tells of dead workers there
+                stderr=log,
+                pass_fds=(far.fileno(),),
+                env=environment(self._address is None, os.environ),
+                start_new_session=True,  # Ctrl-C is the service's to hear
+            )
+        self._messages = Messages(Connection(near.detach()))
+        self._send(Join(self._address, self._resources, str(self._folder / "ray")))
+        try:
+            news = self._messages.receive(News)
+        except (EOFError, OSError):
+            raise DovetailError(f"Ray did not start: {self._last_words()}") from None
+        if isinstance(news, Refused):
+            self._process.wait()
+            raise (InputError if news.user else DovetailError)(news.why)
+        assert isinstance(news, Up)
+        return news
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        lines = (self._folder / "driver.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"its driver ended with exit code {code}"
+
+    def _send(self, message: Struct) -> None:
+        with suppress(OSError):  # the thread that follows finds it out
+            self._messages.send(message)
+
+    def _follow(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._take(self._messages.receive(News))
+            except (EOFError, OSError):
+                if not self._closing.is_set():
+                    self._restart()
+
+    def _take(self, news: News) -> None:
+        if isinstance(news, Fetched):
+            with self._lock:
+                waiting = self._fetching.pop(news.key, [])
+            for then in waiting:
+                then(news)
+            return
+        if isinstance(news, HeadGone | HeadBack):
+            self.head_trouble = news.why if isinstance(news, HeadGone) else None
+        elif isinstance(news, Nodes):
+            self.nodes = news.nodes
+        assert not isinstance(news, Up | Refused)
+        self._tell(news)
+
+    def _restart(self) -> None:
+        """Ray has ended its driver, and with it whatever that had started."""
+        why = self.head_trouble or f"Ray ended its driver: {self._last_words()}"
+        self._process.wait()
+        self.head_trouble, self.nodes = why, ()
+        self._tell(RayDown(why))
+        with self._lock:
+            lost, self._fetching = self._fetching, {}
+        for key, waiting in lost.items():
+            for then in waiting:
+                then(Fetched(key, why=why))
+        while not self._closing.is_set():
+            try:
+                up = self._begin()
+            except DovetailError as error:
+                self.head_trouble = str(error)
+                self._closing.wait(_AGAIN_S)
+                continue
+            self.bind, self.gcs, self.nodes, self.head_trouble = up.bind, up.gcs, up.nodes, None
+            self._tell(RayUp(up.nodes))
+            return
+
+
+def _short_folder() -> str:
+    folder = tempfile.gettempdir()
+    return folder if len(folder) + len("/dt-12345678/ray") <= _LONGEST_FOLDER else "/tmp"
