@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
+from typing import Any
 
 from msgspec import Struct
 
@@ -27,8 +29,9 @@ class Device(Struct, frozen=True, omit_defaults=True):
     host: int = 0
 
 
-class Pool(Struct, frozen=True):
-    """Devices numbered from 0, with their types. Neighbouring ids are neighbours in the machine.
+class Pool(Struct, frozen=True, omit_defaults=True):
+    """Devices numbered from 0, with their types. Neighbouring ids are neighbours in the machine; with `within_hosts`
+    nothing can span two hosts.
 
     >>> types = {"a100": DeviceType("a100"), "l4": DeviceType("l4", speed=0.4)}
     >>> pool = Pool.parse("a100:2,l4:1", types)
@@ -36,10 +39,14 @@ class Pool(Struct, frozen=True):
     ['a100', 'a100', 'l4']
     >>> pool.windows(2, aligned=False)
     ((0, 1), (1, 2))
+    >>> devices = [Device(i, "l4", host=i // 3) for i in range(6)]
+    >>> Pool(tuple(devices), types).windows(2), Pool(tuple(devices), types, within_hosts=True).windows(2)
+    (((0, 1), (2, 3), (4, 5)), ((0, 1), (3, 4)))
     """
 
     devices: tuple[Device, ...]
     types: dict[str, DeviceType]
+    within_hosts: bool = False
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -73,7 +80,7 @@ class Pool(Struct, frozen=True):
             raise InputError(f"devices {[device.id for device in devices]} were added, expected {len(self)} and so on")
         if unknown := {device.type for device in devices} - {*self.types, *types}:
             raise InputError(f"a device of type {min(unknown)!r} was added, which nobody described")
-        return Pool((*self.devices, *devices), {**self.types, **types})
+        return Pool((*self.devices, *devices), {**self.types, **types}, self.within_hosts)
 
     @property
     def speeds(self) -> list[float]:
@@ -86,10 +93,13 @@ class Pool(Struct, frozen=True):
     def windows(self, width: int, aligned: bool = True) -> tuple[tuple[int, ...], ...]:
         """Runs of `width` neighbouring devices. Aligned ones never overlap in part, so they do not fragment the pool:
         they start at multiples of `width` among the devices of one type, or of all if no type has so many."""
-        runs = tuple(len(list(group)) for _, group in groupby(device.type for device in self.devices))
+        runs = self._runs(lambda d: (d.host if self.within_hosts else 0, d.type))
         if not aligned or max(runs, default=0) < width:
-            runs = (len(self.devices),)
+            runs = self._runs(lambda d: d.host if self.within_hosts else 0)
         return _windows(runs, width, aligned)
+
+    def _runs(self, key: Callable[[Device], Any]) -> tuple[int, ...]:
+        return tuple(len(list(group)) for _, group in groupby(self.devices, key))
 
 
 @lru_cache(maxsize=1024)
@@ -103,6 +113,21 @@ def _windows(runs: tuple[int, ...], width: int, aligned: bool) -> tuple[tuple[in
         found += [tuple(range(i, i + width)) for i in range(first, first + devices - width + 1, step)]
         first += devices
     return tuple(found)
+
+
+def is_type(name: str, wanted: str) -> bool:
+    """Whether a device of this name is of a type: all words of the type are in it.
+
+    >>> names = "NVIDIA A100-SXM4-80GB", "NVIDIA L40S"
+    >>> is_type(names[0], "a100"), is_type(names[0], "A100-80GB"), is_type(names[1], "l4")
+    (True, True, False)
+    """
+    words = set(_words(wanted))
+    return bool(words) and words <= set(_words(name))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def runs_of(devices: Sequence[int]) -> list[tuple[int, int]]:

@@ -18,24 +18,24 @@ from typing import Any
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.service.ray_messages import (
-    Drop,
-    Fetch,
-    Fetched,
+    DropObjects,
+    FetchObject,
     HeadBack,
     HeadGone,
-    Join,
-    Kill,
-    Launch,
+    JoinRay,
+    KillProcess,
+    LaunchProcess,
     Messages,
     News,
-    Nodes,
+    NodesChanged,
+    ObjectFetched,
     Order,
     ProcessEnded,
-    Refused,
-    Up,
+    RayReady,
+    RayRefused,
 )
 from dovetail.core.service.ray_start import alive_nodes, connect, gcs_of, import_ray, placed_on
-from dovetail.core.service.ray_store import Keeper, RayStore
+from dovetail.core.service.ray_store import ObjectKeeper, RayStore
 
 _LOOK_S = 0.5  # how often nodes are counted and the head is knocked at
 _KNOCK_S = 2.0
@@ -57,26 +57,26 @@ class _Driver:
         self._actors: dict[str, Any] = {}
         self._over = threading.Event()
 
-    def serve(self, asked: Join) -> None:
+    def serve(self, asked: JoinRay) -> None:
         try:
             self._ray = ray = import_ray("the ray engine")
             self._connect(asked)
         except DovetailError as error:
-            self._tell(Refused(str(error), isinstance(error, InputError)))
+            self._tell(RayRefused(str(error), isinstance(error, InputError)))
             return
         here = ray.get_runtime_context().get_node_id()
-        keeper = ray.remote(Keeper).options(num_cpus=0, max_concurrency=8, scheduling_strategy=placed_on(here))
+        keeper = ray.remote(ObjectKeeper).options(num_cpus=0, max_concurrency=8, scheduling_strategy=placed_on(here))
         self._keeper = keeper.remote()
         self._store = RayStore(self._keeper)
         self._gcs = ray.get_runtime_context().gcs_address
         self._nodes = tuple(alive_nodes(ray))
-        self._tell(Up(ray.util.get_node_ip_address(), self._gcs, self._nodes))
+        self._tell(RayReady(ray.util.get_node_ip_address(), self._gcs, self._nodes))
         threading.Thread(target=self._watch_nodes, daemon=True).start()
         threading.Thread(target=self._watch_head, daemon=True).start()
         while True:
-            self._obey(self._messages.receive(Order))
+            self._obey(self._messages.order())
 
-    def _connect(self, asked: Join) -> None:
+    def _connect(self, asked: JoinRay) -> None:
         if asked.address is not None:
             return connect(self._ray, asked.address)
         return connect(
@@ -90,18 +90,18 @@ class _Driver:
         )
 
     def _obey(self, order: Order) -> None:
-        if isinstance(order, Launch):
+        if isinstance(order, LaunchProcess):
             self._launch(order)
-        elif isinstance(order, Kill):
+        elif isinstance(order, KillProcess):
             if (actor := self._actors.get(order.name)) is not None:
                 with suppress(self._ray.exceptions.RayError):
                     self._ray.kill(actor)
-        elif isinstance(order, Fetch):
+        elif isinstance(order, FetchObject):
             threading.Thread(target=self._fetch, args=(order.key,), daemon=True).start()
-        elif isinstance(order, Drop):
+        elif isinstance(order, DropObjects):
             self._keeper.drop.remote(order.keys)
 
-    def _launch(self, order: Launch) -> None:
+    def _launch(self, order: LaunchProcess) -> None:
         actor = (
             self._ray.remote(_Process)
             .options(
@@ -131,16 +131,16 @@ class _Driver:
 
     def _fetch(self, key: str) -> None:
         try:
-            self._tell(Fetched(key, bytes(self._store.get(key))))
+            self._tell(ObjectFetched(key, bytes(self._store.get(key))))
         except Exception as error:
-            self._tell(Fetched(key, why=' '.join(str(error).split())[:300] or repr(error)))
+            self._tell(ObjectFetched(key, why=" ".join(str(error).split())[:300] or repr(error)))
 
     def _watch_nodes(self) -> None:
         while not self._over.wait(_LOOK_S):
             nodes = tuple(alive_nodes(self._ray))  # without a head it waits, or ends this process
             if nodes != self._nodes:
                 self._nodes = nodes
-                self._tell(Nodes(nodes))
+                self._tell(NodesChanged(nodes))
 
     def _watch_head(self) -> None:
         there, gcs = True, gcs_of(self._gcs)
@@ -172,6 +172,8 @@ def main() -> None:
     messages = Messages(Connection(int(sys.argv[1])))
     driver = _Driver(messages)
     with suppress(EOFError, OSError):
-        driver.serve(messages.receive(Join))
+        asked = messages.order()
+        assert isinstance(asked, JoinRay)
+        driver.serve(asked)
     driver.leave()
     os._exit(0)  # Ray's own threads may not

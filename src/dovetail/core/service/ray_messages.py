@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from dovetail.core.service.ray_start import RayNode
 
-T = TypeVar("T")
 
-
-class Join(Struct, frozen=True, tag=True):
+class JoinRay(Struct, frozen=True, tag=True):
     """The first order. Without an address a Ray of its own is started, with these resources and its files there."""
 
     address: str | None
@@ -22,7 +20,7 @@ class Join(Struct, frozen=True, tag=True):
     folder: str
 
 
-class Launch(Struct, frozen=True, tag=True):
+class LaunchProcess(Struct, frozen=True, tag=True):
     """Run a function, `module:name`, in a process of its own on a node. It is given the argument, and a handle by which
     it reaches the object store."""
 
@@ -34,23 +32,23 @@ class Launch(Struct, frozen=True, tag=True):
     resources: dict[str, float] = {}
 
 
-class Kill(Struct, frozen=True, tag=True):
+class KillProcess(Struct, frozen=True, tag=True):
     name: str
 
 
-class Fetch(Struct, frozen=True, tag=True):
+class FetchObject(Struct, frozen=True, tag=True):
     """Bring a kept object here."""
 
     key: str
 
 
-class Drop(Struct, frozen=True, tag=True):
+class DropObjects(Struct, frozen=True, tag=True):
     """Kept objects that nobody needs any more."""
 
     keys: tuple[str, ...]
 
 
-class Up(Struct, frozen=True, tag=True):
+class RayReady(Struct, frozen=True, tag=True):
     """Ray is there. `bind` is an address of this machine that the nodes can reach."""
 
     bind: str
@@ -58,14 +56,14 @@ class Up(Struct, frozen=True, tag=True):
     nodes: tuple[RayNode, ...]
 
 
-class Refused(Struct, frozen=True, tag=True):
+class RayRefused(Struct, frozen=True, tag=True):
     """Ray cannot be had; whether the user is to blame, who gave the address."""
 
     why: str
     user: bool
 
 
-class Nodes(Struct, frozen=True, tag=True):
+class NodesChanged(Struct, frozen=True, tag=True):
     """The nodes that are alive, when that has changed."""
 
     nodes: tuple[RayNode, ...]
@@ -86,7 +84,7 @@ class ProcessEnded(Struct, frozen=True, tag=True):
     why: str
 
 
-class Fetched(Struct, frozen=True, tag=True):
+class ObjectFetched(Struct, frozen=True, tag=True):
     """The object, or why it cannot be had."""
 
     key: str
@@ -94,8 +92,11 @@ class Fetched(Struct, frozen=True, tag=True):
     why: str | None = None
 
 
-Order = Join | Launch | Kill | Fetch | Drop
-News = Up | Refused | Nodes | HeadGone | HeadBack | ProcessEnded | Fetched
+Order = JoinRay | LaunchProcess | KillProcess | FetchObject | DropObjects
+News = RayReady | RayRefused | NodesChanged | HeadGone | HeadBack | ProcessEnded | ObjectFetched
+
+_ORDERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Order)
+_NEWS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(News)
 
 
 class Messages:
@@ -110,9 +111,14 @@ class Messages:
         with self._sending:
             self._connection.send_bytes(frame)
 
-    def receive(self, kinds: type[T] | Any) -> T:
-        """Raises EOFError or OSError when the other end is gone."""
-        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=kinds)
+    def order(self) -> Order:
+        """The next order. Raises EOFError or OSError when the other end is gone."""
+        found: Order = _ORDERS.decode(self._connection.recv_bytes())
+        return found
+
+    def news(self) -> News:
+        found: News = _NEWS.decode(self._connection.recv_bytes())
+        return found
 
     def close(self) -> None:
         self._connection.close()

@@ -19,20 +19,20 @@ from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.core.service.ray_messages import (
-    Drop,
-    Fetch,
-    Fetched,
+    DropObjects,
+    FetchObject,
     HeadBack,
     HeadGone,
-    Join,
-    Kill,
-    Launch,
+    JoinRay,
+    KillProcess,
+    LaunchProcess,
     Messages,
     News,
-    Nodes,
+    NodesChanged,
+    ObjectFetched,
     ProcessEnded,
-    Refused,
-    Up,
+    RayReady,
+    RayRefused,
 )
 from dovetail.core.service.ray_start import RayNode, environment
 
@@ -53,7 +53,7 @@ class RayUp(Struct, frozen=True):
     nodes: tuple[RayNode, ...]
 
 
-Change = RayDown | RayUp | Nodes | ProcessEnded | HeadGone | HeadBack
+Change = RayDown | RayUp | NodesChanged | ProcessEnded | HeadGone | HeadBack
 
 
 class RayProcesses:
@@ -73,7 +73,7 @@ class RayProcesses:
         self._resources = dict(resources or {})
         self._folder = Path(tempfile.mkdtemp(prefix="dt-", dir=_short_folder()))
         self._closing = threading.Event()
-        self._fetching: dict[str, list[Callable[[Fetched], None]]] = {}
+        self._fetching: dict[str, list[Callable[[ObjectFetched], None]]] = {}
         self._lock = threading.Lock()
         self.head_trouble: str | None = None  # why nothing can be started now
         try:
@@ -87,20 +87,20 @@ class RayProcesses:
 
     # --- what a service asks; nothing here waits for Ray ---
 
-    def launch(self, order: Launch) -> None:
+    def launch(self, order: LaunchProcess) -> None:
         self._send(order)
 
     def kill(self, name: str) -> None:
-        self._send(Kill(name))
+        self._send(KillProcess(name))
 
-    def fetch(self, key: str, then: Callable[[Fetched], None]) -> None:
+    def fetch(self, key: str, then: Callable[[ObjectFetched], None]) -> None:
         """Bring an object of the store here; `then` is called from the thread that tells."""
         with self._lock:
             self._fetching.setdefault(key, []).append(then)
-        self._send(Fetch(key))
+        self._send(FetchObject(key))
 
     def drop(self, keys: tuple[str, ...]) -> None:
-        self._send(Drop(keys))
+        self._send(DropObjects(keys))
 
     def close(self) -> None:
         self._closing.set()
@@ -115,7 +115,7 @@ class RayProcesses:
 
     # --- the process that speaks with Ray ---
 
-    def _begin(self) -> Up:
+    def _begin(self) -> RayReady:
         """Start it; returns when Ray is there. Raises what Ray has against it."""
         near, far = socket.socketpair()
         with far, (self._folder / "driver.log").open("ab") as log:
@@ -129,15 +129,15 @@ class RayProcesses:
                 start_new_session=True,  # Ctrl-C is the service's to hear
             )
         self._messages = Messages(Connection(near.detach()))
-        self._send(Join(self._address, self._resources, str(self._folder / "ray")))
+        self._send(JoinRay(self._address, self._resources, str(self._folder / "ray")))
         try:
-            news = self._messages.receive(News)
+            news = self._messages.news()
         except (EOFError, OSError):
             raise DovetailError(f"Ray did not start: {self._last_words()}") from None
-        if isinstance(news, Refused):
+        if isinstance(news, RayRefused):
             self._process.wait()
             raise (InputError if news.user else DovetailError)(news.why)
-        assert isinstance(news, Up)
+        assert isinstance(news, RayReady)
         return news
 
     def _last_words(self) -> str:
@@ -152,13 +152,13 @@ class RayProcesses:
     def _follow(self) -> None:
         while not self._closing.is_set():
             try:
-                self._take(self._messages.receive(News))
+                self._take(self._messages.news())
             except (EOFError, OSError):
                 if not self._closing.is_set():
                     self._restart()
 
     def _take(self, news: News) -> None:
-        if isinstance(news, Fetched):
+        if isinstance(news, ObjectFetched):
             with self._lock:
                 waiting = self._fetching.pop(news.key, [])
             for then in waiting:
@@ -166,9 +166,9 @@ class RayProcesses:
             return
         if isinstance(news, HeadGone | HeadBack):
             self.head_trouble = news.why if isinstance(news, HeadGone) else None
-        elif isinstance(news, Nodes):
+        elif isinstance(news, NodesChanged):
             self.nodes = news.nodes
-        assert not isinstance(news, Up | Refused)
+        assert not isinstance(news, RayReady | RayRefused)
         self._tell(news)
 
     def _restart(self) -> None:
@@ -181,7 +181,7 @@ class RayProcesses:
             lost, self._fetching = self._fetching, {}
         for key, waiting in lost.items():
             for then in waiting:
-                then(Fetched(key, why=why))
+                then(ObjectFetched(key, why=why))
         while not self._closing.is_set():
             try:
                 up = self._begin()

@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 
 
-class Keeper:
+class ObjectKeeper:
     """An actor beside the service's driver. It owns what is kept, which so outlives the process that put it there, and
     has a copy of it, which so outlives the node."""
 

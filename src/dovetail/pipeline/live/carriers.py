@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.resources import is_type
 from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.inputs.problem import DeviceClass
 from dovetail.pipeline.live.hosts import DEVICE, HostSettings
@@ -77,26 +77,12 @@ def _carrier(
     if device is not None:
         device = "cuda:0" if device == "cuda" else device
         name = here.get(device, "")
-        fits = name and (name == measured_on or is_a(name, planned))
+        fits = name and (name == measured_on or is_type(name, planned))
         return Carrier(planned, device, name, "matched" if fits else "mapped")
     for known, name in here.items():
         if measured_on == name and known == "cpu":  # it was measured as one of several on this machine
             return Carrier(planned, known, name, "matched")
-        if known in free and (measured_on == name or is_a(name, planned)):
+        if known in free and (measured_on == name or is_type(name, planned)):
             del free[known]
             return Carrier(planned, known, name, "matched")
     return None
-
-
-def is_a(name: str, planned: str) -> bool:
-    """Whether a device of this name is of a type: all words of the type are in it.
-
-    >>> is_a("NVIDIA A100-SXM4-80GB", "a100"), is_a("NVIDIA A100-SXM4-80GB", "A100-80GB"), is_a("NVIDIA L40S", "l4")
-    (True, True, False)
-    """
-    words = set(_words(planned))
-    return bool(words) and words <= set(_words(name))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
