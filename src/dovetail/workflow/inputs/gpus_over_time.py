@@ -53,7 +53,7 @@ CapacityChange(at_s=300, opened=(), closed={1: inf})]
 
     def smallest(self, pool: Pool) -> Pool:
         """The GPUs that are always there."""
-        return Pool(pool.devices[: min(gpus for _, gpus in self.steps)], pool.types)
+        return Pool(pool.devices[: min(gpus for _, gpus in self.steps)], pool.types, pool.within_hosts)
 
     def wanted(self, gpu: int) -> list[tuple[float, float]]:
         """From when to when a GPU is wanted, and paid for."""
