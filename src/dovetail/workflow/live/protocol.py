@@ -17,6 +17,26 @@ from msgspec import Struct
 Emit = Callable[[str, int], None]  # a piece of text, and how many tokens it has
 
 
+class Reference:
+    """A value that stays where it is large: in the engine's object store. Workers are given the value, others the
+    handle; it is no struct, which would be taken for a plain mapping where values are sent or kept."""
+
+    __slots__ = ("bytes", "handle")
+
+    def __init__(self, handle: str, bytes: int) -> None:
+        self.handle = handle
+        self.bytes = bytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and self.handle == other.handle
+
+    def __hash__(self) -> int:
+        return hash(self.handle)
+
+    def __repr__(self) -> str:
+        return f"Reference({self.handle!r}, {self.bytes})"
+
+
 class ServedModel(Struct, frozen=True, kw_only=True):
     """A model as workers see it. `source` says where it comes from; nothing else is ever served in its place."""
 
@@ -203,6 +223,14 @@ class Engine(Protocol):
 
     def restart(self, worker: int, why: str) -> None:
         """End a worker that does not answer, by force; `WorkerLost` and then `WorkerReady` follow."""
+        ...
+
+    def fetch(self, reference: Reference, then: Callable[[Any], None]) -> None:
+        """Bring a value here; `then` is given it, or a `BackEndError`, from any thread."""
+        ...
+
+    def drop(self, references: Sequence[Reference]) -> None:
+        """Nobody needs these values any more."""
         ...
 
     def status(self) -> list[dict[str, Any]]:
