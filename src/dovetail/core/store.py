@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -38,6 +38,9 @@ class StoreError(DovetailError):
 class Store:
     """A service's memory. Values are whatever msgspec can encode; the caller names the type when it reads.
 
+    What is kept outlives the process in any case. With `synchronous` full it outlives a power cut too, each change
+    waiting for the disk; with normal a power cut may take the last changes, but never a part of one.
+
     >>> import tempfile
     >>> with Store(Path(tempfile.mkdtemp()) / "state.db") as store:
     ...     store.put("program", "7", {"cores": 2})
@@ -46,7 +49,7 @@ class Store:
     [('7', {'cores': 2}, {'pid': 300})]
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, synchronous: Literal["full", "normal"] = "full") -> None:
         self.path = path
         self._lock = threading.RLock()
         self._held = _hold(path)
@@ -54,7 +57,7 @@ class Store:
             path.touch(mode=0o600)  # for its user alone, as are the files that SQLite puts beside it
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("pragma journal_mode=wal")
-            self._db.execute("pragma synchronous=full")
+            self._db.execute(f"pragma synchronous={synchronous}")
             version = self._db.execute("pragma user_version").fetchone()[0]
         except sqlite3.Error as error:
             self._held.close()
@@ -115,8 +118,14 @@ class Store:
         )
 
     def note(self, kind: str, name: str, actual: Any) -> None:
-        """What a thing is."""
-        self._do("update things set actual = ? where kind = ? and name = ?", msgspec.json.encode(actual), kind, name)
+        """What a thing is; with None, that this is not known."""
+        known = None if actual is None else msgspec.json.encode(actual)
+        self._do("update things set actual = ? where kind = ? and name = ?", known, kind, name)
+
+    def find(self, kind: str, name: str, desired: type[T]) -> T | None:
+        """What one thing ought to be; None if there is none."""
+        rows = self._rows("select desired from things where kind = ? and name = ?", kind, name)
+        return msgspec.json.decode(rows[0][0], type=desired) if rows else None
 
     def things(self, kind: str, desired: type[T], actual: type[Any]) -> Iterator[tuple[str, T, Any]]:
         """All things of a kind, by name; `actual` is None for one of which nothing was noted."""
@@ -125,6 +134,12 @@ class Store:
         ):
             known = None if found is None else msgspec.json.decode(found, type=actual)
             yield name, msgspec.json.decode(wanted, type=desired), known
+
+    def under(self, kind: str, prefix: str, desired: type[T]) -> Iterator[tuple[str, T]]:
+        """The things of a kind whose names begin so, by name: what each ought to be."""
+        query = "select name, desired from things where kind = ? and name >= ? and name < ? order by name"
+        for name, wanted in self._rows(query, kind, prefix, prefix + "\U0010ffff"):
+            yield name, msgspec.json.decode(wanted, type=desired)
 
     def drop(self, kind: str, name: str) -> None:
         self._do("delete from things where kind = ? and name = ?", kind, name)
