@@ -8,6 +8,7 @@ step, which may be torn: the reader says so and goes on with what is whole.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -265,6 +266,13 @@ class Writer:
         except OSError as error:
             self._failed = cannot_write(self.path, error)  # nothing may follow a line that is not whole
             raise self._failed from error
+
+    def sync(self) -> None:
+        """What was flushed is on the disk, and outlives a power cut, when this returns."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
 
     def end(self, n: int, t: float, summary: dict[str, Any]) -> None:
         self.step(n, t, [Ended(summary)])

@@ -56,6 +56,10 @@ class NodeOutput(Struct, kw_only=True, omit_defaults=True):
     finish_reason: str = ""
 
     @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @property
     def values(self) -> dict[str, Any]:
         values: dict[str, Any] = msgspec.msgpack.decode(self.data)
         return values
@@ -71,6 +75,7 @@ class RunEnd(Struct, kw_only=True, omit_defaults=True):
     nodes: dict[str, NodeStatus] = {}
     error: str = ""
     blame: Blame | None = None
+    segment: int = 0
     bytes: int = 0
 
 
@@ -87,7 +92,7 @@ class RunBook:
         self.records: dict[str, RunRecord] = {}
         self.ends: dict[str, RunEnd] = {}  # in the order of ending
         self._keys: dict[tuple[str, str], str] = {}
-        self._outputs: dict[str, list[str]] = {}  # the nodes of open runs that have given something, in that order
+        self._outputs: dict[str, dict[str, int]] = {}  # of open runs: nodes that have given something, and its bytes
         self._kept_bytes = 0
         found = sorted(self.store.things(_RUN, RunRecord, RunEnd), key=lambda thing: thing[1].number)
         for run, record, _ in found:
@@ -97,8 +102,7 @@ class RunBook:
             self._kept_bytes += end.bytes
         self._number = max((record.number for record in self.records.values()), default=0)
         for run in self.open():
-            found_nodes = sorted((output.seq, node) for node, output in self._stored_outputs(run))
-            self._outputs[run] = [node for _, node in found_nodes]
+            self._outputs[run] = self._stored_outputs(run)
 
     def _enter(self, run: str, record: RunRecord) -> None:
         self.records[run] = record
@@ -129,7 +133,7 @@ class RunBook:
             self.store.put(_INPUT, record.id, _Packed(packed))
         with self._lock:
             self._enter(record.id, record)
-            self._outputs[record.id] = []
+            self._outputs[record.id] = {}
 
     def change(self, record: RunRecord) -> None:
         self.store.put(_RUN, record.id, record)
@@ -156,12 +160,12 @@ class RunBook:
             for run, end in ends.items():
                 self.store.note(_RUN, run, end)
         with self._lock:
-            for run, node in outputs:
-                if node not in self._outputs.setdefault(run, []):
-                    self._outputs[run].append(node)
+            for (run, node), output in outputs.items():
+                self._outputs.setdefault(run, {})[node] = output.size
             for run, end in ends.items():
                 self.ends[run] = end
                 self._kept_bytes += end.bytes
+                self._outputs.pop(run, None)
 
     def reopen(self, run: str) -> None:
         """An end that the journal does not know has not been."""
@@ -169,18 +173,21 @@ class RunBook:
         with self._lock:
             end = self.ends.pop(run)
             self._kept_bytes -= end.bytes
-            self._outputs[run] = [node for _, node in sorted((o.seq, n) for n, o in self._stored_outputs(run))]
+            self._outputs[run] = self._stored_outputs(run)
 
     def forget_outputs(self, run: str, nodes: Iterable[str]) -> None:
         """Outputs of nodes that have not finished as far as the journal knows: they will come again."""
         with self.store.together():
             for node in nodes:
                 self.store.drop(_OUTPUT, _name(run, node))
-        with self._lock:
-            self._outputs[run] = [node for node in self._outputs[run] if node not in set(nodes)]
+                self._outputs[run].pop(node, None)
+
+    def bytes_of(self, run: str) -> int:
+        """What the outputs of an open run take."""
+        return sum(self._outputs.get(run, {}).values())
 
     def done(self, run: str) -> list[str]:
-        """The nodes of an open run whose outputs are kept, in the order in which they came."""
+        """The nodes of an open run whose outputs are kept."""
         return list(self._outputs.get(run, ()))
 
     def output(self, run: str, node: str) -> NodeOutput | None:
@@ -189,12 +196,14 @@ class RunBook:
     def outputs(self, run: str) -> dict[str, NodeOutput]:
         """What the nodes of a run have given, in the order in which it came."""
         end = self.ends.get(run)
-        nodes = self.done(run) if end is None else [name for name, node in end.nodes.items() if node.state == "completed"]
+        nodes = (
+            self.done(run) if end is None else [name for name, node in end.nodes.items() if node.state == "completed"]
+        )
         found = [(node, output) for node in nodes if (output := self.output(run, node)) is not None]
         return dict(sorted(found, key=lambda pair: pair[1].seq))
 
-    def _stored_outputs(self, run: str) -> list[tuple[str, NodeOutput]]:
-        return [(name.partition("/")[2], o) for name, o in self.store.under(_OUTPUT, f"{run}/", NodeOutput)]
+    def _stored_outputs(self, run: str) -> dict[str, int]:
+        return {name.partition("/")[2]: o.size for name, o in self.store.under(_OUTPUT, f"{run}/", NodeOutput)}
 
     # --- the end ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,80 @@
+"""Who is let in: bounded queues, and the promise that nobody waits longer than was said."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from math import inf
+
+from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
+from dovetail.workflow.live.runs import BusyError
+from dovetail.workflow.live.settings import LiveSettings
+
+_MEASURED = 64  # departures from the queue that its speed is measured by
+_LEAST_RETRY_S = 1.0
+
+
+class Door:
+    """Counts who waits: from the acceptance of a request until something of it has started, or it has ended.
+
+    A queue's speed is measured by the time from one departure to the next while others wait; until some were seen, by
+    the seconds that requests are estimated to take, shared out over the GPUs. Not safe for several threads at once.
+    """
+
+    def __init__(self, settings: LiveSettings, tenancy: Tenancy | None, gpus: int) -> None:
+        self._settings, self._tenancy, self._gpus = settings, tenancy or Tenancy(), gpus
+        shared = self._tenancy.sharing.max_queue
+        self.limit = settings.max_queue if shared is None else min(settings.max_queue, shared)
+        self._waiting: dict[str, tuple[str, float]] = {}  # tenant, estimated GPU-seconds
+        self._by_tenant: Counter[str] = Counter()
+        self._intervals: deque[float] = deque(maxlen=_MEASURED)
+        self._left_s: float | None = None  # when the last one left others behind
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def by_tenant(self) -> dict[str, int]:
+        return {tenant: count for tenant, count in self._by_tenant.items() if count}
+
+    def interval_s(self) -> float:
+        """How long it takes from one departure to the next, while others wait."""
+        if self._intervals:
+            return sum(self._intervals) / len(self._intervals)
+        work = [seconds for _, seconds in self._waiting.values()]
+        return sum(work) / len(work) / self._gpus if work else 0.0
+
+    def wait_s(self) -> float:
+        """How long one that comes now will wait, as far as is known."""
+        return len(self._waiting) * self.interval_s()
+
+    def check(self, tenant: str) -> None:
+        """Turn a request away if its queue is full, or if it would wait too long."""
+        most, interval_s = self._settings.max_wait_s, self.interval_s()
+        own = self._tenancy.rule(tenant or NOBODY).max_queue
+        retry_s = max(interval_s, _LEAST_RETRY_S)
+        if self.waiting >= self.limit:
+            raise BusyError(f"{self.waiting} requests wait, and max_queue is {self.limit}", retry_s)
+        if self._by_tenant[tenant] >= (inf if own is None else own):
+            why = f"{self._by_tenant[tenant]} requests of tenant {tenant or NOBODY!r} wait, and its max_queue is {own}"
+            raise BusyError(why, retry_s)
+        if (wait_s := self.wait_s()) > most:
+            why = f"it would wait some {wait_s:.0f} s, and max_wait_s is {most:g}"
+            raise BusyError(why, max(wait_s - most, retry_s))
+
+    def enter(self, run: str, tenant: str, work_s: float) -> None:
+        self._waiting[run] = (tenant, work_s)
+        self._by_tenant[tenant] += 1
+
+    def leave(self, run: str, now: float, started: bool) -> None:
+        """Something of a request has started, or it has ended without."""
+        found = self._waiting.pop(run, None)
+        if found is None:
+            return
+        self._by_tenant[found[0]] -= 1
+        if started:
+            if self._left_s is not None:
+                self._intervals.append(now - self._left_s)
+            self._left_s = now
+        if not self._waiting:
+            self._left_s = None

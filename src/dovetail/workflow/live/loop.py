@@ -1,0 +1,61 @@
+"""The parts of a live loop that last longer than one journal: its inbox, and a scheduler that is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from dovetail.core.engine import Executor, Scheduler
+from dovetail.core.events import Instruction, Stimulus
+from dovetail.core.inbox import Inbox
+
+
+class ServiceExecutor(Executor, Protocol):
+    """An executor that can be started and ended: the one over an engine, or a test's own."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def status(self) -> list[dict[str, Any]]: ...
+
+
+class SegmentInbox(Inbox):
+    """An inbox whose loop can be made to return while it goes on: what comes then is for the next loop.
+
+    >>> from dovetail.core.events import Woke
+    >>> inbox = SegmentInbox()
+    >>> inbox.put(Woke())
+    >>> inbox.cut()
+    >>> inbox.take(), inbox.take()
+    (None, [Woke()])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cut = False
+
+    def cut(self) -> None:
+        """Let the loop return before it takes anything more; called from within it."""
+        self._cut = True
+
+    def take(self, timeout_s: float | None = None) -> list[Stimulus] | None:
+        if self._cut:
+            self._cut = False
+            return None
+        return super().take(timeout_s)
+
+
+class TimedScheduler:
+    """A scheduler whose decisions are timed."""
+
+    def __init__(self, scheduler: Scheduler, observe: Callable[[float], None]) -> None:
+        self._scheduler, self._observe = scheduler, observe
+        self.close = scheduler.close
+
+    def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
+        began = time.perf_counter()
+        orders = self._scheduler.handle(stimuli, now)
+        self._observe(time.perf_counter() - began)
+        return orders

@@ -1,0 +1,656 @@
+"""The service: takes requests for workflows, keeps them, decides with the scheduler that is simulated, carries out.
+
+What must survive is on disk before it is acted on: a request before it arrives, outputs and a step of the journal
+before the step is carried out. After a restart the recorded steps are replayed and open runs go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from dovetail.core.engine import serve
+from dovetail.core.errors import DovetailError, InputError, did_you_mean, within
+from dovetail.core.events import Arrived, Asked, Failed, Finished, Grew, Start, Stimulus
+from dovetail.core.inbox import Inbox
+from dovetail.core.journal import Clock, Reader, Step
+from dovetail.core.run import Account
+from dovetail.core.service.clock import LastingClock
+from dovetail.core.store import StoreError
+from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
+from dovetail.workflow.choices import DEFAULT_POLICY
+from dovetail.workflow.explain import account
+from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
+from dovetail.workflow.live.book import NodeOutput, RunBook, RunRecord, pack
+from dovetail.workflow.live.door import Door
+from dovetail.workflow.live.loop import SegmentInbox, ServiceExecutor, TimedScheduler
+from dovetail.workflow.live.progress import Follower, LiveRun, ProgressTable
+from dovetail.workflow.live.protocol import Answer, AnswerPiece, ModelCall
+from dovetail.workflow.live.remainder import remainder
+from dovetail.workflow.live.runs import (
+    BusyError,
+    ConflictError,
+    DrainingError,
+    NodeStatus,
+    RunRequest,
+    RunResult,
+    Runs,
+    RunState,
+    RunStatus,
+    UnknownWorkflowError,
+    WorkflowInfo,
+)
+from dovetail.workflow.live.segments import JournalSegment, JournalSegments, fingerprint
+from dovetail.workflow.live.settings import LiveSettings
+from dovetail.workflow.live.telemetry import LogLines, Telemetry
+from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.simulate import make_policy, scheduler_for
+from dovetail.workflow.tenants.guard import QuotaGuard
+
+_MIB = 1 << 20
+_LOOK_EVERY_S = 0.5
+_FULL_RETRY_S = 1.0
+_LONGEST_NAME = 200
+_OF_FILES = ("requests", "estimates", "forecast")  # what a header tells of a file of requests
+_TRACE_ID = re.compile("[0-9a-f]{32}")
+
+
+class _RunData:
+    """How data flows in a run: what its nodes are called with, and what they gave."""
+
+    def __init__(self, graph: TaskGraph, input: dict[str, Any], options: dict[str, Any]) -> None:
+        self._graph, self._input, self._options = graph, input, options
+        self.outputs: dict[str, dict[str, Any]] = {}
+
+    def call(self, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        before = [self._graph.tasks[i].name for i in self._graph.after[self._graph.index[task]]]
+        given = {name: value for each in before for name, value in self.outputs[each].items()}
+        return given if before else self._input, self._options
+
+    def ended(self, task: str, outputs: dict[str, Any]) -> tuple[dict[str, Any], Grew | None]:
+        self.outputs[task] = outputs
+        return outputs, None
+
+    def recall(self, task: str, outputs: dict[str, Any], grew: Grew | None) -> None:
+        self.outputs[task] = outputs
+
+
+class WorkflowService:
+    """Workflows on wall-clock time. Every public method may be called from any thread, between `start` and `close`.
+
+    `problem` is a configuration that was loaded without requests, in mode online, for the GPUs of the engine.
+    """
+
+    def __init__(
+        self,
+        problem: WorkflowProblem,
+        carrier: Callable[[Inbox, Runs], ServiceExecutor],
+        folder: Path,
+        settings: LiveSettings | None = None,
+        policy: Any = DEFAULT_POLICY,
+        options: Mapping[str, Any] | None = None,
+        log: LogLines | None = None,
+    ) -> None:
+        self.settings = settings or LiveSettings()
+        if (wrong := self.settings.problem()) is not None:
+            raise InputError(f"live.{wrong}")
+        implicit = {
+            name: TaskGraph(name, [Task(name, name, model.width)], [])
+            for name, model in problem.models.items()
+            if name not in problem.graphs
+        }
+        self.problem = replace(problem, graphs=problem.graphs | implicit)
+        self._implicit = implicit.keys()
+        self._system = problem.system
+        self._policy, self._options = policy, dict(options or {})
+        name, _ = make_policy(deepcopy(policy), options, "online")
+        header = self.problem.header(name, self._options, 0, retries=self.settings.retries, live=True)
+        facts = {name: fact for name, fact in header.facts.items() if name not in _OF_FILES}
+        self._header = replace(header, facts=facts, clock=Clock("monotonic"))
+        self._decided_by = fingerprint(self._header)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder = folder
+        power = self.settings.durability == "power"
+        self._book = RunBook(folder / "runs.db", "full" if power else "normal")
+        self._segments = JournalSegments(folder / "journals", self._book.store, sync=power)
+        self._clock = LastingClock(self._book.store)
+        self._began_s = self._clock()
+        self._progress = ProgressTable()
+        self._lock = self._progress.lock
+        self._door = Door(self.settings, problem.tenancy, len(problem.pool))
+        self.telemetry = Telemetry(log or LogLines())
+        self._inbox = SegmentInbox()
+        self._carrier = carrier(self._inbox, self)
+        self._data: dict[str, _RunData] = {}
+        self._data_lock = threading.Lock()
+        self._seq = count()
+        self._pending: dict[tuple[str, str], NodeOutput] = {}  # outputs that no step has told of yet
+        self._segment: JournalSegment | None = None
+        self._ready, self._closing = threading.Event(), threading.Event()
+        self._draining = False
+        self.trouble = ""
+        self._threads = [
+            threading.Thread(target=self._serve, name="workflow service", daemon=True),
+            threading.Thread(target=self._watch, name="workflow service watch", daemon=True),
+        ]
+
+    # --- the loop ---------------------------------------------------------------------------------------
+
+    def start(self) -> WorkflowService:
+        """Go on with what is open, and take requests; returns when the past has been gone through."""
+        for run, record in self._book.records.items():
+            end = self._book.ends.get(run)
+            self._progress.add(LiveRun(record) if end is None else LiveRun.ended(record, end))
+        self._carrier.start()
+        for thread in self._threads:
+            thread.start()
+        self._ready.wait()
+        if self.trouble:
+            self.close()
+            raise DovetailError(self.trouble)
+        return self
+
+    def __enter__(self) -> WorkflowService:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def now(self) -> float:
+        """Seconds since the service first began."""
+        return self._clock()
+
+    def _serve(self) -> None:
+        """One segment of the journal after the other."""
+        try:
+            segment = self._segments.resume(self._decided_by)
+            if segment is None or not self._follow(segment, resumed=True):
+                segment = self._begin(self._book.open())
+                self._follow(segment)
+            while not self._closing.is_set():
+                segment.end()
+                self._segments.tidy(self.settings.journal_mib)
+                segment = self._begin([])
+                self._follow(segment)
+            if not self._progress.open:
+                segment.end()
+            segment.close()
+        except Exception as error:
+            self.trouble = f"the service has ended: {type(error).__name__}: {error}"
+            self.telemetry.log.write("service failed", why=self.trouble, trace=traceback.format_exc())
+        finally:
+            self._ready.set()
+
+    def _begin(self, runs: Sequence[str]) -> JournalSegment:
+        """A new segment, in which these runs arrive anew: without the nodes that have finished."""
+        graphs, growth, now_s = dict(self.problem.graphs), dict(self.problem.growth), self.now()
+        arrivals: list[Stimulus] = []
+        for run in runs:
+            record, outputs = self._book.record(run), self._book.outputs(run)
+            left = remainder(record, self.problem.graphs[record.workflow], outputs, now_s)
+            progress = LiveRun(record)
+            progress.nodes = {node: NodeStatus(model="", state="completed") for node in outputs}
+            progress.state = "running" if outputs else "queued"
+            self._progress.add(progress)
+            if left is None:  # only the journal's last word on it was lost
+                self._progress.complete(progress, now_s)
+                self._book.keep({}, {run: progress.end(0, record.bytes + self._book.bytes_of(run))})
+                continue
+            arrivals.append(left.arrival)
+            graphs[left.graph.name] = left.graph
+            if record.workflow in growth:
+                growth[left.graph.name] = growth[record.workflow]
+        facts = self._header.facts | ({"growth": msgspec.to_builtins(growth)} if growth else {})
+        records = tuple(TaskGraphRecord.of(graph) for graph in graphs.values())
+        segment = self._segments.begin(replace(self._header, graphs=records, facts=facts), self._decided_by, now_s)
+        self._inbox.extend(arrivals)
+        return segment
+
+    def _follow(self, segment: JournalSegment, resumed: bool = False) -> bool:
+        """Serve until the segment is cut, or the service closed. False if what it holds is decided otherwise now."""
+        reader, replayed = segment.reader, False
+        self._segment = segment
+        self._progress.graphs = graphs = reader.header.build_graphs()
+        _, policy = make_policy(deepcopy(self._policy), self._options, "online")
+        scheduler = TimedScheduler(scheduler_for(reader, policy), self.telemetry.decisions.observe)
+        tenancy = self.problem.tenancy
+        guard = None if tenancy is None else QuotaGuard(self.problem.pool, graphs, tenancy)
+
+        def history() -> Iterator[Step]:
+            nonlocal replayed
+            for step in segment.history():
+                yield step
+                self._recall(*step)
+            self._take_up(resumed)
+            replayed = True
+
+        try:
+            serve(
+                scheduler,
+                self.problem.pool,
+                graphs,
+                self._inbox,
+                self._carrier,
+                lambda: self.now() - segment.record.began_s,
+                [self],
+                history(),
+                guard,
+            )
+        except Exception as error:
+            if replayed or not resumed:
+                raise
+            why = f"{reader.path.name} cannot be decided again as it was: {type(error).__name__}: {error}"
+            self.telemetry.log.write("new journal", why=why)
+            segment.close()
+            return False
+        return True
+
+    def _recall(self, n: int, t: float, events: Sequence[Any]) -> None:
+        """A step that was recorded before the service was started: what became of runs then."""
+        with self._lock:
+            for event in events:
+                if isinstance(event, Arrived) and event.job in self._book.records:
+                    self._progress.add(LiveRun(self._book.records[event.job]))
+            self._progress.step(self._service_s(t), events, lambda run, node: {})
+            self._progress.tell()
+
+    def _take_up(self, resumed: bool) -> None:
+        """The past is known: put the book right by it, and let what is open go on."""
+        with self._lock:
+            for run, progress in self._progress.open.items():
+                if run in self._book.ends:
+                    self._book.reopen(run)
+                if progress.arrived:
+                    nodes = progress.nodes
+                    lost = [name for name in self._book.done(run) if nodes[name].state != "completed"]
+                    self._book.forget_outputs(run, lost)
+                elif resumed:
+                    self._inbox.put(self._arrival(progress.record))
+                if progress.started_s is None:
+                    self._door.enter(run, progress.record.tenant, self._work_s(progress.record))
+                if progress.record.wish is not None:
+                    self._inbox.put(Asked(run, "cancel"))
+            self._ready.set()
+
+    def _service_s(self, t: float) -> float:
+        assert self._segment is not None
+        return t + self._segment.record.began_s
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        """Keep a step, with the outputs and ends in it, before it is carried out; then tell who follows. While the disk
+        is full, nothing is decided."""
+        segment, now_s = self._segment, self._service_s(t)
+        assert segment is not None
+        with self._lock:
+            self.telemetry.step(events, now_s, self._progress.open.get)
+            given = {(e.job, e.task): self._pending.pop((e.job, e.task), None) for e in events if _ends_node(e)}
+            finished = [(e.job, e.task) for e in events if isinstance(e, Finished)]
+            outputs = {key: output for key in finished if (output := given[key]) is not None}
+            ended = self._progress.step(now_s, events, lambda run, node: _values(given.get((run, node))))
+            ends = {run.record.id: run.end(segment.record.number, self._bytes_of(run, outputs)) for run in ended}
+            self._keep(lambda: self._book.keep(outputs, ends))
+            self._keep(lambda: segment.step(n, t, events))
+            for event in events:
+                if isinstance(event, Start):
+                    self._door.leave(event.job, now_s, started=True)
+            for run in ended:
+                self._door.leave(run.record.id, now_s, started=False)
+                self.telemetry.end(run)
+                with self._data_lock:
+                    self._data.pop(run.record.id, None)
+            self._progress.tell()
+            if segment.steps >= self.settings.journal_steps and not any(
+                r.arrived for r in self._progress.open.values()
+            ):
+                self._inbox.cut()
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write until it is written: what is not kept may not be done."""
+        while True:
+            try:
+                write()
+                break
+            except (StoreError, InputError) as error:
+                if self._closing.is_set():
+                    raise
+                if not self.trouble:
+                    self.telemetry.log.write("cannot keep", why=str(error))
+                self.trouble = f"{error}; nothing is decided until there is room"
+                self._progress.changed.wait(_FULL_RETRY_S)
+        self.trouble = ""
+
+    def _bytes_of(self, run: LiveRun, outputs: Mapping[tuple[str, str], NodeOutput]) -> int:
+        """What a run that ends holds on disk."""
+        record = run.record
+        kept = sum(output.size for (job, _), output in outputs.items() if job == record.id)
+        return record.bytes + self._book.bytes_of(record.id) + kept
+
+    def _watch(self) -> None:
+        """What time alone brings: those who waited too long, and what is kept no longer."""
+        while not self._closing.wait(_LOOK_EVERY_S):
+            now_s, limits = self.now(), self.settings
+            with self._lock:
+                late = [
+                    run.record
+                    for run in self._progress.waiting()
+                    if now_s - max(run.record.arrived_s, self._began_s) > limits.max_wait_s and run.record.wish is None
+                ]
+                for record in late:
+                    self._ask_to_end(record, "failed", f"it waited for {limits.max_wait_s:g} s (max_wait_s)")
+                if self._book.tidy(now_s, limits.keep_runs, limits.keep_mib, limits.keep_s):
+                    self._progress.forget(self._book.records)
+
+    # --- requests ---------------------------------------------------------------------------------------
+
+    def submit(self, request: RunRequest) -> str:
+        """Take a request; gives the run's id when it is kept on disk. The same idempotency key, or the same id, with
+        the same content is the same run. Raises `BusyError`, `DrainingError`, `UnknownWorkflowError`, `ConflictError`
+        or another `InputError`."""
+        self._check(request)
+        packed, digest = pack(request.input), _digest(request)
+        if len(packed) > self.settings.max_input_mib * _MIB:
+            found = f"{len(packed) / _MIB:.1f} MiB"
+            raise InputError(f"input: expected at most {self.settings.max_input_mib:g} MiB, found {found}")
+        with self._lock:
+            known = self._known(request)
+            if known is not None:
+                if known.digest != digest:
+                    what = "idempotency_key" if request.idempotency_key is not None else "id"
+                    raise ConflictError(f"{what}: it is that of run {known.id}, which asks for something else")
+                return known.id
+            self._let_in(request)
+            record = RunRecord(
+                id=request.id or f"run-{secrets.token_hex(8)}",
+                number=self._book.next_number(),
+                workflow=request.workflow,
+                tenant=request.tenant,
+                weight=request.weight,
+                due_s=request.due_s,
+                key=request.idempotency_key,
+                digest=digest,
+                stream=request.stream,
+                options=request.options,
+                trace_id=request.trace_id or secrets.token_hex(16),
+                created=time.time(),
+                arrived_s=self.now(),
+                sizes=self._sizes(request),
+                facts=self._facts(request),
+                bytes=len(packed),
+            )
+            self._book.add(record, packed)
+            self._progress.add(LiveRun(record))
+            self._door.enter(record.id, record.tenant, self._work_s(record))
+            self.telemetry.accepted.add(workflow=record.workflow)
+            self._inbox.put(self._arrival(record))
+        return record.id
+
+    def _check(self, request: RunRequest) -> None:
+        graph = self.problem.graphs.get(request.workflow)
+        if graph is None:
+            hint = did_you_mean(request.workflow, self.problem.graphs)
+            raise UnknownWorkflowError(f"workflow: there is no workflow or model {request.workflow!r}{hint}")
+        for name, value in (("id", request.id), ("idempotency_key", request.idempotency_key)):
+            if value is not None and not (0 < len(value) <= _LONGEST_NAME and "/" not in value and value.isprintable()):
+                raise InputError(f"{name}: expected 1 to {_LONGEST_NAME} characters without '/', found {value[:80]!r}")
+        for name, number in (("weight", request.weight), ("due_s", request.due_s)):
+            within(name, number, "a positive number", 1e-9)
+        if wrong := (self.problem.tenancy or Tenancy()).why_not(request.tenant or NOBODY, graph, self.problem.models):
+            raise InputError(f"tenant: {wrong}")
+        if request.trace_id is not None and not _TRACE_ID.fullmatch(request.trace_id):
+            raise InputError(f"trace_id: expected 32 hexadecimal digits, found {request.trace_id[:80]!r}")
+
+    def _known(self, request: RunRequest) -> RunRecord | None:
+        if request.idempotency_key is not None:
+            found = self._book.with_key(request.tenant, request.idempotency_key)
+            if found is not None:
+                return found
+        return None if request.id is None else self._book.records.get(request.id)
+
+    def _let_in(self, request: RunRequest) -> None:
+        if self._draining or not self._ready.is_set() or self._closing.is_set():
+            self.telemetry.refused.add(reason="draining")
+            raise DrainingError("the service takes no more requests: it is about to end")
+        if self.trouble:
+            raise DovetailError(self.trouble)
+        try:
+            self._door.check(request.tenant)
+        except BusyError:
+            self.telemetry.refused.add(reason="busy")
+            raise
+
+    def _sizes(self, request: RunRequest) -> tuple[float, ...]:
+        return tuple(self._system.estimate_s(task.kind)[0] for task in self.problem.graphs[request.workflow].tasks)
+
+    def _facts(self, request: RunRequest) -> dict[str, Any]:
+        return {"tenant": request.tenant} if request.tenant else {}
+
+    def _arrival(self, record: RunRecord) -> Arrived:
+        return Arrived(record.id, record.workflow, record.sizes, record.due_s, record.weight, facts=record.facts)
+
+    def _work_s(self, record: RunRecord) -> float:
+        graph = self.problem.graphs[record.workflow]
+        return sum(size * task.width for size, task in zip(record.sizes, graph.tasks, strict=True))
+
+    def cancel(self, run: str, why: str = "cancelled") -> RunStatus:
+        """Ask a run to end; what it runs is stopped. One that has ended stays as it is."""
+        with self._lock:
+            record = self._book.record(run)
+            if run in self._progress.open and record.wish is None:
+                self._ask_to_end(record, "cancelled", why)
+            return self._progress.runs[run].status()
+
+    def _ask_to_end(self, record: RunRecord, state: Literal["cancelled", "failed"], why: str) -> None:
+        record.wish = (state, why)
+        self._book.change(record)
+        self._inbox.put(Asked(record.id, "cancel"))
+
+    # --- what an executor asks ----------------------------------------------------------------------------
+
+    def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
+        with self._data_lock:
+            inputs, options = self._data_of(job).call(task)
+        stream = self._book.record(job).stream
+        return ModelCall(id=id, model=model, inputs=inputs, options=options, stream=stream)
+
+    def piece(self, job: str, task: str, piece: AnswerPiece) -> None:
+        self._progress.piece(job, task, piece.text, piece.tokens, self.now())
+
+    def answered(self, job: str, task: str, answer: Answer) -> Grew | None:
+        with self._data_lock:
+            if job not in self._progress.open:  # it was cancelled meanwhile
+                return None
+            outputs, grew = self._data_of(job).ended(task, answer.outputs)
+            self._pending[job, task] = NodeOutput(
+                seq=next(self._seq),
+                data=pack(outputs),
+                grew=grew,
+                read=answer.read,
+                written=answer.written,
+                finish_reason=answer.finish_reason,
+            )
+        return grew
+
+    def _data_of(self, job: str) -> _RunData:
+        found = self._data.get(job)
+        if found is None:
+            record = self._book.record(job)
+            graph = self.problem.graphs[record.workflow]
+            found = self._data[job] = _RunData(graph, self._book.input(job), record.options)
+            for node, output in self._book.outputs(job).items():
+                found.recall(node, output.values, output.grew)
+        return found
+
+    # --- questions ----------------------------------------------------------------------------------------
+
+    def status(self, run: str) -> RunStatus:
+        with self._lock:
+            return self._found(run).status()
+
+    def _found(self, run: str) -> LiveRun:
+        self._book.record(run)
+        return self._progress.runs[run]
+
+    def runs(self, state: RunState | None = None, after: str | None = None, limit: int = 50) -> list[RunStatus]:
+        """The last runs, those that came last first; `after` a run: those that came before it."""
+        with self._lock:
+            newest = reversed(self._progress.runs.values())
+            if after is not None:
+                number = self._book.record(after).number
+                newest = (run for run in newest if run.record.number < number)
+            return [run.status() for run in islice((r for r in newest if state in (None, r.state)), limit)]
+
+    def result(self, run: str) -> RunResult:
+        """What came of a run so far, or for good."""
+        with self._lock:
+            status, outputs = self._found(run).status(), self._book.outputs(run)
+        answer = self._answer_of(status.workflow)
+        last = [output for node, output in outputs.items() if node.partition("#")[0] == answer]
+        return RunResult(
+            id=run,
+            state=status.state,
+            outputs={node: output.values for node, output in outputs.items()},
+            answer=last[-1].values if last else {},
+            read=_sum(output.read for output in outputs.values()),
+            written=_sum(output.written for output in outputs.values()),
+            finish_reason=last[-1].finish_reason if last else "",
+            error=status.error,
+            blame=status.blame,
+        )
+
+    def wait(self, run: str, timeout_s: float | None = None) -> RunStatus:
+        """Wait for a run to end; gives its status then, or when the time is over."""
+        with self._lock:
+            found = self._found(run)
+            self._progress.changed.wait_for(lambda: found.ended_s is not None or self.trouble, timeout_s)
+            return found.status()
+
+    def follow(self, run: str, callback: Follower, after: int = 0) -> Callable[[], None]:
+        """Be told what has happened to a run after its `after`-th event, and then what comes, each once and in order;
+        gives what ends that. The callback may come from any thread, and must neither block nor raise."""
+        return self._progress.follow(self._found(run), callback, after)
+
+    def workflows(self) -> list[WorkflowInfo]:
+        """What can be asked for: the configuration's workflows, and each model as one of a single node."""
+        return [
+            WorkflowInfo(
+                name=name,
+                nodes=tuple(task.name for task in graph.tasks),
+                models=tuple(dict.fromkeys(task.kind for task in graph.tasks)),
+                answer=self._answer_of(name),
+                implicit=name in self._implicit,
+            )
+            for name, graph in self.problem.graphs.items()
+        ]
+
+    def _answer_of(self, workflow: str) -> str:
+        graph = self.problem.graphs[workflow]
+        return graph.tasks[graph.topological[-1]].name
+
+    def models(self) -> list[str]:
+        return list(self.problem.models)
+
+    def estimate(self, model: str, input: Mapping[str, Any], options: Mapping[str, Any]) -> float:
+        """Seconds that one call of a model is expected to take, once it is loaded."""
+        if model not in self.problem.models:
+            raise UnknownWorkflowError(f"there is no model {model!r}{did_you_mean(model, self.problem.models)}")
+        return self._system.estimate_s(model)[0]
+
+    def explain(self, run: str, node: str | None = None) -> Account:
+        """Why a run, or one node of it, waited and went where it went, from the journal that it is in."""
+        end = self._book.ends.get(run)
+        self._found(run)
+        assert self._segment is not None
+        path = self._segment.path if end is None else self._segments.path(end.segment)
+        return account(Reader(path), run, node)
+
+    def journal(self) -> Path:
+        """The journal that is being written."""
+        assert self._segment is not None
+        return self._segment.path
+
+    def about(self) -> dict[str, Any]:
+        """The service as a whole."""
+        with self._lock:
+            states = Counter(run.state for run in self._progress.open.values())
+            return {
+                "pid": os.getpid(),
+                "folder": str(self.folder),
+                "policy": self._header.policy,
+                "uptime_s": self.now() - self._began_s,
+                "draining": self._draining,
+                "trouble": self.trouble,
+                "queued": states["queued"],
+                "running": states["running"],
+                "queue": self._door.by_tenant,
+                "wait_s": self._door.wait_s(),
+                "journal": str(self._segment.path) if self._segment is not None else "",
+                "gpus": self._carrier.status(),
+            }
+
+    def metrics(self) -> str:
+        """All figures, as Prometheus reads them."""
+        told = self.telemetry
+        with self._lock:
+            open_runs = self._progress.open.values()
+            told.queue.set("tenant", {tenant or NOBODY: n for tenant, n in self._door.by_tenant.items()})
+            told.open.set("state", Counter(run.state for run in open_runs))
+            for state, family in (("waiting", told.waiting_nodes), ("running", told.running_nodes)):
+                nodes = (node for run in open_runs for node in run.nodes.values())
+                family.set("model", Counter(node.model for node in nodes if node.state == state))
+            return told.figures.text()
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def drain(self, limit_s: float | None = None) -> bool:
+        """Take nothing more, and wait until all that is open has ended, for `drain_s` at most unless another limit is
+        given. True if nothing is open any more; what is, goes on at the next start."""
+        with self._lock:
+            self._draining = True
+            limit = self.settings.drain_s if limit_s is None else limit_s
+            self._progress.changed.wait_for(lambda: not self._progress.open or self.trouble, limit)
+            return not self._progress.open
+
+    def close(self) -> None:
+        """End the service. What is open is kept, and goes on at the next start."""
+        self._closing.set()
+        self._inbox.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        self._carrier.close()
+        if self._segment is not None:
+            self._segment.close()
+        self._book.close()
+
+
+def _ends_node(event: Any) -> bool:
+    return isinstance(event, Finished | Failed)
+
+
+def _values(output: NodeOutput | None) -> dict[str, Any]:
+    return {} if output is None else output.values
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _digest(request: RunRequest) -> str:
+    """What tells two requests apart, whatever they are called."""
+    content = replace(request, id=None, idempotency_key=None, trace_id=None)
+    return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
