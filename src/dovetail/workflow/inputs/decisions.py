@@ -11,6 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 _TESTS = ("equals", "contains", "matches", "above", "below", "each")
 
+_IN_WORDS = {"above": "is above", "below": "is below"}
+
 
 class Decision(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """When a branch is taken: if what is looked at passes the test. That is the node's `output` (its only one, if none
@@ -50,6 +52,14 @@ class Decision(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
         if self.each is not UNSET:
             return len(found) if isinstance(found, list | tuple) else 0
         return int(self._passes(found))
+
+    def in_words(self) -> str:
+        """What the test found."""
+        what = ".".join(filter(None, (self.output or "its output", self.field)))
+        test = next(test for test in _TESTS if getattr(self, test) is not UNSET)
+        value = getattr(self, test)
+        shown = f"{value:g}" if isinstance(value, float) else repr(value)
+        return f"as many as {what} has items" if test == "each" else f"{what} {_IN_WORDS.get(test, test)} {shown}"
 
     def _passes(self, found: Any) -> bool:
         if self.equals is not UNSET:

@@ -178,9 +178,10 @@ class System(Struct, omit_defaults=True):
         """The workflows that can run, as task graphs."""
         return {name: self.graph(name, whole) for name in self.workflows if name not in self.faults}
 
-    def graph(self, name: str, whole: bool = False) -> TaskGraph:
-        """A workflow as it is when a request arrives, or `whole`, with the nodes that may be added."""
-        workflow = self.workflows[name]
+    def graph(self, name: str, whole: bool = False, workflow: Workflow | None = None) -> TaskGraph:
+        """A workflow as it is when a request arrives, or `whole`, with the nodes that may be added; one that is given
+        is not among those of the file."""
+        workflow = workflow or self.workflows[name]
         later = self.growth[name].optional if name in self.growth and not whole else ()
         tasks = [Task(n.id, n.model, self.models[n.model].gpus_required) for n in workflow.nodes if n.id not in later]
         never = self.never.get(name, {})  # need no edges: they do not wait for one another

@@ -127,7 +127,7 @@ def recorded(
         if node not in rules.then:
             continue
         event = events.get(was_called)
-        chosen = None if event is None else _chosen(event, rules.then[node])
+        chosen = None if event is None else chosen_outcome(event, rules.then[node])
         outcomes.setdefault(node, []).append(chosen)
         if event is None or chosen is None:
             continue
@@ -141,7 +141,7 @@ def recorded(
     return outcomes, sizes
 
 
-def _chosen(event: Grew, then: Mapping[str, Outcome]) -> FixedOutcome:
+def chosen_outcome(event: Grew, then: Mapping[str, Outcome]) -> FixedOutcome:
     """Which outcome added these tasks."""
     added = [task.name.partition("#")[0] for task in event.tasks]
     for target, outcome in then.items():

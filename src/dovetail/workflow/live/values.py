@@ -1,0 +1,164 @@
+"""The values that nodes pass on: text, numbers, lists, mappings, bytes and tensors; their sizes, and their JSON."""
+
+from __future__ import annotations
+
+import sys
+from base64 import b64decode, b64encode
+from binascii import Error
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dovetail.workflow.live.protocol import BackEndError, Reference
+
+MIB = 1 << 20
+Fetch = Callable[[Reference], Any]
+_PLAIN = (str, bytes, bool, int, float, type(None))
+_TENSOR = {"shape", "dtype", "data"}
+
+
+class ValueFault(BackEndError):
+    """Values are not what they must be; it is the call, or what it answered, that is to blame."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, "call")
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def inside(value: Any) -> Iterator[Any]:
+    """A value and all that it holds; what cannot be passed on is a fault."""
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        yield value
+        if isinstance(value, Mapping):
+            if wrong := [key for key in value if not isinstance(key, str)]:
+                raise ValueFault(f"a mapping has the key {wrong[0]!r}; expected text")
+            stack += reversed(value.values())
+        elif isinstance(value, list | tuple):
+            stack += reversed(value)
+        elif not isinstance(value, (*_PLAIN, np.ndarray, np.generic, Reference)) and not _is_tensor(value):
+            expected = "expected text, numbers, lists, mappings, bytes or tensors"
+            raise ValueFault(f"a value of type {type(value).__module__}.{type(value).__qualname__}; {expected}")
+
+
+def size_of(value: Any) -> int:
+    """Bytes that a value takes, about; what stays in an object store counts nothing.
+
+    >>> size_of({"text": "abc", "image": bytes(100)})
+    112
+    """
+    size = 0
+    for part in inside(value):
+        if isinstance(part, str):
+            size += len(part) if part.isascii() else len(part.encode(errors="surrogatepass"))
+        elif isinstance(part, Mapping):
+            size += sum(map(len, part)) if part else 0
+        elif isinstance(part, bytes):
+            size += len(part)
+        elif isinstance(part, np.ndarray | np.generic) or _is_tensor(part):
+            size += part.nbytes
+        elif not isinstance(part, list | tuple | Reference):
+            size += 8
+    return size
+
+
+def text_of(value: Any, fetch: Fetch | None = None) -> str:
+    """A value as a prompt shows it: text as it is, nothing as nothing, all else as JSON."""
+    value = fetched(value, fetch)
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    for part in inside(value):
+        if isinstance(part, bytes | np.ndarray) or _is_tensor(part):
+            raise ValueFault(f"a prompt can show text and JSON, found {'bytes' if type(part) is bytes else 'a tensor'}")
+    return msgspec.json.encode(to_json(value)).decode()
+
+
+def fetched(value: Any, fetch: Fetch | None) -> Any:
+    """The value itself, of a reference to one."""
+    if not isinstance(value, Reference):
+        return value
+    if fetch is None:
+        raise ValueFault(f"a value of {value.bytes:,} bytes stays in an object store, which cannot be read from here")
+    return fetch(value)
+
+
+def to_json(value: Any) -> Any:
+    """A value as JSON can hold it: bytes as `{"base64": ...}`, tensors as `{"shape", "dtype", "data"}`.
+
+    >>> to_json({"image": b"png", "vector": np.array([1, 2], dtype="<f4")})
+    {'image': {'base64': 'cG5n'}, 'vector': {'shape': [2], 'dtype': 'float32', 'data': 'AACAPwAAAEA='}}
+    """
+    if isinstance(value, _PLAIN):
+        return {"base64": b64encode(value).decode()} if isinstance(value, bytes) else value
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    if _is_tensor(value):
+        return _tensor_json(value)
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise ValueFault(f"an array of {value.dtype}; expected numbers")
+        data = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
+        return {"shape": list(value.shape), "dtype": value.dtype.name, "data": b64encode(data.tobytes()).decode()}
+    raise ValueFault(f"a value of type {type(value).__qualname__} has no JSON")
+
+
+def _tensor_json(tensor: Any) -> dict[str, Any]:
+    import torch
+
+    plain = tensor.detach().cpu()
+    as_numpy = (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).contiguous().numpy()
+    return to_json(as_numpy) | {"dtype": str(plain.dtype).removeprefix("torch."), "of": "torch"}
+
+
+def from_json(value: Any) -> Any:
+    """The value that `to_json` was given.
+
+    >>> from_json({"image": {"base64": "cG5n"}, "vector": {"shape": [2], "dtype": "float32", "data": "AACAPwAAAEA="}})
+    {'image': b'png', 'vector': array([1., 2.], dtype=float32)}
+    """
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"base64"}:
+        return _bytes(value["base64"])
+    if value.keys() - {"of"} == _TENSOR:
+        return _tensor(value)
+    return {key: from_json(item) for key, item in value.items()}
+
+
+def _bytes(text: Any) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except (Error, TypeError, ValueError):
+        raise ValueFault("base64: expected bytes in base64") from None
+
+
+def _tensor(value: Mapping[str, Any]) -> Any:
+    dtype, data = value["dtype"], _bytes(value["data"])
+    try:
+        stored = np.dtype("int16" if dtype == "bfloat16" else dtype).newbyteorder("<")
+        array = np.frombuffer(bytearray(data), dtype=stored).reshape(value["shape"])
+    except (TypeError, ValueError) as error:
+        found = f"shape {value['shape']!r}, dtype {dtype!r}, {len(data)} bytes"
+        raise ValueFault(f"expected a tensor as shape, dtype and data, found {found}: {error}") from None
+    array = array.astype(stored.newbyteorder("="), copy=False)
+    if value.get("of") != "torch":
+        return array
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
