@@ -13,7 +13,7 @@ from dovetail.core.events import Grew
 from dovetail.workflow.inputs.growth.request import RequestGrowth, chosen_outcome
 from dovetail.workflow.inputs.growth.rules import Outcome
 from dovetail.workflow.live.data_flow import ONE, DataFlow, NodeFlow
-from dovetail.workflow.live.values import ValueFault
+from dovetail.workflow.live.values import ValueFaultError
 
 THEN = "then"  # the output that names what follows: a name, nothing, or {name: copies}
 
@@ -44,7 +44,7 @@ class Branches:
             copies = most
         if copies and copies not in (allowed := [count for count, _ in outcome.copies]):
             expected = ", ".join(map(str, sorted({0, *allowed})))
-            raise ValueFault(f"node {task!r} asks for {copies} copies of {branch!r}; expected {expected}")
+            raise ValueFaultError(f"node {task!r} asks for {copies} copies of {branch!r}; expected {expected}")
         event = self._growth.grow(task, branch, copies)
         return None if event is None else replace(event, why=f"{event.why}: {because}")
 
@@ -85,18 +85,22 @@ class Branches:
             if isinstance(copies, int) and not isinstance(copies, bool) and copies >= 0:
                 return branch, copies
         expected = f"expected one of {', '.join(flow.node.then)}, nothing, or {{name: copies}}"
-        raise ValueFault(f"node {flow.node.id!r}: then is {said!r}; {expected}")
+        raise ValueFaultError(f"node {flow.node.id!r}: then is {said!r}; {expected}")
 
     def _copies(self, flow: NodeFlow, branch: str) -> int:
         copies = self._outcome(flow, branch).copies
         if len(copies) > 1:
-            raise ValueFault(f"node {flow.node.id!r}: how many copies of {branch!r}? expected {{{branch}: copies}}")
+            raise ValueFaultError(
+                f"node {flow.node.id!r}: how many copies of {branch!r}? expected {{{branch}: copies}}"
+            )
         return copies[0][0]
 
     def _outcome(self, flow: NodeFlow, branch: str) -> Outcome:
         then = self._flow.rules.then[flow.node.id] if self._flow.rules is not None else {}
         if branch not in then:
-            raise ValueFault(f"node {flow.node.id!r} goes on with {branch!r}, no such branch{did_you_mean(branch, then)}")
+            raise ValueFaultError(
+                f"node {flow.node.id!r} goes on with {branch!r}, no such branch{did_you_mean(branch, then)}"
+            )
         return then[branch]
 
 

@@ -32,6 +32,8 @@ class NodeFlow:
         self.prompt = None if node.prompt is None else PromptRule(node.prompt)
         self.inputs = tuple(node.inputs) or (None if self.prompt is None else self.prompt.names)
         self.outputs = tuple(node.outputs)
+        first = "text" if "text" in node.outputs or not node.outputs else node.outputs[0]
+        self.shared_out = {decision.output or first for decision in node.decide.values() if decision.each is True}
         source = model.source
         self.is_called_by_us = isinstance(source, ModelSource) and source.factory is not None
 
@@ -178,7 +180,12 @@ class DataFlow:
         """Whether two nodes are never both there: different outcomes of one node's end."""
         then = {} if self.rules is None else self.rules.then
         found = [
-            {(adder, target) for adder, outcomes in then.items() for target in outcomes if name in outcomes[target].nodes}
+            {
+                (adder, target)
+                for adder, outcomes in then.items()
+                for target in outcomes
+                if name in outcomes[target].nodes
+            }
             for name in (one, other)
         ]
         pairs = [(a, b) for a in found[0] for b in found[1]]

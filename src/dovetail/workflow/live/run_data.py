@@ -12,7 +12,7 @@ from dovetail.workflow.inputs.growth.rules import said_of
 from dovetail.workflow.live.branches import THEN, Branches, is_fan_out
 from dovetail.workflow.live.data_flow import DataFlow, NodeFlow
 from dovetail.workflow.live.protocol import Reference
-from dovetail.workflow.live.values import MIB, Fetch, ValueFault, fetched, size_of, text_of
+from dovetail.workflow.live.values import MIB, Fetch, ValueFaultError, fetched, size_of, text_of
 
 MOST_MIB = 256.0  # of all values of one request
 _ASKED = ("messages", "prompt", "text", "input")  # what back ends look for
@@ -28,7 +28,7 @@ class _Copy(NamedTuple):
 
     of: str
     place: int
-    count: int
+    copies: int
     outer: _Copy | None
 
 
@@ -74,8 +74,8 @@ class RunData:
         values = {name: self._find(task, source) for name, source in inputs.items()}
         try:
             values = self._asked(flow, values, {source: name for name, source in inputs.items()})
-        except ValueFault as error:
-            raise ValueFault(f"node {task!r}: {error}") from None
+        except ValueFaultError as error:
+            raise ValueFaultError(f"node {task!r}: {error}") from None
         return values, self._options_of(task, flow)
 
     def _asked(self, flow: NodeFlow, values: dict[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
@@ -101,7 +101,8 @@ class RunData:
 
     def _options_of(self, task: str, flow: NodeFlow) -> dict[str, Any]:
         own = {} if flow.node.id != self.flow.answer else {k: v for k, v in self.options.items() if k not in _KINDS}
-        own |= said_of(task, self.options.get("node_configs")) or {}  # type: ignore[arg-type]
+        said = said_of(task, self.options.get("node_configs"))
+        own |= said if isinstance(said, dict) else {}
         if not flow.is_called_by_us and "max_length" in own:  # its name in older files
             own.setdefault("max_tokens", own.pop("max_length"))
         return own
@@ -123,7 +124,7 @@ class RunData:
         if self.flow.may_lack(task, name):
             return self.flow.default(task, name)
         told = ", ".join(self._given) or "nothing"
-        raise ValueFault(f"node {task!r}: nobody gives {name!r}; the request gives {told}")
+        raise ValueFaultError(f"node {task!r}: nobody gives {name!r}; the request gives {told}")
 
     def _givers(self, task: str, node: str, output: str) -> list[str]:
         level, seen = self._before[task], set[str]()
@@ -148,7 +149,7 @@ class RunData:
         return found
 
     def _taken(self, task: str, givers: list[str], output: str) -> Any:
-        """What these give: the list of what copies gave, seen from outside; an item of a list, for a copy of its own."""
+        """What these give: the list of what copies gave, seen from outside; an item of a list, for a copy."""
         own = [*_chain(self._copy.get(task))]
         places = {(copy.of, copy.place) for copy in own}
         beside = [
@@ -156,10 +157,11 @@ class RunData:
         ]
         if beside:
             return [self.outputs[one][output] for one in beside]
-        value = self.outputs[givers[-1]][output]
+        value, giver = self.outputs[givers[-1]][output], self.flow.node_of(givers[-1])
         for copy in own:
-            if copy.of == givers[-1] and isinstance(value, list | tuple) and len(value) == copy.count:
-                return value[copy.place]
+            if copy.of == givers[-1] and isinstance(value, list | tuple):
+                cut = output in giver.shared_out and len(value) > copy.copies
+                return value[copy.place] if cut or len(value) == copy.copies else value
         return value
 
     # --- what comes out ---------------------------------------------------------------------------
@@ -170,11 +172,11 @@ class RunData:
         named = _named(task, flow, answered, self._fetch)
         try:
             size = size_of(named)
-        except ValueFault as error:
-            raise ValueFault(f"node {task!r} gives {error}") from None
+        except ValueFaultError as error:
+            raise ValueFaultError(f"node {task!r} gives {error}") from None
         if self._bytes + size > self._most:
             found = f"node {task!r} gives {size / MIB:.1f} MiB, {(self._bytes + size) / MIB:.1f} MiB with all before"
-            raise ValueFault(f"{found}; expected at most {self._most / MIB:g} MiB for a request")
+            raise ValueFaultError(f"{found}; expected at most {self._most / MIB:g} MiB for a request")
         looked_at = {name: fetched(value, self._fetch) for name, value in named.items()} if flow.node.then else named
         said = {THEN: answered[THEN]} if THEN in answered else {}
         event = self._branches.grow(task, looked_at | said)
@@ -235,14 +237,15 @@ def _complete(flow: DataFlow, given: Mapping[str, Any]) -> dict[str, Any]:
         return {**given, lacking[0]: given["prompt"]}
     if lacking:
         names, found = " and ".join(map(repr, lacking)), ", ".join(given) or "nothing"
-        hint = did_you_mean(lacking[0], given) if given else ""
+        hints = (did_you_mean(name, given) for name in lacking)
+        hint = next((hint for hint in hints if "did you" in hint), "")
         raise InputError(f"workflow {flow.name!r} needs {names}; the request gives {found}{hint}")
     return dict(given)
 
 
 def _messages(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list) or not all(isinstance(one, dict) and "role" in one for one in value):
-        raise ValueFault(f"{{{name}}}: expected messages with role and content, found {type(value).__name__}")
+        raise ValueFaultError(f"{{{name}}}: expected messages with role and content, found {type(value).__name__}")
     return value
 
 
@@ -256,12 +259,12 @@ def _named(task: str, flow: NodeFlow, answered: Mapping[str, Any], fetch: Fetch 
         return {declared[0]: plain["text"] if "text" in plain else next(iter(plain.values()))}
     text = fetched(answered.get("text"), fetch)
     parsed = json_in(text) if isinstance(text, str | bytes) else None
-    found = answered | parsed if isinstance(parsed, dict) else answered
+    found = {**answered, **parsed} if isinstance(parsed, dict) else answered
     lacking = [name for name in declared if name not in found]
     if lacking:
         names = " and ".join(map(repr, lacking))
         told = f"the text {text[:200]!r}" if isinstance(text, str) else ", ".join(answered) or "nothing"
-        raise ValueFault(f"node {task!r} is to give {', '.join(declared)}, but its answer has no {names}: {told}")
+        raise ValueFaultError(f"node {task!r} is to give {', '.join(declared)}, but its answer has no {names}: {told}")
     return {name: found[name] for name in declared}
 
 

@@ -19,7 +19,7 @@ _PLAIN = (str, bytes, bool, int, float, type(None))
 _TENSOR = {"shape", "dtype", "data"}
 
 
-class ValueFault(BackEndError):
+class ValueFaultError(BackEndError):
     """Values are not what they must be; it is the call, or what it answered, that is to blame."""
 
     def __init__(self, why: str) -> None:
@@ -36,16 +36,16 @@ def inside(value: Any) -> Iterator[Any]:
     stack = [value]
     while stack:
         value = stack.pop()
-        yield value
         if isinstance(value, Mapping):
             if wrong := [key for key in value if not isinstance(key, str)]:
-                raise ValueFault(f"a mapping has the key {wrong[0]!r}; expected text")
-            stack += reversed(value.values())
+                raise ValueFaultError(f"a mapping has the key {wrong[0]!r}; expected text")
+            stack += reversed([*value.values()])
         elif isinstance(value, list | tuple):
             stack += reversed(value)
         elif not isinstance(value, (*_PLAIN, np.ndarray, np.generic, Reference)) and not _is_tensor(value):
             expected = "expected text, numbers, lists, mappings, bytes or tensors"
-            raise ValueFault(f"a value of type {type(value).__module__}.{type(value).__qualname__}; {expected}")
+            raise ValueFaultError(f"a value of type {type(value).__module__}.{type(value).__qualname__}; {expected}")
+        yield value
 
 
 def size_of(value: Any) -> int:
@@ -78,7 +78,9 @@ def text_of(value: Any, fetch: Fetch | None = None) -> str:
         return ""
     for part in inside(value):
         if isinstance(part, bytes | np.ndarray) or _is_tensor(part):
-            raise ValueFault(f"a prompt can show text and JSON, found {'bytes' if type(part) is bytes else 'a tensor'}")
+            raise ValueFaultError(
+                f"a prompt can show text and JSON, found {'bytes' if type(part) is bytes else 'a tensor'}"
+            )
     return msgspec.json.encode(to_json(value)).decode()
 
 
@@ -87,7 +89,9 @@ def fetched(value: Any, fetch: Fetch | None) -> Any:
     if not isinstance(value, Reference):
         return value
     if fetch is None:
-        raise ValueFault(f"a value of {value.bytes:,} bytes stays in an object store, which cannot be read from here")
+        raise ValueFaultError(
+            f"a value of {value.bytes:,} bytes stays in an object store, which cannot be read from here"
+        )
     return fetch(value)
 
 
@@ -97,22 +101,22 @@ def to_json(value: Any) -> Any:
     >>> to_json({"image": b"png", "vector": np.array([1, 2], dtype="<f4")})
     {'image': {'base64': 'cG5n'}, 'vector': {'shape': [2], 'dtype': 'float32', 'data': 'AACAPwAAAEA='}}
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, _PLAIN):
         return {"base64": b64encode(value).decode()} if isinstance(value, bytes) else value
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
-    if isinstance(value, np.generic):
-        return to_json(value.item())
     if _is_tensor(value):
         return _tensor_json(value)
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise ValueFault(f"an array of {value.dtype}; expected numbers")
+            raise ValueFaultError(f"an array of {value.dtype}; expected numbers")
         data = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
         return {"shape": list(value.shape), "dtype": value.dtype.name, "data": b64encode(data.tobytes()).decode()}
-    raise ValueFault(f"a value of type {type(value).__qualname__} has no JSON")
+    raise ValueFaultError(f"a value of type {type(value).__qualname__} has no JSON")
 
 
 def _tensor_json(tensor: Any) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def _tensor_json(tensor: Any) -> dict[str, Any]:
 
     plain = tensor.detach().cpu()
     as_numpy = (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).contiguous().numpy()
-    return to_json(as_numpy) | {"dtype": str(plain.dtype).removeprefix("torch."), "of": "torch"}
+    return {**to_json(as_numpy), "dtype": str(plain.dtype).removeprefix("torch."), "of": "torch"}
 
 
 def from_json(value: Any) -> Any:
@@ -144,7 +148,7 @@ def _bytes(text: Any) -> bytes:
     try:
         return b64decode(text, validate=True)
     except (Error, TypeError, ValueError):
-        raise ValueFault("base64: expected bytes in base64") from None
+        raise ValueFaultError("base64: expected bytes in base64") from None
 
 
 def _tensor(value: Mapping[str, Any]) -> Any:
@@ -154,7 +158,7 @@ def _tensor(value: Mapping[str, Any]) -> Any:
         array = np.frombuffer(bytearray(data), dtype=stored).reshape(value["shape"])
     except (TypeError, ValueError) as error:
         found = f"shape {value['shape']!r}, dtype {dtype!r}, {len(data)} bytes"
-        raise ValueFault(f"expected a tensor as shape, dtype and data, found {found}: {error}") from None
+        raise ValueFaultError(f"expected a tensor as shape, dtype and data, found {found}: {error}") from None
     array = array.astype(stored.newbyteorder("="), copy=False)
     if value.get("of") != "torch":
         return array
