@@ -1,0 +1,26 @@
+"""Back ends by where a model comes from. Each is a module with `make(model) -> BackEnd`, imported when it is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from dovetail.core.errors import did_you_mean
+from dovetail.workflow.live.protocol import BackEnd, BackEndError, ServedModel
+
+MODULES = {"path": "torch_models", "url": "servers", "factory": "factory", "emulated": "emulated"}
+
+
+def back_end_for(model: ServedModel) -> BackEnd:
+    """What serves a model, not loaded yet.
+
+    >>> model = ServedModel(name="m", source={"factory": "operator:itemgetter"})
+    >>> back_end_for(model).status()["healthy"]
+    True
+    """
+    for key in MODULES:
+        if key in model.source:
+            module = import_module(f"{__name__}.{MODULES[key]}")
+            return cast("BackEnd", module.make(model))
+    found = next(iter(model.source), "nothing")
+    raise BackEndError(f"{model.name}: the source is {found!r}{did_you_mean(found, MODULES)}")

@@ -1,0 +1,261 @@
+"""What happens inside a worker: it holds back ends, loads and unloads them in order, and makes their calls at once.
+
+How commands come in and reports go out is somebody else's: a socket here, an actor's connection elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail.workflow.live.backends import back_end_for
+from dovetail.workflow.live.protocol import (
+    Answer,
+    AnswerPiece,
+    BackEnd,
+    BackEndError,
+    CallFailed,
+    Loaded,
+    LoadFailed,
+    ModelCall,
+    OutOfMemoryError,
+    ServedModel,
+    Unhealthy,
+    Unloaded,
+    WorkerReady,
+)
+from dovetail.workflow.live.wire import (
+    Beat,
+    CancelCall,
+    Command,
+    LoadModel,
+    MakeCall,
+    UnloadModel,
+    WorkerReport,
+    decode_command,
+    encode,
+)
+
+BEAT_S = 0.5
+_HEALTH_S = 1.0
+_MOST_CALLS = 1024  # at once; the scheduler starts fewer
+
+
+class _Held:
+    """A back end, and the calls that it has."""
+
+    def __init__(self, back_end: BackEnd) -> None:
+        self.back_end = back_end
+        self.loaded = False
+        self.calls = 0
+
+
+class Worker:
+    """Takes commands from one thread and reports from any. `load` and `unload` run one after the other in the order of
+    their commands, always in the same thread, and an `unload` waits for the calls of its model to end."""
+
+    def __init__(
+        self,
+        number: int,
+        served: Mapping[str, ServedModel],
+        report: Callable[[WorkerReport], None],
+        make: Callable[[ServedModel], BackEnd] = back_end_for,
+    ) -> None:
+        self._number, self._served, self._report, self._make = number, served, report, make
+        self._changed = threading.Condition()
+        self._held: dict[str, _Held] = {}
+        self._stops: dict[str, threading.Event] = {}  # of the calls under way
+        self._said: dict[str, dict[str, Any]] = {}  # by the back ends, of themselves
+        self._commands: SimpleQueue[LoadModel | UnloadModel | None] = SimpleQueue()
+        self._closing = threading.Event()
+        self._pool = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="call")
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("loads", self._change), ("beat", self._beat), ("health", self._ask_health))
+        ]
+
+    def start(self) -> None:
+        self._report(WorkerReady(self._number))
+        for thread in self._threads:
+            thread.start()
+
+    def do(self, command: Command) -> None:
+        """Never blocks: what comes of it is reported."""
+        if isinstance(command, MakeCall):
+            self._begin(command.call)
+        elif isinstance(command, CancelCall):
+            if (stop := self._stops.get(command.call)) is not None:
+                stop.set()
+        else:
+            self._commands.put(command)
+
+    def close(self) -> None:
+        """Stop calls and let go of everything that was loaded."""
+        self._closing.set()
+        for stop in list(self._stops.values()):
+            stop.set()
+        for model in list(self._held):
+            self._commands.put(UnloadModel(model))
+        self._commands.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._pool.shutdown()
+
+    # --- loads ------------------------------------------------------------------------------------------
+
+    def _change(self) -> None:
+        while (command := self._commands.get()) is not None:
+            if isinstance(command, LoadModel):
+                self._load(command)
+            else:
+                self._unload(command)
+
+    def _load(self, command: LoadModel) -> None:
+        model = command.model
+        try:
+            held = self._held.get(model)
+            if held is None:
+                held = self._held[model] = _Held(self._make(self._served[model]))
+            held.back_end.load(command.devices)
+            memory = held.back_end.memory()
+        except Exception as error:
+            self._tell(error)
+            if (held := self._held.pop(model, None)) is not None:
+                with suppress(Exception):  # it is gone in any case
+                    held.back_end.unload(keep=False)
+            self._report(LoadFailed(self._number, model, said(error), is_out_of_memory(error)))
+            return
+        held.loaded = True
+        self._report(Loaded(self._number, model, memory))
+
+    def _unload(self, command: UnloadModel) -> None:
+        held = self._held.get(command.model)
+        if held is not None:
+            held.loaded = False
+            with self._changed:
+                self._changed.wait_for(lambda: not held.calls)
+            try:
+                held.back_end.unload(command.keep)
+            except Exception as error:
+                self._tell(error)
+                self._report(Unhealthy(self._number, command.model, f"it could not be unloaded: {said(error)}"))
+                return
+            if not command.keep:
+                del self._held[command.model]
+                self._said.pop(command.model, None)
+        self._report(Unloaded(self._number, command.model))
+
+    # --- calls ------------------------------------------------------------------------------------------
+
+    def _begin(self, call: ModelCall) -> None:
+        held = self._held.get(call.model)
+        if held is None or not held.loaded:
+            self._report(CallFailed(call.id, f"{call.model} is not loaded here"))
+            return
+        with self._changed:
+            held.calls += 1
+        stop = self._stops[call.id] = threading.Event()
+        self._pool.submit(self._call, held, call, stop)
+
+    def _call(self, held: _Held, call: ModelCall, stop: threading.Event) -> None:
+        end: Answer | CallFailed
+        try:
+            end = held.back_end.call(call, _Emitter(call, self._report), stop)
+        except BackEndError as error:
+            end = CallFailed(call.id, said(error), error.blame)
+        except Exception as error:
+            self._tell(error)
+            end = CallFailed(call.id, said(error), "place" if is_out_of_memory(error) else "call")
+        del self._stops[call.id]
+        with self._changed:
+            held.calls -= 1
+            self._changed.notify_all()
+        try:
+            self._report(end)
+        except BackEndError as error:
+            self._report(CallFailed(call.id, f"its outputs cannot be sent: {error}", error.blame))
+
+    # --- signs of life ------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        while not self._closing.wait(BEAT_S):
+            self._report(Beat(self._number, dict(self._said)))
+
+    def _ask_health(self) -> None:
+        """In a thread of its own: a back end may take its time to answer, and a beat may not."""
+        while not self._closing.wait(_HEALTH_S):
+            for model, held in list(self._held.items()):
+                if not held.loaded:
+                    continue
+                try:
+                    status = held.back_end.status()
+                    memory = msgspec.to_builtins(held.back_end.memory())
+                except Exception as error:
+                    status, memory = {"healthy": False, "why": said(error)}, {}
+                if not held.loaded or self._held.get(model) is not held:  # meanwhile
+                    continue
+                self._said[model] = {**status, "memory": memory, "calls": held.calls}
+                if not status.get("healthy", True):
+                    held.loaded = False
+                    why = status.get("why", "its back end says that it is not healthy")
+                    self._report(Unhealthy(self._number, model, str(why)))
+
+    def _tell(self, error: Exception) -> None:
+        """An operator wants to know where an error comes from that no back end expected."""
+        if not isinstance(error, BackEndError):
+            with suppress(OSError):
+                traceback.print_exception(error, file=sys.stderr)
+
+
+class _Emitter:
+    """Reports pieces as they come if that was asked for, and in any case that the first token has come."""
+
+    def __init__(self, call: ModelCall, report: Callable[[WorkerReport], None]) -> None:
+        self._call, self._report, self._begun = call, report, False
+
+    def __call__(self, text: str, tokens: int = 1) -> None:
+        if self._call.stream:
+            self._report(AnswerPiece(self._call.id, text, tokens))
+        elif not self._begun:
+            self._report(AnswerPiece(self._call.id, "", 0))
+        self._begun = True
+
+
+def said(error: BaseException) -> str:
+    """An error in words."""
+    if isinstance(error, BackEndError) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Ours, Python's or torch's, which need not be there to be known."""
+    return isinstance(error, OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def serve_worker(connection: Connection, number: int, served: Mapping[str, ServedModel]) -> Literal["closed"]:
+    """Be a worker, at the far end of a connection, until that is closed. To be called in the main thread."""
+    lock = threading.Lock()
+
+    def report(message: WorkerReport) -> None:
+        data = encode(message)
+        with lock, suppress(OSError):  # nobody listens any more: the end of the connection is seen below
+            connection.send_bytes(data)
+
+    worker = Worker(number, served, report)
+    worker.start()
+    while True:
+        try:
+            data = connection.recv_bytes()
+        except (EOFError, OSError):
+            return "closed"
+        worker.do(decode_command(data))

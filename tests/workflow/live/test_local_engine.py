@@ -1,0 +1,263 @@
+"""Workers as processes: what is commanded is reported, whatever dies comes back, and nothing outlives the engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from dovetail.core.errors import InputError
+from dovetail.workflow.live.engines.local import LocalEngine, emulated_gpus, own_gpus
+from dovetail.workflow.live.protocol import (
+    Answer,
+    AnswerPiece,
+    CallFailed,
+    Loaded,
+    LoadFailed,
+    ModelCall,
+    Report,
+    ServedModel,
+    Unhealthy,
+    Unloaded,
+    WorkerLost,
+    WorkerReady,
+)
+from tests.waiting import PATIENCE_S, until
+
+R = TypeVar("R")
+
+
+class Heard:
+    """What an engine reports, in order."""
+
+    def __init__(self) -> None:
+        self._queue: Queue[Report] = Queue()
+        self.passed: list[Report] = []
+
+    def __call__(self, report: Report) -> None:
+        self._queue.put(report)
+
+    def next(self, kind: type[R], true: Callable[[R], bool] = lambda _: True) -> R:
+        """The next of a kind; what came before it is in `passed`."""
+        while True:
+            report = self._queue.get(timeout=PATIENCE_S)
+            if isinstance(report, kind) and true(report):
+                return report
+            self.passed.append(report)
+
+
+@contextmanager
+def running(models: dict[str, dict[str, Any]], gpus: int = 1, silence_s: float = 60.0) -> Iterator[tuple[Any, Heard]]:
+    engine, heard = LocalEngine(emulated_gpus(gpus), silence_s), Heard()
+    served = {name: ServedModel(name=name, source=source, memory_mib=100) for name, source in models.items()}
+    engine.start(served, heard)
+    try:
+        for _ in range(gpus):
+            heard.next(WorkerReady)
+        yield engine, heard
+    finally:
+        engine.close()
+
+
+def emulated(**options: Any) -> dict[str, Any]:
+    return {"emulated": options}
+
+
+def call(id: str, model: str = "m", stream: bool = False, **inputs: Any) -> ModelCall:
+    return ModelCall(id=id, model=model, inputs=inputs, stream=stream)
+
+
+def test_a_model_is_loaded_called_and_unloaded() -> None:
+    with running({"m": emulated(token_mean=3, answer="one two three")}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        assert heard.next(Loaded).memory.device_mib == 100
+        engine.call(0, call("1", prompt="a b"))
+        answer = heard.next(Answer)
+        assert answer == Answer("1", {"text": "one two three"}, read=2, written=3)
+        assert heard.passed == [AnswerPiece("1", "", 0)]  # who does not stream is told of the first token alone
+        engine.call(0, call("2", stream=True))
+        heard.next(Answer)
+        assert [piece.text for piece in heard.passed[1:] if isinstance(piece, AnswerPiece)] == ["one", " two", " three"]
+        engine.unload(0, "m", False)
+        heard.next(Unloaded)
+        engine.call(0, call("3"))
+        assert heard.next(CallFailed).why == "m is not loaded here"
+
+
+def test_calls_of_a_model_run_at_once_and_an_unload_waits_for_them(tmp_path: Path) -> None:
+    for name in ("m.call.hang.1", "m.call.hang.2"):
+        (tmp_path / name).touch()
+    with running({"m": emulated(faults=str(tmp_path))}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        heard.next(Loaded)
+        for id in "123":
+            engine.call(0, call(id))
+        assert heard.next(Answer).call == "3"  # while the others hang
+        engine.unload(0, "m", False)
+        engine.cancel(0, "1")
+        assert heard.next(CallFailed).call == "1"
+        engine.cancel(0, "2")
+        assert heard.next(CallFailed).call == "2"
+        assert not any(isinstance(report, Unloaded) for report in heard.passed)
+        heard.next(Unloaded)
+
+
+def test_arrays_and_bytes_go_there_and_back(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def make(model):\n    return lambda inputs: {**inputs, 'by': model.name}\n")
+    with running({"m": {"factory": f"{tmp_path / 'mine.py'}:make"}}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        heard.next(Loaded)
+        sent: dict[str, Any] = {
+            "array": np.arange(6, dtype=np.float16).reshape(2, 3),
+            "bytes": b"\0\1",
+            "json": {"a": [1, None]},
+        }
+        engine.call(0, call("1", **sent))
+        got = heard.next(Answer).outputs
+        assert got.pop("array").tolist() == sent.pop("array").tolist()
+        assert got == {**sent, "by": "m"}
+
+
+def test_a_function_that_yields_is_streamed_and_one_that_raises_is_to_blame(tmp_path: Path) -> None:
+    source = """
+        def make(model):
+            def say(inputs):
+                for word in inputs["text"].split():
+                    yield word + "."
+            return say
+
+        def broken(model):
+            return lambda inputs: inputs["nothing"]
+
+        def nothing(model):
+            return None
+    """
+    (tmp_path / "mine.py").write_text(textwrap.dedent(source))
+    models = {name: {"factory": f"{tmp_path / 'mine.py'}:{name}"} for name in ("make", "broken", "nothing", "mak")}
+    with running(models) as (engine, heard):
+        for name in models:
+            engine.load(0, name, (0,))
+        assert "gave None, expected a back end" in heard.next(LoadFailed).why
+        assert "has no function 'mak'; did you mean 'make'?" in heard.next(LoadFailed).why
+        engine.call(0, call("1", "make", stream=True, text="a b"))
+        assert heard.next(AnswerPiece) == AnswerPiece("1", "a.")
+        assert heard.next(Answer).outputs == {"text": "a.b."}
+        engine.call(0, call("2", "broken"))
+        assert heard.next(CallFailed) == CallFailed("2", "KeyError: 'nothing'", "call")
+
+
+def test_what_cannot_be_sent_back_fails_the_call(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def make(model):\n    return lambda inputs: {'it': object()}\n")
+    with running({"m": {"factory": f"{tmp_path / 'mine.py'}:make"}}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        heard.next(Loaded)
+        engine.call(0, call("1"))
+        failed = heard.next(CallFailed)
+        assert "a value of type object cannot be sent" in failed.why
+        assert failed.blame == "call"
+
+
+@pytest.mark.parametrize(("fault", "oom"), [("oom", True), ("fail", False)])
+def test_a_load_that_fails_says_so_and_the_next_one_succeeds(tmp_path: Path, fault: str, oom: bool) -> None:
+    (tmp_path / f"any.load.{fault}").touch()
+    with running({"m": emulated(faults=str(tmp_path))}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        assert heard.next(LoadFailed).out_of_memory == oom
+        engine.load(0, "m", (0,))
+        heard.next(Loaded)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, "die", "restart"])
+def test_a_worker_that_is_gone_comes_back_empty(tmp_path: Path, how: Any) -> None:
+    (tmp_path / ("m.call.die" if how == "die" else "m.call.hang")).touch()
+    with running({"m": emulated(faults=str(tmp_path))}, silence_s=4.0) as (engine, heard):
+        engine.load(0, "m", (0,))
+        heard.next(Loaded)
+        engine.call(0, call("1"))
+        if how == "restart":
+            engine.restart(0, "somebody said so")
+        elif how != "die":
+            os.kill(engine.status()[0]["pid"], how)
+        why = heard.next(WorkerLost).why
+        assert ("SIGKILL" in why, "silent" in why, why == "somebody said so") == (
+            how in (signal.SIGKILL, "die"),
+            how == signal.SIGSTOP,
+            how == "restart",
+        )
+        heard.next(WorkerReady)
+        engine.call(0, call("2"))
+        assert heard.next(CallFailed).why == "m is not loaded here"
+
+
+def test_a_back_end_that_says_it_is_ill_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "m.call.unhealthy").touch()
+    with running({"m": emulated(faults=str(tmp_path))}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        heard.next(Loaded)
+        engine.call(0, call("1"))
+        assert heard.next(Unhealthy) == Unhealthy(0, "m", "m was told to be ill")
+
+
+def test_a_worker_ends_with_what_its_back_ends_have_started(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import subprocess\n\ndef make(model):\n    child = subprocess.Popen(['sleep', '1000'])\n"
+        "    return lambda inputs: {'child': child.pid}\n"
+    )
+    with running({"m": {"factory": f"{tmp_path / 'mine.py'}:make"}}) as (engine, heard):
+        children = []
+        for id in "12":
+            engine.load(0, "m", (0,))
+            heard.next(Loaded)
+            engine.call(0, call(id))
+            children.append(heard.next(Answer).outputs["child"])
+            if id == "1":
+                engine.restart(0, "to see")
+                heard.next(WorkerReady)
+    until(lambda: not any(_lives(pid) for pid in children))
+
+
+def test_workers_end_when_the_service_is_killed() -> None:
+    """Also one that is stopped, and cannot see it."""
+    program = """
+        import os, signal, time
+        from queue import Queue
+        from dovetail.workflow.live.engines.local import LocalEngine, emulated_gpus
+
+        engine, heard = LocalEngine(emulated_gpus(2)), Queue()
+        engine.start({}, heard.put)
+        heard.get(), heard.get()
+        pids = [worker["pid"] for worker in engine.status()]
+        os.kill(pids[1], signal.SIGSTOP)
+        print(*pids, flush=True)
+        time.sleep(1000)
+    """
+    service = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    assert service.stdout is not None
+    pids = [int(pid) for pid in service.stdout.readline().split()]
+    assert len(pids) == 2
+    service.kill()
+    service.wait()
+    service.stdout.close()
+    until(lambda: not any(_lives(pid) for pid in pids))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_machine_without_gpus_says_so() -> None:
+    with pytest.raises(InputError, match="no CUDA device"):
+        own_gpus()
