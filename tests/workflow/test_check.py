@@ -294,6 +294,17 @@ def claim(**values: Any) -> Plant:
     return lambda lines: lines[-1]["summary"].update(values)
 
 
+def seen_live(**event: Any) -> Plant:
+    """The run is said to be live, and this to have been seen when its first request arrived."""
+
+    def plant(lines: list[dict[str, Any]]) -> None:
+        lines[0]["facts"]["live"] = True
+        at = next(i for i, line in enumerate(lines) if line.get("k") == "arrived" and line["job"] == "r1")
+        lines.insert(at + 1, {"n": lines[at]["n"], "t": lines[at]["t"], **event})
+
+    return plant
+
+
 def fail_and_retry(lines: list[Row]) -> None:
     """r3/image fails at its end and runs again, which no retries were allowed for."""
     ends = find(lines, "finished", "r3", "image")
@@ -371,6 +382,8 @@ JOURNAL: list[tuple[str, str, Plant]] = [
     ("window", "GPUs that are not neighbours", change("started", "r2", "big", devices=[0, 2])),
     ("memory", "a GPU that is too small", lambda x: x[0]["pool"]["types"]["gpu"].update(memory_mib=6000)),
     ("off", "a GPU that is not there", lambda x: x[0]["facts"].update(gpus_over_time={"steps": [[0, 1]]})),
+    ("seen", "a GPU gone that never was", seen_live(k="observed", what="gone", facts={"gpus": [99]})),
+    ("cancel", "a request that goes on", seen_live(k="asked", job="r1", what="cancel")),
     ("retry", "tried once more than allowed", fail_and_retry),
     ("bound", "a size that does not fit into the makespan", change("arrived", "r1", sizes=[4.0, 600.0])),
     ("requests", "a size that is not the file's", change("arrived", "r1", sizes=[4.0, 6.5])),
@@ -651,7 +664,7 @@ EARLY_FAILURE: Row = {
     "reason": "injected",
 }
 # What an execution log has no place for: instants in order, ends without starts, requests and nodes left open, an end.
-NOT_IN_LOGS = {"time", "finish", "running", "unclosed", "end", "change", "admission", "quota", "turn"}
+NOT_IN_LOGS = {"time", "finish", "running", "unclosed", "end", "change", "admission", "quota", "turn", "seen", "cancel"}
 
 
 @pytest.mark.parametrize(("code", "what", "plant"), LOG, ids=[f"{code}: {what}" for code, what, _ in LOG])

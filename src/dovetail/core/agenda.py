@@ -25,6 +25,8 @@ from dovetail.core.events import (
 _KINDS = (Added, Grew, Finished, Failed, Settled, Measured, Observed, Woke, Arrived)
 ORDER: dict[type, int] = {kind: place for place, kind in enumerate(_KINDS)}
 ORDER[Asked] = ORDER[Arrived]  # who comes and who asks is heard in the order in which they spoke
+# Of what really happens, all that is reported is taken in the order in which it was.
+LIVE_ORDER: dict[type, int] = {**dict.fromkeys(_KINDS, 1), Added: 0, Woke: 2, Arrived: 3, Asked: 3}
 
 
 class Agenda(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
-from dovetail.core.agenda import ORDER, Agenda, TotalOrder
+from dovetail.core.agenda import LIVE_ORDER, Agenda, TotalOrder
 from dovetail.core.errors import DovetailError, PolicyError, ReplayError
 from dovetail.core.events import (
     Arrived,
@@ -216,7 +216,7 @@ def serve(
         taken = inbox.take(wakes.wait_s(onward()))
         now = onward()
         batch = [*(taken or ()), *wakes.due(now)]
-        batch.sort(key=lambda stimulus: ORDER[type(stimulus)])
+        batch.sort(key=lambda stimulus: LIVE_ORDER[type(stimulus)])
         if batch:
             loop.step(now, batch)
         if taken is None:

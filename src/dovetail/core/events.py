@@ -55,9 +55,12 @@ class Finished(Event, frozen=True, gc=False, tag="finished"):
 
 
 class Failed(Event, frozen=True, gc=False, tag="failed"):
+    """A task has ended without a result. `lost`: with the place where it ran, which is to blame, and not the task."""
+
     job: str
     task: str
     why: str
+    lost: bool = False
 
 
 class Woke(Event, frozen=True, gc=False, tag="woke"):

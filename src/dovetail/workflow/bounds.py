@@ -289,18 +289,19 @@ def bounds_for(
     rates: RateTable,
     free_setups: bool = False,
     later: Iterable[str] = (),
+    void: str = "",
 ) -> BoundsAccumulator:
     """Bounds under rules of price: rates may be faster than the GPUs' own speeds, nodes at once save GPU time.
 
     Noise makes some run times shorter than those that the bounds count on, so under noise there are none. `later` are
-    the models of nodes that requests may be given while they run.
+    the models of nodes that requests may be given while they run, `void` says why no bound can hold.
     """
     fastest = {
         name: replace(kind, speed=max([kind.speed, *[r.rate for r in rates.rates.values() if r.device == name]]))
         for name, kind in pool.types.items()
     }
     gains = {name: _gain(name, model, costs, rates, pool) for name, model in models.items()}
-    void = "run times are not exact" if costs.noise else ""
+    void = void or ("run times are not exact" if costs.noise else "")
     if costs.batching and any(factor < 1 for model in models.values() for factor in model.batch_curve):
         void = "a batch is faster than a single node"
     used = {*later, *(node.kind for graph in graphs.values() for node in graph.tasks)}

@@ -6,10 +6,29 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from dovetail.core.events import Decided, Failed, Finished, Instruction, Start, WakeAt
+from dovetail.core.events import Added, Decided, Failed, Finished, Instruction, Observed, Start, WakeAt
 from dovetail.core.resources import devices_text
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.policies.base import View
+
+EMPTIED, GONE, BACK = "emptied", "gone", "back"  # what a live run observes of GPUs
+
+
+def follow(event: Observed | Added, view: View) -> bool:
+    """GPUs have joined, lost what they held, are gone with it, or are back: whether it is about GPUs at all."""
+    if isinstance(event, Added):
+        if event.devices:
+            view.extend(view.pool.joined(event.devices, event.types))
+        return bool(event.devices)
+    if event.what not in (EMPTIED, GONE, BACK):
+        return False
+    gpus: list[int] = event.facts["gpus"]
+    if event.what == BACK:
+        view.resize([gpu for gpu in gpus if gpu in view.off], {})
+    else:
+        view.empty(gpus)
+        view.resize((), {gpu: inf for gpu in gpus if event.what == GONE and gpu not in view.off})
+    return True
 
 
 class CapacityFollower:

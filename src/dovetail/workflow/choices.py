@@ -8,6 +8,7 @@ from dovetail.core.errors import InputError, did_you_mean
 
 DEFAULT_POLICY = "dovetail"
 DEFAULT_RETRIES = 2
+DEFAULT_LOST_RETRIES = 20  # of a node that is lost with the place where it runs
 Mode = Literal["offline", "online"]
 OnError = Literal["fail", "reject", "skip"]  # what to do about a request that cannot run
 Compat = Literal["gswarm"]

@@ -60,7 +60,7 @@ def write_logs(
             rows = stack.enter_context(ExecutionLog(header, rows_file))
             metrics = Metrics(header.pool)
             given = (header.pool, header.build_graphs(), facts.models, facts.costs, facts.table)
-            bounds = bounds_for(*given, later=facts.later)
+            bounds = bounds_for(*given, later=facts.later, void=facts.void)
             followers += [AsTaken(rows) if facts.compat else rows, metrics, bounds]
         for n, at_s, events in reader.steps():
             try:

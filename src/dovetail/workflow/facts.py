@@ -11,6 +11,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import explain
 from dovetail.core.journal import Header
 from dovetail.core.rates import Rate, RateTable, Switch
+from dovetail.workflow.choices import DEFAULT_LOST_RETRIES
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.growth.rules import GrowthRules
@@ -38,12 +39,14 @@ class WorkflowFacts(Struct):
     costs: CostRules = CostRules()
     compat: bool = False
     simulate: bool = False
+    live: bool = False  # models were called: what was expected is one thing, what happened another
     rates: RateRecords = field(default_factory=RateRecords)
     item_s: dict[str, float] = {}  # seconds per item at speed 1, and what the items are, of models with absolute rates
     units: dict[str, str] = {}
     prefill_s: dict[str, float] = {}  # seconds per token read at speed 1, of models whose rate of that is measured
     noise: float | None = None
     retries: int = 0
+    lost_retries: int = DEFAULT_LOST_RETRIES
     skipped: int = 0
     requests: RequestFile = field(default_factory=RequestFile)
     growth: dict[str, GrowthRules] = {}  # of workflows whose nodes may add others
@@ -72,6 +75,8 @@ class WorkflowFacts(Struct):
         """What is wrong with these numbers, or None."""
         if (wrong := self.costs.problem()) is not None:
             return f"costs.{wrong}"
+        if self.live and self.gpus_over_time is not None:
+            return "gpus_over_time: expected none in a live run, where GPUs come and go as they do"
         if self.slo is not None and (wrong := self.slo.problem()) is not None:
             return f"slo.{wrong}"
         if self.tenancy is not None and (wrong := self.tenancy.problem()) is not None:
@@ -103,6 +108,11 @@ class WorkflowFacts(Struct):
         return RateTable(self.rates.rates, self.rates.switches)
 
     @property
+    def void(self) -> str:
+        """Why no bound holds, as far as that is known before anything has happened."""
+        return "models were called, and took as long as they did" if self.live else ""
+
+    @property
     def exact(self) -> bool:
         """Whether everything took as long as was expected."""
-        return not self.simulate and not (self.costs.noise if self.noise is None else self.noise)
+        return not self.simulate and not self.live and not (self.costs.noise if self.noise is None else self.noise)

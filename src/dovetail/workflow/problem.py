@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import Source, as_path
-from dovetail.core.journal import Header
+from dovetail.core.journal import Clock, Header
 from dovetail.core.plain import plain, scalar
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
@@ -270,21 +270,24 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         path = self.requests.path
         return self.notes + [f"{path}: {text} ({n} requests)" for text, n in self.requests.warnings.items()]
 
-    def header(self, policy: str, options: Mapping[str, Any], seed: int, **facts: Any) -> Header:
-        """A journal's first line: everything that a checker or a reader must know."""
+    def header(self, policy: str, options: Mapping[str, Any], seed: int, *, live: bool = False, **facts: Any) -> Header:
+        """A journal's first line: everything that a checker or a reader must know. In a `live` run time is real, and
+        nobody may know what will be asked for."""
+        total = self.requests.total
         rates = {"rates": list(self.rates.rates.values()), "switches": list(self.rates.switches.values())}
         known: dict[str, Any] = {
             "models": self.models,
             "costs": self.costs,
             "compat": self.compat,
             "simulate": False,
+            "live": live,
             "rates": rates if self.rates else None,
             "item_s": self.item_s,
             "units": self.units if self.item_s else None,
             "prefill_s": self.prefill_s,
             "tenancy": self.tenancy,
             "slo": self.slo,
-            "requests": {"total": self.requests.total, "sha256": self.requests.digest},
+            "requests": {"total": total, "sha256": self.requests.digest} if total or not live else None,
             "estimates": self.requests.estimates,
             "growth": self.growth,
             "forecast": self.requests.forecast,
@@ -299,6 +302,7 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
             options=dict(options),
             mode=self.mode,
             seed=seed,
+            clock=Clock("monotonic") if live else Clock(),
             pool=self.pool,
             graphs=tuple(TaskGraphRecord.of(graph) for graph in self.graphs.values()),
             facts=msgspec.to_builtins({key: value for key, value in (known | facts).items() if value}),

@@ -167,8 +167,18 @@ class Residents:
                 if self.costs.dram_gb:
                     self._keep_in_dram(self._hosts[gpu], one)
 
+    def extend(self, pool: Pool) -> None:
+        """GPUs have joined, which hold nothing."""
+        joined = pool.devices[len(self.held) :]
+        self._types += [device.type for device in joined]
+        self._hosts += [device.host for device in joined]
+        self._memory = pool.memories
+        self.held += [{} for _ in joined]
+        for device in joined:
+            self._dram.setdefault(device.host, {})
+
     def clear(self, gpu: int) -> None:
-        """The GPU has gone; one that comes in its place is empty."""
+        """The GPU has gone, or lost what it held; one that comes in its place is empty."""
         for model in self.held[gpu]:
             del self.holders[model][gpu]
         self.held[gpu].clear()

@@ -8,7 +8,9 @@ from math import inf
 
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import (
+    Added,
     Arrived,
+    Asked,
     Complete,
     Failed,
     Finished,
@@ -16,22 +18,28 @@ from dovetail.core.events import (
     Instruction,
     Observed,
     Reject,
+    Settled,
     Start,
     Stimulus,
+    Stop,
     WakeAt,
 )
 from dovetail.core.tasks import TaskGraph
-from dovetail.workflow.capacity import CapacityFollower
+from dovetail.workflow.capacity import CapacityFollower, follow
+from dovetail.workflow.choices import DEFAULT_LOST_RETRIES
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 from dovetail.workflow.tenants.accounts import Tenants, tenant_of
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.tenants.turns import Turns
 
+_CANCELLED = "it was asked to be cancelled"
+
 
 class WorkflowScheduler:
-    """`retries` is how often a failed node is tried again before its request is rejected; `tenants` admits requests,
-    and where the view has lanes it says whose turn it is."""
+    """`retries` is how often a failed node is tried again before its request is rejected, `lost_retries` how often one
+    that was lost with the place where it ran; `tenants` admits requests, and where the view has lanes it says whose
+    turn it is."""
 
     def __init__(
         self,
@@ -41,12 +49,13 @@ class WorkflowScheduler:
         retries: int = 0,
         tenants: Tenants | None = None,
         gpus_over_time: GpusOverTime | None = None,
+        lost_retries: int = DEFAULT_LOST_RETRIES,
     ) -> None:
         self.view = view
         self._capacity = CapacityFollower(gpus_over_time, view) if gpus_over_time is not None else None
         self._graphs = graphs
         self._policy, self._choose = policy, policy.choose
-        self._retries = retries
+        self._retries, self._lost_retries = retries, lost_retries
         self._requests = view.requests
         self._running: dict[tuple[str, str], tuple[ReadyNode, Window]] = {}
         self._batches: dict[int, int] = {}
@@ -69,7 +78,12 @@ class WorkflowScheduler:
             if self._capacity is not None:
                 self._capacity.follow(now, out)
             self._policy.begin(self.view)
+        changed = resized = False
         for stimulus in stimuli:
+            if isinstance(stimulus, Observed | Settled | Added):  # what is only seen changes nothing
+                resized = self._seen(stimulus) or resized
+                continue
+            changed = True
             if type(stimulus) is Finished:
                 self._finished(stimulus, now, out)
             elif type(stimulus) is Arrived:
@@ -78,12 +92,14 @@ class WorkflowScheduler:
                 self._grew(stimulus, now, out)
             elif type(stimulus) is Failed:
                 self._failed(stimulus, now, out)
-        resized = self._capacity is not None and self._capacity.follow(now, out)
+            elif type(stimulus) is Asked:
+                self._asked(stimulus, out)
+        if self._capacity is not None:
+            resized = self._capacity.follow(now, out) or resized
         if resized:
             self._policy.resized(self.view)
-        elif type(stimuli[-1]) is Observed and type(stimuli[0]) is Observed:  # what is only seen changes nothing
-            return out
-        self._decide(now, out)
+        if resized or changed:
+            self._decide(now, out)
         return out
 
     def close(self, now: float) -> list[Instruction]:
@@ -164,10 +180,29 @@ class WorkflowScheduler:
             return
         node.request.started ^= 1 << node.index
         self.view.demand[node.model] += node.gpu_s
-        if node.attempt <= self._retries:
-            self._ready(ReadyNode(node.request, node.index, now, next(self._seq), node.attempt + 1), now, out)
+        attempt, lost = node.attempt + (not event.lost), node.lost + event.lost
+        if attempt <= self._retries + 1 and lost <= self._lost_retries:
+            self._ready(ReadyNode(node.request, node.index, now, next(self._seq), attempt, lost), now, out)
             return
-        self._reject(node.request, f"node {event.task!r} failed {node.attempt} times: {event.why}", out)
+        what = f"was lost {lost} times" if event.lost else f"failed {node.attempt} times"
+        self._reject(node.request, f"node {event.task!r} {what}: {event.why}", out)
+
+    def _asked(self, event: Asked, out: list[Instruction]) -> None:
+        """Somebody wants a request no more; about one that is closed there is nothing to say."""
+        request = self._requests.get(event.job)
+        if event.what != "cancel" or request is None:
+            return
+        names = [task.name for task in request.graph.tasks if (event.job, task.name) in self._running]
+        out += [Stop(event.job, name, _CANCELLED) for name in names]
+        self._reject(request, _CANCELLED, out, cancelled=True)
+
+    def _seen(self, event: Observed | Settled | Added) -> bool:
+        """Whether it is about GPUs, so that a policy must think again."""
+        if isinstance(event, Settled):
+            return False
+        if isinstance(event, Added):
+            self._graphs = {**self._graphs, **{record.name: record.build() for record in event.graphs}}
+        return follow(event, self.view)
 
     def _release(self, key: tuple[str, str], window: Window) -> None:
         if self._tenants is not None:
@@ -208,12 +243,12 @@ class WorkflowScheduler:
     def _renew(self, node: ReadyNode) -> None:
         """A ready node is gone, and another takes its place."""
         self.view.dequeue(node)
-        self._enqueue(ReadyNode(node.request, node.index, node.ready_s, next(self._seq), node.attempt))
+        self._enqueue(ReadyNode(node.request, node.index, node.ready_s, next(self._seq), node.attempt, node.lost))
 
-    def _reject(self, request: OpenRequest, why: str, out: list[Instruction]) -> None:
+    def _reject(self, request: OpenRequest, why: str, out: list[Instruction], cancelled: bool = False) -> None:
         view = self.view
         del self._requests[request.id]
-        out.append(Reject(request.id, why))
+        out.append(Reject(request.id, why, cancelled))
         if self._tenants is not None:
             self._tenants.leave_queue(request.id)
         node = request.queued

@@ -19,6 +19,7 @@ from dovetail.core.executor import SimExecutor
 
 Window = tuple[int, ...]
 FIRST_TOKEN = "first token"
+TOKENS = "tokens"  # how many a node has read and written, where that is counted
 
 
 class SharedWindow:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from dovetail.core import registry
@@ -14,7 +15,7 @@ from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError, check_functions
 from dovetail.core.events import Complete, Reject
 from dovetail.core.executor import SimExecutor
-from dovetail.core.journal import Observer, Reader, Writer
+from dovetail.core.journal import Header, Observer, Reader, Writer
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.plain import scalar
@@ -54,13 +55,21 @@ def make_policy(policy: Any, options: Mapping[str, Any] | None, mode: Mode) -> t
 def scheduler_for(reader: Reader, policy: WorkflowPolicy | None = None) -> WorkflowScheduler:
     """The scheduler that decided a recorded run, as its header describes it, unless the policy is given: fed the same
     stimuli, it decides again."""
-    header, facts = reader.header, WorkflowFacts.of(reader.header, reader.path)
+    return new_scheduler(reader.header, policy, reader.path)
+
+
+def new_scheduler(
+    header: Header, policy: WorkflowPolicy | None = None, path: Path = Path("journal")
+) -> WorkflowScheduler:
+    """The scheduler of a run that begins with this header, in a journal at this path."""
+    facts = WorkflowFacts.of(header, path)
     view_type = LaneView if facts.tenancy is not None and facts.tenancy.tenants else View
     view = view_type(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
     chosen: WorkflowPolicy = policy or registry.create("workflow", header.policy, header.options)
     scheduler = HeapScheduler if facts.compat else WorkflowScheduler
     tenants = None if facts.tenancy is None else Tenants(facts.tenancy)
-    return scheduler(view, header.build_graphs(), chosen, facts.retries, tenants, facts.gpus_over_time)
+    graphs, over_time = header.build_graphs(), facts.gpus_over_time
+    return scheduler(view, graphs, chosen, facts.retries, tenants, over_time, facts.lost_retries)
 
 
 class WorkflowRun(Run):

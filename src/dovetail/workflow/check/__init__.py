@@ -26,6 +26,8 @@ CODES = core.CODES | {
     "replaces": "a model said to be replaced that is not the one",
     "memory": "a model on a GPU that is too small for it",
     "off": "a node on a GPU that has gone, or has not come yet",
+    "seen": "GPUs, a loaded model or tokens said to be seen where they cannot be",
+    "cancel": "a request that was asked to be cancelled and was not, or not wholly, or was without being asked",
     "retry": "a node tried more often than was allowed",
     "admission": "a request turned away by a queue that was not full, or admitted to a full one",
     "quota": "a tenant that holds more GPUs than its quota",

@@ -20,7 +20,7 @@ class LowerBounds:
         self._faults = faults
         self._graphs = header.build_graphs()
         self._bounds = bounds_for(
-            header.pool, self._graphs, facts.models, facts.costs, facts.table, free_setups, facts.later
+            header.pool, self._graphs, facts.models, facts.costs, facts.table, free_setups, facts.later, facts.void
         )
         self.void = self._bounds.void or ("" if facts.exact else "run times are not exact")
         self.claimed: dict[str, Any] | None = None

@@ -17,6 +17,7 @@ from dovetail.workflow.check.below import LowerBounds
 from dovetail.workflow.check.files import InputFiles
 from dovetail.workflow.check.gpus_on import GpusOnRules
 from dovetail.workflow.check.growth import GrowthCheck
+from dovetail.workflow.check.live import LiveRules
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.check.tenants import TenantRules
 from dovetail.workflow.facts import WorkflowFacts
@@ -56,6 +57,8 @@ class Examination:
         if self.facts.gpus_over_time is not None:
             self.gpus_on = GpusOnRules(self.facts.gpus_over_time, len(self.header.pool), rules, self.faults)
             self.followers.append(self.gpus_on)
+        if self.facts.live:
+            self.followers.append(LiveRules(self.header, rules, self.faults))
         if rules is None:
             self.notes.append("prices and run times were not checked: they were measured, not computed")
         else:

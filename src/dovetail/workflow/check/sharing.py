@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dovetail.core.events import Failed, Finished, Observed, Start
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
+from dovetail.core.resources import Device
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import window_shares
 from dovetail.workflow.sharing import FIRST_TOKEN
@@ -57,6 +58,10 @@ class SharingRules:
         self._windows: dict[tuple[int, ...] | Key, _Window] = {}
         self._where: dict[Key, tuple[int, ...] | Key] = {}
 
+    def extend(self, devices: Sequence[Device]) -> None:
+        """GPUs have joined."""
+        self._types += [device.type for device in devices]
+
     def beside(self, t: float, start: Start) -> tuple[float, float] | None:
         """What is left of the load, and the share of each, if a node joins others of its model; None if nobody is
         there."""
@@ -105,14 +110,14 @@ class SharingRules:
         if self._facts.exact and late and isinstance(place[0], int) and not (failed and t < expected):
             message = f"ended at {t} s, expected {expected} s of a node among {len(window.nodes)} on {list(place)}"
             self._faults.add("duration", who, message)
-        if node.first_s is not None and not failed:
+        if node.first_s is not None and not failed and not self._facts.live:
             self._faults.add("token", who, "ended, but its first token was not told")
         del window.nodes[event.job, event.task]
         if not window.nodes:
             del self._windows[place]
 
     def observed(self, t: float, event: Observed) -> None:
-        if event.what != FIRST_TOKEN:
+        if event.what != FIRST_TOKEN or self._facts.live:  # of a live run it comes when it comes, if it does
             return
         key = (str(event.facts.get("job")), str(event.facts.get("task")))
         who, place = "/".join(key), self._where.get(key)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Start
+from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Start
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.rates import PREFILL
+from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task
 from dovetail.workflow.check.prefixes import PrefixRecount
 from dovetail.workflow.check.sharing import SharingRules
@@ -26,8 +27,7 @@ class StartRules:
         self._faults = faults
         self._graphs = header.build_graphs()
         self._rates = facts.table
-        self._types = [device.type for device in header.pool.devices]
-        self._speeds, self._memories = header.pool.speeds, header.pool.memories
+        self._know(header.pool)
         self.residents = Residents(header.pool, facts.models, facts.costs, self._rates)
         self._prefixes = PrefixRecount(facts.models)
         self._caches = any(model.prefix is not None for model in facts.models.values())
@@ -35,14 +35,24 @@ class StartRules:
         self.names_replaced = True  # off where a log does not say what was replaced
         self._arrived: dict[str, Arrived] = {}
         self._added: dict[str, dict[str, float]] = {}  # sizes of nodes that requests got while they ran
-        self._failed: dict[tuple[str, str], int] = {}
+        self._failed: dict[tuple[str, str, bool], int] = {}  # by whether it was lost with its place
         self._sharing = SharingRules(header, facts, faults)
         self._t = 0.0
         for graph in self._graphs.values():
             self._check_models(graph.name, graph.tasks)
 
+    def _know(self, pool: Pool) -> None:
+        self._pool, self._types = pool, [device.type for device in pool.devices]
+        self._speeds, self._memories = pool.speeds, pool.memories
+
+    def extend(self, event: Added) -> None:
+        """GPUs have joined."""
+        self._know(self._pool.joined(event.devices, event.types))
+        self.residents.extend(self._pool)
+        self._sharing.extend(event.devices)
+
     def empty(self, gpu: int) -> None:
-        """Another GPU has come in its place."""
+        """Another GPU has come in its place, or it has lost what it held."""
         self.residents.clear(gpu)
         self._prefixes.forget(gpu)
 
@@ -73,7 +83,7 @@ class StartRules:
                 self._sharing.observed(t, event)
             elif kind is Failed:
                 self._sharing.end(t, event)
-                key = (event.job, event.task)
+                key = (event.job, event.task, event.lost)
                 self._failed[key] = self._failed.get(key, 0) + 1
 
     def _check_models(self, who: str, nodes: Iterable[Task]) -> None:
@@ -94,10 +104,12 @@ class StartRules:
         if start.devices and start.devices != tuple(range(start.devices[0], start.devices[0] + len(start.devices))):
             self._faults.add("window", who, f"found GPUs {list(start.devices)}, expected neighbours")
         for member in members:
-            failed = self._failed.get((member.job, member.task), 0)
-            if failed > self._facts.retries:
-                message = f"started after {failed} failures, expected at most {self._facts.retries} retries"
-                self._faults.add("retry", f"{member.job}/{member.task}", message)
+            for lost, most in ((False, self._facts.retries), (True, self._facts.lost_retries)):
+                failed = self._failed.get((member.job, member.task, lost), 0)
+                if failed > most:
+                    what = "losses of its place" if lost else "failures"
+                    message = f"started after {failed} {what}, expected at most {most} retries"
+                    self._faults.add("retry", f"{member.job}/{member.task}", message)
         if len(members) > 1 and (not self._facts.costs.batching or len(members) > len(model.batch_curve)):
             allowed = max(len(model.batch_curve), 1) if self._facts.costs.batching else 1
             self._faults.add("batch", who, f"found {len(members)} nodes in one batch, expected at most {allowed}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import mul
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -91,6 +91,7 @@ class ReadyNode:
         "gone",
         "gpu_s",
         "index",
+        "lost",
         "model",
         "name",
         "prefix",
@@ -103,7 +104,9 @@ class ReadyNode:
         "width",
     )
 
-    def __init__(self, request: OpenRequest, index: int, ready_s: float, seq: int, attempt: int = 1) -> None:
+    def __init__(
+        self, request: OpenRequest, index: int, ready_s: float, seq: int, attempt: int = 1, lost: int = 0
+    ) -> None:
         node = request.graph.tasks[index]
         self.request = request
         self.index = index
@@ -114,7 +117,8 @@ class ReadyNode:
         self.gpu_s = self.size * node.width
         self.ready_s = ready_s
         self.seq = seq
-        self.attempt = attempt
+        self.attempt = attempt  # of which it is to blame for all that went before
+        self.lost = lost  # how often it was lost with the place where it ran
         self.rank: Any = seq
         self.gone = False
         self.sibling: ReadyNode | None = None
@@ -187,11 +191,12 @@ class SharedSlots(SharedWindow):
     """A window with slots of which some are taken: by which model, and how much work it is expected to have done when
     the last of its nodes ends."""
 
-    __slots__ = ("_last_s", "model")
+    __slots__ = ("_last_s", "emptied", "model")
 
     def __init__(self, model: str, shares: Sequence[float], ready_s: float) -> None:
         super().__init__(shares, ready_s)
         self.model = model
+        self.emptied = False  # the model has been lost: nobody joins
         self._last_s = 0.0
 
     def add(self, now: float, run_s: float) -> None:
@@ -219,14 +224,13 @@ class View:
         rates: RateTable | None = None,
         forecast: Mapping[str, float] | None = None,
     ) -> None:
-        self.pool = pool
-        self.size = len(pool)  # of which those that are off do not count
         self.off: dict[
             int, float
         ] = {}  # GPUs that have gone or go when what they run has ended, and when they are back
         self._gone: set[int] = set()
         self.models = models
         self.costs = costs
+        self.shares = any(model.slots for model in models.values())  # whether nodes may share windows
         self.forecast = dict(forecast or {})
         self.residents = Residents(pool, models, costs, rates)
         self.now = 0.0
@@ -240,34 +244,41 @@ class View:
         self.idle_since = [0.0] * len(pool)
         self.executions = [0] * len(pool)
         self.until = [0.0] * len(pool)  # when a busy GPU is expected to be free
-        self.rates = rates or RateTable()
-        self._types = [d.type for d in pool.devices]
-        self._speeds = pool.speeds
-        self.total_speed = sum(self._speeds)
-        self.fastest = max([*self._speeds, *[rate.rate for rate in self.rates.rates.values()]])
-        self.even = not self.rates.rates and set(self._speeds) == {1.0}
         cached = any(model.prefix is not None for model in models.values())
         self.prefixes = PrefixCaches(models, self.residents.held) if cached else None
-        self.even = self.even and not cached
-        self.shares = any(model.slots for model in models.values())  # whether nodes may share windows
         self.shared: dict[Window, SharedSlots] = {}  # windows with slots, while any is taken
         self._with_slots = 0  # GPUs of those that have one left
         self._known_shares: dict[tuple[str, ...], list[float]] = {}
-        self.even = self.even and not self.shares
-        self._reads_apart = any(rate.unit == PREFILL for rate in self.rates.rates.values())
         self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
         self._masks: dict[tuple[int | str, bool], list[tuple[Window, int]]] = {}
         self._windows: dict[tuple[int | str, bool], list[Window]] = {}
         self._roomy: dict[tuple[str, bool], frozenset[Window]] = {}
-        # whether two GPUs that hold the same model are as good as each other, but for how long they have been idle
-        self.alike = len({*self._types}) == 1 and costs.resident == "one" and not costs.dram_gb
-        self.alike = self.alike and (costs.adapter_slots == 1 or not any(m.adapter_of for m in models.values()))
-        self.alike = self.alike and not cached
-        self.limited = any(m is not None for m in pool.memories)
         self._heads: list[tuple[Any, int, Queue]] = []
         self._head_of: dict[str, tuple[Any, int, Queue]] = {}
         self._changed: dict[str, None] = {}  # models whose queue may have another head than in `_heads`
         self._containing: dict[int | str, dict[int, list[Window]]] = {}
+        self._know(pool, rates or RateTable())
+
+    def _know(self, pool: Pool, rates: RateTable) -> None:
+        """What follows from the pool and its rates."""
+        self.pool, self.rates, costs = pool, rates, self.costs
+        self.size = len(pool) - len(self.off)  # those that are off do not count
+        self._types, self._speeds = [d.type for d in pool.devices], pool.speeds
+        self.total_speed = self._speed_there()
+        self.fastest = max([*self._speeds, *[rate.rate for rate in rates.rates.values()]])
+        self._reads_apart = any(rate.unit == PREFILL for rate in rates.rates.values())
+        plain = self.prefixes is None and not self.shares
+        self.even = plain and not rates.rates and set(self._speeds) == {1.0}
+        # whether two GPUs that hold the same model are as good as each other, but for how long they have been idle
+        self.alike = len({*self._types}) == 1 and costs.resident == "one" and not costs.dram_gb
+        adapters = any(model.adapter_of for model in self.models.values())
+        self.alike = self.alike and (costs.adapter_slots == 1 or not adapters) and self.prefixes is None
+        self.limited = any(m is not None for m in pool.memories)
+
+    def _speed_there(self) -> float:
+        """Of all GPUs that are there; of the fastest one while there is none, so that what waits has a length."""
+        there = [speed for gpu, speed in enumerate(self._speeds) if gpu not in self.off]
+        return sum(there) if there else max(self._speeds)
 
     # --- what a policy may ask --------------------------------------------------------------------
 
@@ -295,7 +306,7 @@ class View:
 
     def _has_slot(self, window: Window, model: str) -> bool:
         sharing = self.shared.get(window)
-        if sharing is None or sharing.model != model or sharing.count == len(sharing.shares):
+        if sharing is None or sharing.model != model or sharing.count == len(sharing.shares) or sharing.emptied:
             return False
         return not self.off or self.off.keys().isdisjoint(window)
 
@@ -524,7 +535,30 @@ class View:
         self.off.update(closed)
         self._let_go(idle)
         self.size = len(self.pool) - len(self.off)
-        self.total_speed = sum(speed for gpu, speed in enumerate(self._speeds) if gpu not in self.off)
+        self.total_speed = self._speed_there()
+        self._forget_windows()
+
+    def extend(self, pool: Pool) -> None:
+        """GPUs have joined: they are free, and hold nothing."""
+        first, added = len(self.pool), len(pool) - len(self.pool)
+        self.free += [False] * added
+        self.idle_since += [0.0] * added
+        self.executions += [0] * added
+        self.until += [0.0] * added
+        self.residents.extend(pool)
+        self._know(pool, self.rates)
+        self.release(tuple(range(first, len(pool))))
+        self._forget_windows()
+
+    def empty(self, gpus: Collection[int]) -> None:
+        """GPUs have lost what they held. What runs there is not told to have ended yet, but nobody joins it."""
+        for gpu in gpus:
+            self.residents.clear(gpu)
+        for window, sharing in self.shared.items():
+            sharing.emptied = sharing.emptied or not set(window).isdisjoint(gpus)
+        self._slots_changed()
+
+    def _forget_windows(self) -> None:
         for known in (self._masks, self._windows, self._roomy, self._containing):
             known.clear()
         self._slots_changed()

@@ -135,6 +135,7 @@ class Dovetail(WorkflowPolicy):
                 for _, _, queue in view.heads()
                 if (queue.width > 1 or (view.shares and not view.residents.holders.get(queue.model)))
                 and not view.free_windows(queue.model)
+                and view.roomy_windows(queue.model)
             ]
             due = [queue.head for queue in blocked if self._is_due(queue, view)]
             if due:

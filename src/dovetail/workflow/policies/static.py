@@ -23,7 +23,7 @@ class Static(WorkflowPolicy):
         self._load: list[float] = []
 
     def begin(self, view: View) -> None:
-        self._load = [0.0] * len(view.pool)
+        self.pins, self._load = {}, [0.0] * len(view.pool)
         usable = [m for m, model in view.models.items() if model.width and view.roomy_windows(m)]
         wanted = {m: work for m in usable if (work := view.forecast.get(m, 0.0)) > 0}
         for model in sorted(wanted, key=lambda m: (-view.models[m].width, -wanted[m], m)):
@@ -55,6 +55,8 @@ class Static(WorkflowPolicy):
     def choose(self, view: View) -> Place | Wait | None:
         best = None
         for queue in view.queues.values():
+            if not view.roomy_windows(queue.model):  # all that it fits on are gone
+                continue
             if queue.model not in self.pins:  # not in the forecast
                 self._pin(queue.model, view.demand[queue.model] or 1.0, view)
             head = queue.head
