@@ -64,10 +64,11 @@ GRAPHS = {
 class Bench:
     """A scheduler on the table: put something in, see what comes out."""
 
-    def __init__(self, gpus: int = 1, costs: CostRules | None = None, **limits: int) -> None:
+    def __init__(self, gpus: int = 1, costs: CostRules | None = None, retries: int = 0, lost_retries: int = 20) -> None:
         models = MODELS if costs is None else {name: MODELS[name] for name in ("llm", "sd")}
         self.view = View(Pool.parse(str(gpus), {}), models, costs or CostRules())
-        self.scheduler = WorkflowScheduler(self.view, GRAPHS, registry.create("workflow", "baseline"), **limits)
+        policy = registry.create("workflow", "baseline")
+        self.scheduler = WorkflowScheduler(self.view, GRAPHS, policy, retries, lost_retries=lost_retries)
 
     def __call__(self, now: float, *stimuli: Stimulus) -> list[Instruction]:
         return self.scheduler.handle(stimuli, now)
@@ -240,7 +241,7 @@ def test_reports_are_taken_in_the_order_in_which_they_came() -> None:
             return []
 
     inbox = Inbox()
-    told = [
+    told: list[Stimulus] = [
         arrived("r"),
         Settled("x", "a", (0,)),
         Observed("tokens", {"job": "x", "task": "a"}),
@@ -330,7 +331,7 @@ def test_a_live_journal_is_valid_and_decides_again_the_same(live_journal: Path) 
 Line = dict[str, Any]
 
 
-def faults(journal: Path, tmp_path: Path, change: Callable[[list[Line]], None]) -> set[str]:
+def faults(journal: Path, tmp_path: Path, change: Callable[[list[Line]], object]) -> set[str]:
     """The codes of what the checker finds after a change of the journal's lines."""
     head, *lines = journal.read_text().splitlines()
     events = [json.loads(line) for line in lines]
@@ -344,15 +345,15 @@ def first(lines: list[Line], kind: str, **facts: Any) -> int:
     return next(i for i, e in enumerate(lines) if e["k"] == kind and all(e.get(k) == v for k, v in facts.items()))
 
 
-def drop(kind: str, **facts: Any) -> Callable[[list[Line]], None]:
-    return lambda lines: lines.pop(first(lines, kind, **facts)) and None
+def drop(kind: str, **facts: Any) -> Callable[[list[Line]], object]:
+    return lambda lines: lines.pop(first(lines, kind, **facts))
 
 
-def set_in(kind: str, key: str, value: Any, **facts: Any) -> Callable[[list[Line]], None]:
+def set_in(kind: str, key: str, value: Any, **facts: Any) -> Callable[[list[Line]], object]:
     return lambda lines: lines[first(lines, kind, **facts)].__setitem__(key, value)
 
 
-def twice(kind: str, **facts: Any) -> Callable[[list[Line]], None]:
+def twice(kind: str, **facts: Any) -> Callable[[list[Line]], object]:
     return lambda lines: lines.insert(first(lines, kind, **facts), lines[first(lines, kind, **facts)])
 
 
