@@ -30,7 +30,7 @@ def flow_of(nodes: list[dict[str, Any]], edges: list[tuple[str, str]], folder: P
 
 
 def data_of(flow: DataFlow, given: dict[str, Any] | None = None, **options: Any) -> RunData:
-    return RunData("r", flow, given or {}, options, size=lambda instance, node: 2.5)
+    return RunData("r", flow, given or {}, options, size=lambda data, instance, node: 2.5)
 
 
 def names(event: Grew | None) -> list[str]:

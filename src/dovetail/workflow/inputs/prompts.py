@@ -84,8 +84,16 @@ class PromptRule:
     @property
     def names(self) -> tuple[str, ...]:
         """The inputs that it takes."""
-        templates = [self._text] if self._text is not None else [content for _, content in self._messages]
-        return tuple(dict.fromkeys(name for template in templates for name in template.names))
+        return tuple(dict.fromkeys(name for template in self._templates for name in template.names))
+
+    @property
+    def _templates(self) -> list[PromptTemplate]:
+        return [self._text] if self._text is not None else [content for _, content in self._messages]
+
+    @property
+    def length(self) -> int:
+        """Characters beside those of its inputs."""
+        return sum(len(template.fill(lambda name: "")) for template in self._templates)
 
     def ask(self, text: Callable[[str], str], messages: Callable[[str], Sequence[Any]]) -> dict[str, Any]:
         """The `prompt`, or the `messages`, for a model; an input as text, or as the messages that it is."""

@@ -43,15 +43,16 @@ class RunData:
         given: Mapping[str, Any],
         options: Mapping[str, Any] | None = None,
         *,
-        size: Callable[[str, str], float] = lambda instance, node: 1.0,
+        size: Callable[[RunData, str, str], float] = lambda data, instance, node: 1.0,
         fetch: Fetch | None = None,
         most_mib: float = MOST_MIB,
     ) -> None:
         self.flow, self.outputs = flow, dict[str, dict[str, Any]]()
         self.options = dict(options or {})
+        self.asked: dict[str, int] = {}  # characters that nodes were asked with
         self._given = _complete(flow, given)
         self._check_options()
-        self._branches = Branches(job, flow, size, self.options.get("outcomes"))
+        self._branches = Branches(job, flow, lambda *names: size(self, *names), self.options.get("outcomes"))
         self._fetch, self._most = fetch, most_mib * MIB
         self._bytes = size_of(self._given)
         if self._bytes > self._most:
@@ -76,7 +77,20 @@ class RunData:
             values = self._asked(flow, values, {source: name for name, source in inputs.items()})
         except ValueFaultError as error:
             raise ValueFaultError(f"node {task!r}: {error}") from None
-        return values, self._options_of(task, flow)
+        self.asked[task] = _characters(values)
+        return values, self.options_of(task)
+
+    def is_first(self, task: str) -> bool:
+        """Whether a node waits for no other."""
+        return not self._before.get(task, True)
+
+    def before(self, task: str) -> Sequence[str]:
+        """The nodes directly before one, as far as they are there yet."""
+        return self._before.get(task, ())
+
+    def characters(self, task: str) -> int:
+        """How much text a node will be asked with, of which all inputs are there."""
+        return _characters(self.call(task)[0])
 
     def _asked(self, flow: NodeFlow, values: dict[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
         """The inputs with the prompt that is made of them: what it takes is in there, the rest goes beside it."""
@@ -99,7 +113,9 @@ class RunData:
             found = [text_of(value, self._fetch) for value in shown]
         return values | {"prompt": "\n\n".join(found)} if found else values
 
-    def _options_of(self, task: str, flow: NodeFlow) -> dict[str, Any]:
+    def options_of(self, task: str) -> dict[str, Any]:
+        """The options of a node's call."""
+        flow = self.flow.node_of(task)
         own = {} if flow.node.id != self.flow.answer else {k: v for k, v in self.options.items() if k not in _KINDS}
         said = said_of(task, self.options.get("node_configs"))
         own |= said if isinstance(said, dict) else {}
@@ -241,6 +257,18 @@ def _complete(flow: DataFlow, given: Mapping[str, Any]) -> dict[str, Any]:
         hint = next((hint for hint in hints if "did you" in hint), "")
         raise InputError(f"workflow {flow.name!r} needs {names}; the request gives {found}{hint}")
     return dict(given)
+
+
+def _characters(values: Mapping[str, Any]) -> int:
+    """Of what a language model reads: messages, a prompt, or text."""
+    if isinstance(messages := values.get("messages"), list):
+        texts = (message.get("content") for message in messages if isinstance(message, dict))
+        return sum(len(text) for text in texts if isinstance(text, str))
+    for name in ("prompt", "text"):
+        if isinstance(values.get(name), str):
+            return len(values[name])
+    lists = (value for value in values.values() if isinstance(value, list))
+    return sum(len(text) for value in (values.values(), *lists) for text in value if isinstance(text, str))
 
 
 def _messages(name: str, value: Any) -> list[Any]:
