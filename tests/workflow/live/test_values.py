@@ -155,6 +155,13 @@ def test_options_of_the_request_reach_the_node_that_answers_and_node_configs_the
     assert data.call("judge")[1] == {"temperature": 0}
 
 
+def test_an_emulated_model_takes_as_long_as_the_request_says() -> None:
+    data = run(
+        flow_of(STORY, CHAIN), {"topic": "", "tone": ""}, options={"node_execution_times": {"plan": 3, "write": 4}}
+    )
+    assert (data.call("plan")[1], data.options_of("write")) == ({"seconds": 3}, {})
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

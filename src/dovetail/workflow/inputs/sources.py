@@ -18,11 +18,19 @@ OF_SERVERS = ("model", "swap", "command", "api_key_env", "ready_s", "api", "time
 _LONGEST_S = 1e6
 
 
-class EmulatedSource(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A model that only takes its time: as long as is said here, else as the model's other keys say, `speed` times as
-    fast; it answers with `answer`, or with made-up words."""
+class EmulatedSource(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A model that only takes its time: as long as is said here, else as the model's other keys say, all `speed` times
+    as fast. Seconds of a call are `call_s`, or without that its tokens at the rates given here. It answers with
+    `answer`, or with made-up words.
+
+    `reload_s` is a load from host memory, `shares` the speed of each of 1, 2, ... calls at once; with `spin` the
+    processor is kept busy meanwhile. `faults` is a folder: a file `MODEL.VERB.FAULT` there (`any` for any model; more
+    may follow, after another dot) is taken away by the next one who does that, and happens to it.
+    """
 
     load_s: float | None = None
+    reload_s: float | None = None
+    unload_s: float = 0.0
     call_s: float | None = None
     tokens_per_second: float | None = None
     prefill_tokens_per_second: float | None = None
@@ -30,17 +38,20 @@ class EmulatedSource(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     noise: float = 0.0
     speed: float = 1.0
     answer: str | dict[str, Any] | None = None
+    shares: tuple[float, ...] = ()
+    spin: bool = False
+    faults: str = ""
 
     def problem(self) -> tuple[str, str] | None:
         """What is wrong, and under which key."""
-        for key in ("load_s", "call_s", "token_mean", "noise"):
-            number = getattr(self, key)
-            if number is not None and not 0 <= number <= _LONGEST_S:
-                return key, f"expected a number from 0 to {_LONGEST_S:g}, found {number}"
+        for key in ("load_s", "reload_s", "unload_s", "call_s", "token_mean", "noise"):
+            if not 0 <= (getattr(self, key) or 0) <= _LONGEST_S:
+                return key, f"expected a number from 0 to {_LONGEST_S:g}, found {getattr(self, key)}"
         for key in ("tokens_per_second", "prefill_tokens_per_second", "speed"):
-            number = getattr(self, key)
-            if number is not None and not 0 < number <= 1e12:
+            if (number := getattr(self, key)) is not None and not 0 < number <= 1e12:
                 return key, f"expected a positive number, found {number}"
+        if not all(0 < share <= 1 for share in self.shares):
+            return "shares", f"expected numbers above 0, up to 1, found {list(self.shares)}"
         return None
 
 
@@ -104,6 +115,9 @@ class ModelSource(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
         """The same with paths from this folder on."""
         if self.log:
             return structs.replace(self, log=str((folder / Path(self.log).expanduser()).resolve()))
+        if self.emulated is not None and self.emulated.faults:
+            faults = str((folder / Path(self.emulated.faults).expanduser()).resolve())
+            return structs.replace(self, emulated=structs.replace(self.emulated, faults=faults))
         if self.path is not None and not self.hub:
             return structs.replace(self, path=str((folder / Path(self.path).expanduser()).resolve()))
         if self.factory is not None and ".py:" in self.factory:

@@ -34,8 +34,9 @@ class NodeFlow:
         self.outputs = tuple(node.outputs)
         first = "text" if "text" in node.outputs or not node.outputs else node.outputs[0]
         self.shared_out = {decision.output or first for decision in node.decide.values() if decision.each is True}
-        source = model.source
-        self.is_called_by_us = isinstance(source, ModelSource) and source.factory is not None
+        source = model.source if isinstance(model.source, ModelSource) else ModelSource()
+        self.is_called_by_us = source.factory is not None
+        self.emulated = source.emulated
 
 
 class DataFlow:

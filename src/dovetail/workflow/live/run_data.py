@@ -119,6 +119,9 @@ class RunData:
         own = {} if flow.node.id != self.flow.answer else {k: v for k, v in self.options.items() if k not in _KINDS}
         said = said_of(task, self.options.get("node_configs"))
         own |= said if isinstance(said, dict) else {}
+        seconds = said_of(task, self.options.get("node_execution_times"))
+        if flow.emulated is not None and isinstance(seconds, int | float):  # it takes as long as the file says
+            own.setdefault("seconds", seconds / flow.emulated.speed)
         if not flow.is_called_by_us and "max_length" in own:  # its name in older files
             own.setdefault("max_tokens", own.pop("max_length"))
         return own

@@ -71,20 +71,22 @@ def _form(name: str, model: Model, source: ModelSource) -> dict[str, Any]:
 
 
 def _emulated(model: Model, given: EmulatedSource) -> dict[str, Any]:
-    """What an emulated model takes: as given there, else as the model's own keys say."""
-    reads, writes = given.prefill_tokens_per_second, given.tokens_per_second
-    call_s = given.call_s
-    if call_s is None and not (writes or model.tokens_per_second):
+    """What an emulated model takes, at its speed: as given there, else as the model's own keys say."""
+    speed, call_s = given.speed, given.call_s
+    writes = given.tokens_per_second or model.tokens_per_second
+    reads = given.prefill_tokens_per_second or model.prefill_tokens_per_second
+    if call_s is None and not writes:
         call_s = model.estimate_s()[0]
     load_s = model.load_time_seconds if given.load_s is None else given.load_s
-    speed = given.speed
-    rates = {
-        "tokens_per_second": writes or model.tokens_per_second,
-        "prefill_tokens_per_second": reads or model.prefill_tokens_per_second,
-    }
+    tokens = model.token_mean if given.token_mean is None else given.token_mean
     return structs.asdict(given) | {
         "load_s": load_s / speed,
+        "reload_s": None if given.reload_s is None else given.reload_s / speed,
+        "unload_s": given.unload_s / speed,
         "call_s": None if call_s is None else call_s / speed,
-        "token_mean": model.token_mean if given.token_mean is None else given.token_mean,
-        **{key: None if rate is None else rate * speed for key, rate in rates.items()},
+        "tokens_per_second": None if writes is None else writes * speed,
+        "prefill_tokens_per_second": None if reads is None else reads * speed,
+        "token_mean": 0.0 if tokens is None else tokens,
+        "shares": given.shares or model.cost.concurrency_curve,
+        "speed": 1.0,
     }

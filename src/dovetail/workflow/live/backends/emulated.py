@@ -16,8 +16,8 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct
 
+from dovetail.workflow.inputs.sources import EmulatedSource
 from dovetail.workflow.live.protocol import (
     Answer,
     BackEnd,
@@ -32,41 +32,6 @@ from dovetail.workflow.sharing import SharedWindow
 
 Verb = Literal["load", "unload", "call"]
 _LOOK_S = 0.02  # how often a call that shares its speed looks whether it was stopped
-
-
-class EmulatedSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `source: {emulated: ...}` may say. Seconds of a call are `call_s`, or without that its tokens at the rates
-    given here; a call's own option `seconds` goes before both.
-
-    `reload_s` is a load from host memory, `shares` the speed of each of 1, 2, ... calls at once; with `spin` the
-    processor is kept busy meanwhile. `faults` is a folder: a file `MODEL.VERB.FAULT` there (`any` for any model; more
-    may follow, after another dot) is taken away by the next one who does that, and happens to it.
-    """
-
-    load_s: float = 0.0
-    reload_s: float | None = None
-    unload_s: float = 0.0
-    call_s: float | None = None
-    tokens_per_second: float | None = None
-    prefill_tokens_per_second: float | None = None
-    token_mean: float = 0.0
-    noise: float = 0.0
-    answer: str | dict[str, Any] | None = None
-    shares: tuple[float, ...] = ()
-    spin: bool = False
-    faults: str = ""
-
-    def problem(self) -> str | None:
-        """What is wrong with these values, or None."""
-        for name in ("load_s", "reload_s", "unload_s", "call_s", "token_mean", "noise"):
-            if not 0 <= (getattr(self, name) or 0) < math.inf:
-                return f"{name}: expected a number >= 0, found {getattr(self, name)}"
-        for name in ("tokens_per_second", "prefill_tokens_per_second"):
-            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
-                return f"{name}: expected a positive number, found {value}"
-        if not all(0 < share <= 1 for share in self.shares):
-            return f"shares: expected numbers in (0, 1], found {list(self.shares)}"
-        return None
 
 
 def make(model: ServedModel) -> BackEnd:
@@ -89,7 +54,7 @@ class EmulatedModel:
     def load(self, devices: Sequence[str]) -> None:
         source = self._source
         self._misbehave("load", Event())
-        self._pass(source.load_s if not self._kept or source.reload_s is None else source.reload_s, Event())
+        self._pass((source.load_s or 0.0) if not self._kept or source.reload_s is None else source.reload_s, Event())
         self._kept = self._loaded = True
 
     def unload(self, keep: bool) -> None:
@@ -136,7 +101,7 @@ class EmulatedModel:
         given = [call.inputs.get(name) for name in ("prompt", "text", "input", "messages")]
         read = sum(len(str(value).split()) for value in given if value)
         most = call.options.get("max_tokens")
-        written = round(self._source.token_mean)
+        written = round(self._source.token_mean or 0.0)
         return read, written if most is None else min(written, int(most))
 
     def _seconds(self, call: ModelCall, read: int, written: int) -> tuple[float, float]:
