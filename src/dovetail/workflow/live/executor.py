@@ -1,0 +1,440 @@
+"""Carries the workflow scheduler's orders out: what is to leave leaves, what is to be loaded is, and calls are made.
+
+Which models leave a GPU is decided as the scheduler plans with it: by the same `Residents`, fed with the same starts. What
+really is loaded is kept beside that: a start whose model is not there loads it, whatever was expected. Every attempt at
+a node has an id of its own and ends once; what comes later of it is nobody's business any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dovetail.core.events import Added, Change, Failed, Finished, Observed, Settled, Start, Stimulus, Stop
+from dovetail.core.inbox import Inbox
+from dovetail.core.resources import Device, Pool
+from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.live.engines.local import LocalEngine
+from dovetail.workflow.live.limits import Alarms, Limits
+from dovetail.workflow.live.places import host_numbers, types_of
+from dovetail.workflow.live.protocol import (
+    Answer,
+    AnswerPiece,
+    BackEndError,
+    CallFailed,
+    Engine,
+    GpuPlace,
+    Loaded,
+    LoadFailed,
+    Report,
+    ServedModel,
+    Unhealthy,
+    Unloaded,
+    WorkerLost,
+    WorkerReady,
+    WorkersJoined,
+)
+from dovetail.workflow.live.runs import Runs
+from dovetail.workflow.residents import Residents
+from dovetail.workflow.sharing import FIRST_TOKEN
+
+_NO_GPU = -1  # the number of the worker that runs nodes without a GPU
+
+
+class _Instance(Struct, eq=False):
+    """A model on a window, at the worker of its first GPU: loaded, or about to be."""
+
+    model: str
+    window: tuple[int, ...]
+    worker: int
+    limit_s: float
+    loaded: bool = False
+    alone: bool = True  # nothing else was on its window when it was loaded
+    attempts: dict[str, _Attempt] = {}
+    waits_for: set[tuple[int, str]] = set()  # what is still to leave its window, at other workers
+
+
+class _Attempt(Struct, eq=False):
+    """One attempt at a node."""
+
+    id: str
+    start: Start
+    instance: _Instance
+    begun: bool = False  # its first token has come
+    stop: str = ""  # why it is to end before its time
+    lost: bool = False  # and whether that is its place's fault
+
+
+class LiveExecutor:
+    """Reports go to the inbox; `runs` says what nodes are called with, and takes the answers. GPUs of the pool are the
+    engine's workers, by number; nodes without a GPU run in a process of this executor's own."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        inbox: Inbox,
+        runs: Runs,
+        served: Mapping[str, ServedModel],
+        models: Mapping[str, ModelCost],
+        pool: Pool,
+        costs: CostRules,
+        limits: Limits | None = None,
+    ) -> None:
+        self._engine, self._inbox, self._runs, self._served = engine, inbox, runs, served
+        self._pool, self._models, self._limits = pool, models, limits or Limits()
+        self._residents = Residents(pool, models, costs)
+        self._without_gpu = {name: model for name, model in served.items() if not models[name].width}
+        self._side = LocalEngine([GpuPlace("cpu", "localhost")], self._limits.silence_s) if self._without_gpu else None
+        self._lock = threading.RLock()
+        self._alarms = Alarms()
+        self._ids = count(1)
+        self._attempts: dict[str, _Attempt] = {}  # those that have not ended
+        self._by_node: dict[tuple[str, str], _Attempt] = {}
+        self._instances: dict[tuple[int, str], _Instance] = {}
+        self._kept: set[tuple[int, str]] = set()  # not loaded, but in the host memory of a worker
+        self._loads = Counter[tuple[int, str]]()  # that are under way
+        self._unloads = Counter[tuple[int, str]]()
+        self._failed_loads = Counter[str]()  # in a row
+        self._away: dict[int, str] = {}  # workers that are not there, and why
+
+    def start(self) -> None:
+        self._alarms.start()
+        self._engine.start(self._served, self._report)
+        if self._side is not None:
+            self._side.start(self._without_gpu, self._report_side)
+            with self._lock:
+                for name in self._without_gpu:
+                    self._load(_Instance(name, (), _NO_GPU, self._limits.load_s(self._models[name].load_s)))
+
+    def close(self) -> None:
+        self._alarms.close()
+        self._engine.close()
+        if self._side is not None:
+            self._side.close()
+
+    def status(self) -> list[dict[str, Any]]:
+        """Of each GPU what its worker said, and what is there. Takes no lock: whoever asks may hold one."""
+        told = self._engine.status()
+        for row in told:
+            row |= {"models": [], "said": row.get("models", {}), "running": []}
+            if row["worker"] in self._away:
+                row["state"], row["why"] = "gone", self._away[row["worker"]]
+        for instance in list(self._instances.values()):
+            running = [f"{attempt.start.job}/{attempt.start.task}" for attempt in list(instance.attempts.values())]
+            for gpu in instance.window:
+                told[gpu]["models"] += [instance.model] * instance.loaded
+                told[gpu]["running"] += running
+        for row, device in zip(told, self._pool.devices, strict=False):
+            row["type"] = device.type
+        return told
+
+    # --- orders -----------------------------------------------------------------------------------------
+
+    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+        with self._lock:
+            for order in orders:
+                if isinstance(order, Start):
+                    self._start(order)
+                elif isinstance(order, Stop) and (order.job, order.task) in self._by_node:
+                    self._stop(self._by_node[order.job, order.task], order.why)
+
+    def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None:
+        """Nothing outlives a service: its workers are new, and have nothing loaded."""
+        why, gpus = "the service was restarted", list(range(len(self._pool)))
+        lost = [Failed(job, task, why, lost=True) for job, task in desired]
+        self._inbox.put(Observed("emptied", {"gpus": gpus, "why": why}), Observed("back", {"gpus": gpus}), *lost)
+
+    def _start(self, order: Start) -> None:
+        window, model = order.devices, order.kind
+        worker = window[0] if window else _NO_GPU
+        if worker in self._away:
+            why = f"the worker of GPU {worker} is gone: {self._away[worker]}"
+            self._inbox.put(Failed(order.job, order.task, why, lost=True))
+            return
+        instance = self._instances.get((worker, model))
+        held = all(model in self._residents.held[gpu] for gpu in window)
+        if instance is None or instance.window != window or not held:
+            instance = _Instance(model, window, worker, self._limits.load_s(order.setup_s))
+            self._make_room(instance)
+            self._load(instance)
+        else:
+            self._residents.load(window, model)  # the last used there
+        attempt = _Attempt(f"{order.job}/{order.task}/{next(self._ids)}", order, instance)
+        self._attempts[attempt.id] = self._by_node[order.job, order.task] = instance.attempts[attempt.id] = attempt
+        if instance.loaded:
+            self._call(attempt)
+
+    def _make_room(self, instance: _Instance) -> None:
+        """What the scheduler expects to leave leaves; so does the model itself where it is not on this very window."""
+        window, model, residents = instance.window, instance.model, self._residents
+        leaving = {(gpu, other) for gpu in window for other in [*residents.evicted(gpu, model), model]}
+        residents.load(window, model)
+        for other in self._on(window):
+            if any((gpu, other.model) in leaving for gpu in other.window):
+                self._unload(other)
+        for worker, name in list(self._kept):
+            if not residents.in_host_memory(worker, name):
+                self._kept.discard((worker, name))
+                self._engine.unload(worker, name, keep=False)
+        instance.alone = not self._on(window)
+
+    def _on(self, window: Iterable[int]) -> list[_Instance]:
+        gpus = set(window)
+        return [instance for instance in self._instances.values() if not gpus.isdisjoint(instance.window)]
+
+    def _load(self, instance: _Instance) -> None:
+        key = (instance.worker, instance.model)
+        self._instances[key] = instance
+        self._kept.discard(key)
+        waits = {(other, model) for other, model in self._unloads if other != instance.worker}
+        instance.waits_for = waits
+        if not waits:
+            self._load_now(instance)
+
+    def _load_now(self, instance: _Instance) -> None:
+        self._loads[instance.worker, instance.model] += 1
+        self._alarms.after(instance.limit_s, lambda: self._load_is_late(instance))
+        if instance.worker == _NO_GPU:
+            assert self._side is not None
+            self._side.load(0, instance.model, (0,))
+            return
+        base = self._models[instance.model].adapter_of
+        if base and (instance.worker, base) not in self._instances:
+            self._load(_Instance(base, instance.window, instance.worker, instance.limit_s))
+        self._engine.load(instance.worker, instance.model, instance.window)
+
+    def _unload(self, instance: _Instance) -> None:
+        worker, model = key = (instance.worker, instance.model)
+        del self._instances[key]
+        if instance.waits_for:
+            return  # it was never told to load
+        keep = self._residents.in_host_memory(worker, model)
+        if keep:
+            self._kept.add(key)
+        self._unloads[key] += 1
+        self._engine.unload(worker, model, keep)
+
+    def _call(self, attempt: _Attempt) -> None:
+        order, worker = attempt.start, attempt.instance.worker
+        try:
+            call = self._runs.call(order.job, order.task, order.kind, attempt.id)
+            if worker == _NO_GPU:
+                assert self._side is not None
+                self._side.call(0, call)
+            else:
+                self._engine.call(worker, call)
+        except BackEndError as error:
+            self._end(attempt, str(error), error.blame == "place")
+            return
+        limit_s = self._limits.call_s(order.run_s)
+        self._alarms.after(limit_s, lambda: self._call_is_late(attempt, limit_s))
+
+    def _stop(self, attempt: _Attempt, why: str, lost: bool = False) -> None:
+        if attempt.stop:
+            return
+        attempt.stop, attempt.lost = why, lost
+        if not attempt.instance.loaded:  # the load goes on, and the model stays
+            self._end(attempt, why, lost)
+            return
+        if attempt.instance.worker == _NO_GPU:
+            assert self._side is not None
+            self._side.cancel(0, attempt.id)
+        else:
+            self._engine.cancel(attempt.instance.worker, attempt.id)
+        self._alarms.after(self._limits.stop_grace_s, lambda: self._stop_is_late(attempt))
+
+    def _restart(self, worker: int, why: str) -> None:
+        if worker == _NO_GPU:
+            assert self._side is not None
+            self._side.restart(0, why)
+        else:
+            self._engine.restart(worker, why)
+
+    # --- limits -----------------------------------------------------------------------------------------
+
+    def _load_is_late(self, instance: _Instance) -> None:
+        with self._lock:
+            if self._instances.get((instance.worker, instance.model)) is instance and not instance.loaded:
+                self._failed_loads[instance.model] += 1
+                self._restart(instance.worker, f"{instance.model} was not loaded within {instance.limit_s:g} s")
+
+    def _call_is_late(self, attempt: _Attempt, limit_s: float) -> None:
+        with self._lock:
+            if attempt.id in self._attempts:
+                expected = f"{attempt.start.run_s:g} s were expected"
+                self._stop(attempt, f"it did not end within {limit_s:g} s ({expected})", lost=True)
+
+    def _stop_is_late(self, attempt: _Attempt) -> None:
+        with self._lock:
+            if attempt.id in self._attempts:
+                grace = f"{self._limits.stop_grace_s:g} s"
+                self._restart(attempt.instance.worker, f"{attempt.id} did not end within {grace} of being stopped")
+
+    # --- reports ----------------------------------------------------------------------------------------
+
+    def _report(self, report: Report) -> None:
+        if isinstance(report, AnswerPiece):
+            self._piece(report)
+        elif isinstance(report, Answer):
+            self._answered(report)
+        elif isinstance(report, CallFailed):
+            with self._lock:
+                if (attempt := self._attempts.get(report.call)) is not None:
+                    self._end(attempt, report.why, report.blame == "place")
+        elif isinstance(report, Unhealthy):
+            self._restart(report.worker, f"{report.model}: {report.why}")
+        else:
+            with self._lock:
+                self._changed(report)
+
+    def _report_side(self, report: Report) -> None:
+        self._report(replace(report, worker=_NO_GPU) if hasattr(report, "worker") else report)
+
+    def _changed(self, report: WorkerReady | Loaded | Unloaded | LoadFailed | WorkerLost | WorkersJoined) -> None:
+        if isinstance(report, Loaded):
+            self._loaded(report)
+        elif isinstance(report, LoadFailed):
+            self._load_failed(report)
+        elif isinstance(report, Unloaded):
+            self._unloaded([(report.worker, report.model)])
+        elif isinstance(report, WorkerLost):
+            self._lost(report)
+        elif isinstance(report, WorkersJoined):
+            self._joined(report.places)
+        elif self._away.pop(report.worker, None) is not None and report.worker != _NO_GPU:
+            self._inbox.put(Observed("back", {"gpus": [report.worker]}))
+
+    def _piece(self, piece: AnswerPiece) -> None:
+        attempt = self._attempts.get(piece.call)
+        if attempt is None or attempt.stop:
+            return
+        key = (attempt.start.job, attempt.start.task)
+        if not attempt.begun:
+            attempt.begun = True
+            self._inbox.put(Observed(FIRST_TOKEN, {"job": key[0], "task": key[1]}))
+        self._runs.piece(*key, piece)
+
+    def _answered(self, answer: Answer) -> None:
+        with self._lock:
+            attempt = self._attempts.get(answer.call)
+            if attempt is None:
+                return
+            if attempt.stop:
+                self._end(attempt, attempt.stop, attempt.lost)
+                return
+            self._forget(attempt)
+        key = (attempt.start.job, attempt.start.task)
+        stimuli: list[Stimulus] = []
+        if answer.written is not None:
+            tokens = {"input": answer.read or 0, "output": answer.written}
+            stimuli.append(Observed("tokens", {"job": key[0], "task": key[1], **tokens}))
+        try:
+            grew = self._runs.answered(*key, answer)
+        except BackEndError as error:
+            self._inbox.put(Failed(*key, str(error), error.blame == "place"))
+            return
+        self._inbox.put(*stimuli, *([grew] if grew is not None else []), Finished(*key))
+
+    def _loaded(self, report: Loaded) -> None:
+        instance = self._settled_load(report)
+        if instance is None:
+            return
+        instance.loaded = True
+        del self._failed_loads[instance.model]
+        for attempt in list(instance.attempts.values()):
+            if instance.window:
+                self._inbox.put(Settled(attempt.start.job, attempt.start.task, instance.window))
+            self._call(attempt)
+
+    def _load_failed(self, report: LoadFailed) -> None:
+        instance = self._settled_load(report)
+        if instance is None:
+            return
+        if instance.alone or not report.out_of_memory:
+            self._failed_loads[instance.model] += 1
+        del self._instances[report.worker, report.model]
+        self._emptied(instance.window, f"{report.model} could not be loaded: {report.why}")
+        self._give_up(instance, f"{report.model} could not be loaded: {report.why}")
+
+    def _settled_load(self, report: Loaded | LoadFailed) -> _Instance | None:
+        """What a load was for, unless nobody waits for it any more, or for a later one of the same model."""
+        key = (report.worker, report.model)
+        self._loads[key] -= 1
+        instance = self._instances.get(key)
+        return None if self._loads[key] or instance is None or instance.waits_for else instance
+
+    def _give_up(self, instance: _Instance, why: str) -> None:
+        """All that waits for a load, or was called, where that is gone."""
+        hopeless = not instance.loaded and self._failed_loads[instance.model] >= self._limits.load_tries
+        for attempt in list(instance.attempts.values()):
+            self._end(attempt, why, lost=not hopeless)
+
+    def _emptied(self, gpus: Iterable[int], why: str) -> None:
+        """What else is on these GPUs leaves, so that what is said of them is true."""
+        emptied = set(gpus)
+        for other in self._on(emptied):
+            self._unload(other)
+        for gpu in emptied:
+            self._residents.clear(gpu)
+        if emptied:
+            self._inbox.put(Observed("emptied", {"gpus": sorted(emptied), "why": why}))
+
+    def _unloaded(self, keys: Iterable[tuple[int, str]]) -> None:
+        for key in keys:
+            self._unloads[key] -= 1
+            if self._unloads[key] > 0:
+                continue
+            del self._unloads[key]
+            for instance in list(self._instances.values()):
+                if key in instance.waits_for:
+                    instance.waits_for.discard(key)
+                    if not instance.waits_for:
+                        self._load_now(instance)
+
+    def _lost(self, report: WorkerLost) -> None:
+        worker, why = report.worker, f"the worker of GPU {report.worker} was lost: {report.why}"
+        if worker == _NO_GPU:
+            why = f"the worker of nodes without a GPU was lost: {report.why}"
+        gone = [instance for instance in self._instances.values() if instance.worker == worker]
+        for instance in gone:
+            del self._instances[worker, instance.model]
+        self._kept = {key for key in self._kept if key[0] != worker}
+        for key in [key for key in self._loads if key[0] == worker]:
+            del self._loads[key]
+        if worker != _NO_GPU:
+            self._away[worker] = report.why
+            self._inbox.put(Observed("gone", {"gpus": [worker], "why": report.why}))
+            self._emptied({worker, *(gpu for instance in gone for gpu in instance.window)}, why)
+        for instance in gone:
+            self._give_up(instance, why)
+        for key in [key for key in self._unloads if key[0] == worker]:
+            self._unloads[key] = 1
+            self._unloaded([key])
+
+    def _joined(self, places: Sequence[GpuPlace]) -> None:
+        first, everywhere = len(self._pool), self._engine.places
+        hosts, types = host_numbers(everywhere), types_of(places, self._pool.types)
+        devices = tuple(Device(first + i, place.type, hosts[place.host]) for i, place in enumerate(places))
+        self._pool = self._pool.joined(devices, types)
+        self._residents.extend(self._pool)
+        self._inbox.put(Added(f"{len(places)} GPUs joined", devices=devices, types=types))
+
+    # --- ends -------------------------------------------------------------------------------------------
+
+    def _end(self, attempt: _Attempt, why: str, lost: bool) -> None:
+        """Without an answer. Why it was stopped goes before what came of that."""
+        self._forget(attempt)
+        order = attempt.start
+        if attempt.stop:
+            why, lost = attempt.stop, attempt.lost
+        self._inbox.put(Failed(order.job, order.task, why, lost))
+
+    def _forget(self, attempt: _Attempt) -> None:
+        del self._attempts[attempt.id], attempt.instance.attempts[attempt.id]
+        del self._by_node[attempt.start.job, attempt.start.task]

@@ -1,0 +1,84 @@
+"""How long loads and calls may take before a worker is taken to be lost, and who sees to it."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from math import inf
+
+from msgspec import Struct
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A load may take `load_factor` times what is expected of it and `load_floor_s` more, a call likewise; a call that
+    is stopped has `stop_grace_s` to end before its worker is ended by force. A worker that gives no sign of life for
+    `silence_s` is ended too. A model that failed to load `load_tries` times in a row, with nothing in its way, fails
+    the requests for it."""
+
+    load_factor: float = 10.0
+    load_floor_s: float = 300.0
+    call_factor: float = 10.0
+    call_floor_s: float = 120.0
+    stop_grace_s: float = 5.0
+    silence_s: float = 20.0
+    load_tries: int = 3
+
+    def problem(self) -> str | None:
+        """What is wrong with these values, or None."""
+        for name in ("load_factor", "load_floor_s", "call_factor", "call_floor_s", "stop_grace_s"):
+            if not 0 <= getattr(self, name) < inf:
+                return f"{name}: expected a number >= 0, found {getattr(self, name)}"
+        if not 0 < self.silence_s < inf:
+            return f"silence_s: expected a positive number, found {self.silence_s}"
+        return None if self.load_tries > 0 else f"load_tries: expected 1 or more, found {self.load_tries}"
+
+    def load_s(self, expected_s: float) -> float:
+        """
+        >>> Limits(load_factor=2, load_floor_s=10).load_s(30)
+        70.0
+        """
+        return float(self.load_factor * expected_s + self.load_floor_s)
+
+    def call_s(self, expected_s: float) -> float:
+        return float(self.call_factor * expected_s + self.call_floor_s)
+
+
+class Alarms:
+    """Calls back when a time limit has passed, in a thread of its own; who no longer minds says so when called."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._seq = count()
+        self._closing = False
+        self._thread = threading.Thread(target=self._watch, name="alarms", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        entry = (time.monotonic() + seconds, next(self._seq), call)
+        with self._changed:
+            heapq.heappush(self._heap, entry)
+            if self._heap[0] is entry:
+                self._changed.notify()
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closing and (not self._heap or self._heap[0][0] > time.monotonic()):
+                    self._changed.wait(self._heap[0][0] - time.monotonic() if self._heap else None)
+                if self._closing:
+                    return
+                call = heapq.heappop(self._heap)[2]
+            call()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
