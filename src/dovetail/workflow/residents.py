@@ -183,6 +183,10 @@ class Residents:
             del self.holders[model][gpu]
         self.held[gpu].clear()
 
+    def in_host_memory(self, gpu: int, model: str) -> bool:
+        """Whether the host of a GPU keeps the model."""
+        return model in self._dram[self._hosts[gpu]]
+
     def _keep_in_dram(self, host: int, model: str) -> None:
         dram = self._dram[host]
         dram.pop(model, None)

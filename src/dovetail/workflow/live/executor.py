@@ -18,11 +18,10 @@ from msgspec.structs import replace
 
 from dovetail.core.events import Added, Change, Failed, Finished, Observed, Settled, Start, Stimulus, Stop
 from dovetail.core.inbox import Inbox
-from dovetail.core.resources import Device, Pool
+from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.live.engines.local import LocalEngine
 from dovetail.workflow.live.limits import Alarms, Limits
-from dovetail.workflow.live.places import host_numbers, types_of
 from dovetail.workflow.live.protocol import (
     Answer,
     AnswerPiece,
@@ -57,7 +56,7 @@ class _Instance(Struct, eq=False):
     loaded: bool = False
     alone: bool = True  # nothing else was on its window when it was loaded
     attempts: dict[str, _Attempt] = {}
-    waits_for: set[tuple[int, str]] = set()  # what is still to leave its window, at other workers
+    waits_for: list[_Instance] = []  # what is still to leave its window, at other workers
 
 
 class _Attempt(Struct, eq=False):
@@ -99,7 +98,7 @@ class LiveExecutor:
         self._instances: dict[tuple[int, str], _Instance] = {}
         self._kept: set[tuple[int, str]] = set()  # not loaded, but in the host memory of a worker
         self._loads = Counter[tuple[int, str]]()  # that are under way
-        self._unloads = Counter[tuple[int, str]]()
+        self._leaving: list[_Instance] = []  # whose unload is under way
         self._failed_loads = Counter[str]()  # in a row
         self._away: dict[int, str] = {}  # workers that are not there, and why
 
@@ -153,7 +152,7 @@ class LiveExecutor:
     def _start(self, order: Start) -> None:
         window, model = order.devices, order.kind
         worker = window[0] if window else _NO_GPU
-        if worker in self._away:
+        if worker in self._away and window:
             why = f"the worker of GPU {worker} is gone: {self._away[worker]}"
             self._inbox.put(Failed(order.job, order.task, why, lost=True))
             return
@@ -181,7 +180,7 @@ class LiveExecutor:
         for worker, name in list(self._kept):
             if not residents.in_host_memory(worker, name):
                 self._kept.discard((worker, name))
-                self._engine.unload(worker, name, keep=False)
+                self._leave(_Instance(name, (), worker, 0.0), keep=False)
         instance.alone = not self._on(window)
 
     def _on(self, window: Iterable[int]) -> list[_Instance]:
@@ -189,46 +188,46 @@ class LiveExecutor:
         return [instance for instance in self._instances.values() if not gpus.isdisjoint(instance.window)]
 
     def _load(self, instance: _Instance) -> None:
-        key = (instance.worker, instance.model)
-        self._instances[key] = instance
-        self._kept.discard(key)
-        waits = {(other, model) for other, model in self._unloads if other != instance.worker}
-        instance.waits_for = waits
-        if not waits:
+        worker, gpus = instance.worker, set(instance.window)
+        self._instances[worker, instance.model] = instance
+        self._kept.discard((worker, instance.model))
+        instance.waits_for = [o for o in self._leaving if o.worker != worker and not gpus.isdisjoint(o.window)]
+        if not instance.waits_for and worker not in self._away:
             self._load_now(instance)
 
     def _load_now(self, instance: _Instance) -> None:
-        self._loads[instance.worker, instance.model] += 1
-        self._alarms.after(instance.limit_s, lambda: self._load_is_late(instance))
-        if instance.worker == _NO_GPU:
-            assert self._side is not None
-            self._side.load(0, instance.model, (0,))
-            return
         base = self._models[instance.model].adapter_of
         if base and (instance.worker, base) not in self._instances:
             self._load(_Instance(base, instance.window, instance.worker, instance.limit_s))
-        self._engine.load(instance.worker, instance.model, instance.window)
+        self._loads[instance.worker, instance.model] += 1
+        self._alarms.after(instance.limit_s, lambda: self._load_is_late(instance))
+        engine, worker = self._at(instance.worker)
+        engine.load(worker, instance.model, instance.window or (0,))
 
     def _unload(self, instance: _Instance) -> None:
-        worker, model = key = (instance.worker, instance.model)
-        del self._instances[key]
+        del self._instances[instance.worker, instance.model]
         if instance.waits_for:
             return  # it was never told to load
-        keep = self._residents.in_host_memory(worker, model)
+        keep = self._residents.in_host_memory(instance.worker, instance.model)
         if keep:
-            self._kept.add(key)
-        self._unloads[key] += 1
-        self._engine.unload(worker, model, keep)
+            self._kept.add((instance.worker, instance.model))
+        self._leave(instance, keep)
+
+    def _leave(self, instance: _Instance, keep: bool) -> None:
+        self._leaving.append(instance)
+        self._engine.unload(instance.worker, instance.model, keep)
+
+    def _at(self, worker: int) -> tuple[Engine, int]:
+        """Who carries a worker, and by which number."""
+        if worker != _NO_GPU:
+            return self._engine, worker
+        assert self._side is not None
+        return self._side, 0
 
     def _call(self, attempt: _Attempt) -> None:
-        order, worker = attempt.start, attempt.instance.worker
+        order, (engine, worker) = attempt.start, self._at(attempt.instance.worker)
         try:
-            call = self._runs.call(order.job, order.task, order.kind, attempt.id)
-            if worker == _NO_GPU:
-                assert self._side is not None
-                self._side.call(0, call)
-            else:
-                self._engine.call(worker, call)
+            engine.call(worker, self._runs.call(order.job, order.task, order.kind, attempt.id))
         except BackEndError as error:
             self._end(attempt, str(error), error.blame == "place")
             return
@@ -242,19 +241,13 @@ class LiveExecutor:
         if not attempt.instance.loaded:  # the load goes on, and the model stays
             self._end(attempt, why, lost)
             return
-        if attempt.instance.worker == _NO_GPU:
-            assert self._side is not None
-            self._side.cancel(0, attempt.id)
-        else:
-            self._engine.cancel(attempt.instance.worker, attempt.id)
+        engine, worker = self._at(attempt.instance.worker)
+        engine.cancel(worker, attempt.id)
         self._alarms.after(self._limits.stop_grace_s, lambda: self._stop_is_late(attempt))
 
     def _restart(self, worker: int, why: str) -> None:
-        if worker == _NO_GPU:
-            assert self._side is not None
-            self._side.restart(0, why)
-        else:
-            self._engine.restart(worker, why)
+        engine, number = self._at(worker)
+        engine.restart(number, why)
 
     # --- limits -----------------------------------------------------------------------------------------
 
@@ -302,13 +295,15 @@ class LiveExecutor:
         elif isinstance(report, LoadFailed):
             self._load_failed(report)
         elif isinstance(report, Unloaded):
-            self._unloaded([(report.worker, report.model)])
+            self._unloaded(
+                next((o for o in self._leaving if (o.worker, o.model) == (report.worker, report.model)), None)
+            )
         elif isinstance(report, WorkerLost):
             self._lost(report)
         elif isinstance(report, WorkersJoined):
             self._joined(report.places)
-        elif self._away.pop(report.worker, None) is not None and report.worker != _NO_GPU:
-            self._inbox.put(Observed("back", {"gpus": [report.worker]}))
+        elif self._away.pop(report.worker, None) is not None:
+            self._back(report.worker)
 
     def _piece(self, piece: AnswerPiece) -> None:
         attempt = self._attempts.get(piece.call)
@@ -385,22 +380,20 @@ class LiveExecutor:
         if emptied:
             self._inbox.put(Observed("emptied", {"gpus": sorted(emptied), "why": why}))
 
-    def _unloaded(self, keys: Iterable[tuple[int, str]]) -> None:
-        for key in keys:
-            self._unloads[key] -= 1
-            if self._unloads[key] > 0:
-                continue
-            del self._unloads[key]
-            for instance in list(self._instances.values()):
-                if key in instance.waits_for:
-                    instance.waits_for.discard(key)
-                    if not instance.waits_for:
-                        self._load_now(instance)
+    def _unloaded(self, left: _Instance | None) -> None:
+        if left is None:
+            return
+        self._leaving.remove(left)
+        for instance in [instance for instance in self._instances.values() if left in instance.waits_for]:
+            instance.waits_for.remove(left)
+            if not instance.waits_for:
+                self._load_now(instance)
 
     def _lost(self, report: WorkerLost) -> None:
-        worker, why = report.worker, f"the worker of GPU {report.worker} was lost: {report.why}"
-        if worker == _NO_GPU:
-            why = f"the worker of nodes without a GPU was lost: {report.why}"
+        worker = report.worker
+        what = "nodes without a GPU" if worker == _NO_GPU else f"GPU {worker}"
+        why = f"the worker of {what} was lost: {report.why}"
+        self._away[worker] = report.why
         gone = [instance for instance in self._instances.values() if instance.worker == worker]
         for instance in gone:
             del self._instances[worker, instance.model]
@@ -408,18 +401,23 @@ class LiveExecutor:
         for key in [key for key in self._loads if key[0] == worker]:
             del self._loads[key]
         if worker != _NO_GPU:
-            self._away[worker] = report.why
             self._inbox.put(Observed("gone", {"gpus": [worker], "why": report.why}))
             self._emptied({worker, *(gpu for instance in gone for gpu in instance.window)}, why)
         for instance in gone:
             self._give_up(instance, why)
-        for key in [key for key in self._unloads if key[0] == worker]:
-            self._unloads[key] = 1
-            self._unloaded([key])
+        for left in [left for left in self._leaving if left.worker == worker]:
+            self._unloaded(left)
+
+    def _back(self, worker: int) -> None:
+        if worker != _NO_GPU:
+            self._inbox.put(Observed("back", {"gpus": [worker]}))
+        for instance in [instance for instance in self._instances.values() if instance.worker == worker]:
+            self._load_now(instance)  # which was asked for meanwhile
 
     def _joined(self, places: Sequence[GpuPlace]) -> None:
-        first, everywhere = len(self._pool), self._engine.places
-        hosts, types = host_numbers(everywhere), types_of(places, self._pool.types)
+        first = len(self._pool)
+        hosts = {host: i for i, host in enumerate(dict.fromkeys(place.host for place in self._engine.places))}
+        types = {p.type: self._pool.types.get(p.type) or DeviceType(p.type, p.memory_mib) for p in places}
         devices = tuple(Device(first + i, place.type, hosts[place.host]) for i, place in enumerate(places))
         self._pool = self._pool.joined(devices, types)
         self._residents.extend(self._pool)

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from dovetail.workflow.live.limits import Limits
+
 _MOST = 1e12
 
 
@@ -18,7 +20,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     `drain_s` is how long open runs may take when the service ends; what is open then goes on at the next start.
     `durability`: what was accepted outlives the end of the process (`process`), or a power cut too (`power`: every
     step waits for the disk). A segment of the journal ends at a quiet moment after `journal_steps` steps; `journal_mib`
-    of segments are kept.
+    of segments are kept. `limits` are those of loads, calls and workers.
     """
 
     max_queue: int = 1000
@@ -32,6 +34,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     journal_steps: int = 50_000
     journal_mib: float = 1024.0
     retries: int = 3
+    limits: Limits = Limits()
 
     def problem(self) -> str | None:
         """What is wrong with these values, with the key, or None."""
@@ -44,4 +47,5 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         for name in ("drain_s", "retries"):
             if not 0 <= getattr(self, name) <= _MOST:
                 return f"{name}: expected 0 or more, found {getattr(self, name)}"
-        return None
+        wrong = self.limits.problem()
+        return None if wrong is None else f"limits.{wrong}"

@@ -21,7 +21,16 @@ import msgspec
 
 from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.workflow.live.engines.line import Line
-from dovetail.workflow.live.protocol import GpuPlace, ModelCall, Report, ServedModel, WorkerLost, WorkerReady
+from dovetail.workflow.live.protocol import (
+    BackEndError,
+    GpuPlace,
+    ModelCall,
+    Reference,
+    Report,
+    ServedModel,
+    WorkerLost,
+    WorkerReady,
+)
 from dovetail.workflow.live.wire import CancelCall, Command, LoadModel, MakeCall, UnloadModel, WorkerReport
 from dovetail.workflow.live.worker import serve_worker
 
@@ -114,6 +123,12 @@ class LocalEngine:
     def restart(self, worker: int, why: str) -> None:
         with self._changed:
             self._end(self._workers[worker], why)
+
+    def fetch(self, reference: Reference, then: Callable[[Any], None]) -> None:
+        then(BackEndError(f"there is no object store here to bring {reference} from"))
+
+    def drop(self, references: Sequence[Reference]) -> None:
+        pass  # there are none
 
     def status(self) -> list[dict[str, Any]]:
         with self._changed:
