@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.workflow.live.engines.local import LocalEngine, emulated_gpus, own_gpus
+from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus, own_gpus
 from dovetail.workflow.live.protocol import (
     Answer,
     AnswerPiece,
@@ -58,7 +58,7 @@ class Heard:
 
 @contextmanager
 def running(models: dict[str, dict[str, Any]], gpus: int = 1, silence_s: float = 60.0) -> Iterator[tuple[Any, Heard]]:
-    engine, heard = LocalEngine(emulated_gpus(gpus), silence_s), Heard()
+    engine, heard = LocalGpuEngine(emulated_gpus(gpus), silence_s), Heard()
     served = {name: ServedModel(name=name, source=source, memory_mib=100) for name, source in models.items()}
     engine.start(served, heard)
     try:
@@ -231,9 +231,9 @@ def test_workers_end_when_the_service_is_killed() -> None:
     program = """
         import os, signal, time
         from queue import Queue
-        from dovetail.workflow.live.engines.local import LocalEngine, emulated_gpus
+        from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 
-        engine, heard = LocalEngine(emulated_gpus(2)), Queue()
+        engine, heard = LocalGpuEngine(emulated_gpus(2)), Queue()
         engine.start({}, heard.put)
         heard.get(), heard.get()
         pids = [worker["pid"] for worker in engine.status()]

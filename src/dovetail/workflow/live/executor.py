@@ -1,8 +1,8 @@
 """Carries the workflow scheduler's orders out: what is to leave leaves, what is to be loaded is, and calls are made.
 
-Which models leave a GPU is decided as the scheduler plans with it: by the same `Residents`, fed with the same starts. What
-really is loaded is kept beside that: a start whose model is not there loads it, whatever was expected. Every attempt at
-a node has an id of its own and ends once; what comes later of it is nobody's business any more.
+Which models leave a GPU is decided as the scheduler plans with it: by the same `Residents`, fed with the same starts.
+What really is loaded is kept beside that: a start whose model is not there loads it, whatever was expected. Every
+attempt at a node has an id of its own and ends once; what comes later of it is nobody's business any more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dovetail.core.events import Added, Change, Failed, Finished, Observed, Sett
 from dovetail.core.inbox import Inbox
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.live.engines.local import LocalEngine
-from dovetail.workflow.live.limits import Alarms, Limits
+from dovetail.workflow.live.engines.local import LocalGpuEngine
+from dovetail.workflow.live.limits import Alarms, LiveLimits
 from dovetail.workflow.live.protocol import (
     Answer,
     AnswerPiece,
@@ -83,13 +83,15 @@ class LiveExecutor:
         models: Mapping[str, ModelCost],
         pool: Pool,
         costs: CostRules,
-        limits: Limits | None = None,
+        limits: LiveLimits | None = None,
     ) -> None:
         self._engine, self._inbox, self._runs, self._served = engine, inbox, runs, served
-        self._pool, self._models, self._limits = pool, models, limits or Limits()
+        self._pool, self._models, self._limits = pool, models, limits or LiveLimits()
         self._residents = Residents(pool, models, costs)
         self._without_gpu = {name: model for name, model in served.items() if not models[name].width}
-        self._side = LocalEngine([GpuPlace("cpu", "localhost")], self._limits.silence_s) if self._without_gpu else None
+        self._side = (
+            LocalGpuEngine([GpuPlace("cpu", "localhost")], self._limits.silence_s) if self._without_gpu else None
+        )
         self._lock = threading.RLock()
         self._alarms = Alarms()
         self._ids = count(1)
@@ -216,6 +218,7 @@ class LiveExecutor:
     def _leave(self, instance: _Instance, keep: bool) -> None:
         self._leaving.append(instance)
         self._engine.unload(instance.worker, instance.model, keep)
+        self._alarms.after(self._limits.load_s(0.0), lambda: self._unload_is_late(instance))
 
     def _at(self, worker: int) -> tuple[Engine, int]:
         """Who carries a worker, and by which number."""
@@ -257,6 +260,13 @@ class LiveExecutor:
                 self._failed_loads[instance.model] += 1
                 self._restart(instance.worker, f"{instance.model} was not loaded within {instance.limit_s:g} s")
 
+    def _unload_is_late(self, instance: _Instance) -> None:
+        with self._lock:
+            if instance in self._leaving:
+                self._restart(
+                    instance.worker, f"{instance.model} was not unloaded within {self._limits.load_s(0.0):g} s"
+                )
+
     def _call_is_late(self, attempt: _Attempt, limit_s: float) -> None:
         with self._lock:
             if attempt.id in self._attempts:
@@ -295,9 +305,8 @@ class LiveExecutor:
         elif isinstance(report, LoadFailed):
             self._load_failed(report)
         elif isinstance(report, Unloaded):
-            self._unloaded(
-                next((o for o in self._leaving if (o.worker, o.model) == (report.worker, report.model)), None)
-            )
+            left = [o for o in self._leaving if (o.worker, o.model) == (report.worker, report.model)]
+            self._unloaded(left[0])
         elif isinstance(report, WorkerLost):
             self._lost(report)
         elif isinstance(report, WorkersJoined):
@@ -380,9 +389,7 @@ class LiveExecutor:
         if emptied:
             self._inbox.put(Observed("emptied", {"gpus": sorted(emptied), "why": why}))
 
-    def _unloaded(self, left: _Instance | None) -> None:
-        if left is None:
-            return
+    def _unloaded(self, left: _Instance) -> None:
         self._leaving.remove(left)
         for instance in [instance for instance in self._instances.values() if left in instance.waits_for]:
             instance.waits_for.remove(left)

@@ -12,7 +12,7 @@ from math import inf
 from msgspec import Struct
 
 
-class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class LiveLimits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A load may take `load_factor` times what is expected of it and `load_floor_s` more, a call likewise; a call that
     is stopped has `stop_grace_s` to end before its worker is ended by force. A worker that gives no sign of life for
     `silence_s` is ended too. A model that failed to load `load_tries` times in a row, with nothing in its way, fails
@@ -37,7 +37,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     def load_s(self, expected_s: float) -> float:
         """
-        >>> Limits(load_factor=2, load_floor_s=10).load_s(30)
+        >>> LiveLimits(load_factor=2, load_floor_s=10).load_s(30)
         70.0
         """
         return float(self.load_factor * expected_s + self.load_floor_s)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from dovetail.workflow.live.limits import Limits
+from dovetail.workflow.live.limits import LiveLimits
 
 _MOST = 1e12
 
@@ -34,7 +34,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     journal_steps: int = 50_000
     journal_mib: float = 1024.0
     retries: int = 3
-    limits: Limits = Limits()
+    limits: LiveLimits = LiveLimits()
 
     def problem(self) -> str | None:
         """What is wrong with these values, with the key, or None."""

@@ -46,7 +46,7 @@ class CancelCall(Struct, frozen=True, tag=True):
     call: str
 
 
-class Beat(Struct, frozen=True, tag=True):
+class WorkerBeat(Struct, frozen=True, tag=True):
     """A sign of life, with what the back ends last said of themselves."""
 
     worker: int
@@ -54,7 +54,7 @@ class Beat(Struct, frozen=True, tag=True):
 
 
 Command = LoadModel | UnloadModel | MakeCall | CancelCall
-WorkerReport = WorkerReady | Loaded | Unloaded | LoadFailed | Unhealthy | AnswerPiece | Answer | CallFailed | Beat
+WorkerReport = WorkerReady | Loaded | Unloaded | LoadFailed | Unhealthy | AnswerPiece | Answer | CallFailed | WorkerBeat
 
 
 def _pack(value: Any) -> Any:

@@ -34,12 +34,12 @@ from dovetail.workflow.live.protocol import (
     WorkerReady,
 )
 from dovetail.workflow.live.wire import (
-    Beat,
     CancelCall,
     Command,
     LoadModel,
     MakeCall,
     UnloadModel,
+    WorkerBeat,
     WorkerReport,
     decode_command,
     encode,
@@ -59,7 +59,7 @@ class _Held:
         self.calls = 0
 
 
-class Worker:
+class ModelWorker:
     """Takes commands from one thread and reports from any. `load` and `unload` run one after the other in the order of
     their commands, always in the same thread, and an `unload` waits for the calls of its model to end."""
 
@@ -188,7 +188,7 @@ class Worker:
 
     def _beat(self) -> None:
         while not self._closing.wait(BEAT_S):
-            self._report(Beat(self._number, dict(self._said)))
+            self._report(WorkerBeat(self._number, dict(self._said)))
 
     def _ask_health(self) -> None:
         """In a thread of its own: a back end may take its time to answer, and a beat may not."""
@@ -251,7 +251,7 @@ def serve_worker(connection: Connection, number: int, served: Mapping[str, Serve
         with lock, suppress(OSError):  # nobody listens any more: the end of the connection is seen below
             connection.send_bytes(data)
 
-    worker = Worker(number, served, report)
+    worker = ModelWorker(number, served, report)
     worker.start()
     while True:
         try:

@@ -9,15 +9,19 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from dovetail.workflow.live.wire import Beat, Command, WorkerReport, decode_report, encode
+from dovetail.workflow.live.wire import Command, WorkerBeat, WorkerReport, decode_report, encode
 
 
-class Line:
+class WorkerLine:
     """`report` is told what the worker reports but its beats, `lost` once when the connection has ended; both in the
     thread that reads. `models` is what the worker's back ends last said of themselves."""
 
     def __init__(
-        self, connection: Connection, report: Callable[[WorkerReport], None], lost: Callable[[Line], None], name: str
+        self,
+        connection: Connection,
+        report: Callable[[WorkerReport], None],
+        lost: Callable[[WorkerLine], None],
+        name: str,
     ) -> None:
         self._connection, self._report, self._lost = connection, report, lost
         self.models: dict[str, dict[str, Any]] = {}
@@ -49,7 +53,7 @@ class Line:
             while True:
                 message = decode_report(self._connection.recv_bytes())
                 self._heard_since = self.heard = True
-                if isinstance(message, Beat):
+                if isinstance(message, WorkerBeat):
                     self.models = message.models
                 else:
                     self._report(message)

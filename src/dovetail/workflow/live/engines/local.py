@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from dovetail.core.errors import InputError, MissingExtraError
-from dovetail.workflow.live.engines.line import Line
+from dovetail.workflow.live.engines.line import WorkerLine
 from dovetail.workflow.live.protocol import (
     BackEndError,
     GpuPlace,
@@ -71,7 +71,7 @@ class _Process:
     """A worker's process, if it has one."""
 
     def __init__(self) -> None:
-        self.line: Line | None = None
+        self.line: WorkerLine | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.since_s = 0.0
         self.pause_s = 0.0
@@ -80,7 +80,7 @@ class _Process:
         self.starts = 0
 
 
-class LocalEngine:
+class LocalGpuEngine:
     """Each worker is the first of a process group of its own and dies with this process, however that ends. One that
     has died is started anew: at once, and if it dies again soon, after longer and longer pauses."""
 
@@ -200,10 +200,10 @@ class LocalEngine:
         worker.process, worker.since_s, worker.why = process, time.monotonic(), ""
         worker.starts += 1
 
-        def lost(line: Line) -> None:
+        def lost(line: WorkerLine) -> None:
             self._gone(i, process, line)
 
-        worker.line = Line(connection, lambda report: self._heard(i, report), lost, f"worker {i}")
+        worker.line = WorkerLine(connection, lambda report: self._heard(i, report), lost, f"worker {i}")
         self._changed.notify_all()
 
     def _environment(self) -> dict[str, str]:
@@ -229,7 +229,7 @@ class LocalEngine:
             self._workers[i].ready = True
         self._report(report)  # type: ignore[arg-type]
 
-    def _gone(self, i: int, process: subprocess.Popen[bytes], line: Line) -> None:
+    def _gone(self, i: int, process: subprocess.Popen[bytes], line: WorkerLine) -> None:
         _kill_group(process.pid)
         returncode = process.wait()
         with self._changed:
