@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import socket
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ async def wait(request: Request) -> Response:
 
 
 async def stream(request: Request) -> Response:
-    async def events() -> AsyncIterator[bytes]:
+    async def events() -> AsyncGenerator[bytes]:
         first = int(request.headers.get("last-event-id", 0))
         try:
             for number in range(first + 1, 4):

@@ -1,0 +1,203 @@
+"""What the handlers of HTTP requests share: the service behind them, and threads for what may take it a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from starlette.requests import Request
+
+from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.service.http import HttpError
+from dovetail.core.service.streams import Mailbox
+from dovetail.workflow.live.runs import (
+    ENDED,
+    BusyError,
+    ConflictError,
+    DrainingError,
+    RunEvent,
+    RunRequest,
+    RunResult,
+    RunState,
+    RunStatus,
+    UnknownRunError,
+    UnknownWorkflowError,
+    WorkflowInfo,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_THREADS = 16
+_DRAINING_RETRY_S = 5.0
+
+
+class RunService(Protocol):
+    """What is asked of a service of workflows, from any thread."""
+
+    def submit(self, request: RunRequest) -> str: ...
+
+    def status(self, run: str) -> RunStatus: ...
+
+    def result(self, run: str) -> RunResult: ...
+
+    def cancel(self, run: str, why: str = "") -> None: ...
+
+    def follow(self, run: str, callback: Callable[[RunEvent], None], after: int = 0) -> Callable[[], None]: ...
+
+    def runs(self, state: RunState | None = None, after: str | None = None, limit: int = 50) -> Sequence[RunStatus]: ...
+
+    def workflows(self) -> Sequence[WorkflowInfo]: ...
+
+    def about(self) -> dict[str, Any]: ...
+
+    def explain(self, run: str) -> Any: ...
+
+    def estimate(self, model: str, input: dict[str, Any], options: dict[str, Any]) -> float: ...
+
+    def metrics(self) -> str: ...
+
+
+class Desk:
+    """A service for coroutines: its errors are answers with the right status."""
+
+    def __init__(self, service: RunService) -> None:
+        self.service = service
+        self._threads = ThreadPoolExecutor(_THREADS, "http request")
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    async def do(self, work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+        """Do something in a thread: the service may have to wait for a disk or a lock."""
+        loop = asyncio.get_running_loop()
+        with told_as_http():
+            return await loop.run_in_executor(self._threads, partial(work, *args, **more))
+
+    async def submit(self, request: RunRequest) -> Waiting:
+        """A run for somebody who waits: whoever leaves before its end cancels it, unless a key lets him ask again."""
+        waiting = Waiting(self)
+        try:
+            await self.do(waiting.begin, request)
+        except asyncio.CancelledError:
+            waiting.close()
+            raise
+        return waiting
+
+    async def follow(self, run: str, after: int = 0) -> Waiting:
+        """What happens to a run that goes on whether anybody looks or not."""
+        waiting = Waiting(self)
+        try:
+            await self.do(waiting.look, run, after)
+        except asyncio.CancelledError:
+            waiting.close()
+            raise
+        return waiting
+
+    def cancel_later(self, run: str) -> None:
+        self._threads.submit(self._cancel, run)
+
+    def _cancel(self, run: str) -> None:
+        with suppress(DovetailError):  # it has ended meanwhile
+            self.service.cancel(run, "the client has gone")
+
+    async def info(self, name: str) -> WorkflowInfo | None:
+        found: Sequence[WorkflowInfo] = await self.do(self.service.workflows)
+        return next((each for each in found if each.name == name), None)
+
+
+class Waiting(Mailbox[RunEvent]):
+    """Somebody who waits for a run, and is told what happens to it; a context, or to be closed."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__()
+        self._desk = desk
+        self._unfollow: Callable[[], None] | None = None
+        self.run = ""
+        self.cancels = False  # when it is closed before the end
+        self._closed = False
+
+    def begin(self, request: RunRequest) -> None:
+        """In a thread, and to its end also if nobody waits for that any more."""
+        run = self._desk.service.submit(request)
+        self.cancels = request.idempotency_key is None
+        self.look(run)
+
+    def look(self, run: str, after: int = 0) -> None:
+        self.run = run
+        self._unfollow = self._desk.service.follow(run, self.tell, after)
+        if self._closed:
+            self.close()
+
+    async def next(self, within_s: float | None = None) -> RunEvent | None:
+        event = await super().next(within_s)
+        if event is not None and event.kind in ENDED:
+            self.cancels = False
+        return event
+
+    async def result(self) -> RunResult:
+        """Wait for the end; gives what came of the run."""
+        while (event := await self.next()) is None or event.kind not in ENDED:
+            pass
+        return await self._desk.do(self._desk.service.result, self.run)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = None
+        if self.cancels and self.run:
+            self.cancels = False
+            self._desk.cancel_later(self.run)
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def told_as_http() -> Iterator[None]:
+    """Turn what the service refuses into an answer with the right status."""
+    try:
+        yield
+    except BusyError as error:
+        raise HttpError(429, str(error), code="busy", retry_after_s=error.retry_after_s) from error
+    except DrainingError as error:
+        raise HttpError(503, str(error), code="draining", retry_after_s=_DRAINING_RETRY_S) from error
+    except ConflictError as error:
+        raise HttpError(409, str(error), code="conflict", final=True) from error
+    except UnknownWorkflowError as error:
+        raise HttpError(404, str(error), param="model", code="model_not_found") from error
+    except UnknownRunError as error:
+        raise HttpError(404, str(error), code="run_not_found") from error
+    except InputError as error:
+        raise HttpError(400, str(error)) from error
+
+
+def failure(result: RunResult) -> HttpError | None:
+    """What to tell a client that waits for a run which did not complete: whose fault it is decides the status."""
+    if result.state == "completed":
+        return None
+    if result.state == "cancelled":
+        return HttpError(409, result.error or "the run was cancelled", code="cancelled", final=True)
+    status = 422 if result.blame == "call" else 500
+    return HttpError(status, result.error or "the run failed", code="run_failed", final=True)
+
+
+def number_in(request: Request, name: str, default: float | None, most: float) -> float | None:
+    """A number of the query, not below 0."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise HttpError(400, f"{name}: expected a number from 0 to {most:g}, found {text!r}", param=name)
+    return value
