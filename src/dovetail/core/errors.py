@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+_NO_MEMORY = ("out of memory", "can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_ALLOC_FAILED")
+
 
 class DovetailError(Exception):
     """Something went wrong that the user should read about without a traceback."""
@@ -39,6 +41,19 @@ class MissingExtraError(DovetailError):
     def __str__(self) -> str:
         extra, package, what_for = self.args
         return f"{what_for} needs {package}, which is not installed: pip install 'dovetail[{extra}]'"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether less of it may go well: a host or a device had no memory left.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    (True, True)
+    >>> is_out_of_memory(ValueError("out of memory"))
+    False
+    """
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
 
 
 def cannot_write(path: Path, error: OSError) -> InputError:

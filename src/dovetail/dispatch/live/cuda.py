@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dovetail.core.errors import is_out_of_memory
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.batch import mapped
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.assembly import Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun
-from dovetail.dispatch.live.errors import is_out_of_memory
 from dovetail.dispatch.live.worker import Ended
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from dovetail.core.errors import DovetailError, InputError, check_functions, within
+from dovetail.core.errors import DovetailError, InputError, check_functions, is_out_of_memory, within
 from dovetail.core.files import as_path
 from dovetail.core.plain import scalar
 from dovetail.core.recorder import host_clock
@@ -37,7 +37,7 @@ from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
 from dovetail.dispatch.inputs.devices import NodeDevice, carrier, devices_with
 from dovetail.dispatch.live.assembly import BatchOutput, Collected, Preallocated
 from dovetail.dispatch.live.batch_run import NOWHERE, BatchRun, Calling, Hook, Modes, home_of, placed_on
-from dovetail.dispatch.live.errors import Failure, is_out_of_memory
+from dovetail.dispatch.live.errors import Failure
 from dovetail.dispatch.live.outcome import BatchOutcome
 from dovetail.dispatch.live.pool import WorkerPool
 from dovetail.dispatch.live.progress import RunProgress, follow

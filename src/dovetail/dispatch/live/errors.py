@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-_MEMORY = ("out of memory", "can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_ALLOC_FAILED")
 # After these a CUDA context is of no more use to its process.
 _BROKEN = (
     "illegal memory access",
@@ -31,19 +30,6 @@ class Failure(Struct, frozen=True):
     stop: int
     attempt: int
     error: BaseException
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller chunk may help.
-
-    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
-    (True, True)
-    >>> is_out_of_memory(ValueError("out of memory"))
-    False
-    """
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY)
 
 
 def is_lost(error: BaseException) -> bool:

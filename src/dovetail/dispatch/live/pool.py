@@ -10,12 +10,12 @@ from math import inf
 from threading import Condition, Lock, RLock, Thread, current_thread, get_ident
 from time import perf_counter
 
-from dovetail.core.errors import DovetailError, PolicyError
+from dovetail.core.errors import DovetailError, PolicyError, is_out_of_memory
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice, resolve
 from dovetail.dispatch.live import switch_interval
 from dovetail.dispatch.live.batch_run import BatchRun
-from dovetail.dispatch.live.errors import is_lost, is_out_of_memory
+from dovetail.dispatch.live.errors import is_lost
 from dovetail.dispatch.live.worker import Ended
 from dovetail.dispatch.live.workers import WorkerSet
 
