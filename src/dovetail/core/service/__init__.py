@@ -1,1 +1,1 @@
-"""What live services share: the processes of a Ray cluster that carry their work."""
+"""What live services share: HTTP on loopback with a token, and the processes of a Ray cluster that carry work."""
