@@ -172,12 +172,11 @@ class LiveExecutor:
             self._call(attempt)
 
     def _make_room(self, instance: _Instance) -> None:
-        """What the scheduler expects to leave leaves; so does the model itself where it is not on this very window."""
+        """What its GPUs are no longer held to have leaves; so does the model itself where it was loaded otherwise."""
         window, model, residents = instance.window, instance.model, self._residents
-        leaving = {(gpu, other) for gpu in window for other in [*residents.evicted(gpu, model), model]}
         residents.load(window, model)
         for other in self._on(window):
-            if any((gpu, other.model) in leaving for gpu in other.window):
+            if other.model == model or any(other.model not in residents.held[gpu] for gpu in other.window):
                 self._unload(other)
         for worker, name in list(self._kept):
             if not residents.in_host_memory(worker, name):
@@ -363,8 +362,11 @@ class LiveExecutor:
         if instance.alone or not report.out_of_memory:
             self._failed_loads[instance.model] += 1
         del self._instances[report.worker, report.model]
-        self._emptied(instance.window, f"{report.model} could not be loaded: {report.why}")
-        self._give_up(instance, f"{report.model} could not be loaded: {report.why}")
+        for other in self._on(instance.window):  # so that what is said of these GPUs is true
+            self._unload(other)
+        why = f"{report.model} could not be loaded: {report.why}"
+        self._emptied(instance.window, why)
+        self._give_up(instance, why)
 
     def _settled_load(self, report: Loaded | LoadFailed) -> _Instance | None:
         """What a load was for, unless nobody waits for it any more, or for a later one of the same model."""
@@ -380,14 +382,11 @@ class LiveExecutor:
             self._end(attempt, why, lost=not hopeless)
 
     def _emptied(self, gpus: Iterable[int], why: str) -> None:
-        """What else is on these GPUs leaves, so that what is said of them is true."""
-        emptied = set(gpus)
-        for other in self._on(emptied):
-            self._unload(other)
+        emptied = sorted(set(gpus))
         for gpu in emptied:
             self._residents.clear(gpu)
         if emptied:
-            self._inbox.put(Observed("emptied", {"gpus": sorted(emptied), "why": why}))
+            self._inbox.put(Observed("emptied", {"gpus": emptied, "why": why}))
 
     def _unloaded(self, left: _Instance) -> None:
         self._leaving.remove(left)

@@ -138,7 +138,7 @@ class LocalGpuEngine:
                     "host": place.host,
                     "device": place.device,
                     "pid": worker.process.pid if worker.process is not None else None,
-                    "state": "ready" if worker.ready else "starting",
+                    "state": "up" if worker.ready else "starting",
                     "starts": worker.starts,
                     "models": dict(worker.line.models) if worker.line is not None else {},
                 }
