@@ -118,7 +118,8 @@ class WorkflowService:
         self._system = problem.system
         self._policy, self._options = policy, dict(options or {})
         name, _ = make_policy(deepcopy(policy), options, "online")
-        header = self.problem.header(name, self._options, 0, retries=self.settings.retries, live=True)
+        tries = {"retries": self.settings.retries, "lost_retries": self.settings.lost_retries}
+        header = self.problem.header(name, self._options, 0, live=True, **tries)
         facts = {name: fact for name, fact in header.facts.items() if name not in _OF_FILES}
         self._header = replace(header, facts=facts, clock=Clock("monotonic"))
         self._decided_by = fingerprint(self._header)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from dovetail.workflow.choices import DEFAULT_LOST_RETRIES
 from dovetail.workflow.live.limits import LiveLimits
 
 _MOST = 1e12
@@ -20,7 +21,8 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     `drain_s` is how long open runs may take when the service ends; what is open then goes on at the next start.
     `durability`: what was accepted outlives the end of the process (`process`), or a power cut too (`power`: every
     step waits for the disk). A segment of the journal ends at a quiet moment after `journal_steps` steps; `journal_mib`
-    of segments are kept. `limits` are those of loads, calls and workers.
+    of segments are kept. A node that failed is tried `retries` times again, one that was lost with its place
+    `lost_retries` times. `limits` are those of loads, calls and workers.
     """
 
     max_queue: int = 1000
@@ -34,6 +36,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     journal_steps: int = 50_000
     journal_mib: float = 1024.0
     retries: int = 3
+    lost_retries: int = DEFAULT_LOST_RETRIES
     limits: LiveLimits = LiveLimits()
 
     def problem(self) -> str | None:
@@ -44,7 +47,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         for name in ("max_wait_s", "max_input_mib", "keep_mib", "keep_s", "journal_mib"):
             if not 0 < getattr(self, name) <= _MOST:
                 return f"{name}: expected a positive number up to {_MOST:g}, found {getattr(self, name)}"
-        for name in ("drain_s", "retries"):
+        for name in ("drain_s", "retries", "lost_retries"):
             if not 0 <= getattr(self, name) <= _MOST:
                 return f"{name}: expected 0 or more, found {getattr(self, name)}"
         wrong = self.limits.problem()

@@ -43,8 +43,7 @@ print(json.dumps([(p.name, "localhost", f"cuda:{i}", p.total_memory >> 20) for i
 """
 _LOOKS = 8  # how often within the time limit of silence a worker is looked at
 _START_LOOKS = 8 * _LOOKS  # the same until it was heard for the first time
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0  # before a worker that died again and again is started anew
-_STEADY_S = 60.0  # one that lived so long is started at once
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0  # before a worker that died while it started is started anew
 _PR_SET_PDEATHSIG = 1
 
 
@@ -73,7 +72,6 @@ class _Process:
     def __init__(self) -> None:
         self.line: WorkerLine | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.since_s = 0.0
         self.pause_s = 0.0
         self.why = ""  # it is about to be ended by us
         self.ready = False
@@ -82,7 +80,7 @@ class _Process:
 
 class LocalGpuEngine:
     """Each worker is the first of a process group of its own and dies with this process, however that ends. One that
-    has died is started anew: at once, and if it dies again soon, after longer and longer pauses."""
+    has died is started anew: at once, and if it dies while it starts, after longer and longer pauses."""
 
     def __init__(self, places: Sequence[GpuPlace], silence_s: float = 20.0) -> None:
         self.places: Sequence[GpuPlace] = tuple(places)
@@ -197,7 +195,7 @@ class LocalGpuEngine:
         with suppress(OSError):
             connection.send_bytes(msgspec.msgpack.encode(self._models))
         worker = self._workers[i]
-        worker.process, worker.since_s, worker.why = process, time.monotonic(), ""
+        worker.process, worker.why = process, ""
         worker.starts += 1
 
         def lost(line: WorkerLine) -> None:
@@ -235,12 +233,11 @@ class LocalGpuEngine:
         with self._changed:
             worker = self._workers[i]
             why = worker.why or _told(returncode)
-            worker.ready, worker.process = False, None
+            pause_s = 0.0 if worker.ready else min(max(2 * worker.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            worker.ready, worker.process, worker.pause_s = False, None, pause_s
             if self._closing:
                 return
             worker.line = None
-            pause_s = 0.0 if time.monotonic() - worker.since_s > _STEADY_S else worker.pause_s
-            worker.pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
         line.close()
         self._report(WorkerLost(i, why))
         with self._changed:
