@@ -1,18 +1,31 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dovetail import workflow
+from dovetail.core.errors import InputError
+from dovetail.core.journal import Reader
+from dovetail.journals import check_journal
 from dovetail.workflow.live.runs import (
+    BusyError,
+    ConflictError,
+    DrainingError,
+    RunEvent,
     RunRequest,
+    UnknownRunError,
+    UnknownWorkflowError,
 )
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.telemetry import LogLines
+from tests.waiting import until
 from tests.workflow.live.carriers import TestCarrier
 
 MODEL = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 1, "inference_time_mean": 0.1}
@@ -25,12 +38,13 @@ CONFIG: dict[str, Any] = {
         }
     },
 }
+HELLO = {"prompt": "hello"}
 
 
 class Bench:
     """A service over a folder, and what it was made with."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], hold: bool, **settings: Any) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], hold: bool, policy: str, **settings: Any) -> None:
         self.carrier: TestCarrier
         self.log = io.StringIO()
 
@@ -39,22 +53,343 @@ class Bench:
             return self.carrier
 
         problem = workflow.load(config, [], gpus=2, mode="online")
-        self.service = WorkflowService(problem, carrier, folder, LiveSettings(**settings), log=LogLines(self.log))
+        self.service = WorkflowService(
+            problem, carrier, folder, LiveSettings(**settings), policy, log=LogLines(self.log)
+        )
+
+    def submit(self, **request: Any) -> str:
+        return self.service.submit(RunRequest(**({"workflow": "chain", "input": HELLO} | request)))
+
+    @property
+    def log_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
 
 @contextmanager
-def service(folder: Path, config: dict[str, Any] = CONFIG, hold: bool = False, **settings: Any) -> Iterator[Bench]:
-    bench = Bench(folder, config, hold, **settings)
+def service(
+    folder: Path, config: dict[str, Any] = CONFIG, hold: bool = False, policy: str = "dovetail", **settings: Any
+) -> Iterator[Bench]:
+    bench = Bench(folder, config, hold, policy, **settings)
     with bench.service:
         yield bench
 
 
+def check_all(folder: Path) -> None:
+    for journal in sorted((folder / "journals").glob("*.jsonl")):
+        report = check_journal(journal)
+        assert report.valid, (journal.name, report.faults)
+
+
 def test_a_request_runs_to_its_end(tmp_path: Path) -> None:
     with service(tmp_path) as bench:
-        run = bench.service.submit(RunRequest(workflow="chain", input={"prompt": "hello"}))
+        run = bench.submit()
         status = bench.service.wait(run)
-        assert status.state == "completed", status.error
+        assert (status.state, status.error) == ("completed", "")
+        assert {name: (node.model, node.state) for name, node in status.nodes.items()} == {
+            "write": ("llm", "completed"),
+            "shorten": ("sum", "completed"),
+        }
+        assert status.started_s is not None
+        assert status.arrived_s <= status.started_s <= (status.ended_s or 0)
         result = bench.service.result(run)
         assert result.outputs == {"write": {"text": "llm(hello)"}, "shorten": {"text": "sum(llm(hello))"}}
         assert (result.answer, result.read, result.written) == ({"text": "sum(llm(hello))"}, 2, 4)
-        assert "llm" in str(bench.service.explain(run))
+        assert "write" in str(bench.service.explain(run))
+    check_all(tmp_path)
+
+
+def test_a_model_is_a_workflow_of_one_node(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        run = bench.submit(workflow="llm")
+        assert bench.service.wait(run).state == "completed"
+        assert bench.service.result(run).answer == {"text": "llm(hello)"}
+        told = {info.name: (info.answer, info.implicit) for info in bench.service.workflows()}
+        assert told == {"chain": ("shorten", False), "llm": ("llm", True), "sum": ("sum", True)}
+
+
+def test_followers_are_told_everything_once_and_in_order(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        run = bench.submit(stream=True)
+        early: list[RunEvent] = []
+        bench.service.follow(run, early.append)
+        bench.carrier.let_go()
+        until(lambda: any(event.kind == "node done" for event in early))
+        late: list[RunEvent] = []
+        bench.service.follow(run, late.append)
+        bench.carrier.let_go()
+        bench.service.wait(run)
+        until(lambda: early[-1].kind == "completed")
+        kinds = ["queued", "started", "piece", "first token", "node done"]
+        assert [event.kind for event in early] == [*kinds, *kinds[1:], "completed"]
+        assert late == early
+        assert [event.n for event in early] == list(range(1, len(early) + 1))
+        assert early[4].data == {"text": "llm(hello)"}
+        again: list[RunEvent] = []
+        bench.service.follow(run, again.append, after=5)
+        assert [event.kind for event in again] == ["started", "first token", "node done", "completed"]
+
+
+def test_who_follows_no_more_is_told_no_more(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        run, heard = bench.submit(), list[RunEvent]()
+        leave = bench.service.follow(run, heard.append)
+        until(lambda: any(event.kind == "started" for event in heard))
+        leave()
+        leave()
+        bench.carrier.let_go(2)
+        bench.service.wait(run)
+        assert heard[-1].kind == "started"
+
+
+def test_the_same_key_and_content_is_the_same_run(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        first = bench.submit(idempotency_key="k")
+        assert bench.submit(idempotency_key="k") == first
+        bench.service.wait(first)
+        assert bench.submit(idempotency_key="k") == first
+        assert bench.submit(idempotency_key="other") != first
+        with pytest.raises(ConflictError, match=first):
+            bench.submit(idempotency_key="k", input={"prompt": "bye"})
+    with service(tmp_path) as bench:
+        assert bench.submit(idempotency_key="k") == first
+        assert len(bench.carrier.calls) == 0
+
+
+def test_a_run_can_be_given_its_id(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        assert bench.submit(id="mine") == "mine"
+        assert bench.submit(id="mine") == "mine"
+        with pytest.raises(ConflictError):
+            bench.submit(id="mine", weight=2.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workflow": "chian"}, "there is no workflow or model 'chian'; did you mean 'chain'"),
+        ({"weight": 0.0}, "weight 0: expected a positive number"),
+        ({"due_s": -1.0}, "due_s -1: expected a positive number"),
+        ({"id": "a/b"}, "id: expected 1 to 200 characters without '/', found 'a/b'"),
+        ({"idempotency_key": ""}, "idempotency_key: expected 1 to 200 characters"),
+        ({"trace_id": "xyz"}, "trace_id: expected 32 hexadecimal digits, found 'xyz'"),
+        ({"tenant": "*"}, "tenant: '\\*' stands for all"),
+        ({"input": {"prompt": "x" * 2_000_000}}, "input: expected at most 1 MiB, found 1.9 MiB"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with service(tmp_path, max_input_mib=1.0) as bench:
+        with pytest.raises(InputError, match=said):
+            bench.submit(**given)
+        assert bench.service.runs() == []
+
+
+def test_what_is_unknown_is_said_to_be(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        for ask in (bench.service.status, bench.service.result, bench.service.cancel, bench.service.explain):
+            with pytest.raises(UnknownRunError, match="'nobody'"):
+                ask("nobody")
+        with pytest.raises(UnknownWorkflowError):
+            bench.submit(workflow="x")
+
+
+def test_a_node_that_fails_for_good_fails_its_run(tmp_path: Path) -> None:
+    with service(tmp_path, retries=1) as bench:
+        status = bench.service.wait(bench.submit(input={"prompt": "fail"}))
+        assert (status.state, status.blame) == ("failed", "call")
+        assert "failed 2 times: it cannot be done" in status.error
+        assert len(bench.carrier.calls) == 2
+        faults = [line for line in bench.log_lines if line["event"] == "node failed"]
+        assert [line["trace_id"] for line in faults] == [status.trace_id] * 2
+    check_all(tmp_path)
+
+
+def test_a_cancelled_run_frees_its_gpu(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        running = bench.submit()
+        until(lambda: bench.service.status(running).state == "running")
+        bench.service.cancel(running, "the client has gone")
+        status = bench.service.wait(running)
+        assert (status.state, status.error) == ("cancelled", "the client has gone")
+        assert bench.service.cancel(running).state == "cancelled"
+        again = bench.submit()
+        bench.carrier.let_go(2)
+        assert bench.service.wait(again).state == "completed"
+    check_all(tmp_path)
+
+
+def test_full_queues_turn_requests_away_and_say_for_how_long(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True, max_queue=3) as bench:
+        running = [bench.submit(), bench.submit()]
+        until(lambda: all(bench.service.status(run).state == "running" for run in running))
+        waiting = [bench.submit() for _ in range(3)]
+        with pytest.raises(BusyError, match="3 requests wait, and max_queue is 3") as busy:
+            bench.submit()
+        assert 0 < busy.value.retry_after_s < 60
+        bench.carrier.let_go(10)
+        assert {bench.service.wait(run).state for run in running + waiting} == {"completed"}
+        assert bench.service.wait(bench.submit(workflow="llm"), 0.0).state != "failed"
+        assert 'refused_total{reason="busy"} 1' in bench.service.metrics()
+
+
+def test_tenants_have_queues_of_their_own(tmp_path: Path) -> None:
+    config = CONFIG | {"tenants": {"lab": {"max_queue": 1}, "*": {}}}
+    with service(tmp_path, config, hold=True, policy="baseline") as bench:
+        until(lambda: bench.service.status(bench.submit(tenant="shop")).state == "running")
+        running = [bench.submit(tenant="shop"), bench.submit(tenant="shop")]
+        until(lambda: bench.service.about()["running"] == 2)
+        bench.submit(tenant="lab")
+        with pytest.raises(BusyError, match="1 requests of tenant 'lab' wait, and its max_queue is 1"):
+            bench.submit(tenant="lab")
+        assert bench.submit(tenant="shop") not in running
+
+
+def test_a_request_that_would_wait_too_long_is_turned_away(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True, max_wait_s=0.25) as bench:
+        with pytest.raises(BusyError, match="max_wait_s is 0.25"):
+            for _ in range(20):
+                bench.submit()
+
+
+def test_who_waited_too_long_is_told_so(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True, max_wait_s=1.0) as bench:
+        running = [bench.submit(workflow="llm"), bench.submit(workflow="llm")]
+        until(lambda: all(bench.service.status(run).state == "running" for run in running))
+        status = bench.service.wait(bench.submit(workflow="llm"))
+        assert (status.state, status.blame) == ("failed", "place")
+        assert status.error == "it waited for 1 s (max_wait_s)"
+        assert [bench.service.status(run).state for run in running] == ["running", "running"]
+
+
+def test_draining_finishes_what_is_open_and_takes_nothing_more(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        run = bench.submit()
+        assert not bench.service.drain(0.0)
+        with pytest.raises(DrainingError):
+            bench.submit()
+        bench.carrier.let_go(2)
+        assert bench.service.drain(60.0)
+        assert bench.service.status(run).state == "completed"
+    check_all(tmp_path)
+
+
+def test_results_are_forgotten_beyond_what_is_kept(tmp_path: Path) -> None:
+    with service(tmp_path, keep_runs=2) as bench:
+        runs = [bench.submit(workflow="llm", idempotency_key=f"k{i}") for i in range(4)]
+        for run in runs:
+            with pytest.MonkeyPatch.context():
+                until(lambda run=run: not _is_open(bench, run))  # type: ignore[misc]
+        until(lambda: len(bench.service.runs()) == 2)
+        assert [status.id for status in bench.service.runs()] == [runs[3], runs[2]]
+        with pytest.raises(UnknownRunError):
+            bench.service.result(runs[0])
+        assert bench.submit(workflow="llm", idempotency_key="k0") != runs[0]
+
+
+def _is_open(bench: Bench, run: str) -> bool:
+    try:
+        return bench.service.status(run).state in ("queued", "running")
+    except UnknownRunError:
+        return False
+
+
+def test_runs_are_listed_page_by_page(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        runs = [bench.submit(workflow="llm") for _ in range(5)]
+        for run in runs:
+            bench.service.wait(run)
+        first = bench.service.runs(limit=2)
+        assert [status.id for status in first] == runs[:2:-1]
+        assert [status.id for status in bench.service.runs(after=first[-1].id, limit=9)] == runs[2::-1]
+        assert bench.service.runs(state="failed") == []
+
+
+def test_figures_and_logs_tell_of_a_run(tmp_path: Path) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with service(tmp_path) as bench:
+        run = bench.submit(trace_id=trace)
+        bench.service.wait(run)
+        text = bench.service.metrics()
+        for line in (
+            'runs_total{workflow="chain",state="completed"} 1',
+            'tokens_total{model="llm",direction="written"} 2',
+            'starts_total{model="sum"} 1',
+            'ttft_seconds_count{workflow="chain"} 1',
+            'response_seconds_bucket{workflow="chain",le="+Inf"} 1',
+            "decision_seconds_count",
+        ):
+            assert f"dovetail_workflow_{line}" in text
+        until(lambda: any(line["event"] == "run ended" for line in bench.log_lines))
+        ended = next(line for line in bench.log_lines if line["event"] == "run ended")
+        assert (ended["run"], ended["trace_id"], ended["state"]) == (run, trace, "completed")
+
+
+def test_open_runs_go_on_after_a_restart(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        runs = [bench.submit(input={"prompt": f"p{i}"}) for i in range(4)]
+        bench.carrier.let_go(1)
+        until(lambda: any(bench.service.status(run).nodes.get("shorten") for run in runs))
+        until(lambda: any(bench.service.result(run).outputs for run in runs))
+        done = next(run for run in runs if bench.service.result(run).outputs)
+        journal = bench.service.journal()
+    with service(tmp_path) as bench:
+        assert bench.service.journal() == journal
+        for i, run in enumerate(runs):
+            assert bench.service.wait(run).state == "completed"
+            assert bench.service.result(run).answer == {"text": f"sum(llm(p{i}))"}
+        assert ("llm", {"prompt": f"p{runs.index(done)}"}) not in [(c.model, c.inputs) for c in bench.carrier.calls]
+    check_all(tmp_path)
+
+
+def test_another_configuration_begins_another_journal_in_which_open_runs_arrive_anew(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        runs = [bench.submit(input={"prompt": f"p{i}"}) for i in range(3)]
+        bench.carrier.let_go(1)
+        until(lambda: any(bench.service.result(run).outputs for run in runs))
+        done = next(run for run in runs if bench.service.result(run).outputs)
+        journal = bench.service.journal()
+    with service(tmp_path, policy="baseline") as bench:
+        assert bench.service.journal() != journal
+        assert [bench.service.wait(run).state for run in runs] == ["completed"] * 3
+        assert bench.service.result(done).answer == {"text": f"sum(llm(p{runs.index(done)}))"}
+        assert ("llm", {"prompt": f"p{runs.index(done)}"}) not in [(c.model, c.inputs) for c in bench.carrier.calls]
+        assert "shorten" in str(bench.service.explain(done))
+    check_all(tmp_path)
+
+
+def test_a_journal_that_is_decided_otherwise_is_left_as_it_is(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        run, journal = bench.submit(), bench.service.journal()
+        until(lambda: bench.service.status(run).state == "running")
+    written = journal.read_text()
+    assert '"why":' in written
+    head, *lines = written.splitlines()
+    changed = [line.replace('"devices":[0]', '"devices":[1]') for line in lines]
+    assert changed != lines
+    journal.write_text("\n".join([head, *changed]) + "\n")
+    with service(tmp_path) as bench:
+        assert bench.service.journal() != journal
+        assert bench.service.wait(run).state == "completed"
+        assert [line["event"] for line in bench.log_lines][0] == "new journal"
+    assert journal.read_text() == "\n".join([head, *changed]) + "\n"
+
+
+def test_a_long_journal_is_cut_when_nothing_is_open(tmp_path: Path) -> None:
+    with service(tmp_path, journal_steps=5) as bench:
+        for i in range(6):
+            assert bench.service.wait(bench.submit(input={"prompt": f"p{i}"})).state == "completed"
+        first = bench.service.runs()[-1].id
+        assert "write" in str(bench.service.explain(first))
+    journals = sorted((tmp_path / "journals").glob("*.jsonl"))
+    assert len(journals) > 2
+    assert all(sum(1 for _ in Reader(journal).rows()) < 20 for journal in journals)
+    check_all(tmp_path)
+
+
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="live.max_queue: expected 1 or more, found 0"):
+        Bench(tmp_path, CONFIG, False, "dovetail", max_queue=0)
+
+
+def test_a_service_has_its_folder_alone(tmp_path: Path) -> None:
+    with service(tmp_path), pytest.raises(InputError, match="another process has it open"):
+        Bench(tmp_path, CONFIG, False, "dovetail")
