@@ -10,7 +10,7 @@ from dovetail.core.check import Check
 from dovetail.core.errors import InputError
 from dovetail.core.files import Source
 from dovetail.core.findings import Findings, Report
-from dovetail.core.journal import Header, Observer, Reader
+from dovetail.core.journal import Ended, Header, Observer, Reader
 from dovetail.core.metrics import Figures, recount
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.check.below import LowerBounds
@@ -32,6 +32,17 @@ def need_config(config: Source | None, requests: Source | None) -> None:
 
 
 Steps = Iterable[tuple[int, float, list[Any]]]
+
+
+def whole_steps(steps: Steps) -> Steps:
+    """All steps but the last of a run that goes on, or was killed: a part of that one may not be written."""
+    before: tuple[int, float, list[Any]] | None = None
+    for step in steps:
+        if before is not None:
+            yield before
+        before = step
+    if before is not None and any(isinstance(event, Ended) for event in before[2]):
+        yield before
 
 
 class Examination:
@@ -73,9 +84,12 @@ class Examination:
 
     def follow(self, steps: Steps, reader: Reader | None = None) -> tuple[Figures, Bounds]:
         check = Check(self.header, self.faults, self.followers, self.facts.exact, bounds_hold=False)
-        for n, t, events in steps:
+        for n, t, events in whole_steps(steps) if self.facts.live else steps:
             check.step(n, t, events)
-        figures = check.finish(reader is not None and reader.torn)
+        torn = reader is not None and reader.torn
+        if torn and self.facts.live:
+            self.notes.append("its last line is torn: the service was killed there")
+        figures = check.finish(torn and not self.facts.live, may_go_on=self.facts.live)
         total = self.facts.requests.total if not self.faults.interrupted else None
         if total is not None and total != figures.arrived + self.facts.skipped:
             found = f"found {figures.arrived} arrivals and {self.facts.skipped} skipped, expected {total}"

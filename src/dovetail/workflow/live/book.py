@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from dovetail.core.events import Grew
 from dovetail.core.store import Store
 from dovetail.workflow.live.runs import Blame, NodeStatus, RunState, UnknownRunError
+from dovetail.workflow.live.wire import unpack
 
 _RUN, _INPUT, _OUTPUT = "run", "input", "output"
 _MIB = 1 << 20
@@ -61,7 +61,7 @@ class NodeOutput(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def values(self) -> dict[str, Any]:
-        values: dict[str, Any] = msgspec.msgpack.decode(self.data)
+        values: dict[str, Any] = unpack(self.data)
         return values
 
 
@@ -236,14 +236,6 @@ class RunBook:
 
     def close(self) -> None:
         self.store.close()
-
-
-def pack(values: Mapping[str, Any]) -> bytes:
-    return msgspec.msgpack.encode(values)
-
-
-def unpack(data: bytes) -> Any:
-    return msgspec.msgpack.decode(data)
 
 
 def _name(run: str, node: str) -> str:

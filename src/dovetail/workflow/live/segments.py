@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.journal import Header, Reader, Step, Writer
-from dovetail.core.metrics import Metrics, recount
 from dovetail.core.store import Store
+from dovetail.workflow.live.figures import LiveFigures
 
 _MIB = 1 << 20
 
@@ -44,7 +44,7 @@ class JournalSegment:
         else:
             self.writer = Writer.reopen(path, _whole_bytes(path))
         self.reader = Reader(path)
-        self._metrics = Metrics(self.reader.header.pool)
+        self._figures = LiveFigures(self.reader.header, path)
         self.steps = 0
         self._last = (0, 0.0)
         self._size = self.writer.written()
@@ -53,7 +53,7 @@ class JournalSegment:
     def history(self) -> Iterator[Step]:
         """The steps that were recorded before; nothing may be written until they have been gone through."""
         for n, t, events in self.reader.rows():
-            self._metrics.step(n, t, events)
+            self._figures.step(n, t, events)
             self.steps, self._last = self.steps + 1, (n, t)
             yield n, t, events
 
@@ -72,13 +72,13 @@ class JournalSegment:
             with suppress(InputError):
                 self.writer.close()
             raise
-        self._metrics.step(n, t, events)
+        self._figures.step(n, t, events)
         self.steps, self._last = self.steps + 1, (n, t)
 
     def end(self) -> None:
         """All has ended: the last line, with the figures."""
         n, t = self._last
-        self.writer.end(n + 1, t, recount(self._metrics.figures()))
+        self.writer.end(n + 1, t, self._figures.summary())
 
     def close(self) -> None:
         self.writer.close()

@@ -27,20 +27,24 @@ from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, InputError, did_you_mean, within
 from dovetail.core.events import Arrived, Asked, Failed, Finished, Grew, Start, Stimulus
 from dovetail.core.inbox import Inbox
-from dovetail.core.journal import Clock, Reader, Step
+from dovetail.core.journal import Reader, Step
 from dovetail.core.run import Account
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.store import StoreError
-from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
+from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.explain import account
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
-from dovetail.workflow.live.book import NodeOutput, RunBook, RunRecord, pack
+from dovetail.workflow.live.book import NodeOutput, RunBook, RunRecord
+from dovetail.workflow.live.data_flow import data_flows
 from dovetail.workflow.live.door import Door
+from dovetail.workflow.live.estimates import TokenEstimator
+from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.loop import SegmentInbox, ServiceExecutor, TimedScheduler
 from dovetail.workflow.live.progress import Follower, LiveRun, ProgressTable
-from dovetail.workflow.live.protocol import Answer, AnswerPiece, ModelCall
+from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall
 from dovetail.workflow.live.remainder import remainder
+from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.runs import (
     BusyError,
     ConflictError,
@@ -57,9 +61,9 @@ from dovetail.workflow.live.runs import (
 from dovetail.workflow.live.segments import JournalSegment, JournalSegments, fingerprint
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.telemetry import LogLines, Telemetry
+from dovetail.workflow.live.wire import pack
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.simulate import make_policy, scheduler_for
-from dovetail.workflow.tenants.guard import QuotaGuard
 
 _MIB = 1 << 20
 _LOOK_EVERY_S = 0.5
@@ -67,26 +71,6 @@ _FULL_RETRY_S = 1.0
 _LONGEST_NAME = 200
 _OF_FILES = ("requests", "estimates", "forecast")  # what a header tells of a file of requests
 _TRACE_ID = re.compile("[0-9a-f]{32}")
-
-
-class _RunData:
-    """How data flows in a run: what its nodes are called with, and what they gave."""
-
-    def __init__(self, graph: TaskGraph, input: dict[str, Any], options: dict[str, Any]) -> None:
-        self._graph, self._input, self._options = graph, input, options
-        self.outputs: dict[str, dict[str, Any]] = {}
-
-    def call(self, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        before = [self._graph.tasks[i].name for i in self._graph.after[self._graph.index[task]]]
-        given = {name: value for each in before for name, value in self.outputs[each].items()}
-        return given if before else self._input, self._options
-
-    def ended(self, task: str, outputs: dict[str, Any]) -> tuple[dict[str, Any], Grew | None]:
-        self.outputs[task] = outputs
-        return outputs, None
-
-    def recall(self, task: str, outputs: dict[str, Any], grew: Grew | None) -> None:
-        self.outputs[task] = outputs
 
 
 class WorkflowService:
@@ -108,20 +92,14 @@ class WorkflowService:
         self.settings = settings or LiveSettings()
         if (wrong := self.settings.problem()) is not None:
             raise InputError(f"live.{wrong}")
-        implicit = {
-            name: TaskGraph(name, [Task(name, name, model.width)], [])
-            for name, model in problem.models.items()
-            if name not in problem.graphs
-        }
-        self.problem = replace(problem, graphs=problem.graphs | implicit)
-        self._implicit = implicit.keys()
-        self._system = problem.system
+        self._flows = data_flows(problem.system)
+        self.problem = replace(problem, graphs={name: flow.graph for name, flow in self._flows.items()})
         self._policy, self._options = policy, dict(options or {})
         name, _ = make_policy(deepcopy(policy), options, "online")
         tries = {"retries": self.settings.retries, "lost_retries": self.settings.lost_retries}
         header = self.problem.header(name, self._options, 0, live=True, **tries)
         facts = {name: fact for name, fact in header.facts.items() if name not in _OF_FILES}
-        self._header = replace(header, facts=facts, clock=Clock("monotonic"))
+        self._header = replace(header, facts=facts)
         self._decided_by = fingerprint(self._header)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder = folder
@@ -136,7 +114,8 @@ class WorkflowService:
         self.telemetry = Telemetry(log or LogLines())
         self._inbox = SegmentInbox()
         self._carrier = carrier(self._inbox, self)
-        self._data: dict[str, _RunData] = {}
+        self._estimator = TokenEstimator(problem.system)
+        self._data: dict[str, RunData] = {}
         self._data_lock = threading.Lock()
         self._seq = count()
         self._pending: dict[tuple[str, str], NodeOutput] = {}  # outputs that no step has told of yet
@@ -184,6 +163,7 @@ class WorkflowService:
                 self._follow(segment)
             while not self._closing.is_set():
                 segment.end()
+                segment.close()
                 self._segments.tidy(self.settings.journal_mib)
                 segment = self._begin([])
                 self._follow(segment)
@@ -228,8 +208,6 @@ class WorkflowService:
         self._progress.graphs = graphs = reader.header.build_graphs()
         _, policy = make_policy(deepcopy(self._policy), self._options, "online")
         scheduler = TimedScheduler(scheduler_for(reader, policy), self.telemetry.decisions.observe)
-        tenancy = self.problem.tenancy
-        guard = None if tenancy is None else QuotaGuard(self.problem.pool, graphs, tenancy)
 
         def history() -> Iterator[Step]:
             nonlocal replayed
@@ -249,7 +227,7 @@ class WorkflowService:
                 lambda: self.now() - segment.record.began_s,
                 [self],
                 history(),
-                guard,
+                LiveGuard(reader.header, reader.path),
             )
         except Exception as error:
             if replayed or not resumed:
@@ -362,7 +340,7 @@ class WorkflowService:
         the same content is the same run. Raises `BusyError`, `DrainingError`, `UnknownWorkflowError`, `ConflictError`
         or another `InputError`."""
         self._check(request)
-        packed, digest = pack(request.input), _digest(request)
+        packed, digest = self._packed(request), _digest(request)
         if len(packed) > self.settings.max_input_mib * _MIB:
             found = f"{len(packed) / _MIB:.1f} MiB"
             raise InputError(f"input: expected at most {self.settings.max_input_mib:g} MiB, found {found}")
@@ -373,9 +351,12 @@ class WorkflowService:
                     what = "idempotency_key" if request.idempotency_key is not None else "id"
                     raise ConflictError(f"{what}: it is that of run {known.id}, which asks for something else")
                 return known.id
+            run = request.id or f"run-{secrets.token_hex(8)}"
+            with self._data_lock:
+                sizes, facts = self._expected(run, request)
             self._let_in(request)
             record = RunRecord(
-                id=request.id or f"run-{secrets.token_hex(8)}",
+                id=run,
                 number=self._book.next_number(),
                 workflow=request.workflow,
                 tenant=request.tenant,
@@ -388,8 +369,8 @@ class WorkflowService:
                 trace_id=request.trace_id or secrets.token_hex(16),
                 created=time.time(),
                 arrived_s=self.now(),
-                sizes=self._sizes(request),
-                facts=self._facts(request),
+                sizes=sizes,
+                facts=facts,
                 bytes=len(packed),
             )
             self._book.add(record, packed)
@@ -433,11 +414,23 @@ class WorkflowService:
             self.telemetry.refused.add(reason="busy")
             raise
 
-    def _sizes(self, request: RunRequest) -> tuple[float, ...]:
-        return tuple(self._system.estimate_s(task.kind)[0] for task in self.problem.graphs[request.workflow].tasks)
+    def _packed(self, request: RunRequest) -> bytes:
+        try:
+            return pack(request.input)
+        except BackEndError as error:
+            raise InputError(f"input: {error}") from None
 
-    def _facts(self, request: RunRequest) -> dict[str, Any]:
-        return {"tenant": request.tenant} if request.tenant else {}
+    def _expected(self, run: str, request: RunRequest) -> tuple[tuple[float, ...], dict[str, Any]]:
+        """Seconds of each node, and the facts of the arrival; what the workflow lacks is an error."""
+        data = RunData(run, self._flows[request.workflow], request.input, request.options, size=self._estimator.size_s)
+        try:
+            sizes, tokens = self._estimator.arrived(data)
+        except BackEndError as error:
+            raise InputError(f"input: {error}") from None
+        return sizes, {
+            **({"tokens": tokens} if tokens else {}),
+            **({"tenant": request.tenant} if request.tenant else {}),
+        }
 
     def _arrival(self, record: RunRecord) -> Arrived:
         return Arrived(record.id, record.workflow, record.sizes, record.due_s, record.weight, facts=record.facts)
@@ -474,7 +467,9 @@ class WorkflowService:
         with self._data_lock:
             if job not in self._progress.open:  # it was cancelled meanwhile
                 return None
-            outputs, grew = self._data_of(job).ended(task, answer.outputs)
+            data = self._data_of(job)
+            outputs, grew = data.ended(task, answer.outputs)
+            self._estimator.answered(data, task, answer.read, answer.written)
             self._pending[job, task] = NodeOutput(
                 seq=next(self._seq),
                 data=pack(outputs),
@@ -485,12 +480,12 @@ class WorkflowService:
             )
         return grew
 
-    def _data_of(self, job: str) -> _RunData:
+    def _data_of(self, job: str) -> RunData:
         found = self._data.get(job)
         if found is None:
             record = self._book.record(job)
-            graph = self.problem.graphs[record.workflow]
-            found = self._data[job] = _RunData(graph, self._book.input(job), record.options)
+            flow, given, size = self._flows[record.workflow], self._book.input(job), self._estimator.size_s
+            found = self._data[job] = RunData(job, flow, given, record.options, size=size)
             for node, output in self._book.outputs(job).items():
                 found.recall(node, output.values, output.grew)
         return found
@@ -518,7 +513,7 @@ class WorkflowService:
         """What came of a run so far, or for good."""
         with self._lock:
             status, outputs = self._found(run).status(), self._book.outputs(run)
-        answer = self._answer_of(status.workflow)
+        answer = self._flows[status.workflow].answer
         last = [output for node, output in outputs.items() if node.partition("#")[0] == answer]
         return RunResult(
             id=run,
@@ -551,15 +546,11 @@ class WorkflowService:
                 name=name,
                 nodes=tuple(task.name for task in graph.tasks),
                 models=tuple(dict.fromkeys(task.kind for task in graph.tasks)),
-                answer=self._answer_of(name),
-                implicit=name in self._implicit,
+                answer=self._flows[name].answer,
+                implicit=self._flows[name].implicit,
             )
             for name, graph in self.problem.graphs.items()
         ]
-
-    def _answer_of(self, workflow: str) -> str:
-        graph = self.problem.graphs[workflow]
-        return graph.tasks[graph.topological[-1]].name
 
     def models(self) -> list[str]:
         return list(self.problem.models)
@@ -568,7 +559,9 @@ class WorkflowService:
         """Seconds that one call of a model is expected to take, once it is loaded."""
         if model not in self.problem.models:
             raise UnknownWorkflowError(f"there is no model {model!r}{did_you_mean(model, self.problem.models)}")
-        return self._system.estimate_s(model)[0]
+        with self._data_lock:
+            sizes, _ = self._expected("estimate", RunRequest(workflow=model, input=dict(input), options=dict(options)))
+        return sum(sizes)
 
     def explain(self, run: str, node: str | None = None) -> Account:
         """Why a run, or one node of it, waited and went where it went, from the journal that it is in."""
@@ -653,5 +646,5 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 def _digest(request: RunRequest) -> str:
     """What tells two requests apart, whatever they are called."""
-    content = replace(request, id=None, idempotency_key=None, trace_id=None)
-    return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
+    content = msgspec.structs.asdict(replace(request, id=None, idempotency_key=None, trace_id=None))
+    return hashlib.sha256(pack(content)).hexdigest()

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from dovetail.workflow.choices import DEFAULT_LOST_RETRIES
+from dovetail.workflow.choices import DEFAULT_LOST_RETRIES, DEFAULT_RETRIES
 from dovetail.workflow.live.limits import LiveLimits
 
 _MOST = 1e12
@@ -18,11 +18,11 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     `max_queue` requests may wait, of which nothing has started yet; one that would have to wait longer than
     `max_wait_s` is turned away, and one that did is ended. `max_input_mib` is what a request may bring along.
     Results are kept until there are more than `keep_runs` ended runs, or `keep_mib` of them, or for `keep_s`.
+    A call that fails is tried again `retries` times, one that is lost with the place where it runs `lost_retries`.
     `drain_s` is how long open runs may take when the service ends; what is open then goes on at the next start.
     `durability`: what was accepted outlives the end of the process (`process`), or a power cut too (`power`: every
     step waits for the disk). A segment of the journal ends at a quiet moment after `journal_steps` steps; `journal_mib`
-    of segments are kept. A node that failed is tried `retries` times again, one that was lost with its place
-    `lost_retries` times. `limits` are those of loads, calls and workers.
+    of segments are kept. `limits` are those of loads, calls and workers.
     """
 
     max_queue: int = 1000
@@ -35,7 +35,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     durability: Literal["process", "power"] = "process"
     journal_steps: int = 50_000
     journal_mib: float = 1024.0
-    retries: int = 3
+    retries: int = DEFAULT_RETRIES
     lost_retries: int = DEFAULT_LOST_RETRIES
     limits: LiveLimits = LiveLimits()
 

@@ -82,12 +82,23 @@ decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_unpack).decode
 decode_report = msgspec.msgpack.Decoder(WorkerReport, ext_hook=_unpack).decode
 
 
+unpack = msgspec.msgpack.Decoder(ext_hook=_unpack).decode
+
+
 def encode(message: Command | WorkerReport) -> bytes:
     """
     >>> decode_command(encode(CancelCall("7")))
     CancelCall(call='7')
     """
+    return pack(message)
+
+
+def pack(values: Any) -> bytes:
+    """
+    >>> unpack(pack({"image": b"png", "vector": np.array([1, 2])}))
+    {'image': b'png', 'vector': array([1, 2])}
+    """
     try:
-        return _encoder.encode(message)
+        return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError) as error:
         raise BackEndError(str(error), blame="call") from None
