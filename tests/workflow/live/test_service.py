@@ -13,6 +13,7 @@ from dovetail import workflow
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
 from dovetail.journals import check_journal
+from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.runs import (
     BusyError,
     ConflictError,
@@ -382,6 +383,20 @@ def test_a_long_journal_is_cut_when_nothing_is_open(tmp_path: Path) -> None:
     check_all(tmp_path)
 
 
+def test_a_journal_that_never_gets_a_quiet_moment_makes_one(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True, journal_steps=3) as bench:
+        runs = [bench.submit(workflow="llm") for i in range(3)]
+        journal = bench.service.journal()
+        for _ in range(20):  # always three that are open, until those that come have to wait
+            bench.carrier.let_go()
+            until(lambda: bench.service.status(runs[-3]).state == "completed" or bench.service.journal() != journal)
+            runs.append(bench.submit(workflow="llm"))
+        bench.carrier.let_go(100)
+        assert {bench.service.wait(run).state for run in runs} == {"completed"}
+        assert bench.service.journal() != journal
+    check_all(tmp_path)
+
+
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"live\.max_queue: expected 1 or more, found 0"):
         Bench(tmp_path, CONFIG, False, "dovetail", max_queue=0)
@@ -390,3 +405,23 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 def test_a_service_has_its_folder_alone(tmp_path: Path) -> None:
     with service(tmp_path), pytest.raises(InputError, match="another process has it open"):
         Bench(tmp_path, CONFIG, False, "dovetail")
+
+
+def test_real_workers_answer(tmp_path: Path) -> None:
+    """Two emulated models in worker processes, on one GPU."""
+    source = {"emulated": {"load_s": 0.01, "call_s": 0.01, "token_mean": 2, "answer": "done"}}
+    config = CONFIG | {"models": {name: MODEL | {"source": source} for name in ("llm", "sum")}}
+    problem = workflow.load(config, [], gpus=1, mode="online")
+    settings = LiveSettings()
+    engine = LocalGpuEngine(emulated_gpus(1), settings.limits.silence_s)
+    with WorkflowService.over(problem, engine, tmp_path, settings, log=LogLines(io.StringIO())) as running:
+        runs = [running.submit(RunRequest(workflow="chain", input=HELLO, stream=True)) for _ in range(3)]
+        heard: list[RunEvent] = []
+        running.follow(runs[0], heard.append)
+        assert [running.wait(run).state for run in runs] == ["completed"] * 3
+        assert {"piece", "first token"} <= {event.kind for event in heard}
+        assert running.result(runs[0]).answer == {"text": "done"}
+        assert running.about()["gpus"][0]["models"] in (["llm"], ["sum"])
+        assert 'resident{gpu="0",model=' in running.metrics()
+        running.drain()
+    check_all(tmp_path)

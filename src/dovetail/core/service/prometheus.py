@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -37,9 +37,9 @@ class GaugeFamily(CounterFamily):
 
     kind = "gauge"
 
-    def set(self, label: str, values: Mapping[str, float]) -> None:
-        """All of them anew, by that label: what is not among them is no more."""
-        self._values = {((label, name),): value for name, value in values.items()}
+    def set(self, labels: Sequence[str], values: Mapping[tuple[str, ...], float]) -> None:
+        """All of them anew, by these labels: what is not among them is no more."""
+        self._values = {tuple(zip(labels, names, strict=True)): value for names, value in values.items()}
 
 
 class HistogramFamily:

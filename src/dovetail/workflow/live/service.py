@@ -39,10 +39,12 @@ from dovetail.workflow.live.book import NodeOutput, RunBook, RunRecord
 from dovetail.workflow.live.data_flow import data_flows
 from dovetail.workflow.live.door import Door
 from dovetail.workflow.live.estimates import TokenEstimator
+from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.loop import SegmentInbox, ServiceExecutor, TimedScheduler
 from dovetail.workflow.live.progress import Follower, LiveRun, ProgressTable
-from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall
+from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, Engine, ModelCall
+from dovetail.workflow.live.references import EngineReferences, references_in
 from dovetail.workflow.live.remainder import remainder
 from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.runs import (
@@ -60,7 +62,9 @@ from dovetail.workflow.live.runs import (
 )
 from dovetail.workflow.live.segments import JournalSegment, JournalSegments, fingerprint
 from dovetail.workflow.live.settings import LiveSettings
+from dovetail.workflow.live.specs import model_specs
 from dovetail.workflow.live.telemetry import LogLines, Telemetry
+from dovetail.workflow.live.values import fetched
 from dovetail.workflow.live.wire import pack
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.simulate import make_policy, scheduler_for
@@ -69,6 +73,7 @@ _MIB = 1 << 20
 _LOOK_EVERY_S = 0.5
 _FULL_RETRY_S = 1.0
 _LONGEST_NAME = 200
+_TOO_LONG = 4  # times as many steps as a segment is to have, after which it is ended by force
 _OF_FILES = ("requests", "estimates", "forecast")  # what a header tells of a file of requests
 _TRACE_ID = re.compile("[0-9a-f]{32}")
 
@@ -120,6 +125,9 @@ class WorkflowService:
         self._seq = count()
         self._pending: dict[tuple[str, str], NodeOutput] = {}  # outputs that no step has told of yet
         self._segment: JournalSegment | None = None
+        self._running: set[tuple[str, str]] = set()  # nodes that were started, and whose end was not reported
+        self._held_back: list[Arrived] | None = None  # arrivals that are for the next segment
+        self._references: EngineReferences | None = None
         self._ready, self._closing = threading.Event(), threading.Event()
         self._draining = False
         self.trouble = ""
@@ -127,6 +135,31 @@ class WorkflowService:
             threading.Thread(target=self._serve, name="workflow service", daemon=True),
             threading.Thread(target=self._watch, name="workflow service watch", daemon=True),
         ]
+
+    @classmethod
+    def over(
+        cls,
+        problem: WorkflowProblem,
+        engine: Engine,
+        folder: Path,
+        settings: LiveSettings | None = None,
+        policy: Any = DEFAULT_POLICY,
+        options: Mapping[str, Any] | None = None,
+        log: LogLines | None = None,
+    ) -> WorkflowService:
+        """A service of real models, on an engine whose GPUs are those of the problem."""
+        if len(engine.places) != len(problem.pool):
+            found = f"found {len(engine.places)} GPUs of the engine"
+            raise InputError(f"{found}, expected the {len(problem.pool)} of the configuration")
+        served = model_specs(problem.system)
+
+        def executor(inbox: Inbox, runs: Runs) -> ServiceExecutor:
+            limits = None if settings is None else settings.limits
+            return LiveExecutor(engine, inbox, runs, served, problem.models, problem.pool, problem.costs, limits)
+
+        service = cls(problem, executor, folder, settings, policy, options, log)
+        service._references = EngineReferences(engine)
+        return service
 
     # --- the loop ---------------------------------------------------------------------------------------
 
@@ -157,7 +190,7 @@ class WorkflowService:
     def _serve(self) -> None:
         """One segment of the journal after the other."""
         try:
-            segment = self._segments.resume(self._decided_by)
+            segment = None if self._forget_references() else self._segments.resume(self._decided_by)
             if segment is None or not self._follow(segment, resumed=True):
                 segment = self._begin(self._book.open())
                 self._follow(segment)
@@ -175,6 +208,16 @@ class WorkflowService:
             self.telemetry.log.write("service failed", why=self.trouble, trace=traceback.format_exc())
         finally:
             self._ready.set()
+
+    def _forget_references(self) -> bool:
+        """Values that stayed in an engine's store are gone with it: what gave them has not finished."""
+        found = False
+        for run in self._book.open():
+            outputs = self._book.outputs(run)
+            lost = [node for node, output in outputs.items() if any(references_in(output.values))]
+            self._book.forget_outputs(run, lost)
+            found = found or bool(lost)
+        return found
 
     def _begin(self, runs: Sequence[str]) -> JournalSegment:
         """A new segment, in which these runs arrive anew: without the nodes that have finished."""
@@ -198,7 +241,10 @@ class WorkflowService:
         facts = self._header.facts | ({"growth": msgspec.to_builtins(growth)} if growth else {})
         records = tuple(TaskGraphRecord.of(graph) for graph in graphs.values())
         segment = self._segments.begin(replace(self._header, graphs=records, facts=facts), self._decided_by, now_s)
-        self._inbox.extend(arrivals)
+        with self._lock:
+            held, self._held_back = self._held_back or [], None
+            wishes = [Asked(run.job, "cancel") for run in held if self._book.record(run.job).wish is not None]
+            self._inbox.extend([*arrivals, *held, *wishes])
         return segment
 
     def _follow(self, segment: JournalSegment, resumed: bool = False) -> bool:
@@ -246,6 +292,7 @@ class WorkflowService:
                     self._progress.add(LiveRun(self._book.records[event.job]))
             self._progress.step(self._service_s(t), events, lambda run, node: {})
             self._progress.tell()
+            self._note_running(events)
 
     def _take_up(self, resumed: bool) -> None:
         """The past is known: put the book right by it, and let what is open go on."""
@@ -255,6 +302,8 @@ class WorkflowService:
                     self._book.reopen(run)
                 if progress.arrived:
                     nodes = progress.nodes
+                    for name in self._book.done(run):  # those that finished before this segment began
+                        nodes.setdefault(name, NodeStatus(model="", state="completed"))
                     lost = [name for name in self._book.done(run) if nodes[name].state != "completed"]
                     self._book.forget_outputs(run, lost)
                 elif resumed:
@@ -292,10 +341,24 @@ class WorkflowService:
                 with self._data_lock:
                     self._data.pop(run.record.id, None)
             self._progress.tell()
-            if segment.steps >= self.settings.journal_steps and not any(
-                r.arrived for r in self._progress.open.values()
-            ):
-                self._inbox.cut()
+            self._note_running(events)
+            self._cut_if_long(segment)
+
+    def _note_running(self, events: Sequence[Any]) -> None:
+        for event in events:
+            if isinstance(event, Start):
+                self._running.add((event.job, event.task))
+            elif isinstance(event, Finished | Failed):
+                self._running.discard((event.job, event.task))
+
+    def _cut_if_long(self, segment: JournalSegment) -> None:
+        """End a long segment when nothing of it is open any more; if that takes too long, who comes waits for it."""
+        if segment.steps < self.settings.journal_steps:
+            return
+        if not self._running and not any(run.arrived for run in self._progress.open.values()):
+            self._inbox.cut()
+        elif segment.steps >= _TOO_LONG * self.settings.journal_steps and self._held_back is None:
+            self._held_back = []
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Write until it is written: what is not kept may not be done."""
@@ -332,6 +395,8 @@ class WorkflowService:
                     self._ask_to_end(record, "failed", f"it waited for {limits.max_wait_s:g} s (max_wait_s)")
                 if self._book.tidy(now_s, limits.keep_runs, limits.keep_mib, limits.keep_s):
                     self._progress.forget(self._book.records)
+                    if self._references is not None:
+                        self._references.let_go(self._book.records)
 
     # --- requests ---------------------------------------------------------------------------------------
 
@@ -377,7 +442,10 @@ class WorkflowService:
             self._progress.add(LiveRun(record))
             self._door.enter(record.id, record.tenant, self._work_s(record))
             self.telemetry.accepted.add(workflow=record.workflow)
-            self._inbox.put(self._arrival(record))
+            if self._held_back is None:
+                self._inbox.put(self._arrival(record))
+            else:
+                self._held_back.append(self._arrival(record))
         return record.id
 
     def _check(self, request: RunRequest) -> None:
@@ -450,7 +518,8 @@ class WorkflowService:
     def _ask_to_end(self, record: RunRecord, state: Literal["cancelled", "failed"], why: str) -> None:
         record.wish = (state, why)
         self._book.change(record)
-        self._inbox.put(Asked(record.id, "cancel"))
+        if record.id not in {arrival.job for arrival in self._held_back or ()}:
+            self._inbox.put(Asked(record.id, "cancel"))
 
     # --- what an executor asks ----------------------------------------------------------------------------
 
@@ -469,6 +538,8 @@ class WorkflowService:
                 return None
             data = self._data_of(job)
             outputs, grew = data.ended(task, answer.outputs)
+            if self._references is not None:
+                self._references.hold(job, references_in(outputs))
             self._estimator.answered(data, task, answer.read, answer.written)
             self._pending[job, task] = NodeOutput(
                 seq=next(self._seq),
@@ -485,7 +556,8 @@ class WorkflowService:
         if found is None:
             record = self._book.record(job)
             flow, given, size = self._flows[record.workflow], self._book.input(job), self._estimator.size_s
-            found = self._data[job] = RunData(job, flow, given, record.options, size=size)
+            fetch = None if self._references is None else self._references.fetch
+            found = self._data[job] = RunData(job, flow, given, record.options, size=size, fetch=fetch)
             for node, output in self._book.outputs(job).items():
                 found.recall(node, output.values, output.grew)
         return found
@@ -518,14 +590,19 @@ class WorkflowService:
         return RunResult(
             id=run,
             state=status.state,
-            outputs={node: output.values for node, output in outputs.items()},
-            answer=last[-1].values if last else {},
+            outputs={node: self._values_of(output) for node, output in outputs.items()},
+            answer=self._values_of(last[-1]) if last else {},
             read=_sum(output.read for output in outputs.values()),
             written=_sum(output.written for output in outputs.values()),
             finish_reason=last[-1].finish_reason if last else "",
             error=status.error,
             blame=status.blame,
         )
+
+    def _values_of(self, output: NodeOutput) -> dict[str, Any]:
+        if self._references is None:
+            return output.values
+        return {name: fetched(value, self._references.fetch) for name, value in output.values.items()}
 
     def wait(self, run: str, timeout_s: float | None = None) -> RunStatus:
         """Wait for a run to end; gives its status then, or when the time is over."""
@@ -600,11 +677,13 @@ class WorkflowService:
         told = self.telemetry
         with self._lock:
             open_runs = self._progress.open.values()
-            told.queue.set("tenant", {tenant or NOBODY: n for tenant, n in self._door.by_tenant.items()})
-            told.open.set("state", Counter(run.state for run in open_runs))
+            told.queue.set(("tenant",), {(tenant or NOBODY,): n for tenant, n in self._door.by_tenant.items()})
+            told.open.set(("state",), Counter((run.state,) for run in open_runs))
             for state, family in (("waiting", told.waiting_nodes), ("running", told.running_nodes)):
                 nodes = (node for run in open_runs for node in run.nodes.values())
-                family.set("model", Counter(node.model for node in nodes if node.state == state))
+                family.set(("model",), Counter((node.model,) for node in nodes if node.state == state))
+            rows = enumerate(self._carrier.status())
+            told.resident.set(("gpu", "model"), {(str(gpu), name): 1 for gpu, row in rows for name in row["models"]})
             return told.figures.text()
 
     # --- the end ------------------------------------------------------------------------------------------
