@@ -53,7 +53,7 @@ class RayUp(Struct, frozen=True):
     nodes: tuple[RayNode, ...]
 
 
-Change = RayDown | RayUp | NodesChanged | ProcessEnded | HeadGone | HeadBack
+RayChange = RayDown | RayUp | NodesChanged | ProcessEnded | HeadGone | HeadBack
 
 
 class RayProcesses:
@@ -64,7 +64,7 @@ class RayProcesses:
     """
 
     def __init__(
-        self, address: str | None, tell: Callable[[Change], None], resources: Mapping[str, float] | None = None
+        self, address: str | None, tell: Callable[[RayChange], None], resources: Mapping[str, float] | None = None
     ) -> None:
         if find_spec("ray") is None:
             raise MissingExtraError("ray", "Ray", "the ray engine")

@@ -46,6 +46,10 @@ class RayStore:
         self._ray: Any = import_module("ray")
         self._keeper = keeper
 
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs that Ray gave to this process."""
+        return tuple(self._ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
+
     def put(self, value: bytes) -> str:
         key = uuid4().hex
         reference = self._ray.put(np.frombuffer(value, np.uint8), _owner=self._keeper)  # bytes would be copied out
