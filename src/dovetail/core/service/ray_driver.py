@@ -126,7 +126,7 @@ class _Driver:
         if isinstance(error, self._ray.exceptions.RayTaskError):
             why = f"its process failed: {error.cause}"
         elif error is not None:
-            why = f"its actor died: {' '.join(str(error).split())[:300]}"
+            why = f"its actor died: {_detail(str(error))}"
         self._tell(ProcessEnded(name, why))
 
     def _fetch(self, key: str) -> None:
@@ -165,6 +165,18 @@ class _Driver:
         late.daemon = True
         late.start()
         self._ray.shutdown()
+
+
+def _detail(said: str) -> str:
+    """What matters of Ray's words.
+
+    >>> _detail("It died.\\n\\tactor_id: 1\\nThe actor is dead because its worker process has died. Ask others.")
+    'its worker process has died'
+    """
+    told = " ".join(said.split())
+    for before in ("exit detail: ", "is dead because "):
+        told = told.rpartition(before)[2]
+    return told.split(". ")[0][:300].rstrip(".")
 
 
 def main() -> None:

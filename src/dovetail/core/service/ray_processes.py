@@ -104,13 +104,9 @@ class RayProcesses:
 
     def close(self) -> None:
         self._closing.set()
-        self._messages.close()  # which the driver takes as the order to leave
-        try:
-            self._process.wait(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._hang_up()
         self._thread.join()
+        self._end_driver()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- the process that speaks with Ray ---
@@ -125,17 +121,20 @@ class RayProcesses:
                 stdout=log,  # Ray tells of dead workers there
                 stderr=log,
                 pass_fds=(far.fileno(),),
-                env=environment(self._address is None, os.environ),
+                env=environment(self._address, os.environ),
                 start_new_session=True,  # Ctrl-C is the service's to hear
             )
+        self._socket = near.dup()
         self._messages = Messages(Connection(near.detach()))
         self._send(JoinRay(self._address, self._resources, str(self._folder / "ray")))
         try:
             news = self._messages.news()
         except (EOFError, OSError):
-            raise DovetailError(f"Ray did not start: {self._last_words()}") from None
+            why = self._last_words()
+            self._end_driver()
+            raise DovetailError(f"Ray did not start: {why}") from None
         if isinstance(news, RayRefused):
-            self._process.wait()
+            self._end_driver()
             raise (InputError if news.user else DovetailError)(news.why)
         assert isinstance(news, RayReady)
         return news
@@ -144,6 +143,21 @@ class RayProcesses:
         code = self._process.wait()
         lines = (self._folder / "driver.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"its driver ended with exit code {code}"
+
+    def _hang_up(self) -> None:
+        """Which the driver takes as the order to leave."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def _end_driver(self) -> None:
+        self._hang_up()
+        try:
+            self._process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._messages.close()
+        self._socket.close()
 
     def _send(self, message: Struct) -> None:
         with suppress(OSError):  # the thread that follows finds it out
@@ -174,7 +188,7 @@ class RayProcesses:
     def _restart(self) -> None:
         """Ray has ended its driver, and with it whatever that had started."""
         why = self.head_trouble or f"Ray ended its driver: {self._last_words()}"
-        self._process.wait()
+        self._end_driver()
         self.head_trouble, self.nodes = why, ()
         self._tell(RayDown(why))
         with self._lock:

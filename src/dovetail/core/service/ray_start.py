@@ -6,6 +6,7 @@ import logging
 import socket
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -13,13 +14,12 @@ from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 
-# In the environment before Ray is imported, which reads some of them then. The second one puts every port of a cluster
-# that is started here on 127.0.0.1, also on Linux; by default Ray listens on all interfaces.
-PRIVATE = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_AUTH_MODE": "disabled",
-}
+# In the environment before Ray is imported, which reads some of them then.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+# Every port of a cluster on 127.0.0.1, also on Linux: by default Ray listens on all interfaces. Who joins such a
+# cluster needs it too.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+PRIVATE = {**QUIET, **LOOPBACK, "RAY_AUTH_MODE": "disabled"}
 # For who starts a head: a node that was killed is noticed within a second, not within fifteen.
 WATCHFUL = {
     "RAY_health_check_initial_delay_ms": "500",
@@ -114,6 +114,21 @@ def placed_on(node_id: str) -> Any:
     return NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
 
 
-def environment(private: bool, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that is to join a cluster, or to start a private one."""
-    return {**base, **PRIVATE, **WATCHFUL} if private else {**base, "RAY_USAGE_STATS_ENABLED": "0"}
+def environment(address: str | None, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that is to join a cluster, or without an address to start a private one."""
+    if address is None:
+        return {**base, **PRIVATE, **WATCHFUL}
+    return {**base, **QUIET, **(LOOPBACK if _is_on_loopback(address) else {})}
+
+
+def _is_on_loopback(address: str) -> bool:
+    """Whether a cluster can be reached at this machine's loopback address only."""
+    gcs = gcs_of(address)
+    if gcs is None or not (gcs[0] == "localhost" or gcs[0].startswith("127.")):
+        return False
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+        outward.connect(("8.8.8.8", 80))  # which sends nothing
+        with suppress(OSError):
+            socket.create_connection((outward.getsockname()[0], gcs[1]), timeout=_REACH_S).close()
+            return False
+    return True

@@ -10,33 +10,33 @@ from uuid import uuid4
 
 import numpy as np
 
+_FIRST_COPY_S = 20.0  # a node that is gone may be long in being known to be
+
 
 class ObjectKeeper:
-    """An actor beside the service's driver. It owns what is kept, which so outlives the process that put it there, and
-    has a copy of it, which so outlives the node."""
+    """An actor beside the service's driver that knows what is kept. What a process puts into Ray's store is lost with
+    that process, so a copy is made here as soon as it can be; the first one stays, near to whoever reads it next."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
-        self._copies: dict[str, Any] = {}
+        self._kept: dict[str, list[Any]] = {}
 
     def keep(self, key: str, wrapped: Sequence[Any]) -> None:
-        self._kept[key] = wrapped[0]
+        self._kept[key] = list(wrapped)
 
     def copy(self, key: str) -> None:
-        """Ray does not let go of a copy that somebody looks at, and finds it when the first one is lost."""
-        with suppress(KeyError):
-            self._copies[key] = import_module("ray").get(self._kept[key])
-            if key not in self._kept:  # dropped meanwhile
-                del self._copies[key]
+        ray: Any = import_module("ray")
+        if key in self._kept:
+            own = ray.put(ray.get(self._kept[key][0]))
+            if (kept := self._kept.get(key)) is not None:
+                kept.append(own)
 
     def find(self, key: str) -> list[Any]:
-        """The reference, wrapped, since Ray resolves one that is not; nothing if it is not kept."""
-        return [self._kept[key]] if key in self._kept else []
+        """References, in a list since Ray resolves those that are not; none if it is not kept."""
+        return list(self._kept.get(key, ()))
 
     def drop(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._kept.pop(key, None)
-            self._copies.pop(key, None)
 
 
 class RayStore:
@@ -52,14 +52,17 @@ class RayStore:
 
     def put(self, value: bytes) -> str:
         key = uuid4().hex
-        reference = self._ray.put(np.frombuffer(value, np.uint8), _owner=self._keeper)  # bytes would be copied out
+        reference = self._ray.put(np.frombuffer(value, np.uint8))  # bytes would be copied when they are read
         self._ray.get(self._keeper.keep.remote(key, [reference]))
         self._keeper.copy.remote(key)
         return key
 
     def get(self, key: str) -> memoryview:
-        """Raises KeyError if it was dropped, or an error of Ray's if it is lost."""
+        """Raises LookupError if it was dropped, or an error of Ray's if all copies are lost."""
         found = self._ray.get(self._keeper.find.remote(key))
-        if not found:
-            raise KeyError(f"{key}: nothing is kept under this key")
-        return memoryview(self._ray.get(found[0]))
+        for reference in found[:-1]:
+            with suppress(self._ray.exceptions.RayError):
+                return memoryview(self._ray.get(reference, timeout=_FIRST_COPY_S))
+        for reference in found[-1:]:
+            return memoryview(self._ray.get(reference))
+        raise LookupError(f"nothing is kept under {key}")

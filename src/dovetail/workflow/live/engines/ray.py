@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -29,7 +30,7 @@ from dovetail.core.service.ray_processes import RayChange, RayDown, RayProcesses
 from dovetail.core.service.ray_start import RayNode
 from dovetail.workflow.live.engines.line import Line
 from dovetail.workflow.live.engines.ray_gpus import NodeGpu, emulated_gpu, gpus_of
-from dovetail.workflow.live.engines.ray_worker import Errand, Greeting, no_delay
+from dovetail.workflow.live.engines.ray_worker import ActorErrand, ActorGreeting, no_delay
 from dovetail.workflow.live.protocol import (
     BackEndError,
     GpuPlace,
@@ -55,6 +56,7 @@ _ENTRY = "dovetail.workflow.live.engines.ray_worker:main"
 _LOOKS = 8  # how often within the time limit of silence a worker is looked at
 _START_S = 120.0  # for an actor to call
 _GREETING_S = 10.0
+_REASON_S = 0.3  # Ray, if it knows why a process has died, says so within milliseconds
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0  # before a worker that died again and again is started anew
 _STEADY_S = 60.0  # one that lived so long is started at once
 
@@ -124,7 +126,7 @@ class RayWorkers:
             if not self._workers:
                 raise InputError(
                     f"no node of the Ray cluster at {self._ray.gcs} has a GPU, nor the resource dovetail_gpu (an "
-                    'emulated one: ray start --resources \'{"dovetail_gpu": 1}\')'
+                    "emulated one: ray start --resources '{\"dovetail_gpu\": 1}')"
                 )
             self._listener = socket.create_server((self._ray.bind, 0))
         except BaseException:
@@ -259,10 +261,9 @@ class RayWorkers:
             except InputError as error:
                 self.refused = str(error)  # the others go on
                 continue
-            host = next((h for h in self._hosts if h.node is None and (h.name, h.gpus) == (node.name, tuple(gpus))), None)
-            if host is None:
-                host = self._add(node, gpus)
-                joined += host.places()
+            returned = self._away(node, gpus)
+            host = returned or self._add(node, gpus)
+            joined += [] if returned else host.places()
             host.node = node.id
             for i in host.workers:
                 self._workers[i].pause_s = 0.0
@@ -270,10 +271,16 @@ class RayWorkers:
         self._changed.notify_all()
         return joined
 
+    def _away(self, node: RayNode, gpus: Sequence[NodeGpu]) -> _Host | None:
+        """The host that has gone and comes back as this node."""
+        alike = [h for h in self._hosts if h.node is None and (h.name, h.gpus) == (node.name, tuple(gpus))]
+        return alike[0] if alike else None
+
     def _ended(self, change: ProcessEnded) -> None:
         for i, worker in enumerate(self._workers):
             if worker.name == change.name:
                 worker.why = worker.why or change.why
+                self._changed.notify_all()
                 if worker.line is None:
                     self._later(i, worker)
                 else:
@@ -294,7 +301,7 @@ class RayWorkers:
                     self._look(now)
                 if self._closing:
                     return
-                until_s = min(look_at_s, *(at_s for at_s, _ in self._due[:1]))
+                until_s = min([look_at_s, *[at_s for at_s, _ in self._due[:1]]])
                 self._changed.wait(max(until_s - time.monotonic(), 0.0))
 
     def _look(self, now: float) -> None:
@@ -312,7 +319,7 @@ class RayWorkers:
         worker.name, worker.since_s, worker.why = f"{i}.{next(self._numbers)}", time.monotonic(), ""
         worker.starts += 1
         port = self._listener.getsockname()[1]
-        errand = Errand(worker.name, i, self._ray.bind, port, self._secret, self._served, self._reference_bytes)
+        errand = ActorErrand(worker.name, i, self._ray.bind, port, self._secret, self._served, self._reference_bytes)
         self._ray.launch(
             LaunchProcess(
                 worker.name,
@@ -364,7 +371,7 @@ class RayWorkers:
         try:
             deliver_challenge(connection, self._secret)
             answer_challenge(connection, self._secret)
-            greeting = msgspec.msgpack.decode(connection.recv_bytes(1 << 16), type=Greeting)
+            greeting = msgspec.msgpack.decode(connection.recv_bytes(1 << 16), type=ActorGreeting)
         except (OSError, EOFError, AuthenticationError, msgspec.MsgspecError):
             connection.close()
             return
@@ -380,8 +387,8 @@ class RayWorkers:
             worker.socket, worker.pid = own, greeting.pid
             if not worker.gpu.emulated and greeting.gpus:
                 worker.device = f"cuda:{greeting.gpus[0]}"
-            number = int(i)
-            worker.line = Line(connection, lambda r: self._heard(number, r), lambda l: self._gone(number, l), f"worker {i}")
+            heard, gone = partial(self._heard, int(i)), partial(self._gone, int(i))
+            worker.line = Line(connection, heard, gone, f"worker {i}")
 
     def _heard(self, i: int, report: WorkerReport) -> None:
         if isinstance(report, WorkerReady):
@@ -395,8 +402,9 @@ class RayWorkers:
             worker.ready = False
             if self._closing:
                 return
-            if worker.name is not None:
-                self._ray.kill(worker.name)  # it may only be unreachable
+            self._changed.wait_for(lambda: worker.why or self._closing, _REASON_S)
+            assert worker.name is not None
+            self._ray.kill(worker.name)  # it may only be unreachable
             why = worker.why or "its connection was closed"
             self._hang_up(worker, line)
         assert self._report is not None

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Client, Connection
 from threading import Event
 from typing import Any
@@ -30,7 +29,7 @@ from dovetail.workflow.live.wire import decode_value, encode_value
 from dovetail.workflow.live.worker import serve_worker
 
 
-class Errand(Struct, frozen=True):
+class ActorErrand(Struct, frozen=True):
     """Who an actor is to be, and whom it is to call."""
 
     name: str  # of this process
@@ -42,7 +41,7 @@ class Errand(Struct, frozen=True):
     reference_bytes: int
 
 
-class Greeting(Struct, frozen=True):
+class ActorGreeting(Struct, frozen=True):
     """The first words of an actor."""
 
     name: str
@@ -51,10 +50,10 @@ class Greeting(Struct, frozen=True):
 
 
 def main(argument: bytes, store: RayStore) -> None:
-    errand = msgspec.msgpack.decode(argument, type=Errand)
+    errand = msgspec.msgpack.decode(argument, type=ActorErrand)
     connection = Client((errand.host, errand.port), authkey=errand.secret)
     no_delay(connection)
-    connection.send_bytes(msgspec.msgpack.encode(Greeting(errand.name, os.getpid(), store.gpus())))
+    connection.send_bytes(msgspec.msgpack.encode(ActorGreeting(errand.name, os.getpid(), store.gpus())))
 
     def make(served: ServedModel) -> BackEnd:
         return Referring(back_end_for(served), store.put, store.get, errand.reference_bytes)
