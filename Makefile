@@ -19,7 +19,7 @@ demo: .venv/.with-plot ## run the demonstration and say where its page is
 	@find "$(CURDIR)/out/demo" -name '*.html' | sed 's|^|open file://|'
 
 test: lint ## lint, then run every test
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup
 
 lint: .venv/.with-test ## check style, types and the layer rule
 	$(BIN)/ruff check .

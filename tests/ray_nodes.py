@@ -33,7 +33,11 @@ class RayNodes:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address: str = self._ask("start")
+        try:
+            self.address: str = self._ask("start")
+        except AssertionError:
+            self.close()
+            raise
 
     def add(self, *names: str, **resources: float) -> None:
         """Nodes that have these resources each; they are known when this returns."""
@@ -46,8 +50,9 @@ class RayNodes:
     def kill_head(self) -> None:
         self._ask("kill_head")
 
-    def restart_head(self) -> None:
-        self._ask("restart_head")
+    def restart(self) -> None:
+        """A new cluster at the old address, without nodes."""
+        self._ask("restart")
 
     def _ask(self, verb: str, *words: Any) -> Any:
         assert self._process.stdin is not None
@@ -84,13 +89,16 @@ class _Cluster:
         self._folder = folder
         self._nodes: dict[str, Any] = {}
 
-    def start(self) -> str:
+    def start(self, port: int | None = None) -> str:
         from ray.cluster_utils import Cluster
 
         from tests.ray_cluster import add_nodes
 
         self._cluster: Any = Cluster()
-        add_nodes(self._cluster, {"include_dashboard": False, "temp_dir": self._folder})
+        add_nodes(
+            self._cluster,
+            {"include_dashboard": False, "temp_dir": self._folder, **({"gcs_server_port": port} if port else {})},
+        )
         return str(self._cluster.address)
 
     def add(self, names: list[str], resources: dict[str, float]) -> None:
@@ -106,8 +114,11 @@ class _Cluster:
     def kill_head(self) -> None:
         self._cluster.head_node.kill_gcs_server()
 
-    def restart_head(self) -> None:
-        self._cluster.head_node.start_gcs_server()
+    def restart(self) -> None:
+        port = int(self._cluster.address.rpartition(":")[2])
+        self._cluster.shutdown()
+        self._nodes.clear()
+        self.start(port)
 
     def close(self) -> None:
         self._cluster.shutdown()

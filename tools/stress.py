@@ -40,7 +40,7 @@ def main() -> int:
     failed = 0
     with hogs(given.hogs):
         for number in range(1, given.times + 1):
-            command = [sys.executable, "-m", "pytest", "-q", "-n", str(given.jobs), *given.tests]
+            command = [sys.executable, "-m", "pytest", "-q", "-n", str(given.jobs), "--dist", "loadgroup", *given.tests]
             code = subprocess.run(command, cwd=ROOT, check=False).returncode
             failed += code != 0
             print(

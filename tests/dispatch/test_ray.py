@@ -21,6 +21,7 @@ from tests.ray_cluster import add_nodes, ray_cluster  # noqa: E402
 
 # Ray leaves sockets and processes of its own to the garbage collector, and speaks of its coming changes.
 pytestmark = [
+    pytest.mark.xdist_group("ray"),  # one cluster at a time
     pytest.mark.filterwarnings("ignore:.*accelerator visible devices.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -23,6 +23,7 @@ ray: Any = pytest.importorskip("ray")
 
 # Ray leaves sockets and processes of its own to the garbage collector, and speaks of its coming changes.
 pytestmark = [
+    pytest.mark.xdist_group("ray"),  # one cluster at a time
     pytest.mark.filterwarnings("ignore:.*accelerator visible devices.*:FutureWarning"),
 ]
 OPTIONS = RunOptions(heartbeat_s=0.1, patience=Patience(slow_factor=0))

@@ -69,13 +69,13 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
         given = [source for source in self._sources if source is not None]
         return len(self.files) < len(given)
 
-    def read(self, gpus: str | int | None) -> WorkflowProblem:
+    def read(self, gpus: str | int | Pool | None) -> WorkflowProblem:
         """Read and validate everything before anything runs."""
         for path in (self.config, self.requests):
             if isinstance(path, Path) and path.exists() and not path.is_file() and not path.is_dir():
                 raise InputError(f"{path}: expected a file, not a pipe or device: it is read more than once")
         by = reading(self.compat is not None)
-        gpus = scalar(gpus)
+        gpus = gpus if isinstance(gpus, Pool) else scalar(gpus)
         system = by.read_system(self.config, self.on_error, dict(self.costs))
         config = self.config if isinstance(self.config, Path) else Path("config")
         pool = make_pool(system, gpus, self.gpus_per_server)
@@ -100,7 +100,7 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
         return WorkflowProblem(
             source=self,
             system=system,
-            gpus=gpus if gpus is not None else system.gpus or len(pool),
+            gpus=len(pool) if isinstance(gpus, Pool) else gpus if gpus is not None else system.gpus or len(pool),
             requests=by.requests(self.requests, system, self.mode, self.on_error),
             pool=pool,
             graphs=system.graphs(),
@@ -261,8 +261,8 @@ class WorkflowProblem(Struct, frozen=True, kw_only=True):
         claims += PREFIX_CLAIMS if any(model.prefix is not None for model in self.models.values()) else ()
         return replace(WORDS, claims=(*WORDS.claims, *claims)) if claims else WORDS
 
-    def on(self, gpus: str | int) -> WorkflowProblem:
-        """The same requests on another pool."""
+    def on(self, gpus: str | int | Pool) -> WorkflowProblem:
+        """The same requests on another pool: described, or that of an engine."""
         return self.source.read(gpus)
 
     def warnings(self) -> list[str]:

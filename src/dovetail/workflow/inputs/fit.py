@@ -11,8 +11,10 @@ from dovetail.workflow.inputs.costs import ModelCost, room_mib
 from dovetail.workflow.inputs.system import Node, System
 
 
-def make_pool(system: System, gpus: str | int | None, per_server: int = 8) -> Pool:
-    """The pool that `gpus` (or the configuration's `gpus`) describes."""
+def make_pool(system: System, gpus: str | int | Pool | None, per_server: int = 8) -> Pool:
+    """The pool that `gpus` (or the configuration's `gpus`) describes, or is."""
+    if isinstance(gpus, Pool):
+        return gpus
     text = gpus if gpus is not None else system.gpus
     if text is None:
         raise InputError("how many GPUs? give --gpus 4, or gpus: in the configuration")

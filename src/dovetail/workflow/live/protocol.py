@@ -205,7 +205,8 @@ class Engine(Protocol):
     """Carries workers, numbered as the GPUs of the pool. A model that spans several GPUs lives with the worker of the
     first one of its window. No method blocks for long; reports come from any thread, those of one worker in order."""
 
-    places: Sequence[GpuPlace]
+    @property
+    def places(self) -> Sequence[GpuPlace]: ...
 
     def start(self, models: Mapping[str, ServedModel], report: Callable[[Report], None]) -> None:
         """Start all workers; each says `WorkerReady`."""

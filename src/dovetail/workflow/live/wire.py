@@ -20,12 +20,13 @@ from dovetail.workflow.live.protocol import (
     Loaded,
     LoadFailed,
     ModelCall,
+    Reference,
     Unhealthy,
     Unloaded,
     WorkerReady,
 )
 
-_ARRAY = 1  # the code of arrays among MessagePack's extensions
+_ARRAY, _REFERENCE = 1, 2  # codes among MessagePack's extensions
 
 
 class LoadModel(Struct, frozen=True, tag=True):
@@ -60,6 +61,8 @@ WorkerReport = WorkerReady | Loaded | Unloaded | LoadFailed | Unhealthy | Answer
 def _pack(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Reference):
+        return msgspec.msgpack.Ext(_REFERENCE, msgspec.msgpack.encode((value.handle, value.bytes)))
     if hasattr(value, "__array__"):
         array = np.ascontiguousarray(value)
         if array.dtype.hasobject:
@@ -70,6 +73,8 @@ def _pack(value: Any) -> Any:
 
 
 def _unpack(code: int, data: memoryview) -> Any:
+    if code == _REFERENCE:
+        return Reference(*msgspec.msgpack.decode(data, type=tuple[str, int]))
     if code != _ARRAY:
         raise ValueError(f"extension {code} is not known")
     end = 4 + int.from_bytes(data[:4], "little")
@@ -80,6 +85,7 @@ def _unpack(code: int, data: memoryview) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_unpack).decode
 decode_report = msgspec.msgpack.Decoder(WorkerReport, ext_hook=_unpack).decode
+_decode_value = msgspec.msgpack.Decoder(ext_hook=_unpack).decode
 
 
 unpack = msgspec.msgpack.Decoder(ext_hook=_unpack).decode
@@ -102,3 +108,16 @@ def pack(values: Any) -> bytes:
         return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError) as error:
         raise BackEndError(str(error), blame="call") from None
+
+
+def encode_value(value: Any) -> bytes:
+    """One value on its own.
+
+    >>> decode_value(encode_value({"image": np.zeros(2), "from": Reference("a", 9)}))
+    {'image': array([0., 0.]), 'from': Reference('a', 9)}
+    """
+    return _encoder.encode(value)
+
+
+def decode_value(data: bytes | memoryview) -> Any:
+    return _decode_value(data)

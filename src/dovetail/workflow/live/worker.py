@@ -242,7 +242,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def serve_worker(connection: Connection, number: int, served: Mapping[str, ServedModel]) -> Literal["closed"]:
+def serve_worker(
+    connection: Connection,
+    number: int,
+    served: Mapping[str, ServedModel],
+    make: Callable[[ServedModel], BackEnd] = back_end_for,
+) -> Literal["closed"]:
     """Be a worker, at the far end of a connection, until that is closed. To be called in the main thread."""
     lock = threading.Lock()
 
@@ -251,7 +256,7 @@ def serve_worker(connection: Connection, number: int, served: Mapping[str, Serve
         with lock, suppress(OSError):  # nobody listens any more: the end of the connection is seen below
             connection.send_bytes(data)
 
-    worker = ModelWorker(number, served, report)
+    worker = ModelWorker(number, served, report, make)
     worker.start()
     while True:
         try:

@@ -28,7 +28,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.service.ray_messages import LaunchProcess, NodesChanged, ObjectFetched, ProcessEnded
 from dovetail.core.service.ray_processes import RayChange, RayDown, RayProcesses, RayUp
 from dovetail.core.service.ray_start import RayNode
-from dovetail.workflow.live.engines.line import Line
+from dovetail.workflow.live.engines.line import WorkerLine
 from dovetail.workflow.live.engines.ray_gpus import NodeGpu, emulated_gpu, gpus_of
 from dovetail.workflow.live.engines.ray_worker import ActorErrand, ActorGreeting, no_delay
 from dovetail.workflow.live.protocol import (
@@ -79,7 +79,7 @@ class _Actor:
     def __init__(self, host: _Host, gpu: NodeGpu, device: str) -> None:
         self.host, self.gpu, self.device = host, gpu, device
         self.name: str | None = None  # of the process, from its launch to its end
-        self.line: Line | None = None
+        self.line: WorkerLine | None = None
         self.socket: socket.socket | None = None
         self.pid: int | None = None
         self.ready = False
@@ -118,7 +118,7 @@ class RayWorkers:
         self._closing = False
         self._secret = secrets.token_bytes(32)
         self._numbers = count()
-        emulated = [] if address is not None or _has_gpus() else gpus
+        emulated = [] if address is not None or has_gpus() else gpus
         self._ray = RayProcesses(address, self._take, {emulated_gpu(t): float(emulated.count(t)) for t in {*emulated}})
         try:
             for node in self._ray.nodes:
@@ -388,7 +388,7 @@ class RayWorkers:
             if not worker.gpu.emulated and greeting.gpus:
                 worker.device = f"cuda:{greeting.gpus[0]}"
             heard, gone = partial(self._heard, int(i)), partial(self._gone, int(i))
-            worker.line = Line(connection, heard, gone, f"worker {i}")
+            worker.line = WorkerLine(connection, heard, gone, f"worker {i}")
 
     def _heard(self, i: int, report: WorkerReport) -> None:
         if isinstance(report, WorkerReady):
@@ -396,7 +396,7 @@ class RayWorkers:
         assert self._report is not None
         self._report(report)  # type: ignore[arg-type]
 
-    def _gone(self, i: int, line: Line) -> None:
+    def _gone(self, i: int, line: WorkerLine) -> None:
         worker = self._workers[i]
         with self._changed:
             worker.ready = False
@@ -412,7 +412,7 @@ class RayWorkers:
         with self._changed:
             self._later(i, worker)
 
-    def _hang_up(self, worker: _Actor, line: Line) -> None:
+    def _hang_up(self, worker: _Actor, line: WorkerLine) -> None:
         worker.line = None
         line.close()
         if worker.socket is not None:
@@ -420,5 +420,6 @@ class RayWorkers:
             worker.socket = None
 
 
-def _has_gpus() -> bool:
+def has_gpus() -> bool:
+    """Whether this machine has GPUs that CUDA can use."""
     return Path("/proc/driver/nvidia/gpus").is_dir()
