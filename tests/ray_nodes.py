@@ -25,10 +25,16 @@ class RayNodes:
 
         self._folder = tempfile.mkdtemp(prefix="dt", dir="/tmp")
         environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        environ["RAY_TMPDIR"] = self._folder  # of which Ray's sockets need a short name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ray_nodes", self._folder],
+            [sys.executable, "-m", "tests.ray_nodes"],
             cwd=ROOT,
-            env={**environment(None, environ), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **settings},
+            env={
+                **environment(None, environ),
+                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+                "RAY_TMPDIR": self._folder,
+                **settings,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -85,8 +91,7 @@ def ray_nodes(**settings: str) -> Iterator[RayNodes]:
 class _Cluster:
     """In the process of its own."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._nodes: dict[str, Any] = {}
 
     def start(self, port: int | None = None) -> str:
@@ -95,11 +100,10 @@ class _Cluster:
         from tests.ray_cluster import add_nodes
 
         self._cluster: Any = Cluster()
-        add_nodes(
-            self._cluster,
-            {"include_dashboard": False, "temp_dir": self._folder, **({"gcs_server_port": port} if port else {})},
-        )
-        return str(self._cluster.address)
+        at = {"gcs_server_port": port} if port else {}
+        add_nodes(self._cluster, {"include_dashboard": False, **at})
+        self._address = str(self._cluster.address)
+        return self._address
 
     def add(self, names: list[str], resources: dict[str, float]) -> None:
         from tests.ray_cluster import add_nodes
@@ -115,10 +119,9 @@ class _Cluster:
         self._cluster.head_node.kill_gcs_server()
 
     def restart(self) -> None:
-        port = int(self._cluster.address.rpartition(":")[2])
         self._cluster.shutdown()
         self._nodes.clear()
-        self.start(port)
+        self.start(int(self._address.rpartition(":")[2]))
 
     def close(self) -> None:
         self._cluster.shutdown()
@@ -127,7 +130,7 @@ class _Cluster:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray speaks
-    cluster = _Cluster(sys.argv[1])
+    cluster = _Cluster()
     try:
         for line in sys.stdin:
             verb, *words = json.loads(line)

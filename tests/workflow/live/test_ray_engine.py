@@ -100,11 +100,17 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def nodes(quiet: None) -> Iterator[RayNodes]:
-    """A head without GPUs, and two nodes with two each."""
+def head(quiet: None) -> Iterator[RayNodes]:
+    """A cluster of a node without GPUs."""
     with ray_nodes(RAY_gcs_rpc_server_reconnect_timeout_s=str(HEADLESS_S)) as made:
-        made.add("left", "right", dovetail_gpu__a100=2)
         yield made
+
+
+@pytest.fixture(scope="module")
+def nodes(head: RayNodes) -> RayNodes:
+    """Beside the head, two nodes with two GPUs each."""
+    head.add("left", "right", dovetail_gpu__a100=2)
+    return head
 
 
 @pytest.fixture
@@ -115,6 +121,11 @@ def engine(nodes: RayNodes) -> Iterator[Engine]:
         yield made
     finally:
         made.engine.close()
+
+
+def test_cluster_without_gpus(head: RayNodes) -> None:
+    with pytest.raises(InputError, match="has a GPU, nor the resource dovetail_gpu"):
+        RayWorkers(head.address)
 
 
 def test_workers_on_all_nodes(engine: Engine) -> None:
@@ -237,11 +248,6 @@ def test_no_cluster_there(quiet: None) -> None:
         RayWorkers(f"127.0.0.1:{port}")
 
 
-def test_cluster_without_gpus(quiet: None) -> None:
-    with pytest.raises(InputError, match="has a GPU, nor the resource dovetail_gpu"):
-        RayWorkers(None, gpus=[])
-
-
 def test_private_ray_is_quiet_and_on_loopback(quiet: None, capfd: pytest.CaptureFixture[str]) -> None:
     made = Engine(None, gpus=["l4", "a100"], types=["a100", "l4"])
     try:
@@ -292,7 +298,7 @@ def _listening(pids: set[int]) -> list[str]:
             if words[3] == "0A" and words[9] in inodes:
                 raw = bytes.fromhex(words[1].partition(":")[0])
                 parts = [raw[i : i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(raw), 4)]
-                found.append(socket.inet_ntop(family, b"".join(parts)))
+                found.append(socket.inet_ntop(family, b"".join(parts)).removeprefix("::ffff:"))
     return found
 
 
