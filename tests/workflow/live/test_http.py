@@ -214,12 +214,12 @@ def test_options_of_the_older_server(raw: HttpClient, service: FakeService) -> N
     ("path", "body", "status"),
     [
         ("load", {"model_name": "nothing"}, 404),
-        ("load", {}, 400),
+        ("load", {}, 422),
         ("serve", {"model_name": "nothing"}, 404),
         ("call/zzzzzz", {"data": {"prompt": "a"}}, 404),
         ("estimate/zzzzzz", {"data": {"prompt": "a"}}, 404),
         ("estimate", {"model_name": "echo", "data": {}}, 422),
-        ("offload", {"model_name": "echo", "target": "moon"}, 400),
+        ("offload", {"model_name": "echo", "target": "moon"}, 422),
         ("download", {"model_name": "nothing"}, 404),
     ],
 )

@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(f"a value of type {type(value).__name__} cannot be sent as JSON")
 
 
-async def body_of(request: Request, to: type[T]) -> T:
+async def body_of(request: Request, to: type[T], misfit: int = 400) -> T:
     """The JSON of a request, as what is wanted; what does not fit is the client's mistake, and it is told where."""
     text = await request.body()
     try:
@@ -112,7 +112,7 @@ async def body_of(request: Request, to: type[T]) -> T:
     except msgspec.ValidationError as error:
         keys, message = explain(error, to)
         place = ".".join(map(str, keys))
-        raise HttpError(400, f"{place}: {message}" if place else message, param=place or None) from None
+        raise HttpError(misfit, f"{place}: {message}" if place else message, param=place or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON: {error}") from None
 

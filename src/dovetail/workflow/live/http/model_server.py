@@ -22,6 +22,7 @@ from dovetail.workflow.live.http.desk import Desk, failure
 from dovetail.workflow.live.runs import RunRequest, RunResult, WorkflowInfo
 
 _AT = "/standalone"
+_MISFIT = 422  # as that server answers
 _PLACED = "the scheduler decides what is loaded where, and when"
 _DIFFUSION = ("stable-diffusion", "sd-", "flux", "diffusion")
 # What that server called its options, and what they are called here.
@@ -106,12 +107,12 @@ class ModelServerHandlers:
         return _done("running", {"message": "Dovetail serves workflows", "version": __version__, "status": "running"})
 
     async def download(self, request: Request) -> Response:
-        body = await body_of(request, DownloadBody)
+        body = await body_of(request, DownloadBody, _MISFIT)
         await self._model(body.model_name)
         return _done("nothing is downloaded: the model is configured", model_path=body.model_name, source="configured")
 
     async def load(self, request: Request) -> Response:
-        body = await body_of(request, LoadBody)
+        body = await body_of(request, LoadBody, _MISFIT)
         await self._model(body.model_name)
         on = await self._resident(body.model_name)
         if on:
@@ -119,7 +120,7 @@ class ModelServerHandlers:
         return _done(_PLACED, already_loaded=False, target=body.target, model_path=body.model_name, device=None)
 
     async def serve(self, request: Request) -> Response:
-        body = await body_of(request, InstanceBody)
+        body = await body_of(request, InstanceBody, _MISFIT)
         await self._model(body.model_name)
         name = secrets.token_hex(3)
         instance = Instance(
@@ -137,7 +138,7 @@ class ModelServerHandlers:
         return _done(f"the device is not taken: {_PLACED}" if asked else "serving", instance)
 
     async def call(self, request: Request) -> Response:
-        instance, body = self._instance(request), await body_of(request, CallBody)
+        instance, body = self._instance(request), await body_of(request, CallBody, _MISFIT)
         kind = model_type(instance.model_name)
         input, options = _split(kind, body.data)
         asked = RunRequest(workflow=instance.model_name, input=input, options=options, trace_id=request.state.trace_id)
@@ -155,11 +156,11 @@ class ModelServerHandlers:
         return result, [f"cuda:{gpu}" for node in status.nodes.values() for gpu in node.gpus]
 
     async def estimate_instance(self, request: Request) -> Response:
-        instance, body = self._instance(request), await body_of(request, CallBody)
+        instance, body = self._instance(request), await body_of(request, CallBody, _MISFIT)
         return await self._estimate(instance.model_name, body.data, instance_id=instance.instance_id)
 
     async def estimate(self, request: Request) -> Response:
-        body = await body_of(request, EstimateBody)
+        body = await body_of(request, EstimateBody, _MISFIT)
         await self._model(body.model_name)
         return await self._estimate(body.model_name, body.data, model_name=body.model_name)
 
@@ -179,7 +180,7 @@ class ModelServerHandlers:
         )
 
     async def offload(self, request: Request) -> Response:
-        body = await body_of(request, OffloadBody)
+        body = await body_of(request, OffloadBody, _MISFIT)
         await self._model(body.model_name)
         ended = [name for name, each in self._instances.items() if each.model_name == body.model_name]
         for name in ended:
