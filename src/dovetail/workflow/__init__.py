@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from dovetail.workflow.inputs.importers.wfcommons import import_wfcommons
     from dovetail.workflow.inputs.synthetic import agents_system, synthetic_system, thrash_system
     from dovetail.workflow.inputs.write import write_config
+    from dovetail.workflow.live.client import WorkflowClient, connect
+    from dovetail.workflow.live.runs import RunEvent, RunResult, RunStatus
     from dovetail.workflow.optimise.exact import Exact, optimum
     from dovetail.workflow.plan_over_time import CapacityPlan, fewest_gpus_over_time
     from dovetail.workflow.problem import WorkflowProblem, bound, load
@@ -55,12 +57,17 @@ __all__ = [
     "ImportedTrace",
     "Mode",
     "OnError",
+    "RunEvent",
+    "RunResult",
+    "RunStatus",
+    "WorkflowClient",
     "WorkflowComparison",
     "WorkflowProblem",
     "WorkflowRun",
     "agents_system",
     "bound",
     "compare",
+    "connect",
     "fewest_gpus",
     "fewest_gpus_over_time",
     "generate",
@@ -98,12 +105,17 @@ __getattr__, __dir__ = exports(
         "ImportedTrace": "inputs.importers.traced",
         "Mode": "choices",
         "OnError": "choices",
+        "RunEvent": "live.runs",
+        "RunResult": "live.runs",
+        "RunStatus": "live.runs",
+        "WorkflowClient": "live.client",
         "WorkflowComparison": "study",
         "WorkflowProblem": "problem",
         "WorkflowRun": "simulate",
         "agents_system": "inputs.synthetic",
         "bound": "problem",
         "compare": "study",
+        "connect": "live.client",
         "fewest_gpus": "study",
         "fewest_gpus_over_time": "plan_over_time",
         "generate": "inputs.generate",

@@ -58,7 +58,7 @@ class FakeRun:
         self.why_cancelled = ""
 
     def tell(self, kind: EventKind, node: str | None = None, text: str = "") -> None:
-        event = RunEvent(n=len(self.events) + 1, t=time.time(), kind=kind, node=node, text=text, tokens=bool(text))
+        event = RunEvent(n=len(self.events) + 1, t=time.time(), kind=kind, node=node, text=text, tokens=int(bool(text)))
         if kind in ENDED:
             self.state = kind  # type: ignore[assignment]
         elif kind == "started":

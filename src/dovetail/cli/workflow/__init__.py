@@ -10,6 +10,19 @@ app = App(name="workflow", help="Schedule workflows of many models on a pool of 
 _HERE = "dovetail.cli.workflow"
 COMMANDS = (
     Command("run", f"{_HERE}.run:run", "Simulate a file of requests under a policy."),
+    Command(
+        "submit",
+        f"{_HERE}.runs:submit",
+        "Ask a running service for a workflow or a model; prints the run's id, or with --wait its answer.",
+    ),
+    Command("status", f"{_HERE}.runs:status", "Show a run of a service with its nodes, or the newest runs."),
+    Command("result", f"{_HERE}.runs:result", "Wait for a run of a service to end, and print its answer."),
+    Command("cancel", f"{_HERE}.runs:cancel", "Cancel runs of a service, whether they wait or run."),
+    Command(
+        "top",
+        f"{_HERE}.top:top",
+        "Show GPUs and what is on them, models, queues and rates of a service as they change, until Ctrl-C.",
+    ),
     Command("validate", f"{_HERE}.problem:validate", "Check the input files without running anything."),
     Command("compare", f"{_HERE}.study:compare", "Compare policies over pool sizes and seeds, in parallel."),
     Command("plan", f"{_HERE}.study:plan", "Find the fewest GPUs that keep P99, mean or makespan under a limit."),

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, get_args
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +17,7 @@ from dovetail.core.service.http import HttpError, Operation, body_of, encode, re
 from dovetail.core.service.streams import HEARTBEAT, HEARTBEAT_S, EventStream, server_event
 from dovetail.workflow.live.http.desk import Desk, Waiting, number_in
 from dovetail.workflow.live.runs import ENDED, RunEvent, RunRequest, RunResult, RunState, RunStatus
+from dovetail.workflow.live.values import ValueFaultError, from_json, to_json
 
 _LONGEST_WAIT_S = 3600.0
 _LARGEST_PAGE = 1000
@@ -87,7 +88,8 @@ class RunHandlers:
         body = await body_of(request, RunBody)
         wait_s = number_in(request, "wait", None, _LONGEST_WAIT_S)
         key = request.headers.get("idempotency-key")
-        asked = RunRequest(**asdict(body), idempotency_key=key, trace_id=request.state.trace_id)
+        given = asdict(body) | {"input": _values(body.input)}
+        asked = RunRequest(**given, idempotency_key=key, trace_id=request.state.trace_id)
         if wait_s is None:
             run = await self._desk.do(self._desk.service.submit, asked)
             return await self._status(run, 202)
@@ -98,7 +100,7 @@ class RunHandlers:
         with await self._desk.submit(asked) as waiting:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    return reply(await waiting.result())
+                    return _told(await waiting.result())
             waiting.cancels = False
         return await self._status(waiting.run, 202)
 
@@ -135,26 +137,41 @@ class RunHandlers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     with await self._desk.follow(run) as waiting:
-                        return reply(await waiting.result())
+                        return _told(await waiting.result())
             return await self._status(run, 202)
-        return reply(await self._desk.do(self._desk.service.result, run))
+        return _told(await self._desk.do(self._desk.service.result, run))
 
     async def events(self, request: Request) -> Response:
         run, seen = request.path_params["run"], request.headers.get("last-event-id", "0")
         if not seen.isascii() or not seen.isdecimal() or len(seen) > 18:
             raise HttpError(400, f"Last-Event-ID: expected a number, found {seen!r}", param="last-event-id")
+        status = await self._desk.do(self._desk.service.status, run)
         waiting = await self._desk.follow(run, int(seen))
-        return EventStream(self._events(waiting), waiting.close)
+        return EventStream(self._events(waiting, status.state in ENDED), waiting.close)
 
-    async def _events(self, waiting: Waiting) -> AsyncGenerator[bytes]:
+    async def _events(self, waiting: Waiting, over: bool) -> AsyncGenerator[bytes]:
         while True:
-            event = await waiting.next(HEARTBEAT_S)
+            event = await waiting.next(0.0 if over else HEARTBEAT_S)
             if event is None:
+                if over:
+                    return
                 yield HEARTBEAT
                 continue
-            yield server_event(encode(event), event.kind, event.n)
+            yield server_event(encode(replace(event, data=to_json(event.data))), event.kind, event.n)
             if event.kind in ENDED:
                 return
 
     async def explain(self, request: Request) -> Response:
         return reply(await self._desk.do(self._desk.service.explain, request.path_params["run"]))
+
+
+def _values(given: dict[str, Any]) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = from_json(given)
+    except (ValueFaultError, RecursionError, ImportError) as error:
+        raise HttpError(400, f"input: {error}", param="input") from None
+    return values
+
+
+def _told(result: RunResult) -> Response:
+    return reply(replace(result, outputs=to_json(result.outputs), answer=to_json(result.answer)))
