@@ -21,7 +21,7 @@ from dovetail.core.inbox import Inbox
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.live.engines.local import LocalGpuEngine
-from dovetail.workflow.live.limits import Alarms, LiveLimits
+from dovetail.workflow.live.limits import Alarm, Alarms, LiveLimits
 from dovetail.workflow.live.protocol import (
     Answer,
     AnswerPiece,
@@ -68,6 +68,7 @@ class _Attempt(Struct, eq=False):
     begun: bool = False  # its first token has come
     stop: str = ""  # why it is to end before its time
     lost: bool = False  # and whether that is its place's fault
+    alarm: Alarm | None = None
 
 
 class LiveExecutor:
@@ -234,7 +235,7 @@ class LiveExecutor:
             self._end(attempt, str(error), error.blame == "place")
             return
         limit_s = self._limits.call_s(order.run_s)
-        self._alarms.after(limit_s, lambda: self._call_is_late(attempt, limit_s))
+        attempt.alarm = self._alarms.after(limit_s, lambda: self._call_is_late(attempt, limit_s))
 
     def _stop(self, attempt: _Attempt, why: str, lost: bool = False) -> None:
         if attempt.stop:
@@ -440,5 +441,7 @@ class LiveExecutor:
         self._inbox.put(Failed(order.job, order.task, why, lost))
 
     def _forget(self, attempt: _Attempt) -> None:
+        if attempt.alarm is not None:
+            attempt.alarm.cancel()
         del self._attempts[attempt.id], attempt.instance.attempts[attempt.id]
         del self._by_node[attempt.start.job, attempt.start.task]

@@ -46,12 +46,25 @@ class LiveLimits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
         return float(self.call_factor * expected_s + self.call_floor_s)
 
 
+class Alarm:
+    """Something that is to be called when its time has come, unless it was cancelled before."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None  # what it would have told of need not be kept until then
+
+
 class Alarms:
-    """Calls back when a time limit has passed, in a thread of its own; who no longer minds says so when called."""
+    """Calls back when a time limit has passed, in a thread of its own. One that is cancelled as it comes may still be
+    called: who is called looks whether it minds."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Alarm]] = []
         self._seq = count()
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="alarms", daemon=True)
@@ -59,12 +72,13 @@ class Alarms:
     def start(self) -> None:
         self._thread.start()
 
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
-        entry = (time.monotonic() + seconds, next(self._seq), call)
+    def after(self, seconds: float, call: Callable[[], None]) -> Alarm:
+        entry = (time.monotonic() + seconds, next(self._seq), Alarm(call))
         with self._changed:
             heapq.heappush(self._heap, entry)
             if self._heap[0] is entry:
                 self._changed.notify()
+        return entry[2]
 
     def _watch(self) -> None:
         while True:
@@ -73,8 +87,9 @@ class Alarms:
                     self._changed.wait(self._heap[0][0] - time.monotonic() if self._heap else None)
                 if self._closing:
                     return
-                call = heapq.heappop(self._heap)[2]
-            call()
+                call = heapq.heappop(self._heap)[2].call
+            if call is not None:
+                call()
 
     def close(self) -> None:
         with self._changed:

@@ -75,8 +75,6 @@ class EmulatedModel:
             if written:
                 said.append(next(words, ""))
                 emit(said[-1], 1)
-            else:
-                emit("", 0)
             if not call.stream:  # nobody sees the others come
                 said += words
                 self._pass(write_s, stopped)

@@ -9,7 +9,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from dovetail.workflow.live.wire import Command, WorkerBeat, WorkerReport, decode_report, encode
+from dovetail.workflow.live.protocol import BackEndError, CallFailed
+from dovetail.workflow.live.wire import Command, MakeCall, WorkerBeat, WorkerReport, decode_report, encode
 
 
 class WorkerLine:
@@ -28,7 +29,7 @@ class WorkerLine:
         self.heard = False  # anything, so far
         self._heard_since = True
         self._unheard = 0
-        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._outgoing: SimpleQueue[Command | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._read, name=f"{name} reader", daemon=True),
             threading.Thread(target=self._write, name=f"{name} writer", daemon=True),
@@ -37,9 +38,8 @@ class WorkerLine:
             thread.start()
 
     def send(self, command: Command) -> None:
-        """Never blocks: a worker that does not read must not keep others waiting. Raises `BackEndError` if the command
-        holds values that cannot be sent."""
-        self._outgoing.put(encode(command))
+        """Never blocks: a worker that does not read must not keep others waiting."""
+        self._outgoing.put(command)
 
     def silent(self) -> int:
         """How often in a row this was asked without anything having come in between. Not a time: a machine that slept
@@ -49,20 +49,28 @@ class WorkerLine:
         return self._unheard
 
     def _read(self) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                message = decode_report(self._connection.recv_bytes())
-                self._heard_since = self.heard = True
-                if isinstance(message, WorkerBeat):
-                    self.models = message.models
-                else:
-                    self._report(message)
-        self._outgoing.put(None)
-        self._lost(self)
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    message = decode_report(self._connection.recv_bytes())
+                    self._heard_since = self.heard = True
+                    if isinstance(message, WorkerBeat):
+                        self.models = message.models
+                    else:
+                        self._report(message)
+        finally:
+            self._outgoing.put(None)
+            self._lost(self)
 
     def _write(self) -> None:
         with suppress(OSError):
-            while (data := self._outgoing.get()) is not None:
+            while (command := self._outgoing.get()) is not None:
+                try:
+                    data = encode(command)
+                except BackEndError as error:
+                    assert isinstance(command, MakeCall)  # nothing else holds a user's values
+                    self._report(CallFailed(command.call.id, f"its inputs cannot be sent: {error}", error.blame))
+                    continue
                 self._connection.send_bytes(data)
 
     def close(self) -> None:
