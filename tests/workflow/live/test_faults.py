@@ -17,12 +17,10 @@ from dovetail import journals, workflow
 from dovetail.core.events import Complete, Failed, Observed, Reject, Settled, Start
 from dovetail.core.journal import Reader
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
-from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.limits import LiveLimits
 from dovetail.workflow.live.runs import RunRequest, RunStatus
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
-from dovetail.workflow.live.specs import model_specs
 from dovetail.workflow.live.telemetry import LogLines
 from tests.waiting import PATIENCE_S, until
 
@@ -44,22 +42,8 @@ class Fleet:
         config = {"models": known, "workflows": {"chain": CHAIN}, "costs": {"overhead_s": 0.01}}
         problem = workflow.load(config, [], gpus=gpus, mode="online")
         self.engine = LocalGpuEngine(emulated_gpus(gpus), settings.limits.silence_s)
-        self.service = WorkflowService(
-            problem,
-            lambda inbox, runs: LiveExecutor(
-                self.engine,
-                inbox,
-                runs,
-                model_specs(problem.system),
-                problem.models,
-                problem.pool,
-                problem.costs,
-                settings.limits,
-            ),
-            folder / "state",
-            settings,
-            log=LogLines(io.StringIO()),
-        )
+        log = LogLines(io.StringIO())
+        self.service = WorkflowService.over(problem, self.engine, folder / "state", settings, log=log)
 
     def ask(self, count: int = 4, **input: Any) -> list[str]:
         asked = RunRequest(workflow="chain", input={"prompt": "hello", **input})

@@ -18,10 +18,11 @@ from msgspec.structs import replace
 
 from dovetail.core.events import Added, Change, Failed, Finished, Observed, Settled, Start, Stimulus, Stop
 from dovetail.core.inbox import Inbox
-from dovetail.core.resources import Device, DeviceType, Pool
+from dovetail.core.resources import Device, Pool
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.live.engines.local import LocalGpuEngine
 from dovetail.workflow.live.limits import Alarm, Alarms, LiveLimits
+from dovetail.workflow.live.places import host_numbers, types_of
 from dovetail.workflow.live.protocol import (
     Answer,
     AnswerPiece,
@@ -423,8 +424,7 @@ class LiveExecutor:
 
     def _joined(self, places: Sequence[GpuPlace]) -> None:
         first = len(self._pool)
-        hosts = {host: i for i, host in enumerate(dict.fromkeys(place.host for place in self._engine.places))}
-        types = {p.type: self._pool.types.get(p.type) or DeviceType(p.type, p.memory_mib) for p in places}
+        hosts, types = host_numbers(self._engine.places), types_of(places, self._pool.types)
         devices = tuple(Device(first + i, place.type, hosts[place.host]) for i, place in enumerate(places))
         self._pool = self._pool.joined(devices, types)
         self._residents.extend(self._pool)
