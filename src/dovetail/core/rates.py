@@ -14,6 +14,7 @@ from msgspec import Struct
 from dovetail.core import files
 from dovetail.core.output import written_whole
 
+ANY = "*"  # in the place of whatever there was
 PREFILL = "prefill tokens/s"  # the unit of reading, of models that read before they write
 Source = Literal["measured", "estimated", "given"]
 
@@ -35,7 +36,7 @@ class Rate(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 
 class Switch(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Seconds to make `to` resident on a device type; `from` empty means that the device was empty: a first load, or
-    a restart."""
+    a restart. `*` stands for all that the table does not name, an empty device too."""
 
     to: str
     seconds: float
@@ -119,8 +120,15 @@ class RateTable:
         return {}
 
     def switch_s(self, previous: str | None, to: str, device: str) -> float | None:
-        found = self.switches.get((previous or "", to, device)) or self.switches.get((previous or "", to, ""))
-        return found.seconds if found else None
+        known = self.switches
+        for before in (previous or "", ANY):
+            if found := known.get((before, to, device)) or known.get((before, to, "")):
+                return found.seconds
+        return None
+
+    def put(self, rate: Rate) -> None:
+        """A number that takes the place of the one before."""
+        self.rates[_place(rate)] = rate
 
     @classmethod
     def read(cls, source: files.Source) -> RateTable:

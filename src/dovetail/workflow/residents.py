@@ -6,9 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from dovetail.core.rates import RateTable
+from dovetail.core.rates import ANY, RateTable
 from dovetail.core.resources import Pool
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
+from dovetail.workflow.learning import LoadCase
+
+HOST = "host memory"  # where a model comes from that need not be read from its source, in tables of switches
 
 
 class Residents:
@@ -20,7 +23,7 @@ class Residents:
     ) -> None:
         self.costs = costs
         self._models = models
-        self._rates = rates or RateTable()
+        self._rates = RateTable() if rates is None else rates
         self._types = [d.type for d in pool.devices]
         self._hosts = [d.host for d in pool.devices]
         self._memory = pool.memories
@@ -85,6 +88,8 @@ class Residents:
             return self._switch(leaving[0], model, self._types[gpu])
         moved = sum(self._models[m].memory_gb for m in leaving)
         if not cold:
+            if (known := self._rates.switches.get((HOST, model, self._types[gpu]))) is not None:
+                return moved / self.costs.pcie_gb_s + known.seconds
             return (moved + self._models[model].memory_gb) / self.costs.pcie_gb_s + self.costs.overhead_s
         return moved / self.costs.pcie_gb_s + self._switch(None, model, self._types[gpu])
 
@@ -111,6 +116,27 @@ class Residents:
                     known = (models[old].memory_gb + models[new].memory_gb) / costs.pcie_gb_s + costs.overhead_s
             self._seen[key] = known
         return known
+
+    def load_case(self, gpus: Sequence[int], model: str) -> LoadCase | None:
+        """How the price of making a model resident on a window is looked up, by the GPU that sets it; None if there is
+        nothing to load there, or an adapter."""
+        if model in self._base or not gpus:
+            return None
+        gpu = gpus[0] if self.costs.window == "primary" else max(gpus, key=lambda gpu: self.price(gpu, model))
+        held = self.held[gpu]
+        if model in held:
+            return None
+        leaving = [other for other in self.evicted(gpu, model) if other not in self._base]
+        if self._simple or (len(leaving) == 1 and not self.costs.dram_gb):
+            return LoadCase(leaving[0] if leaving else "")
+        cold = model not in self._dram[self._hosts[gpu]] if self.costs.dram_gb else not held
+        moved_s = sum(self._models[m].memory_gb for m in leaving) / self.costs.pcie_gb_s
+        return LoadCase("" if cold else HOST, moved_s)
+
+    def learned(self, model: str) -> None:
+        """The table has other prices of this model now."""
+        for key in [key for key in self._seen if key[1] == model]:
+            del self._seen[key]
 
     def reload_s(self, old: str, new: str) -> float:
         """What it would cost to replace `old` by `new`, on a device of the plain price."""
@@ -203,8 +229,8 @@ def least_setups(
     empty: dict[str, float] = {}
     held: dict[str, float] = {}
     for switch in rates.switches.values() if rates else ():
-        known = held if switch.previous else empty
-        known[switch.to] = min(switch.seconds, known.get(switch.to, switch.seconds))
+        for known in (empty, held) if switch.previous == ANY else (held if switch.previous else empty,):
+            known[switch.to] = min(switch.seconds, known.get(switch.to, switch.seconds))
     first, second = [*sorted(m.memory_gb for m in models.values() if not m.adapter_of), inf, inf][:2]
     least = {}
     for name, model in models.items():

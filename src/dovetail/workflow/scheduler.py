@@ -28,7 +28,18 @@ from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.capacity import CapacityFollower, follow
 from dovetail.workflow.choices import DEFAULT_LOST_RETRIES
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
-from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.learning import Learning
+from dovetail.workflow.policies.base import (
+    OpenRequest,
+    Place,
+    ReadyNode,
+    View,
+    Wait,
+    Window,
+    WorkflowPolicy,
+    tokens_of_node,
+)
+from dovetail.workflow.sharing import TOKENS
 from dovetail.workflow.tenants.accounts import Tenants, tenant_of
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.tenants.turns import Turns
@@ -39,7 +50,7 @@ _CANCELLED = "it was asked to be cancelled"
 class WorkflowScheduler:
     """`retries` is how often a failed node is tried again before its request is rejected, `lost_retries` how often one
     that was lost with the place where it ran; `tenants` admits requests, and where the view has lanes it says whose
-    turn it is."""
+    turn it is. With `learning` it is a live run: what was expected is one thing, what is seen another."""
 
     def __init__(
         self,
@@ -50,8 +61,10 @@ class WorkflowScheduler:
         tenants: Tenants | None = None,
         gpus_over_time: GpusOverTime | None = None,
         lost_retries: int = DEFAULT_LOST_RETRIES,
+        learning: Learning | None = None,
     ) -> None:
         self.view = view
+        self.learning = view.learning = learning
         self._capacity = CapacityFollower(gpus_over_time, view) if gpus_over_time is not None else None
         self._graphs = graphs
         self._policy, self._choose = policy, policy.choose
@@ -99,6 +112,8 @@ class WorkflowScheduler:
         if resized:
             self._policy.resized(self.view)
         if resized or changed:
+            if self.learning is not None:
+                self.view.look_again()
             self._decide(now, out)
         return out
 
@@ -138,6 +153,8 @@ class WorkflowScheduler:
 
     def _finished(self, event: Finished, now: float, out: list[Instruction]) -> None:
         node, window = self._running.pop((event.job, event.task))
+        if self.learning is not None:
+            self._learned(self.learning.ended(now, (event.job, event.task), True))
         self._release((event.job, event.task), window)
         request = node.request
         if event.job not in self._requests:  # rejected while this node ran
@@ -175,6 +192,8 @@ class WorkflowScheduler:
 
     def _failed(self, event: Failed, now: float, out: list[Instruction]) -> None:
         node, window = self._running.pop((event.job, event.task))
+        if self.learning is not None:
+            self.learning.ended(now, (event.job, event.task), False)
         self._release((event.job, event.task), window)
         if event.job not in self._requests:
             return
@@ -199,10 +218,28 @@ class WorkflowScheduler:
     def _seen(self, event: Observed | Settled | Added) -> bool:
         """Whether it is about GPUs, so that a policy must think again."""
         if isinstance(event, Settled):
+            self._settled(event)
             return False
         if isinstance(event, Added):
             self._graphs = {**self._graphs, **{record.name: record.build() for record in event.graphs}}
+        elif event.what == TOKENS and self.learning is not None:
+            key = (str(event.facts["job"]), str(event.facts["task"]))
+            if key in self._running and key[0] in self._requests:
+                node = self._running[key][0]
+                self.learning.counted(key, tokens_of_node(node), event.facts, node.size)
         return follow(event, self.view)
+
+    def _settled(self, event: Settled) -> None:
+        key = (event.job, event.task)
+        if self.learning is not None and key in self._running:
+            self._learned(self.learning.settled(self.view.now, key))
+            node, window = self._running[key]
+            self.view.settled(window, self.view.run_s(node, window))
+
+    def _learned(self, model: str | None) -> None:
+        if model is not None:
+            self.view.learned(model)
+            self._policy.learned(model, self.view)
 
     def _release(self, key: tuple[str, str], window: Window) -> None:
         if self._tenants is not None:
@@ -320,7 +357,9 @@ class WorkflowScheduler:
             slower = view.models[node.model].batch_curve[len(nodes) - 1]
             run_s = max([view.run_s(member, window) for member in nodes]) * slower
         slots = view.models[node.model].slots if view.shares and window else 0
+        share = view.share(node.model, window) if slots else 1.0
         setup_s, replaces = (view.setup_s if slots else view.residents.setup)(window, node.model), None
+        loads = view.residents.load_case(window, node.model) if self.learning is not None else None
         if setup_s and not (slots and window in view.shared):
             replaces = view.residents.replaced(window, node.model)
             setup_s = view.residents.visible(setup_s, run_s)
@@ -333,6 +372,8 @@ class WorkflowScheduler:
                 *key, member.model, window, member.ready_s, run_s, why, setup_s, replaces, batch, first_s, cached, slots
             )
             out.append(start)
+            if self.learning is not None:
+                self.learning.started(now, start, share, loads)
             self._running[key] = (member, window)
             if batch:
                 self._batch_of[key] = batch

@@ -27,6 +27,7 @@ from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, che
 from dovetail.workflow.compat.heap_order import HeapOrder, HeapScheduler
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.growth.agenda import GrowingAgenda
+from dovetail.workflow.learning import Learning
 from dovetail.workflow.metrics import RejectionReasons, TokenMetrics, metrics_block, summary
 from dovetail.workflow.policies.base import View, WorkflowPolicy
 from dovetail.workflow.prefixes import PrefixHits
@@ -64,12 +65,14 @@ def new_scheduler(
     """The scheduler of a run that begins with this header, in a journal at this path."""
     facts = WorkflowFacts.of(header, path)
     view_type = LaneView if facts.tenancy is not None and facts.tenancy.tenants else View
-    view = view_type(header.pool, facts.models, facts.costs, facts.table, facts.forecast)
+    table = facts.table
+    view = view_type(header.pool, facts.models, facts.costs, table, facts.forecast)
     chosen: WorkflowPolicy = policy or registry.create("workflow", header.policy, header.options)
     scheduler = HeapScheduler if facts.compat else WorkflowScheduler
     tenants = None if facts.tenancy is None else Tenants(facts.tenancy)
     graphs, over_time = header.build_graphs(), facts.gpus_over_time
-    return scheduler(view, graphs, chosen, facts.retries, tenants, over_time, facts.lost_retries)
+    learning = Learning(header.pool, facts.models, facts.costs, table) if facts.live else None
+    return scheduler(view, graphs, chosen, facts.retries, tenants, over_time, facts.lost_retries, learning)
 
 
 class WorkflowRun(Run):

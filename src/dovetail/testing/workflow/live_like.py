@@ -23,6 +23,7 @@ from dovetail.core.events import (
     Change,
     Failed,
     Finished,
+    Grew,
     Observed,
     Settled,
     Start,
@@ -94,6 +95,8 @@ class LiveLikeExecutor:
         self._away: set[int] = set()
         self._attempts: dict[Key, int] = {}
         self._arrived: dict[str, Arrived] = {}
+        self._sizes: dict[str, dict[str, float]] = {}
+        self._graphs, self._rates = header.build_graphs(), facts.table
         self._agenda: Agenda = TotalOrder()
 
     def report_to(self, agenda: Agenda) -> None:
@@ -117,6 +120,11 @@ class LiveLikeExecutor:
                 self._calls.pop((event.job, event.task), None)
             elif isinstance(event, Arrived):
                 self._arrived[event.job] = event
+                tasks = self._graphs[event.of].tasks if event.of in self._graphs else ()
+                self._sizes[event.job] = dict(zip([task.name for task in tasks], event.sizes, strict=False))
+            elif isinstance(event, Grew):
+                names = [task.name for task in event.tasks]
+                self._sizes[event.job] |= dict(zip(names, event.sizes, strict=True))
             elif isinstance(event, Added):
                 self._pool = self._pool.joined(event.devices, event.types)
                 self._residents.extend(self._pool)
@@ -163,7 +171,7 @@ class LiveLikeExecutor:
                 return
         if ready_s > now:
             self._tell(call, ready_s, Settled(*key, start.devices))
-        run_s = start.run_s * self._factor("run", start.kind) * self._luck("run", *key, attempt)
+        run_s = self._alone_s(start) * self._factor("run", start.kind) * self._luck("run", *key, attempt)
         if chance(self._seed, "call fails", *key, attempt) < reality.failure_rate:
             self._tell(call, ready_s + run_s / 2, Failed(*key, "the call failed"))
             return
@@ -171,6 +179,15 @@ class LiveLikeExecutor:
         reads, writes = tokens_of(self._arrived[start.job], start.task)
         counted = Observed(TOKENS, {"job": start.job, "task": start.task, "input": reads, "output": writes})
         self._tell(call, ready_s + run_s, *([counted] if writes else []), Finished(*key))
+
+    def _alone_s(self, start: Start) -> float:
+        """By its size, and half as long again if others are there: what is expected has no part in it."""
+        size = self._sizes[start.job][start.task]
+        speeds, rates = self._pool.speeds, self._rates
+        types = [(gpu, self._pool.devices[gpu].type) for gpu in start.devices]
+        speed = min([rates.rate(start.kind, t, len(types)) or speeds[gpu] for gpu, t in types], default=1.0)
+        shares = any(call.start.devices == start.devices for call in self._calls.values() if call.start is not start)
+        return size / speed * (1.5 if shares and types else 1.0)
 
     def _tell(self, call: _Call, at_s: float, *stimuli: Stimulus) -> None:
         for stimulus in stimuli:
@@ -298,8 +315,15 @@ def random_reality(seed: int, pool: Pool) -> Reality:
 
 
 def live_case(seed: int) -> RandomWorkload:
-    """A random case as it can be live: requests arrive, and nobody knows when GPUs come and go."""
-    return random_case(seed)._replace(mode="online", gpus_over_time=None)
+    """A random case as it can be live: requests arrive, some of them again and again so that something can be learned,
+    and nobody knows when GPUs come and go."""
+    case = random_case(seed)
+    rows = [
+        row | {"request_id": f"{row['request_id']}_{again}", "timestamp": row["timestamp"] + 25.0 * again}
+        for again in range((1, 1, 4, 8)[seed % 4])
+        for row in case.rows
+    ]
+    return case._replace(rows=rows, mode="online", gpus_over_time=None)
 
 
 def check_live_case(seed: int, folder: Path) -> list[str]:

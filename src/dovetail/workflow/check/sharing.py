@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dovetail.core.events import Failed, Finished, Observed, Start
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
+from dovetail.core.rates import RateTable
 from dovetail.core.resources import Device
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import window_shares
+from dovetail.workflow.learning import Learning
 from dovetail.workflow.sharing import FIRST_TOKEN
 
 Key = tuple[str, str]
@@ -52,9 +54,11 @@ class _Window:
 class SharingRules:
     """Follows what starts and ends, and says what is wrong with when it ends and when first tokens come."""
 
-    def __init__(self, header: Header, facts: WorkflowFacts, faults: Findings) -> None:
-        self._facts, self._faults = facts, faults
-        self._types, self._rates = [device.type for device in header.pool.devices], facts.table
+    def __init__(
+        self, header: Header, facts: WorkflowFacts, faults: Findings, rates: RateTable, learning: Learning | None
+    ) -> None:
+        self._facts, self._faults, self._learning = facts, faults, learning
+        self._types, self._rates = [device.type for device in header.pool.devices], rates
         self._windows: dict[tuple[int, ...] | Key, _Window] = {}
         self._where: dict[Key, tuple[int, ...] | Key] = {}
 
@@ -68,7 +72,10 @@ class SharingRules:
         window = self._windows.get(start.devices) if start.slots else None
         if window is None or window.model != start.kind:
             return None
-        return max(0.0, window.ready_s - t), window.shares[min(len(window.nodes), len(window.shares) - 1)]
+        left_s, shares = max(0.0, window.ready_s - t), window.shares
+        if self._learning is not None:
+            left_s, shares = self._learning.loading_s(start.devices, t), self._shares(start)
+        return left_s, shares[min(len(window.nodes), len(shares) - 1)]
 
     def start(self, t: float, start: Start) -> None:
         """A start that may be followed, whatever was wrong with it."""

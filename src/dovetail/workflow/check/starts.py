@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Start
+from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Settled, Start
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.rates import PREFILL
@@ -15,8 +15,10 @@ from dovetail.workflow.check.prefixes import PrefixRecount
 from dovetail.workflow.check.sharing import SharingRules
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import ModelCost, room_mib
+from dovetail.workflow.learning import Learning
 from dovetail.workflow.metrics import tokens_of
 from dovetail.workflow.residents import Residents
+from dovetail.workflow.sharing import TOKENS
 
 
 class StartRules:
@@ -36,7 +38,10 @@ class StartRules:
         self._arrived: dict[str, Arrived] = {}
         self._added: dict[str, dict[str, float]] = {}  # sizes of nodes that requests got while they ran
         self._failed: dict[tuple[str, str, bool], int] = {}  # by whether it was lost with its place
-        self._sharing = SharingRules(header, facts, faults)
+        self._learning: Learning | None = None
+        if facts.live:
+            self._learning = Learning(header.pool, facts.models, facts.costs, self._rates)
+        self._sharing = SharingRules(header, facts, faults, self._rates, self._learning)
         self._t = 0.0
         for graph in self._graphs.values():
             self._check_models(graph.name, graph.tasks)
@@ -49,6 +54,8 @@ class StartRules:
         """GPUs have joined."""
         self._know(self._pool.joined(event.devices, event.types))
         self.residents.extend(self._pool)
+        if self._learning is not None:
+            self._learning.extend(self._pool)
         self._sharing.extend(event.devices)
 
     def empty(self, gpu: int) -> None:
@@ -68,8 +75,8 @@ class StartRules:
                 members = batches.get(event.batch, [event])
                 if members[0] is event:
                     self._check(members)
-            elif kind is Finished:
-                self._sharing.end(t, event)
+            elif kind is Finished or kind is Failed:
+                self._end(t, event)
             elif kind is Arrived:
                 self._arrived[event.job] = event
             elif kind is Complete or kind is Reject:
@@ -81,10 +88,31 @@ class StartRules:
                 self._added.setdefault(event.job, {}).update(sizes)
             elif kind is Observed:
                 self._sharing.observed(t, event)
-            elif kind is Failed:
-                self._sharing.end(t, event)
-                key = (event.job, event.task, event.lost)
-                self._failed[key] = self._failed.get(key, 0) + 1
+                if event.what == TOKENS:
+                    self._count(event)
+            elif kind is Settled and self._learning is not None:
+                self._learn(self._learning.settled(t, (event.job, event.task)))
+
+    def _end(self, t: float, event: Finished | Failed) -> None:
+        self._sharing.end(t, event)
+        good = isinstance(event, Finished)
+        if self._learning is not None:
+            self._learn(self._learning.ended(t, (event.job, event.task), good))
+        if isinstance(event, Failed):
+            key = (event.job, event.task, event.lost)
+            self._failed[key] = self._failed.get(key, 0) + 1
+
+    def _learn(self, model: str | None) -> None:
+        if model is not None:
+            self.residents.learned(model)
+
+    def _count(self, event: Observed) -> None:
+        """Tokens of a call that runs: what it was worth."""
+        job, task = str(event.facts.get("job")), str(event.facts.get("task"))
+        arrived = self._arrived.get(job)
+        size = self._size(job, task)
+        if self._learning is not None and arrived is not None and size is not None:
+            self._learning.counted((job, task), tokens_of(arrived, task), event.facts, size)
 
     def _check_models(self, who: str, nodes: Iterable[Task]) -> None:
         for node in nodes:
@@ -120,10 +148,14 @@ class StartRules:
             if memory is not None and memory < (room := room_mib(self._facts.models, start.kind)):
                 found = f"{start.kind!r} needs {room} MiB, GPU {gpu} has {memory}"
                 self._faults.add("memory", who, found)
+        loads = self.residents.load_case(start.devices, start.kind) if self._learning is not None else None
+        beside = self._sharing.beside(self._t, start)
         self._check_setup(start, who)
         if self._caches or any(member.cached for member in members):
             self._check_prefixes(members)
         for member in members:
+            if self._learning is not None:
+                self._learning.started(self._t, member, 1.0 if beside is None else beside[1], loads)
             self._sharing.start(self._t, member)
 
     def _check_prefixes(self, members: Sequence[Start]) -> None:
@@ -138,7 +170,7 @@ class StartRules:
             self._prefixes.start(start, self._arrived.get(start.job), self.residents.held)
 
     def _check_run(self, members: Sequence[Start], who: str, model: ModelCost) -> None:
-        sizes = [self._size(start) for start in members]
+        sizes = [self._size(start.job, start.task) for start in members]
         if None in sizes or any(member.kind != members[0].kind for member in members):
             return  # of unknown requests or nodes, or no batch: which is a fault already
         expected = max([self._alone_s(start, size or 0.0) for start, size in zip(members, sizes, strict=True)])
@@ -180,13 +212,13 @@ class StartRules:
         own = {gpu: rates.per_s(start.kind, name, PREFILL, width) for gpu, name in types}
         return min(own[gpu] or rates.rate(start.kind, name, width) or self._speeds[gpu] for gpu, name in types)
 
-    def _size(self, start: Start) -> float | None:
-        arrived = self._arrived.get(start.job)
+    def _size(self, job: str, task: str) -> float | None:
+        arrived = self._arrived.get(job)
         graph = self._graphs.get(arrived.of) if arrived is not None else None
         if arrived is None or graph is None or len(arrived.sizes) != len(graph.tasks):
             return None
-        i = graph.index.get(start.task)
-        return self._added.get(start.job, {}).get(start.task) if i is None else arrived.sizes[i]
+        i = graph.index.get(task)
+        return self._added.get(job, {}).get(task) if i is None else arrived.sizes[i]
 
     def _speed(self, start: Start) -> float:
         rate, width = self._rates.rate, len(start.devices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.core.events import Arrived, Reject, Start
+from dovetail.core.events import Arrived, Asked, Reject, Start
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Header
 from dovetail.workflow.facts import WorkflowFacts
@@ -43,6 +43,8 @@ class TenantRules:
         waiting = {name: len(state.waiting) for name, state in self._ledger.tenants.items()}
         everybody, limit = sum(waiting.values()), self._tenancy.sharing.max_queue
         for event in events:
+            if type(event) is Asked and event.what == "cancel" and (whose := self._ledger.waits_for(event.job)):
+                waiting[whose], everybody = waiting[whose] - 1, everybody - 1
             if type(event) is not Arrived or event.fault:
                 continue
             tenant, found = event.facts.get("tenant", NOBODY), rejected.get(event.job)

@@ -15,6 +15,7 @@ from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib, window_shares
 from dovetail.workflow.inputs.growth.rules import said_of
+from dovetail.workflow.learning import Learning
 from dovetail.workflow.prefixes import PrefixCaches, blocks_of, saved_s
 from dovetail.workflow.residents import Residents
 from dovetail.workflow.sharing import SharedWindow
@@ -232,7 +233,9 @@ class View:
         self.costs = costs
         self.shares = any(model.slots for model in models.values())  # whether nodes may share windows
         self.forecast = dict(forecast or {})
+        rates = RateTable() if rates is None else rates
         self.residents = Residents(pool, models, costs, rates)
+        self.learning: Learning | None = None  # of a live run
         self.now = 0.0
         self.queues: dict[str, Queue] = {}
         self.ready_count = 0  # nodes in all queues
@@ -257,7 +260,7 @@ class View:
         self._head_of: dict[str, tuple[Any, int, Queue]] = {}
         self._changed: dict[str, None] = {}  # models whose queue may have another head than in `_heads`
         self._containing: dict[int | str, dict[int, list[Window]]] = {}
-        self._know(pool, rates or RateTable())
+        self._know(pool, rates)
 
     def _know(self, pool: Pool, rates: RateTable) -> None:
         """What follows from the pool and its rates."""
@@ -363,6 +366,8 @@ class View:
     def setup_s(self, window: Window, model: str) -> float:
         """Seconds until the model is resident on a window; 0 where it is warm."""
         if self.shares and self._has_slot(window, model):
+            if self.learning is not None:
+                return self.learning.loading_s(window, self.now)
             return max(0.0, self.shared[window].ready_s - self.now)
         return self.residents.setup(window, model)
 
@@ -414,7 +419,7 @@ class View:
     def first_s(self, node: ReadyNode, window: Window, slower: float = 1.0) -> float | None:
         """Seconds of the node's run until its first token, which it writes when it has read; None if it is not known to
         write any. `slower`: by so much, in a batch."""
-        if not _tokens(node)[1]:
+        if not tokens_of_node(node)[1]:
             return None
         read_s = self._read_s(node)
         if self.prefixes is not None and window and read_s:
@@ -430,13 +435,13 @@ class View:
 
     def _read_s(self, node: ReadyNode) -> float:
         """Seconds at speed 1 that a node reads tokens."""
-        return _tokens(node)[0] * self.models[node.model].prefill_s
+        return tokens_of_node(node)[0] * self.models[node.model].prefill_s
 
     def _saved_s(self, node: ReadyNode, window: Window) -> float:
         """Seconds at speed 1 that a node need not read on a window."""
         if not (cached := self.cached_blocks(node, window)):
             return 0.0
-        return saved_s(self.models[node.model], node.size, _tokens(node)[0], len(node.prefix), cached)
+        return saved_s(self.models[node.model], node.size, tokens_of_node(node)[0], len(node.prefix), cached)
 
     def _reading_speed(self, model: str, window: Window) -> float:
         rates, speeds, width = self.rates, self._speeds, len(window)
@@ -547,8 +552,33 @@ class View:
         self.until += [0.0] * added
         self.residents.extend(pool)
         self._know(pool, self.rates)
+        if self.learning is not None:
+            self.learning.extend(pool)
         self.release(tuple(range(first, len(pool))))
         self._forget_windows()
+
+    def learned(self, model: str) -> None:
+        """The model is faster or slower than was known, or its loads are."""
+        self.residents.learned(model)
+        for key in [key for key in self._known_shares if key[0] == model]:
+            del self._known_shares[key]
+        self._know(self.pool, self.rates)
+
+    def settled(self, window: Window, run_s: float) -> None:
+        """A load is over, sooner or later than was expected: the run begins now."""
+        if (sharing := self.shared.get(window)) is not None:
+            sharing.ready_s = sharing.at_s = self.now
+            self._slots_changed(window)
+        for gpu in window if sharing is None else ():
+            self.until[gpu] = self.now + run_s
+
+    def look_again(self) -> None:
+        """What should have ended by now goes on: nobody may count on it to be over."""
+        assert self.learning is not None
+        now = self.now
+        for gpu, until in enumerate(self.until):
+            if until < now and not self.free[gpu] and gpu not in self.off:
+                self.until[gpu] = now + self.learning.overrun_s(gpu, now)
 
     def empty(self, gpus: Collection[int]) -> None:
         """GPUs have lost what they held. What runs there is not told to have ended yet, but nobody joins it."""
@@ -585,7 +615,7 @@ class View:
             self.wide_waiting -= node.width > 1
 
 
-def _tokens(node: ReadyNode) -> Sequence[int]:
+def tokens_of_node(node: ReadyNode) -> Sequence[int]:
     """How many a node reads and writes, as far as its request says."""
     tokens: Any = said_of(node.name, node.request.facts.get("tokens"))
     return (0, 0) if tokens is None else tokens
@@ -621,6 +651,9 @@ class WorkflowPolicy:
     def resized(self, view: View) -> None:
         """GPUs have come or gone (`view.off`), which `roomy_windows` and `size` know: what a policy keeps of the pool
         may be wrong now."""
+
+    def learned(self, model: str, view: View) -> None:
+        """In a live run: the model is faster or slower than was known, or its loads are."""
 
     def rank(self, node: ReadyNode, view: View) -> Any:
         """The order within a model's queue: the smallest goes first. Asked once, when the node becomes ready."""

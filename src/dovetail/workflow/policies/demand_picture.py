@@ -37,6 +37,11 @@ class DemandPicture:
         self.rooms = _rooms(view)
         self.room_of = {model: room for room in self.rooms for model in room.models}  # the widest one wins
 
+    def learned(self, model: str, view: View) -> None:
+        """A load may take less than was known to be possible."""
+        prices = [view.residents.price(gpu, model) for gpu in range(len(view.pool))]
+        self.least_setup_s[model] = min([self.least_setup_s[model], *[price for price in prices if price]])
+
     def add(self, node: ReadyNode, now: float) -> None:
         """A node became ready."""
         rate = self.rates.get(node.model)

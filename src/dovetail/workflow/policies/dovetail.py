@@ -63,6 +63,9 @@ class Dovetail(WorkflowPolicy):
         self._reserved = None  # its GPUs may have gone
         self._demand.resized(view)
 
+    def learned(self, model: str, view: View) -> None:
+        self._demand.learned(model, view)
+
     # --- order ------------------------------------------------------------------------------------
 
     def rank(self, node: ReadyNode, view: View) -> Rank:

@@ -118,7 +118,7 @@ class TenantLedger:
     def starts(self, t: float, events: Sequence[Any]) -> Iterator[list[Start]]:
         """Take a step; gives the nodes that start as one, before they are counted."""
         closed = {event.job for event in events if type(event) is Complete or type(event) is Reject}
-        for event in events:
+        for event in _admitted(events):
             if type(event) is Finished or type(event) is Failed:
                 self._end(t, event)
             elif type(event) is Arrived:
@@ -156,6 +156,11 @@ class TenantLedger:
     def _raise_level(self) -> None:
         rest = [served_s for name, served_s in self.served().items() if name not in self.passed]
         self.level_s = max([self.level_s, *([min(rest)] if rest else [])])
+
+    def waits_for(self, job: str) -> str | None:
+        """The tenant of a request of which nothing has started, or None."""
+        found = self.jobs.get(job)
+        return found.tenant if found is not None and job in self.state(found.tenant).waiting else None
 
     def is_shared(self, gpus: Sequence[int]) -> bool:
         """Whether nodes are on these GPUs already."""
@@ -281,3 +286,11 @@ class TenantLedger:
                 beside[before + nodes] += count
             shown_s += at_s
         return shown_s
+
+
+def _admitted(events: Sequence[Any]) -> Iterator[Any]:
+    """Without those who were turned away when they arrived: nothing of them was ever ready."""
+    turned_away = {event.job for event in events if type(event) is Reject and event.queue}
+    for event in events:
+        if type(event) is not Arrived or event.job not in turned_away:
+            yield event
