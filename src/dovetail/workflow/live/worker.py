@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail.workflow.live.backends import back_end_for
+from dovetail.workflow.live.backends import back_end_for, prepare
 from dovetail.workflow.live.protocol import (
     Answer,
     AnswerPiece,
@@ -84,6 +84,7 @@ class ModelWorker:
         ]
 
     def start(self) -> None:
+        prepare(self._served.values())
         self._report(WorkerReady(self._number))
         for thread in self._threads:
             thread.start()

@@ -1,7 +1,10 @@
-"""Back ends by where a model comes from. Each is a module with `make(model) -> BackEnd`, imported when it is used."""
+"""Back ends by where a model comes from. Each is a module with `make(model) -> BackEnd`, imported when it is used; one
+with `prepare()` too has a worker do in advance what would make its first load slow."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
@@ -24,3 +27,10 @@ def back_end_for(model: ServedModel) -> BackEnd:
             return cast("BackEnd", module.make(model))
     found = next(iter(model.source), "nothing")
     raise BackEndError(f"{model.name}: the source is {found!r}{did_you_mean(found, MODULES)}")
+
+
+def prepare(models: Iterable[ServedModel]) -> None:
+    """Do what the first load of such models would have to do. What fails now, fails there."""
+    for key in sorted({key for model in models for key in MODULES if key in model.source}):
+        with suppress(Exception):
+            getattr(import_module(f"{__name__}.{MODULES[key]}"), "prepare", lambda: None)()

@@ -6,7 +6,6 @@ them, which `unload` drops and `load` makes anew; on the CPU the mapped weights 
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Sequence
 from importlib import import_module
@@ -63,6 +62,12 @@ class TorchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def make(model: ServedModel) -> BackEnd:
     """What serves a model whose source has a `path`."""
     return TorchBackEnd(model)
+
+
+def prepare() -> None:
+    """Import torch and transformers, which takes seconds."""
+    import_module("dovetail.workflow.live.backends.torch_tasks")
+    import_module("transformers.modeling_utils")
 
 
 class TorchBackEnd:
@@ -197,7 +202,6 @@ class TorchBackEnd:
         if self._weights is not None:
             self._weights.unpin()
         self._built = self._weights = self._tokens = None
-        gc.collect()  # modules know each other in circles
 
     def call(self, call: ModelCall, emit: Emit, stopped: Event) -> Answer:
         if self._task is None:
