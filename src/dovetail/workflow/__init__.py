@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from dovetail.workflow.inputs.synthetic import agents_system, synthetic_system, thrash_system
     from dovetail.workflow.inputs.write import write_config
     from dovetail.workflow.live.client import WorkflowClient, connect
+    from dovetail.workflow.live.overview import Overview
     from dovetail.workflow.live.runs import RunEvent, RunResult, RunStatus
+    from dovetail.workflow.live.serve import ServedWorkflows, serve
     from dovetail.workflow.optimise.exact import Exact, optimum
     from dovetail.workflow.plan_over_time import CapacityPlan, fewest_gpus_over_time
     from dovetail.workflow.problem import WorkflowProblem, bound, load
@@ -57,9 +59,11 @@ __all__ = [
     "ImportedTrace",
     "Mode",
     "OnError",
+    "Overview",
     "RunEvent",
     "RunResult",
     "RunStatus",
+    "ServedWorkflows",
     "WorkflowClient",
     "WorkflowComparison",
     "WorkflowProblem",
@@ -83,6 +87,7 @@ __all__ = [
     "optimum",
     "requests_of",
     "run",
+    "serve",
     "synthetic_system",
     "thrash_system",
     "write_config",
@@ -105,9 +110,11 @@ __getattr__, __dir__ = exports(
         "ImportedTrace": "inputs.importers.traced",
         "Mode": "choices",
         "OnError": "choices",
+        "Overview": "live.overview",
         "RunEvent": "live.runs",
         "RunResult": "live.runs",
         "RunStatus": "live.runs",
+        "ServedWorkflows": "live.serve",
         "WorkflowClient": "live.client",
         "WorkflowComparison": "study",
         "WorkflowProblem": "problem",
@@ -131,6 +138,7 @@ __getattr__, __dir__ = exports(
         "optimum": "optimise.exact",
         "requests_of": "export",
         "run": "simulate",
+        "serve": "live.serve",
         "synthetic_system": "inputs.synthetic",
         "thrash_system": "inputs.synthetic",
         "write_config": "inputs.write",

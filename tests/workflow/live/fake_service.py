@@ -228,8 +228,12 @@ class FakeService:
         return [chain, *(WorkflowInfo(name=m, nodes=(m,), models=(m,), answer=m, implicit=True) for m in MODELS)]
 
     def about(self) -> dict[str, Any]:
-        gpus = [{"models": ["echo"], "state": "up"}, {"models": ["counter", "slow"], "state": "up"}]
-        return {"draining": self.draining, "ready": True, "gpus": gpus, "models": {}, "queued": 0, "running": 0}
+        gpus = [
+            {"models": ["echo"], "running": []},
+            {"models": ["counter", "slow"], "running": ["a/slow"], "type": "l4"},
+        ]
+        counts = {"queued": 0, "running": 1, "queue": {}, "wait_s": 2.5, "uptime_s": 10.0 * (1 + len(self.open))}
+        return {"draining": self.draining, "policy": "dovetail", "trouble": "", "gpus": gpus, **counts}
 
     def explain(self, run: str) -> Any:
         return {"run": self._run(run).id, "because": "it was its turn"}
@@ -238,4 +242,13 @@ class FakeService:
         return 0.5 + len(input["prompt"]) / 100
 
     def metrics(self) -> str:
-        return f"# TYPE dovetail_runs counter\ndovetail_runs {len(self.open)}\n"
+        lines = [
+            ("starts_total", 'model="echo"', 5 + len(self.open)),
+            ("tokens_total", 'model="echo",direction="written"', 100 + 50 * len(self.open)),
+            ("tokens_total", 'model="echo",direction="read"', 7),
+            ("waiting_nodes", 'model="slow"', 3),
+            ("ttft_seconds_bucket", 'workflow="echo",le="+Inf"', 4),
+            ("ttft_seconds_sum", 'workflow="echo"', 2.0),
+            ("ttft_seconds_count", 'workflow="echo"', 4),
+        ]
+        return "# TYPE x counter\n" + "".join(f"dovetail_workflow_{n}{{{labels}}} {v}\n" for n, labels, v in lines)

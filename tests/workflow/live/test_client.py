@@ -169,5 +169,16 @@ def test_top(call: Call) -> None:
     code, out, _ = call("top", "--once")
     assert code == 0
     assert "counter, slow" in out
-    assert "0 runs wait, 0 run" in out
+    assert "up for 10 s, policy dovetail; 0 runs wait, 1 run; a new one would wait 2.5 s" in out
     assert json.loads(call("top", "--format", "json")[1])["gpus"][0]["models"] == ["echo"]
+
+
+def test_an_overview_has_rates_since_the_last_look(client: workflow.WorkflowClient) -> None:
+    first = client.overview()
+    client.submit("silent")
+    then = {model.model: model for model in client.overview(first).models}
+    echo = {model.model: model for model in first.models}["echo"]
+    assert (echo.resident, echo.calls, echo.calls_per_s, echo.tokens_per_s, echo.ttft_s) == ([0], 5, 0.5, 10.0, 0.5)
+    assert (then["echo"].calls, then["echo"].calls_per_s, then["echo"].tokens_per_s) == (6, 0.1, 5.0)
+    assert then["echo"].ttft_s is None
+    assert then["slow"].waiting == 3

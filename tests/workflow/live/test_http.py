@@ -234,7 +234,7 @@ def test_pages(server: WorkflowServer, raw: HttpClient, service: FakeService) ->
     assert raw.get("/health")["status"] == "healthy"
     assert raw.get("/health")["models_in_dram"] == 3
     assert raw.get("/ready")["status"] == "ready"
-    assert raw.get("/metrics").startswith("# TYPE dovetail_runs counter")
+    assert raw.get("/metrics").startswith("# TYPE")
     assert raw.get("/v1/about")["draining"] is False
     service.draining = True
     assert refused(raw, "GET", "/ready")[0] == 503

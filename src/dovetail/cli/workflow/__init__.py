@@ -10,6 +10,7 @@ app = App(name="workflow", help="Schedule workflows of many models on a pool of 
 _HERE = "dovetail.cli.workflow"
 COMMANDS = (
     Command("run", f"{_HERE}.run:run", "Simulate a file of requests under a policy."),
+    Command("serve", f"{_HERE}.serve:serve", "Serve the workflows and models of a configuration over HTTP."),
     Command(
         "submit",
         f"{_HERE}.runs:submit",

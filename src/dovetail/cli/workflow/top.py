@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.common import Flag, Format, print_json
 from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import within
+
+if TYPE_CHECKING:
+    from dovetail.workflow import Overview
 
 
 def top(*, every: float = 1.0, once: Flag = False, format: Format = "table", place: PlaceFlags = PLACE) -> None:
@@ -28,53 +31,48 @@ def top(*, every: float = 1.0, once: Flag = False, format: Format = "table", pla
     within("--every", every, "seconds, more than 0", 0.01)
     client = place.connect()
     if format == "json":
-        print_json(client.about())
+        print_json(client.overview())
         return
     from rich.console import Console
 
     if once or not sys.stdout.isatty():
         with (console := Console(width=None if sys.stdout.isatty() else 200)).capture() as shown:
-            console.print(screen(client.about()))
+            console.print(screen(client.overview()))
         print("\n".join(line.rstrip() for line in shown.get().splitlines()))
         return
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
+        now = None
         try:
             while True:
-                live.update(screen(client.about()), refresh=True)
+                now = client.overview(now)
+                live.update(screen(now), refresh=True)
                 time.sleep(every)
         except KeyboardInterrupt:
             return
 
 
-def screen(about: dict[str, Any]) -> Any:
+def screen(now: Overview) -> Any:
     """A service at one moment: the whole, its GPUs, its models."""
     from rich.console import Group
 
-    state = "draining" if about["draining"] else f"trouble: {about['trouble']}" if about.get("trouble") else "up"
-    head = f"{state} for {about.get('uptime_s', 0):.0f} s, policy {about.get('policy', '-')}; "
-    head += f"{about['queued']} runs wait, {about['running']} run; a new one would wait {about.get('wait_s', 0):.1f} s"
-    gpus = [
-        [number, gpu.get("type"), gpu.get("host"), gpu.get("state"), ", ".join(gpu["models"]), _few(gpu.get("running"))]
-        for number, gpu in enumerate(about["gpus"])
-    ]
-    parts = [head, _table(("gpu", "type", "host", "state", "models", "running"), gpus)]
-    if models := about.get("models"):
-        columns = ("waiting", "running", "calls", "tokens_per_s", "ttft_s")
-        rows = [[name, *(told.get(column) for column in columns)] for name, told in models.items()]
-        parts.append(_table(("model", *columns), rows))
-    return Group(*parts)
+    head = f"{now.url}: {now.state} for {now.uptime_s:.0f} s, policy {now.policy}; "
+    head += f"{now.queued} runs wait, {now.running} run; a new one would wait {now.wait_s:.1f} s"
+    gpus = [[g.gpu, g.type, g.host, g.state, ", ".join(g.models), _few(g.running)] for g in now.gpus]
+    columns = ("model", "resident", "waiting", "running", "calls", "loads", "calls_per_s", "tokens_per_s", "ttft_s")
+    models = [[getattr(model, column) for column in columns] for model in now.models]
+    return Group(head, _table(("gpu", "type", "host", "state", "models", "running"), gpus), _table(columns, models))
 
 
-def _few(running: Any) -> Any:
+def _few(running: list[str]) -> str:
     """The first few of what runs, and how many more.
 
     >>> _few(["a/x", "b/x", "c/x", "d/x"])
     'a/x, b/x and 2 more'
     """
-    if not isinstance(running, list) or len(running) <= 3:
-        return ", ".join(running) if isinstance(running, list) else running
+    if len(running) <= 3:
+        return ", ".join(running)
     return f"{', '.join(running[:2])} and {len(running) - 2} more"
 
 
@@ -86,6 +84,13 @@ def _table(columns: tuple[str, ...], rows: list[list[Any]]) -> Any:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        cells = [f"{cell:.3g}" if isinstance(cell, float) else "-" if cell in (None, "") else str(cell) for cell in row]
-        table.add_row(*cells)
+        table.add_row(*map(_cell, row))
     return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
+    return "-" if value in (None, "") else str(value)

@@ -16,6 +16,7 @@ from dovetail.core.files import as_path
 from dovetail.core.run import Account
 from dovetail.core.service.access import find, is_url
 from dovetail.core.service.client import HttpClient, ServiceError
+from dovetail.workflow.live.overview import Overview
 from dovetail.workflow.live.runs import ENDED, RunEvent, RunResult, RunState, RunStatus
 from dovetail.workflow.live.values import from_json, to_json
 
@@ -158,6 +159,11 @@ class WorkflowClient:
         """GPUs and what is on them, models, queues, rates."""
         found: dict[str, Any] = self._line.get("/v1/about")
         return found
+
+    def overview(self, before: Overview | None = None) -> Overview:
+        """The service at this moment, as `dovetail workflow top` shows it; rates are since an earlier look."""
+        models = [each["id"] for each in self._line.get("/v1/models")["data"] if each["kind"] == "model"]
+        return Overview.of(self.url, self.about() | {"models": models}, self.metrics(), before)
 
     def models(self) -> list[str]:
         """The models and workflows that can be asked for."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Barrier
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -67,6 +68,12 @@ class Desk:
     def __init__(self, service: RunService) -> None:
         self.service = service
         self._threads = ThreadPoolExecutor(_THREADS, "http request")
+
+    def start(self) -> None:
+        """Start all threads now, not while requests wait."""
+        all_there = Barrier(_THREADS)
+        for _ in range(_THREADS):
+            self._threads.submit(all_there.wait)
 
     def close(self) -> None:
         self._threads.shutdown()

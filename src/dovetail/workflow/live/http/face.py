@@ -46,6 +46,7 @@ class WorkflowServer:
         self.url = self._server.url
 
     def start(self) -> WorkflowServer:
+        self._desk.start()
         self._server.start()
         return self
 
