@@ -276,6 +276,18 @@ def test_who_joins_during_a_load_waits_for_it_too(make: Make) -> None:
     assert bench.heard() == [Settled("r", "n", (0,)), Settled("s", "n", (0,))]
 
 
+def test_the_nodes_of_a_batch_are_called_at_once_and_end_one_by_one(make: Make) -> None:
+    bench = make()
+    orders = [Start(job, "n", "a", (0,), 0.0, 1.0, "to see", batch=1) for job in "rs"]
+    bench.executor.carry(orders, 0.0)
+    bench.report(Loaded(0, "a"))
+    assert bench.engine.take() == [("load", 0, "a", (0,)), ("call", 0, "a"), ("call", 0, "a")]
+    bench.heard()
+    for call, job in zip(bench.engine.calls, "rs", strict=True):
+        bench.report(Answer(call.id, {}))
+        assert bench.heard() == [Finished(job, "n")]
+
+
 def test_an_adapter_is_loaded_behind_its_base(make: Make) -> None:
     bench = make()
     bench.start("r", "lora", 0)

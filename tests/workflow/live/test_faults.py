@@ -168,7 +168,7 @@ def test_a_model_that_says_it_is_ill_is_loaded_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_is_killed_or_stopped_is_replaced(tmp_path: Path, how: signal.Signals) -> None:
-    with fleet(tmp_path, silence_s=2.0) as made:
+    with fleet(tmp_path, silence_s=4.0) as made:
         made.fault("llm.call.hang")
         asked = made.ask(1)
         until(lambda: not any(made.faults.iterdir()))  # it hangs

@@ -228,6 +228,26 @@ def test_a_worker_ends_with_what_its_back_ends_have_started(tmp_path: Path) -> N
     until(lambda: not any(_lives(pid) for pid in children))
 
 
+def test_a_worker_whose_connection_somebody_else_holds_is_missed_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, time\n\n"
+        "def make(model):\n"
+        "    if not (child := os.fork()):\n"
+        "        os.setsid()\n"
+        "        time.sleep(1000)\n"
+        "    return lambda inputs: {'child': child}\n"
+    )
+    with running({"m": {"factory": f"{tmp_path / 'mine.py'}:make"}}, silence_s=8.0) as (engine, heard):
+        engine.load(0, "m", (0,))
+        heard.next(Loaded)
+        engine.call(0, call("1"))
+        child = heard.next(Answer).outputs["child"]
+        os.kill(engine.status()[0]["pid"], signal.SIGKILL)
+        heard.next(WorkerLost)
+        heard.next(WorkerReady)
+        os.kill(child, signal.SIGKILL)
+
+
 def test_workers_end_when_the_service_is_killed() -> None:
     """Also one that is stopped, and cannot see it."""
     program = """

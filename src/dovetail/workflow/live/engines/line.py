@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -72,6 +74,11 @@ class WorkerLine:
                     self._report(CallFailed(command.call.id, f"its inputs cannot be sent: {error}", error.blame))
                     continue
                 self._connection.send_bytes(data)
+
+    def cut(self) -> None:
+        """End the connection, whoever else still holds its other end; the reader notices."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """To be called when the other end is gone: nobody waits on it any more."""

@@ -175,7 +175,9 @@ class LocalGpuEngine:
 
     def _look(self) -> None:
         for worker in self._workers:
-            if worker.line is not None:
+            if worker.process is not None and worker.line is not None:
+                if worker.process.poll() is not None:  # while what it started holds on to the connection
+                    worker.line.cut()
                 limit = _LOOKS if worker.line.heard else _START_LOOKS
                 if worker.line.silent() >= limit:
                     self._end(worker, f"it was silent for {limit / _LOOKS * self._silence_s:g} s")
@@ -268,6 +270,7 @@ def main() -> None:
     if os.getppid() != service:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever presses Ctrl-C means the service
+    os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     with suppress(EOFError, OSError):
         served = msgspec.msgpack.decode(connection.recv_bytes(), type=dict[str, ServedModel])
