@@ -204,14 +204,12 @@ def result(
 def _show(found: RunResult, format: Format, out: Path | None) -> int:
     import msgspec
 
-    from dovetail.workflow.live.values import to_json
-
     if found.state != "completed":
         print(f"run {found.id} was not completed: {found.state}{found.error and ': '}{found.error}", file=sys.stderr)
     text = found.answer.get("text") if len(found.answer) == 1 and format == "table" else None
     if not isinstance(text, str):
-        shown = to_json(found.answer if format == "table" else msgspec.structs.asdict(found))
-        text = msgspec.json.format(msgspec.json.encode(shown)).decode()
+        told = found.plain()
+        text = msgspec.json.format(msgspec.json.encode(told["answer"] if format == "table" else told)).decode()
     if out is not None:
         atomic_write(out, text + "\n")
         print(f"Answer written to {out}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Grew
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, ModelCall
+from dovetail.workflow.live.values import to_json
 
 RunState = Literal["queued", "running", "completed", "failed", "cancelled"]
 NodeState = Literal["waiting", "running", "completed", "failed", "cancelled"]
@@ -86,6 +88,11 @@ class RunResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish_reason: str = ""
     error: str = ""
     blame: Blame | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it: bytes in base64, tensors with shape and dtype."""
+        told: dict[str, Any] = to_json(asdict(self))
+        return told
 
 
 class RunEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):

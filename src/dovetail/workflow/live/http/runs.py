@@ -174,4 +174,4 @@ def _values(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(result: RunResult) -> Response:
-    return reply(replace(result, outputs=to_json(result.outputs), answer=to_json(result.answer)))
+    return reply(result.plain())
