@@ -9,6 +9,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,17 @@ class Requests:
         self.path = path = as_path(requests, "requests") if given else Path("requests")
         self.digest = ""
         self.total = 0
+        self._source = requests
         self._online = mode == "online"
         self._base_us = 0
         self._kept: list[tuple[float, Arrived]] | None = None
         self._index: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
         self._entries = entries = self.reader_type(path, system, self._online, on_error)
+        broken = path.suffix == ".jsonl" and path.is_file()  # whose first line may be
+        self._is_lines = given and (is_json_lines(path) or broken)
         if not given:
             self._take(requests)
-        elif is_json_lines(path) or (path.suffix == ".jsonl" and path.is_file()):  # whose first line may be broken
+        elif self._is_lines:
             self._read_lines()
         else:
             self._read_document()
@@ -87,6 +91,19 @@ class Requests:
             request, _ = self._entries.arrival(decode, line, i, count=False)
             if request is not None:
                 yield self._arrival_s(stamp), request
+
+    def entries(self) -> Iterator[RequestEntry]:
+        """The requests as they stand in the file, in its order, as far as they can be read: with their inputs."""
+        decode: Callable[[Any], RequestEntry]
+        if self._is_lines:
+            decode, rows = msgspec.json.Decoder(self._entries.entry_type).decode, self.path.read_bytes().splitlines()
+        else:
+            decode = partial(msgspec.convert, type=self._entries.entry_type)
+            doc = Document.of(self._source, str(self.path))
+            rows = doc.convert(doc.data, self.file_type).requests if isinstance(doc.data, dict) else doc.data
+        for raw in rows:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                yield decode(raw)
 
     def later(self, request: str) -> Later:
         """What its file says of nodes that a request may be given while it runs."""

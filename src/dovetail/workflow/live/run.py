@@ -1,0 +1,415 @@
+"""A file of requests for real: the scheduler that is simulated, on wall-clock time, in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+import msgspec
+from msgspec.structs import replace
+
+from dovetail.core.engine import serve
+from dovetail.core.errors import InputError, check_functions, within
+from dovetail.core.events import Arrived, Asked, Complete, Grew, Observed, Reject, Start
+from dovetail.core.files import as_path
+from dovetail.core.inbox import Inbox
+from dovetail.core.journal import Observer, Writer
+from dovetail.core.output import refuse_overwrite, written_whole
+from dovetail.core.plain import scalar
+from dovetail.core.run import JournalFile, JournalPath
+from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, check_count
+from dovetail.workflow.inputs.request_entries import RequestEntry
+from dovetail.workflow.live.data_flow import DataFlow, data_flows
+from dovetail.workflow.live.engines.choice import engine_for
+from dovetail.workflow.live.estimates import TokenEstimator
+from dovetail.workflow.live.executor import LiveExecutor
+from dovetail.workflow.live.figures import LiveFigures
+from dovetail.workflow.live.guard import LiveGuard
+from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, Engine, ModelCall, Reference
+from dovetail.workflow.live.run_data import RunData
+from dovetail.workflow.live.specs import live_settings, model_specs
+from dovetail.workflow.live.values import Fetch, to_json
+from dovetail.workflow.metrics import RejectionReasons
+from dovetail.workflow.policies.base import WorkflowPolicy
+from dovetail.workflow.problem import WorkflowProblem, checked
+from dovetail.workflow.simulate import WorkflowRun, make_policy, new_scheduler
+
+_SHOWN = 20  # requests that cannot run, told at once
+_FETCH_S = 60.0
+_READY_S = 120.0
+_LOOK_S = 0.02
+
+
+class LiveWorkflowRun(WorkflowRun):
+    """A run of a file of requests for real. `interrupted` if it was ended before its time; `results` are the outputs
+    of each request, in the order in which they ended, where no file was asked for."""
+
+    results: list[dict[str, Any]]
+    interrupted: bool = False
+
+
+def run_live(
+    problem: WorkflowProblem,
+    policy: str | WorkflowPolicy | type[WorkflowPolicy] | Callable[[], WorkflowPolicy] = DEFAULT_POLICY,
+    *,
+    options: Mapping[str, Any] | None = None,
+    retries: int = DEFAULT_RETRIES,
+    journal: JournalPath = None,
+    results: str | Path | None = None,
+    speed: float = 1.0,
+    engine: str | None = None,
+    address: str | None = None,
+    device: str = "auto",
+    progress: Callable[[int], None] | None = None,
+    observers: Iterable[Observer] = (),
+) -> LiveWorkflowRun:
+    """Run a problem for real: its requests arrive at their times (`speed` times as fast; all at once in mode offline),
+    models are loaded from their `source` and called, and outputs flow from node to node.
+
+    Workers are processes of this machine, or with `engine="ray"` actors of the Ray cluster at `address`. Every model
+    must have a source. Outputs go to `results`, JSON lines, else into the run's `results`. Ctrl-C lets what has started
+    end, a second one cancels that too; the journal is whole in any case. Other arguments are those of `run`.
+    """
+    checked(problem)
+    check_functions(progress=progress)
+    retries, speed = scalar(retries), scalar(speed)
+    check_count("--retries", retries)
+    within("--speed", speed, "a positive number", 1e-9, optional=False)
+    if problem.compat:
+        raise InputError("--compat gswarm: that scheduler never called a model; live runs have none of its ways")
+    name, chosen = make_policy(policy, options, "online")
+    unused = None if isinstance(policy, str) else deepcopy(chosen)
+    served, settings = model_specs(problem.system), live_settings(problem.system)
+    wanted = _Wanted(problem)
+    file, rows = JournalFile(journal), None if results is None else as_path(results, "results")
+    refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
+    carried, problem = engine_for(problem, engine, address, device)
+    header = replace(problem.header(name, options or {}, 0, live=True, retries=retries), mode="online")
+    figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
+    runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), _fetch_from(carried))
+    executor = LiveExecutor(
+        carried, inbox, runs, served, problem.models, problem.pool, problem.costs, settings.limits
+    )
+    with (
+        _closed(executor),
+        Writer(file.path, header) if file.path is not None else nullcontext() as writer,
+        _rows(rows) as write,
+    ):
+        followers: list[Observer] = [figures, rejections, *observers, *([writer] if writer is not None else []), runs]
+        executor.start()
+        _wait_for_workers(executor)
+        began = time.monotonic()
+
+        def decide() -> tuple[int, float]:
+            scheduler = new_scheduler(header, chosen)
+            clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
+            graphs = header.build_graphs()
+            return serve(scheduler, problem.pool, graphs, inbox, executor, clock, followers, guard=LiveGuard(header))
+
+        kept: list[dict[str, Any]] = []
+        loop = _Loop(decide, inbox, runs, wanted, began, speed)
+        interrupted = loop.follow(write or kept.append, progress)
+        steps, end_s = loop.result()
+        summed = figures.summary()
+        if writer is not None:
+            writer.end(steps + 1, end_s, summed)
+    notes = [*problem.warnings(), *wanted.notes]
+    if interrupted:
+        notes.append(f"interrupted: {len(wanted) - runs.sent} requests were not sent")
+    told = summed | {"rejections": rejections.reasons}
+    found = LiveWorkflowRun(
+        file, told, notes, policy=chosen, unused=unused, figures=figures.figures, lower=figures.lower, simulation_s=0.0
+    )
+    found.results, found.interrupted = kept, interrupted
+    return found
+
+
+class _Wanted:
+    """The requests of a problem, each with what its file gives it, checked before anything runs."""
+
+    def __init__(self, problem: WorkflowProblem) -> None:
+        self.flows: dict[str, DataFlow] = data_flows(problem.system)
+        self._entries = {entry.request_id: entry for entry in problem.requests.entries()}
+        self.arrivals: list[tuple[float, Arrived]] = []
+        self.notes = [f"skipped: {text}" for text in problem.requests.skipped]
+        faults: list[str] = []
+        on_error = problem.source.on_error
+        for at_s, request in problem.requests.arrivals():
+            if not request.fault and (why := self._fault(request)) is not None:
+                if on_error == "fail":
+                    faults.append(f"{problem.requests.path}: request {request.job!r}: {why}")
+                    continue
+                if on_error == "skip":
+                    self.notes.append(f"skipped: request {request.job!r}: {why}")
+                    continue
+                request = Arrived(request.job, request.of, fault=why)
+            self.arrivals.append((at_s, request))
+        if faults:
+            more = f"\n... and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+            raise InputError("\n".join(faults[:_SHOWN]) + more)
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    def _fault(self, request: Arrived) -> str | None:
+        try:
+            self.data(request)
+        except InputError as error:
+            return str(error)
+        return None
+
+    def data(self, request: Arrived, **more: Any) -> RunData:
+        """What a request brings along."""
+        entry = self._entries[request.job]
+        return RunData(request.job, self.flows[request.of], _given(entry), call_options(entry), **more)
+
+
+def _given(entry: RequestEntry) -> Mapping[str, Any]:
+    given = entry.input_data if entry.input_data is not None else {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"input_data: expected names and values, found {given!r}")
+    return given
+
+
+def call_options(entry: RequestEntry) -> dict[str, Any]:
+    """What a file says of a request's calls, as the options of a live one."""
+    given = {
+        "node_configs": entry.node_configs,
+        "node_execution_times": entry.node_execution_times,
+        "node_tokens": {name: msgspec.to_builtins(tokens) for name, tokens in entry.node_tokens.items()},
+        "outcomes": entry.outcomes,
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+class _FileRuns:
+    """What nodes are called with, and what they gave. As an observer it sees requests end, and says so."""
+
+    def __init__(self, wanted: _Wanted, inbox: Inbox, estimator: TokenEstimator, fetch: Fetch) -> None:
+        self._wanted, self._inbox, self._estimator, self._fetch = wanted, inbox, estimator, fetch
+        self._lock = threading.Lock()
+        self._open: dict[str, RunData] = {}
+        self._times: dict[str, list[float]] = {}  # arrival, first start
+        self._tokens: dict[str, list[int]] = {}
+        self._all_sent = False
+        self.sent = 0
+        self.ended: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+
+    def arrive(self, request: Arrived) -> None:
+        """A request has come; what is expected of it is estimated now."""
+        with self._lock:
+            if not request.fault:
+                data = self._wanted.data(request, size=self._estimator.size_s, fetch=self._fetch)
+                sizes, tokens = self._estimator.arrived(data)
+                facts = request.facts | ({"tokens": tokens} if tokens else {})
+                request = replace(request, sizes=sizes, facts=facts)
+                self._open[request.job] = data
+            self.sent += 1
+        self._inbox.put(request)
+
+    def all_sent(self) -> None:
+        """Nothing more will come."""
+        with self._lock:
+            self._all_sent = True
+            if self.sent == self._closed:
+                self._inbox.close()
+
+    def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
+        with self._lock:
+            inputs, options = self._open[job].call(task)
+        return ModelCall(id=id, model=model, inputs=inputs, options=options)
+
+    def piece(self, job: str, task: str, piece: AnswerPiece) -> None:
+        pass  # nobody watches
+
+    def answered(self, job: str, task: str, answer: Answer) -> Grew | None:
+        with self._lock:
+            if (data := self._open.get(job)) is None:
+                return None
+            _, grew = data.ended(task, answer.outputs)
+            self._estimator.answered(data, task, answer.read, answer.written)
+            return grew
+
+    _closed = 0
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for event in events:
+            if type(event) is Arrived:
+                self._times[event.job] = [t]
+            elif type(event) is Start:
+                self._times[event.job][1:] = self._times[event.job][1:] or [t]
+            elif type(event) is Observed and event.what == "tokens":
+                counts = self._tokens.setdefault(event.facts["job"], [0, 0])
+                counts[0] += event.facts["input"]
+                counts[1] += event.facts["output"]
+            elif type(event) is Complete or type(event) is Reject:
+                self._end(t, event)
+
+    def _end(self, t: float, event: Complete | Reject) -> None:
+        with self._lock:
+            data = self._open.pop(event.job, None)
+            self._closed += 1
+            if self._all_sent and self.sent == self._closed:
+                self._inbox.close()
+        times, tokens = self._times.pop(event.job), self._tokens.pop(event.job, None)
+        state, why = "completed", ""
+        if isinstance(event, Reject):
+            state, why = ("cancelled" if event.cancelled else "failed"), event.why
+        self.ended.put(
+            {
+                "request_id": event.job,
+                "workflow_id": data.flow.name if data is not None else "",
+                "state": state,
+                "answer": data.answer() if data is not None else {},
+                "outputs": data.outputs if data is not None else {},
+                **({"error": why} if why else {}),
+                **({"tokens": {"input": tokens[0], "output": tokens[1]}} if tokens is not None else {}),
+                "arrived_s": times[0],
+                **({"started_s": times[1]} if times[1:] else {}),
+                "ended_s": t,
+            }
+        )
+
+    def fetched(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A result as JSON, with the values that stayed in an object store."""
+
+        def whole(value: Any) -> Any:
+            if isinstance(value, Reference):
+                try:
+                    return to_json(self._fetch(value))
+                except BackEndError as error:
+                    return {"lost": str(error), "bytes": value.bytes}
+            if isinstance(value, dict):
+                return {name: whole(item) for name, item in value.items()}
+            return [whole(item) for item in value] if isinstance(value, list | tuple) else to_json(value)
+
+        return {name: whole(value) if name in ("answer", "outputs") else value for name, value in row.items()}
+
+    def cancel(self, also_started: bool) -> None:
+        """Ask what is open to end; without `also_started` only that of which nothing runs yet."""
+        with self._lock:
+            waiting = [job for job in self._open if also_started or len(self._times.get(job, ())) < 2]
+            self._inbox.put(*(Asked(job, "cancel") for job in waiting))
+
+
+class _Loop:
+    """The threads of a run: one decides, one lets requests arrive; this one writes what comes of them."""
+
+    def __init__(
+        self,
+        decide: Callable[[], tuple[int, float]],
+        inbox: Inbox,
+        runs: _FileRuns,
+        wanted: _Wanted,
+        began: float,
+        speed: float,
+    ) -> None:
+        self._decide, self._inbox, self._runs, self._wanted = decide, inbox, runs, wanted
+        self._began, self._speed = began, speed
+        self._stop = threading.Event()
+        self._result: tuple[int, float] = (0, 0.0)
+        self._error: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=target, name=f"live run: {name}", daemon=True)
+            for name, target in (("decides", self._serve), ("arrivals", self._feed))
+        ]
+
+    def follow(self, write: Callable[[dict[str, Any]], None], progress: Callable[[int], None] | None) -> bool:
+        """Until all has ended; whether it was interrupted."""
+        interrupts, done = 0, 0
+        for thread in self._threads:
+            thread.start()
+        while True:
+            try:
+                row = self._runs.ended.get()
+                if row is None:
+                    break
+                write(self._runs.fetched(row))
+                done += 1
+                if progress is not None:
+                    progress(done)
+            except KeyboardInterrupt:
+                interrupts += 1
+                self._stop.set()
+                self._runs.cancel(also_started=interrupts > 1)
+            except BaseException:
+                self._stop.set()
+                self._inbox.close()
+                raise
+        for thread in self._threads:
+            thread.join()
+        return interrupts > 0
+
+    def result(self) -> tuple[int, float]:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _serve(self) -> None:
+        try:
+            self._result = self._decide()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._stop.set()
+            self._runs.ended.put(None)
+
+    def _feed(self) -> None:
+        try:
+            for at_s, request in self._wanted.arrivals:
+                if self._stop.wait(max(self._began + at_s / self._speed - time.monotonic(), 0.0)):
+                    break
+                self._runs.arrive(request)
+        except BaseException as error:
+            self._error = error
+            self._inbox.close()
+        finally:
+            self._runs.all_sent()
+
+
+def _fetch_from(engine: Engine) -> Fetch:
+    def fetch(reference: Reference) -> Any:
+        found: SimpleQueue[Any] = SimpleQueue()
+        engine.fetch(reference, found.put)
+        value = found.get(timeout=_FETCH_S)
+        if isinstance(value, BackEndError):
+            raise value
+        return value
+
+    return fetch
+
+
+def _wait_for_workers(executor: LiveExecutor) -> None:
+    """Time begins when workers can be told something; one that takes very long is lost time of the run's own."""
+    until = time.monotonic() + _READY_S
+    while any(row.get("state") == "starting" for row in executor.status()) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+
+
+@contextmanager
+def _closed(executor: LiveExecutor) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        executor.close()
+
+
+@contextmanager
+def _rows(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """Writes rows to a file that appears when it is whole; a run that fails leaves what it has."""
+    if path is None:
+        yield None
+        return
+    with path.open("wb") as file:
+        yield lambda row: _write(file, row)
+
+
+def _write(file: BinaryIO, row: dict[str, Any]) -> None:
+    file.write(msgspec.json.encode(row) + b"\n")
+    file.flush()
