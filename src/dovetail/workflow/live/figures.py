@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.journal import Header, Observer
-from dovetail.core.metrics import Metrics
-from dovetail.workflow.bounds import bounds_for
+from dovetail.core.metrics import Figures, Metrics
+from dovetail.workflow.bounds import Bounds, bounds_for
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.metrics import TokenMetrics, summary
 from dovetail.workflow.prefixes import PrefixHits
@@ -33,6 +33,15 @@ class LiveFigures:
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for follower in self._followers:
             follower.step(n, t, events)
+
+    @property
+    def figures(self) -> Figures:
+        return self._metrics.figures()
+
+    @property
+    def lower(self) -> Bounds:
+        """Bounds that bound nothing."""
+        return self._void
 
     def summary(self) -> dict[str, Any]:
         figures = self._metrics.figures()

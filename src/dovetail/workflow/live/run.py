@@ -20,13 +20,13 @@ from dovetail.core.events import Arrived, Asked, Complete, Grew, Observed, Rejec
 from dovetail.core.files import as_path
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Observer, Writer
-from dovetail.core.output import refuse_overwrite, written_whole
+from dovetail.core.output import refuse_overwrite
 from dovetail.core.plain import scalar
 from dovetail.core.run import JournalFile, JournalPath
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, check_count
 from dovetail.workflow.inputs.request_entries import RequestEntry
 from dovetail.workflow.live.data_flow import DataFlow, data_flows
-from dovetail.workflow.live.engines.choice import engine_for
+from dovetail.workflow.live.engines.choice import EngineName, engine_for
 from dovetail.workflow.live.estimates import TokenEstimator
 from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.figures import LiveFigures
@@ -63,9 +63,8 @@ def run_live(
     journal: JournalPath = None,
     results: str | Path | None = None,
     speed: float = 1.0,
-    engine: str | None = None,
+    engine: EngineName | None = None,
     address: str | None = None,
-    device: str = "auto",
     progress: Callable[[int], None] | None = None,
     observers: Iterable[Observer] = (),
 ) -> LiveWorkflowRun:
@@ -89,7 +88,7 @@ def run_live(
     wanted = _Wanted(problem)
     file, rows = JournalFile(journal), None if results is None else as_path(results, "results")
     refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
-    carried, problem = engine_for(problem, engine, address, device)
+    carried, problem = engine_for(problem, engine, address, settings.limits.silence_s)
     header = replace(problem.header(name, options or {}, 0, live=True, retries=retries), mode="online")
     figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
     runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), _fetch_from(carried))
@@ -195,10 +194,11 @@ class _FileRuns:
         self._wanted, self._inbox, self._estimator, self._fetch = wanted, inbox, estimator, fetch
         self._lock = threading.Lock()
         self._open: dict[str, RunData] = {}
+        self._of: dict[str, str] = {}
         self._times: dict[str, list[float]] = {}  # arrival, first start
         self._tokens: dict[str, list[int]] = {}
         self._all_sent = False
-        self.sent = 0
+        self.sent = self._closed = 0
         self.ended: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
 
     def arrive(self, request: Arrived) -> None:
@@ -236,12 +236,10 @@ class _FileRuns:
             self._estimator.answered(data, task, answer.read, answer.written)
             return grew
 
-    _closed = 0
-
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
             if type(event) is Arrived:
-                self._times[event.job] = [t]
+                self._of[event.job], self._times[event.job] = event.of, [t]
             elif type(event) is Start:
                 self._times[event.job][1:] = self._times[event.job][1:] or [t]
             elif type(event) is Observed and event.what == "tokens":
@@ -264,7 +262,7 @@ class _FileRuns:
         self.ended.put(
             {
                 "request_id": event.job,
-                "workflow_id": data.flow.name if data is not None else "",
+                "workflow_id": self._of.pop(event.job),
                 "state": state,
                 "answer": data.answer() if data is not None else {},
                 "outputs": data.outputs if data is not None else {},
