@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dovetail.workflow.inputs.write import write_config
     from dovetail.workflow.live.client import WorkflowClient, connect
     from dovetail.workflow.live.overview import Overview
+    from dovetail.workflow.live.run import LiveWorkflowRun, run_live
     from dovetail.workflow.live.runs import RunEvent, RunResult, RunStatus
     from dovetail.workflow.live.serve import ServedWorkflows, serve
     from dovetail.workflow.optimise.exact import Exact, optimum
@@ -57,6 +58,7 @@ __all__ = [
     "GeneratedRequests",
     "Imported",
     "ImportedTrace",
+    "LiveWorkflowRun",
     "Mode",
     "OnError",
     "Overview",
@@ -87,6 +89,7 @@ __all__ = [
     "optimum",
     "requests_of",
     "run",
+    "run_live",
     "serve",
     "synthetic_system",
     "thrash_system",
@@ -108,6 +111,7 @@ __getattr__, __dir__ = exports(
         "GeneratedRequests": "inputs.generate",
         "Imported": "inputs.importers.common",
         "ImportedTrace": "inputs.importers.traced",
+        "LiveWorkflowRun": "live.run",
         "Mode": "choices",
         "OnError": "choices",
         "Overview": "live.overview",
@@ -139,6 +143,7 @@ __getattr__, __dir__ = exports(
         "requests_of": "export",
         "run": "simulate",
         "serve": "live.serve",
+        "run_live": "live.run",
         "synthetic_system": "inputs.synthetic",
         "thrash_system": "inputs.synthetic",
         "write_config": "inputs.write",

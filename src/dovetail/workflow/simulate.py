@@ -79,6 +79,8 @@ class WorkflowRun(Run):
     """A simulated run. `figures` are all its figures, `lower` the lower bounds over the requests that it completed,
     `policy` who decided; `simulation_s` is how long the simulation itself took."""
 
+    called = False  # models
+
     def __init__(
         self,
         journal: JournalFile,
@@ -107,7 +109,8 @@ class WorkflowRun(Run):
     def text(self) -> str:
         """The figures as a block of text, beside their lower bounds."""
         told, rate = self.metrics, self.metrics.get("prefix_hit_rate")
-        block = metrics_block(self.figures, self.lower, told["rejections"], told["skipped"], hit_rate=rate, tokens=told)
+        counts = (told["rejections"], told["skipped"], self.called)
+        block = metrics_block(self.figures, self.lower, *counts, hit_rate=rate, tokens=told)
         if "gpu_hours" in told:
             block += f"\n\nGPUs that come and go: {told['gpu_hours']:.2f} GPU-hours paid"
         return block + "\n" + tenant_block(told) if "jain" in told else block

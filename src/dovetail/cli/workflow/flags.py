@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Pairs, pairs
+from dovetail.cli.common import Flag, Pairs, pairs
+from dovetail.core.errors import InputError
 from dovetail.workflow import Compat, Mode, OnError
 
 if TYPE_CHECKING:
@@ -68,4 +69,29 @@ class OnlineFlags(InputFlags):
     "online by the timestamps, or offline: everything arrives at time 0."
 
 
-INPUTS, ONLINE = InputFlags(), OnlineFlags()  # as they are if no flag is given
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LiveFlags:
+    """How models are called for real."""
+
+    live: Flag = False
+    "Call models: each is loaded from its source, and outputs flow from node to node. --simulate true is its old name."
+    speed: float = 1.0
+    "With --live: let requests arrive so many times as fast."
+    engine: Literal["local", "ray"] | None = None
+    "With --live: processes of this machine, or actors of a Ray cluster."
+    address: str | None = None
+    "Of the Ray cluster; without it a private one on this machine."
+    url: str | None = None
+    "With --live: send the requests to the service at this URL, or of this folder, in the place of running them here."
+    token_file: Path | None = None
+    "The file of that service's token; without it the service's folder or DOVETAIL_TOKEN has it."
+
+    def refuse(self) -> None:
+        """What is said of live runs is for them alone."""
+        for name in ("speed", "engine", "address", "url", "token_file"):
+            if getattr(self, name) != getattr(NOT_LIVE, name):
+                raise InputError(f"--{name.replace('_', '-')} is for --live")
+
+
+INPUTS, ONLINE, NOT_LIVE = InputFlags(), OnlineFlags(), LiveFlags()  # as they are if no flag is given

@@ -1,36 +1,37 @@
-"""`dovetail workflow run`: simulate, with the outputs that were asked for."""
+"""`dovetail workflow run`: simulate, or call models with --live; with the outputs that were asked for."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, Pairs, folder_for, pairs, print_json, progress
-from dovetail.cli.workflow.flags import INPUTS, InputFlags
+from dovetail.cli.workflow.flags import INPUTS, NOT_LIVE, InputFlags, LiveFlags
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.output import refuse_overwrite
 from dovetail.workflow import DEFAULT_POLICY, DEFAULT_RETRIES
 
-Output = Literal["journal", "log", "executions"]
+if TYPE_CHECKING:
+    from dovetail.workflow import WorkflowProblem, WorkflowRun
+
+Output = Literal["journal", "log", "executions", "results"]
 
 
 def run(
     *,
     gpus: str | None = None,
     simulate: str = "false",
+    live: LiveFlags = NOT_LIVE,
     inputs: InputFlags = INPUTS,
     policy: str = DEFAULT_POLICY,
     option: Pairs | None = None,
     out: Path = Path(),
-    write: Annotated[tuple[Output, ...], Parameter(consume_multiple=True, negative=())] = (
-        "journal",
-        "log",
-        "executions",
-    ),
+    write: Annotated[tuple[Output, ...] | None, Parameter(consume_multiple=True, negative=())] = None,
     resume: Flag = False,
     seed: int = 0,
     failure_rate: float = 0.0,
@@ -40,9 +41,10 @@ def run(
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
     format: Format = "table",
 ) -> int:
-    """Simulate a file of requests under a policy.
+    """Simulate a file of requests under a policy, or with --live run it for real.
 
-    Writes POLICY_scheduler.log, POLICY_execution_log.json and POLICY_journal.jsonl.
+    Writes POLICY_scheduler.log, POLICY_execution_log.json and POLICY_journal.jsonl; of a live run also the outputs,
+    POLICY_results.jsonl. Exit code 3 if requests were rejected.
 
     Example: dovetail workflow run --gpus 4 --config system_config.yaml --requests workflow_requests.yaml
 
@@ -51,7 +53,7 @@ def run(
     gpus
         How many GPUs, or how many of each type: 4, or a100:2,l4:4 with gpu_types in the configuration.
     simulate
-        true would call real models, which this version cannot do; false uses the durations in the files.
+        true: call models, as --live does (its older name); false: use the durations in the files.
     policy
         Who decides; `dovetail workflow policies` lists them.
     option
@@ -59,7 +61,7 @@ def run(
     out
         Folder for the results.
     write
-        Which results to write.
+        Which results to write: all, unless some are named.
     resume
         Go on with an interrupted run's journal, after proving that what it holds is this run.
     seed
@@ -79,34 +81,40 @@ def run(
     """
     if simulate.lower() not in ("true", "false"):
         raise InputError(f"--simulate {simulate}: expected true or false")
-    if simulate.lower() == "true":
-        raise InputError("--simulate true: calling real models is not part of this version; use --simulate false")
     if log_lines < 0:
         raise InputError(f"--log-lines {log_lines}: expected 0 or more")
-    if resume and "journal" not in write:
+    is_live = live.live or simulate.lower() == "true"
+    if not is_live:
+        live.refuse()
+    chosen = write if write is not None else [kind for kind in _FILES if is_live or kind != "results"]
+    if resume and "journal" not in chosen:
         raise InputError("--resume goes on with a journal: let --write name it")
-    from dovetail.workflow import run as simulated
-    from dovetail.workflow import write_logs
-
+    if "results" in chosen and not is_live:
+        raise InputError("--write results: only with --live are there outputs to write")
     named = policy.rpartition(":")[2]  # of FILE.py:NAME
-    paths = {kind: out / _FILES[kind].format(named) for kind in dict.fromkeys(write)}
-    logs = {kind: path for kind, path in paths.items() if kind != "journal"}
+    paths = {kind: out / _FILES[kind].format(named) for kind in dict.fromkeys(chosen)}
     refuse_overwrite([*paths.values()], inputs.files)
+    simulated = {"seed": seed, "failure_rate": failure_rate, "resume": resume}
+    if is_live:
+        for name, given in simulated.items():
+            if given:
+                raise InputError(f"--{name.replace('_', '-')} is for simulated runs, not for --live")
     problem = inputs.load(gpus, gpus_per_server=gpus_per_server)
     shown = format == "table" and not quiet
-    with folder_for(out), progress("simulating", len(problem.requests)) as done:
-        found = simulated(
+    logs = {kind: path for kind, path in paths.items() if kind in ("log", "executions")}
+    carried_out = partial(_run_live, live, paths.get("results")) if is_live else partial(_simulate, simulated)
+    with folder_for(out), progress("running" if is_live else "simulating", len(problem.requests)) as done:
+        found = carried_out(
             problem,
             policy,
             options=pairs("--option", option),
-            seed=seed,
-            failure_rate=failure_rate,
             retries=retries,
             journal=paths.get("journal", None if logs or shown else False),
-            resume=resume,
             progress=done if sys.stderr.isatty() else None,
             observers=[_Forget(logs.values())],
         )
+    from dovetail.workflow import write_logs
+
     if logs or shown:
         write_logs(found, **logs, console=sys.stdout if shown else None, console_lines=log_lines)
     if format == "json":
@@ -115,18 +123,36 @@ def run(
         print(found.text(), end="\n\n")
         for kind, path in paths.items():
             print(f"{_TITLES[kind]} written to {path}")
+    if getattr(found, "interrupted", False):
+        print(f"error: {found.notes[-1]}", file=sys.stderr)
+        return 130
     return 3 if found.metrics["rejected"] else 0
+
+
+def _simulate(simulated: dict[str, Any], problem: WorkflowProblem, policy: str, **how: Any) -> WorkflowRun:
+    from dovetail.workflow import run as simulate
+
+    return simulate(problem, policy, **simulated, **how)
+
+
+def _run_live(live: LiveFlags, results: Path | None, problem: WorkflowProblem, policy: str, **how: Any) -> WorkflowRun:
+    from dovetail.workflow import run_live
+
+    where: dict[str, Any] = {"engine": live.engine, "address": live.address, "speed": live.speed}
+    return run_live(problem, policy, results=results, **where, **how)
 
 
 _FILES: dict[Output, str] = {
     "journal": "{}_journal.jsonl",
     "log": "{}_scheduler.log",
     "executions": "{}_execution_log.json",
+    "results": "{}_results.jsonl",
 }
 _TITLES: dict[Output, str] = {
     "journal": "Journal",
     "log": "Text log",
     "executions": "Detailed execution log",
+    "results": "Outputs",
 }
 
 

@@ -58,6 +58,8 @@ def check_log(path: Path, config: Path | None = None, requests: Path | None = No
 def _check_ours(path: Path, log: LoggedRun, faults: Findings, config: Path | None, requests: Path | None) -> Report:
     if log.pool is None:
         raise InputError(f"{path}: missing key `pool`")
+    if log.facts.get("live"):
+        raise InputError(f"{path}: a live run meets more than an execution log can tell; check its journal")
     header = Header(
         level="workflow",
         words=WORDS,

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Settled, Start
 from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures
 from dovetail.core.output import written_whole
@@ -82,7 +82,7 @@ def log_summary(header: Header, figures: Figures) -> dict[str, Any]:
         "total_nodes_executed": figures.tasks,
         "failed_attempts": figures.failures,
         "mode": header.mode,
-        "simulate": bool(header.facts.get("simulate")),
+        "simulate": bool(header.facts.get("simulate") or header.facts.get("live")),
         "gpus": [device.id for device in header.pool.devices],
         "makespan": figures.makespan_s,
         "total_model_switches": figures.switches,
@@ -127,11 +127,12 @@ class _Spool:
 
 
 class _Running:
-    __slots__ = ("decision", "ended", "first_s", "row", "start", "t", "workflow")
+    __slots__ = ("begun", "decision", "ended", "first_s", "row", "start", "t", "workflow")
 
-    def __init__(self, decision: int, t: float, start: Start, workflow: str) -> None:
+    def __init__(self, decision: int, t: float, start: Start, workflow: str, setup_s: float) -> None:
         self.decision = decision
         self.t = t
+        self.begun = t + setup_s
         self.start = start
         self.workflow = workflow
         self.ended = 0  # the how-manyth end of the run it was
@@ -157,7 +158,7 @@ class ExecutionLog:
         self._running: dict[tuple[str, str], _Running] = {}
         self._started: list[tuple[float, int, _Running]] = []
         self._decisions, self._ends = 0, 0
-        self._by_end = bool(header.facts.get("compat"))
+        self._by_end, self._live = bool(header.facts.get("compat")), bool(header.facts.get("live"))
 
     def __enter__(self) -> ExecutionLog:
         return self
@@ -171,9 +172,10 @@ class ExecutionLog:
             kind = type(event)
             if kind is Start:
                 self._decisions += 1
-                running = _Running(self._decisions, t, event, self._open[event.job][1].of)
+                setup_s = 0.0 if self._live else event.setup_s  # a live run tells when that is over
+                running = _Running(self._decisions, t, event, self._open[event.job][1].of, setup_s)
                 self._running[event.job, event.task] = running
-                heappush(self._started, (t + event.setup_s, self._decisions, running))
+                heappush(self._started, (running.begun, self._decisions, running))
             elif kind is Finished or kind is Failed:
                 self._ended(t, event)
             elif kind is Arrived:
@@ -184,6 +186,8 @@ class ExecutionLog:
                 self._closed(t, event.job, event.why)
             elif kind is Grew:
                 self._grown.append(event)
+            elif kind is Settled and (event.job, event.task) in self._running:
+                self._running[event.job, event.task].begun = t
             elif kind is Observed and event.what == FIRST_TOKEN:
                 self._running[event.facts["job"], event.facts["task"]].first_s = t
         self._emit(t)
@@ -192,7 +196,7 @@ class ExecutionLog:
         running = self._running.pop((event.job, event.task))
         self._ends += 1
         start, running.ended = running.start, self._ends
-        begun = running.t + start.setup_s
+        begun = running.begun
         row = ExecutionRow(
             start.job,
             running.workflow,
@@ -203,7 +207,7 @@ class ExecutionLog:
             t,
             t - begun,
             start.run_s,
-            start.setup_s,
+            begun - running.t if self._live else start.setup_s,
             running.t - start.ready_s,
             start.devices,
             start.ready_s,

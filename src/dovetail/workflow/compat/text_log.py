@@ -35,9 +35,10 @@ class TextLog:
     def begin(self, header: Header, requests: int) -> None:
         """What runs, on what."""
         self.say(f"Starting {header.policy} scheduler with {requests} requests")
-        self.say(f"Mode: {header.mode}, Simulate: {bool(header.facts.get('simulate'))}")
+        live = bool(header.facts.get("live"))
+        self.say(f"Mode: {header.mode}, Simulate: {live or bool(header.facts.get('simulate'))}")
         self.say(f"Available GPUs: {[device.id for device in header.pool.devices]}")
-        self.say("Starting discrete event simulation...")
+        self.say("Calling models..." if live else "Starting discrete event simulation...")
 
     def say(self, text: str) -> None:
         """A line of its own."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
 import msgspec
@@ -50,6 +50,7 @@ class LiveWorkflowRun(WorkflowRun):
     """A run of a file of requests for real. `interrupted` if it was ended before its time; `results` are the outputs
     of each request, in the order in which they ended, where no file was asked for."""
 
+    called = True
     results: list[dict[str, Any]]
     interrupted: bool = False
 
@@ -89,18 +90,18 @@ def run_live(
     file, rows = JournalFile(journal), None if results is None else as_path(results, "results")
     refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
     carried, problem = engine_for(problem, engine, address, settings.limits.silence_s)
-    header = replace(problem.header(name, options or {}, 0, live=True, retries=retries), mode="online")
+    left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:_SHOWN]}
+    header = replace(problem.header(name, options or {}, 0, live=True, retries=retries, **left_out), mode="online")
     figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
     runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), _fetch_from(carried))
-    executor = LiveExecutor(
-        carried, inbox, runs, served, problem.models, problem.pool, problem.costs, settings.limits
-    )
+    executor = LiveExecutor(carried, inbox, runs, served, problem.models, problem.pool, problem.costs, settings.limits)
     with (
         _closed(executor),
         Writer(file.path, header) if file.path is not None else nullcontext() as writer,
         _rows(rows) as write,
     ):
-        followers: list[Observer] = [figures, rejections, *observers, *([writer] if writer is not None else []), runs]
+        written: list[Observer] = [] if writer is None else [_Flushed(writer)]
+        followers: list[Observer] = [figures, rejections, *observers, *written, runs]
         executor.start()
         _wait_for_workers(executor)
         began = time.monotonic()
@@ -118,9 +119,9 @@ def run_live(
         summed = figures.summary()
         if writer is not None:
             writer.end(steps + 1, end_s, summed)
-    notes = [*problem.warnings(), *wanted.notes]
+    notes = [*problem.warnings(), *(f"skipped: {text}" for text in wanted.notes)]
     if interrupted:
-        notes.append(f"interrupted: {len(wanted) - runs.sent} requests were not sent")
+        notes.append(f"interrupted: {loop.unsent} of {len(wanted)} requests were not begun")
     told = summed | {"rejections": rejections.reasons}
     found = LiveWorkflowRun(
         file, told, notes, policy=chosen, unused=unused, figures=figures.figures, lower=figures.lower, simulation_s=0.0
@@ -136,7 +137,7 @@ class _Wanted:
         self.flows: dict[str, DataFlow] = data_flows(problem.system)
         self._entries = {entry.request_id: entry for entry in problem.requests.entries()}
         self.arrivals: list[tuple[float, Arrived]] = []
-        self.notes = [f"skipped: {text}" for text in problem.requests.skipped]
+        self.notes, self.skipped = problem.requests.skipped, problem.requests.skipped_count
         faults: list[str] = []
         on_error = problem.source.on_error
         for at_s, request in problem.requests.arrivals():
@@ -145,7 +146,8 @@ class _Wanted:
                     faults.append(f"{problem.requests.path}: request {request.job!r}: {why}")
                     continue
                 if on_error == "skip":
-                    self.notes.append(f"skipped: request {request.job!r}: {why}")
+                    self.notes = [*self.notes, f"{problem.requests.path}: request {request.job!r}: {why}"]
+                    self.skipped += 1
                     continue
                 request = Arrived(request.job, request.of, fault=why)
             self.arrivals.append((at_s, request))
@@ -185,6 +187,17 @@ def call_options(entry: RequestEntry) -> dict[str, Any]:
         "outcomes": entry.outcomes,
     }
     return {name: value for name, value in given.items() if value}
+
+
+class _Flushed:
+    """A journal that has every step before it is carried out."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self._writer.step(n, t, events)
+        self._writer.flush()
 
 
 class _FileRuns:
@@ -312,6 +325,7 @@ class _Loop:
         self._began, self._speed = began, speed
         self._stop = threading.Event()
         self._result: tuple[int, float] = (0, 0.0)
+        self.unsent = 0
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=target, name=f"live run: {name}", daemon=True)
@@ -362,7 +376,8 @@ class _Loop:
         try:
             for at_s, request in self._wanted.arrivals:
                 if self._stop.wait(max(self._began + at_s / self._speed - time.monotonic(), 0.0)):
-                    break
+                    self.unsent += 1
+                    request = Arrived(request.job, request.of, fault="the run was interrupted before it came")
                 self._runs.arrive(request)
         except BaseException as error:
             self._error = error
@@ -375,7 +390,10 @@ def _fetch_from(engine: Engine) -> Fetch:
     def fetch(reference: Reference) -> Any:
         found: SimpleQueue[Any] = SimpleQueue()
         engine.fetch(reference, found.put)
-        value = found.get(timeout=_FETCH_S)
+        try:
+            value = found.get(timeout=_FETCH_S)
+        except Empty:
+            raise BackEndError(f"a value of {reference.bytes:,} bytes did not come within {_FETCH_S:g} s") from None
         if isinstance(value, BackEndError):
             raise value
         return value

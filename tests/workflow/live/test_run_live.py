@@ -1,0 +1,221 @@
+"""Files of requests for real: the examples, what is written, what is refused, and an end before its time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import read_journal, workflow
+from dovetail.cli import main
+from dovetail.core.errors import InputError
+from dovetail.core.events import Grew, Start
+from dovetail.core.journal import Reader
+from dovetail.workflow.compat.check_log import check_log
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "live"
+MODEL = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 0.01, "inference_time_mean": 0.01}
+
+
+def load(name: str, **how: Any) -> workflow.WorkflowProblem:
+    given: dict[str, Any] = {"mode": "online"} | how
+    return workflow.load(EXAMPLES / f"{name}.yaml", EXAMPLES / f"{name}_requests.yaml", **given)
+
+
+def one_model(**source: Any) -> dict[str, Any]:
+    return {"models": {"m": MODEL | {"source": source}}, "workflows": {"w": {"nodes": [{"id": "n", "model": "m"}]}}}
+
+
+def asked(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"request_id": f"r{i}", "workflow_id": "w", "timestamp": 0.0, "input_data": {}} | more for i in range(count)
+    ]
+
+
+# --- the examples ---------------------------------------------------------------------------------------
+
+
+def test_a_loop_a_fan_out_and_a_join_are_decided_by_what_functions_give(tmp_path: Path) -> None:
+    run = workflow.run_live(load("loop"), journal=tmp_path / "j.jsonl")
+    found = {row["request_id"]: row for row in run.results}
+    assert {name: row["state"] for name, row in found.items()} == dict.fromkeys(("sea", "sky", "both"), "completed")
+    sea = found["sea"]["outputs"]
+    assert [sea[node]["words"] for node in ("judge", "judge#2", "judge#3")] == [8, 6, 4]
+    assert found["sea"]["answer"] == {"report": "the sea is wide\nwide: 4 letters"}
+    assert "judge#2" not in found["sky"]["outputs"]  # short enough at once
+    assert found["both"]["outputs"]["topics"] == {"topics": []}  # nothing to look up
+    assert found["both"]["answer"] == {"report": "the sea und the"}
+    assert run.check().valid
+    assert run.replay().difference is None
+    assert run.metrics["grown"] == len(
+        [1 for row in run.results for node in row["outputs"] if "#" in node or node == "search"]
+    )
+    again = workflow.run(workflow.load(EXAMPLES / "loop.yaml", workflow.requests_of(run), mode="online"))
+    assert again.metrics["tasks"] == run.metrics["tasks"]  # simulated, it becomes what it was
+
+
+def test_emulated_models_take_their_time_and_logs_tell_what_happened(tmp_path: Path) -> None:
+    run = workflow.run_live(load("emulated"), "srpt", results=tmp_path / "results.jsonl", journal=tmp_path / "j.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert run.results == []
+    assert sorted(row["request_id"] for row in rows) == ["fox", "tower", "train"]
+    fox = next(row for row in rows if row["request_id"] == "fox")
+    assert fox["outputs"]["paint"] == {"picture": "made-up"}
+    assert len(fox["outputs"]["write"]["text"].split()) == 40  # max_tokens of its node_configs
+    assert fox["tokens"]["output"] == 60 + 40
+    assert run.metrics["policy"] == "srpt"
+    workflow.write_logs(run, log=tmp_path / "log", executions=tmp_path / "log.json")
+    log = json.loads((tmp_path / "log.json").read_text())
+    assert log["summary"]["simulate"] is True
+    assert "Simulate: True" in (tmp_path / "log").read_text()
+    first = [row for row in log["executions"] if "from_model" in row and row["switch_time"]]
+    assert first
+    for row in first:
+        assert row["start_time"] == pytest.approx(row["switch_start"] + row["switch_time"])
+    with pytest.raises(InputError, match="a live run meets more than an execution log can tell; check its journal"):
+        check_log(tmp_path / "log.json")
+
+
+def test_requests_arrive_at_their_times_as_fast_as_is_asked_for(tmp_path: Path) -> None:
+    config = one_model(emulated={"load_s": 0, "call_s": 0})
+    requests = [request | {"timestamp": 10 * i} for i, request in enumerate(asked(3))]
+    problem = workflow.load(config, requests, gpus=1, mode="online")
+    run = workflow.run_live(problem, speed=100)
+    arrived = [row["arrived_s"] for row in sorted(run.results, key=lambda row: str(row["request_id"]))]
+    assert arrived[1] >= 0.1
+    assert arrived[2] >= 0.2
+    assert arrived[2] < 10
+
+
+def test_in_mode_offline_all_arrive_at_once() -> None:
+    config = one_model(emulated={"load_s": 0, "call_s": 0})
+    requests = [request | {"timestamp": 1000 * i} for i, request in enumerate(asked(3))]
+    assert workflow.run_live(workflow.load(config, requests, gpus=1)).metrics["completed"] == 3
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------
+
+
+def test_what_a_call_is_to_blame_for_is_tried_again_and_then_rejected(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def make(model):\n    return lambda inputs: {'a': 1}\n")
+    config = one_model(factory=str(tmp_path / "bad.py:make"))
+    config["workflows"]["w"]["nodes"][0]["outputs"] = ["b", "c"]
+    run = workflow.run_live(workflow.load(config, asked(1), gpus=1), retries=1)
+    (row,) = run.results
+    assert row["state"] == "failed"
+    assert "node 'n' is to give b, c, but its answer has no 'b' and 'c': a" in row["error"]
+    assert (run.metrics["failures"], run.metrics["rejected"]) == (2, 1)
+    assert run.check().valid
+
+
+def lacking_an_input(**how: Any) -> workflow.WorkflowProblem:
+    config = one_model(emulated={"call_s": 0, "load_s": 0})
+    config["workflows"]["w"]["nodes"][0]["inputs"] = ["topic"]
+    return workflow.load(config, [*asked(2), *asked(1, request_id="good", input_data={"topic": "x"})], gpus=1, **how)
+
+
+def test_requests_that_lack_an_input_are_told_before_anything_runs(tmp_path: Path) -> None:
+    told = "requests: request 'r0': workflow 'w' needs 'topic'; the request gives nothing\nrequests: request 'r1': "
+    with pytest.raises(InputError, match=told):
+        workflow.run_live(lacking_an_input(), journal=tmp_path / "j.jsonl")
+    assert not (tmp_path / "j.jsonl").exists()
+
+
+def test_they_are_rejected_or_left_out_if_that_is_asked_for() -> None:
+    rejected = workflow.run_live(lacking_an_input(on_error="reject"))
+    assert (rejected.metrics["completed"], rejected.metrics["rejected"]) == (1, 2)
+    assert {row["state"] for row in rejected.results} == {"completed", "failed"}
+    skipped = workflow.run_live(lacking_an_input(on_error="skip"))
+    assert skipped.metrics["arrived"] == 1
+    assert sum("skipped" in note for note in skipped.notes) == 2
+    assert rejected.check().valid
+    assert skipped.check().valid
+
+
+def test_models_without_a_source_and_files_that_would_be_lost_are_refused(tmp_path: Path) -> None:
+    config = {"models": {"a": MODEL, "b": MODEL}, "workflows": {"w": {"nodes": [{"id": "n", "model": "a"}]}}}
+    with pytest.raises(InputError, match="live runs need the source of every model, but 'a', 'b'"):
+        workflow.run_live(workflow.load(config, asked(1), gpus=1))
+    requests = EXAMPLES / "loop_requests.yaml"
+    with pytest.raises(InputError, match=r"loop_requests\.yaml"):
+        workflow.run_live(load("loop"), results=requests)
+    with pytest.raises(InputError, match="--speed 0: expected a positive number"):
+        workflow.run_live(load("loop"), speed=0)
+
+
+# --- an end before its time ---------------------------------------------------------------------------------
+
+
+def test_ctrl_c_lets_what_runs_end_and_cancels_the_rest(tmp_path: Path) -> None:
+    """At the first start: one request runs, one waits, one has not arrived."""
+    config = one_model(emulated={"load_s": 0, "call_s": 0.3})
+    requests = [*asked(2), *asked(1, request_id="late", timestamp=3600.0)]
+
+    class Interrupt:
+        def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+            if any(isinstance(event, Start) for event in events) and not told.is_set():
+                told.set()
+                os.kill(os.getpid(), signal.SIGINT)
+
+    told = threading.Event()
+    problem = workflow.load(config, requests, gpus=1, mode="online")
+    run = workflow.run_live(problem, journal=tmp_path / "j.jsonl", observers=[Interrupt()])
+    assert run.interrupted
+    assert run.notes[-1] == "interrupted: 1 of 3 requests were not begun"
+    states = {row["request_id"]: row["state"] for row in run.results}
+    assert states == {"r0": "completed", "r1": "cancelled", "late": "failed"}
+    assert run.check().valid
+
+
+def test_the_command_ends_with_130_after_ctrl_c_and_leaves_a_valid_journal(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(one_model(emulated={"load_s": 0, "call_s": 0.2})))
+    (tmp_path / "r.json").write_text(json.dumps({"requests": asked(400)}))
+    command = [sys.executable, "-m", "dovetail", "workflow", "run", "--live", "--gpus", "1", "--format", "json"]
+    process = subprocess.Popen(
+        [*command, "--config", "c.json", "--requests", "r.json"], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    with process:
+        journal = tmp_path / "dovetail_journal.jsonl"
+        while process.poll() is None and (not journal.exists() or b'"k":"started"' not in journal.read_bytes()):
+            threading.Event().wait(0.02)
+        process.send_signal(signal.SIGINT)
+        out, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "interrupted: 0 of 400 requests were not begun" in told
+    assert json.loads(out)["rejected"] > 0
+    assert read_journal(journal).check().valid
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--live"], ["--simulate", "true"]])
+def test_the_command_writes_journal_logs_and_outputs(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--config", str(EXAMPLES / "loop.yaml"), "--requests", str(EXAMPLES / "loop_requests.yaml")]
+    assert main(["workflow", "run", *words, *files, "--out", str(tmp_path), "--policy", "baseline", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "Simulation mode: true (models were called)" in out
+    assert f"Outputs written to {tmp_path}/baseline_results.jsonl" in out
+    rows = [json.loads(line) for line in (tmp_path / "baseline_results.jsonl").read_text().splitlines()]
+    assert {row["request_id"]: row["answer"]["report"][:3] for row in rows} == dict.fromkeys(
+        ("sea", "sky", "both"), "the"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "baseline_execution_log.json",
+        "baseline_journal.jsonl",
+        "baseline_results.jsonl",
+        "baseline_scheduler.log",
+    ]
+    events = [event for _, _, event in Reader(tmp_path / "baseline_journal.jsonl")]
+    assert sum(isinstance(event, Grew) for event in events) == 2 + 3 + 2  # two loops, and one search each for two
