@@ -155,17 +155,18 @@ def test_models_without_a_source_and_files_that_would_be_lost_are_refused(tmp_pa
 
 
 def test_ctrl_c_lets_what_runs_end_and_cancels_the_rest(tmp_path: Path) -> None:
-    """At the first start: one request runs, one waits, one has not arrived."""
+    """One request runs, one waits, one has not come."""
     config = one_model(emulated={"load_s": 0, "call_s": 0.3})
     requests = [*asked(2), *asked(1, request_id="late", timestamp=3600.0)]
 
     class Interrupt:
+        steps_since_start = -1
+
         def step(self, n: int, t: float, events: Sequence[Any]) -> None:
-            if any(isinstance(event, Start) for event in events) and not told.is_set():
-                told.set()
+            self.steps_since_start += self.steps_since_start >= 0 or any(isinstance(event, Start) for event in events)
+            if self.steps_since_start == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    told = threading.Event()
     problem = workflow.load(config, requests, gpus=1, mode="online")
     run = workflow.run_live(problem, journal=tmp_path / "j.jsonl", observers=[Interrupt()])
     assert run.interrupted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ _SHOWN = 20  # requests that cannot run, told at once
 _FETCH_S = 60.0
 _READY_S = 120.0
 _LOOK_S = 0.02
+_INTERRUPT: dict[str, Any] = {}  # in the place of a result: somebody wants the run to end
 
 
 class LiveWorkflowRun(WorkflowRun):
@@ -96,6 +98,7 @@ def run_live(
     runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), _fetch_from(carried))
     executor = LiveExecutor(carried, inbox, runs, served, problem.models, problem.pool, problem.costs, settings.limits)
     with (
+        _interrupts(runs.ended),
         _closed(executor),
         Writer(file.path, header) if file.path is not None else nullcontext() as writer,
         _rows(rows) as write,
@@ -337,25 +340,22 @@ class _Loop:
         interrupts, done = 0, 0
         for thread in self._threads:
             thread.start()
-        while True:
-            try:
-                row = self._runs.ended.get()
-                if row is None:
-                    break
+        try:
+            while (row := self._runs.ended.get()) is not None:
+                if row is _INTERRUPT:
+                    interrupts += 1
+                    self._stop.set()
+                    self._runs.cancel(also_started=interrupts > 1)
+                    continue
                 write(self._runs.fetched(row))
                 done += 1
                 if progress is not None:
                     progress(done)
-            except KeyboardInterrupt:
-                interrupts += 1
-                self._stop.set()
-                self._runs.cancel(also_started=interrupts > 1)
-            except BaseException:
-                self._stop.set()
-                self._inbox.close()
-                raise
-        for thread in self._threads:
-            thread.join()
+        finally:
+            self._stop.set()
+            self._inbox.close()
+            for thread in self._threads:
+                thread.join()
         return interrupts > 0
 
     def result(self) -> tuple[int, float]:
@@ -406,6 +406,21 @@ def _wait_for_workers(executor: LiveExecutor) -> None:
     until = time.monotonic() + _READY_S
     while any(row.get("state") == "starting" for row in executor.status()) and time.monotonic() < until:
         time.sleep(_LOOK_S)
+
+
+@contextmanager
+def _interrupts(ended: SimpleQueue[dict[str, Any] | None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end a run in good order, in whatever line it is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only there signals can be caught
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: ended.put(_INTERRUPT)) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextmanager
