@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from queue import Queue
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,11 +22,26 @@ from hypothesis import strategies as st
 from dovetail.workflow.live.backends import http_client, tensors
 from dovetail.workflow.live.backends.events import data_of
 from dovetail.workflow.live.backends.servers import ServerBackEnd, make
-from dovetail.workflow.live.protocol import Answer, BackEndError, ModelCall, OutOfMemoryError, ServedModel
-from tests.waiting import until
+from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
+from dovetail.workflow.live.protocol import (
+    Answer,
+    BackEndError,
+    Loaded,
+    LoadFailed,
+    ModelCall,
+    OutOfMemoryError,
+    Report,
+    ServedModel,
+    Unhealthy,
+    Unloaded,
+    WorkerLost,
+    WorkerReady,
+)
+from tests.waiting import PATIENCE_S, until
 from tests.workflow.live import fake_servers
 from tests.workflow.live.fake_servers import Answering, FakeServer, Say, chunks, event, openai, serving
 
+R = TypeVar("R")
 FAKE = [sys.executable, str(Path(fake_servers.__file__)), "{port}"]
 
 
@@ -144,6 +161,7 @@ def test_thoughts_are_an_output_of_their_own(served: Served) -> None:
     [
         ({}, "expected an input 'messages', 'prompt' or 'text'"),
         ({"prompt": 3}, "expected an input"),
+        ({"messages": []}, "messages is empty"),
         ({"a": "1", "b": "2"}, "found a, b"),
         ({"prompt": "a", "options": {"tools": []}}, "option 'tools'"),
         ({"prompt": "a", "options": {"n": 2}}, "option 'n'"),
@@ -613,11 +631,47 @@ def test_nothing_is_left_of_a_stubborn_server(killed: bool, tmp_path: Path) -> N
         (grandchild,) = _children(server)
         if killed:
             process.kill()
-    until(lambda: not any(Path("/proc", str(pid)).exists() for pid in (supervisor, server, grandchild)))
+    until(lambda: _are_gone(supervisor, server, grandchild))
+
+
+def test_a_worker_starts_a_server_says_when_it_dies_and_takes_it_along() -> None:
+    source = {"url": "http://127.0.0.1:{port}", "model": "m", "command": [*FAKE, "openai", "m"]}
+    heard: Queue[Report] = Queue()
+    engine = LocalGpuEngine(emulated_gpus(1), silence_s=60.0)
+    engine.start({"m": ServedModel(name="m", source=source)}, heard.put)
+
+    def next_of(kind: type[R]) -> R:
+        while not isinstance(report := heard.get(timeout=PATIENCE_S), kind):
+            assert not isinstance(report, LoadFailed), report
+        return report
+
+    try:
+        next_of(WorkerReady)
+        for ends in ("server", "worker"):
+            engine.load(0, "m", (0,))
+            next_of(Loaded)
+            engine.call(0, ModelCall(id="1", model="m", inputs={"prompt": "a"}))
+            assert next_of(Answer).outputs == {"text": "m: a"}
+            worker = engine.status()[0]["pid"]
+            (supervisor,) = _children(worker)
+            (server,) = _children(supervisor)
+            os.kill(server if ends == "server" else worker, signal.SIGKILL)
+            next_of(Unhealthy if ends == "server" else WorkerLost)
+            if ends == "server":
+                engine.unload(0, "m", False)
+                next_of(Unloaded)
+            until(partial(_are_gone, supervisor, server))
+    finally:
+        engine.close()
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    files = Path(f"/proc/{pid}/task").glob("*/children")  # of each of its threads
+    return [int(child) for file in files for child in file.read_text().split()]
+
+
+def _are_gone(*pids: int) -> bool:
+    return not any(Path("/proc", str(pid)).exists() for pid in pids)
 
 
 # --- events, cut anywhere ---------------------------------------------------------------------------

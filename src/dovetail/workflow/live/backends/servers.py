@@ -218,6 +218,8 @@ def _asked(api: Api, call: ModelCall) -> dict[str, Any]:
     """What is asked, in the words of OpenAI's API."""
     inputs = call.inputs
     if api == "chat" and "messages" in inputs:
+        if not inputs["messages"]:
+            raise BackEndError("messages is empty", "call")
         return {"messages": inputs["messages"]}
     if api == "embeddings" and "input" in inputs:
         return {"input": inputs["input"] if isinstance(inputs["input"], list) else [inputs["input"]]}
