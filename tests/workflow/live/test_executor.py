@@ -401,8 +401,9 @@ def test_one_that_does_not_heed_a_stop_loses_its_worker(make: Make) -> None:
     bench.stop("s")
     until(lambda: bench.engine.told[-1][0] == "restart")
     assert "did not end within 0 s of being stopped" in bench.engine.told[-1][2]
-    bench.report(WorkerLost(0, "restarted"))
     assert bench.heard()[-1] == Failed("s", "n", "enough")
+    bench.report(WorkerLost(0, "restarted"))  # that was known
+    assert bench.heard() == []
 
 
 def test_a_load_that_never_ends_loses_its_worker_and_in_the_end_its_requests(make: Make) -> None:
@@ -411,10 +412,10 @@ def test_a_load_that_never_ends_loses_its_worker_and_in_the_end_its_requests(mak
         bench.start("r", "a", 0)
         until(lambda: [told[0] for told in bench.engine.told].count("restart") == tried)  # noqa: B023
         assert bench.engine.told[-1][2] == "a was not loaded within 0 s"
-        bench.report(WorkerLost(0, bench.engine.told[-1][2]))
         assert bench.heard()[-1].lost == lost
+        bench.report(Loaded(0, "a"))  # last words
         bench.report(WorkerReady(0))
-        bench.heard()
+        assert bench.heard() == [Observed("back", {"gpus": [0]})]
 
 
 def test_a_call_that_never_ends_is_cancelled_and_then_loses_its_worker(make: Make) -> None:
@@ -423,18 +424,19 @@ def test_a_call_that_never_ends_is_cancelled_and_then_loses_its_worker(make: Mak
     bench.report(Loaded(0, "a"))
     until(lambda: bench.engine.told[-1][0] == "restart")
     assert [told[0] for told in bench.engine.take()] == ["load", "call", "cancel", "restart"]
-    bench.report(WorkerLost(0, "restarted"))
     assert bench.heard()[-1] == Failed("s", "n", "it did not end within 0 s (1 s were expected)", lost=True)
 
 
 def test_an_unload_that_never_ends_loses_its_worker(make: Make) -> None:
     bench = make(gpus=2, limits=LiveLimits(load_floor_s=0.0))
-    bench.start("r", "wide", 0, 1)
+    bench.start("r", "wide", 0, 1, setup_s=1e6)
     bench.report(Loaded(0, "wide"))
     bench.answer()
-    bench.start("s", "b", 1)
-    until(lambda: bench.engine.told[-1][0] == "restart")
-    assert bench.engine.take()[-1] == ("restart", 0, "wide was not unloaded within 0 s")
+    bench.engine.take()
+    bench.start("s", "b", 1, setup_s=1e6)
+    until(lambda: len(bench.engine.told) == 3)
+    unloaded = "wide was not unloaded within 0 s"
+    assert bench.engine.told == [("unload", 0, "wide", False), ("restart", 0, unloaded), ("load", 1, "b", (1,))]
 
 
 def test_a_model_that_is_ill_loses_its_worker(make: Make) -> None:
@@ -442,6 +444,22 @@ def test_a_model_that_is_ill_loses_its_worker(make: Make) -> None:
     bench.load("r", "a", 0)
     bench.report(Unhealthy(0, "a", "its server died"))
     assert bench.engine.take() == [("restart", 0, "a: its server died")]
+    assert [event.what for event in bench.heard()] == ["gone", "emptied"]
+
+
+def test_a_place_where_call_after_call_fails_loses_its_worker(make: Make) -> None:
+    bench = make(limits=LiveLimits(call_tries=2))
+    bench.load("r", "a", 0)
+    for blame in ("place", "call", "place"):
+        bench.start("s", "a", 0)
+        bench.report(CallFailed(bench.engine.calls[-1].id, "no", blame))
+    bench.load("t", "a", 0)
+    bench.start("u", "a", 0)
+    bench.report(CallFailed(bench.engine.calls[-1].id, "no"))
+    assert "restart" not in [told[0] for told in bench.engine.take()]
+    bench.start("v", "a", 0)
+    bench.report(CallFailed(bench.engine.calls[-1].id, "refused"))
+    assert bench.engine.take()[-1] == ("restart", 0, "a failed 2 calls in a row: refused")
 
 
 def test_a_former_load_is_not_taken_for_a_later_one(make: Make) -> None:

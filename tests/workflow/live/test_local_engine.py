@@ -102,12 +102,11 @@ def test_calls_of_a_model_run_at_once_and_an_unload_waits_for_them(tmp_path: Pat
         heard.next(Loaded)
         for id in "123":
             engine.call(0, call(id))
-        assert heard.next(Answer).call == "3"  # while the others hang
+        hanging = {"1", "2", "3"} - {heard.next(Answer).call}
         engine.unload(0, "m", False)
-        engine.cancel(0, "1")
-        assert heard.next(CallFailed).call == "1"
-        engine.cancel(0, "2")
-        assert heard.next(CallFailed).call == "2"
+        for id in hanging:
+            engine.cancel(0, id)
+            assert heard.next(CallFailed).call == id
         assert not any(isinstance(report, Unloaded) for report in heard.passed)
         heard.next(Unloaded)
 

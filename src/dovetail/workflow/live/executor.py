@@ -57,6 +57,7 @@ class _Instance(Struct, eq=False):
     loaded: bool = False
     alone: bool = True  # nothing else was on its window when it was loaded
     attempts: dict[str, _Attempt] = {}
+    failures: int = 0  # of calls in a row, by the fault of the place
     waits_for: list[_Instance] = []  # what is still to leave its window, at other workers
 
 
@@ -250,8 +251,11 @@ class LiveExecutor:
         self._alarms.after(self._limits.stop_grace_s, lambda: self._stop_is_late(attempt))
 
     def _restart(self, worker: int, why: str) -> None:
-        engine, number = self._at(worker)
-        engine.restart(number, why)
+        """End a worker by force. What is there counts as lost at once, so that nothing is started there meanwhile."""
+        if worker not in self._away:
+            engine, number = self._at(worker)
+            engine.restart(number, why)
+            self._lost(worker, why)
 
     # --- limits -----------------------------------------------------------------------------------------
 
@@ -288,11 +292,7 @@ class LiveExecutor:
         elif isinstance(report, Answer):
             self._answered(report)
         elif isinstance(report, CallFailed):
-            with self._lock:
-                if (attempt := self._attempts.get(report.call)) is not None:
-                    self._end(attempt, report.why, report.blame == "place")
-        elif isinstance(report, Unhealthy):
-            self._restart(report.worker, f"{report.model}: {report.why}")
+            self._call_failed(report)
         else:
             with self._lock:
                 self._changed(report)
@@ -300,20 +300,27 @@ class LiveExecutor:
     def _report_side(self, report: Report) -> None:
         self._report(replace(report, worker=_NO_GPU) if hasattr(report, "worker") else report)
 
-    def _changed(self, report: WorkerReady | Loaded | Unloaded | LoadFailed | WorkerLost | WorkersJoined) -> None:
-        if isinstance(report, Loaded):
+    def _changed(
+        self, report: WorkerReady | Loaded | Unloaded | LoadFailed | Unhealthy | WorkerLost | WorkersJoined
+    ) -> None:
+        if isinstance(report, WorkersJoined):
+            self._joined(report.places)
+        elif isinstance(report, WorkerReady):
+            if self._away.pop(report.worker, None) is not None:
+                self._back(report.worker)
+        elif report.worker in self._away:
+            pass  # the last words of a worker that was given up
+        elif isinstance(report, Loaded):
             self._loaded(report)
         elif isinstance(report, LoadFailed):
             self._load_failed(report)
         elif isinstance(report, Unloaded):
             left = [o for o in self._leaving if (o.worker, o.model) == (report.worker, report.model)]
             self._unloaded(left[0])
-        elif isinstance(report, WorkerLost):
-            self._lost(report)
-        elif isinstance(report, WorkersJoined):
-            self._joined(report.places)
-        elif self._away.pop(report.worker, None) is not None:
-            self._back(report.worker)
+        elif isinstance(report, Unhealthy):
+            self._restart(report.worker, f"{report.model}: {report.why}")
+        else:
+            self._lost(report.worker, report.why)
 
     def _piece(self, piece: AnswerPiece) -> None:
         attempt = self._attempts.get(piece.call)
@@ -325,6 +332,18 @@ class LiveExecutor:
             self._inbox.put(Observed(FIRST_TOKEN, {"job": key[0], "task": key[1]}))
         self._runs.piece(*key, piece)
 
+    def _call_failed(self, report: CallFailed) -> None:
+        with self._lock:
+            attempt = self._attempts.get(report.call)
+            if attempt is None:
+                return
+            self._end(attempt, report.why, report.blame == "place")
+            instance = attempt.instance
+            instance.failures = instance.failures + 1 if report.blame == "place" else 0
+            if instance.failures >= self._limits.call_tries:
+                again = f"{instance.model} failed {instance.failures} calls in a row: {report.why}"
+                self._restart(instance.worker, again)
+
     def _answered(self, answer: Answer) -> None:
         with self._lock:
             attempt = self._attempts.get(answer.call)
@@ -334,6 +353,7 @@ class LiveExecutor:
                 self._end(attempt, attempt.stop, attempt.lost)
                 return
             self._forget(attempt)
+            attempt.instance.failures = 0
         key = (attempt.start.job, attempt.start.task)
         stimuli: list[Stimulus] = []
         if answer.written is not None:
@@ -397,11 +417,10 @@ class LiveExecutor:
             if not instance.waits_for:
                 self._load_now(instance)
 
-    def _lost(self, report: WorkerLost) -> None:
-        worker = report.worker
+    def _lost(self, worker: int, because: str) -> None:
         what = "nodes without a GPU" if worker == _NO_GPU else f"GPU {worker}"
-        why = f"the worker of {what} was lost: {report.why}"
-        self._away[worker] = report.why
+        why = f"the worker of {what} was lost: {because}"
+        self._away[worker] = because
         gone = [instance for instance in self._instances.values() if instance.worker == worker]
         for instance in gone:
             del self._instances[worker, instance.model]
@@ -409,7 +428,7 @@ class LiveExecutor:
         for key in [key for key in self._loads if key[0] == worker]:
             del self._loads[key]
         if worker != _NO_GPU:
-            self._inbox.put(Observed("gone", {"gpus": [worker], "why": report.why}))
+            self._inbox.put(Observed("gone", {"gpus": [worker], "why": because}))
             self._emptied({worker, *(gpu for instance in gone for gpu in instance.window)}, why)
         for instance in gone:
             self._give_up(instance, why)

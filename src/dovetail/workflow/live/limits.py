@@ -15,8 +15,8 @@ from msgspec import Struct
 class LiveLimits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A load may take `load_factor` times what is expected of it and `load_floor_s` more, a call likewise; a call that
     is stopped has `stop_grace_s` to end before its worker is ended by force. A worker that gives no sign of life for
-    `silence_s` is ended too. A model that failed to load `load_tries` times in a row, with nothing in its way, fails
-    the requests for it."""
+    `silence_s` is ended too, and so is one where `call_tries` calls of a model failed in a row by no fault of their
+    own. A model that failed to load `load_tries` times in a row, with nothing in its way, fails the requests for it."""
 
     load_factor: float = 10.0
     load_floor_s: float = 300.0
@@ -24,6 +24,7 @@ class LiveLimits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     call_floor_s: float = 120.0
     stop_grace_s: float = 5.0
     silence_s: float = 20.0
+    call_tries: int = 5
     load_tries: int = 3
 
     def problem(self) -> str | None:
@@ -33,7 +34,10 @@ class LiveLimits(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
                 return f"{name}: expected a number >= 0, found {getattr(self, name)}"
         if not 0 < self.silence_s < inf:
             return f"silence_s: expected a positive number, found {self.silence_s}"
-        return None if self.load_tries > 0 else f"load_tries: expected 1 or more, found {self.load_tries}"
+        for name in ("call_tries", "load_tries"):
+            if getattr(self, name) < 1:
+                return f"{name}: expected 1 or more, found {getattr(self, name)}"
+        return None
 
     def load_s(self, expected_s: float) -> float:
         """

@@ -173,17 +173,19 @@ class ModelWorker:
             end = held.back_end.call(call, _Emitter(call, self._report), stop)
         except BackEndError as error:
             end = CallFailed(call.id, said(error), error.blame)
+            if error.blame == "place":
+                self._ask_health_of(call.model, held)  # before whoever hears of it tries here again
         except Exception as error:
             self._tell(error)
             end = CallFailed(call.id, said(error), "place" if is_out_of_memory(error) else "call")
         del self._stops[call.id]
-        with self._changed:
-            held.calls -= 1
-            self._changed.notify_all()
         try:
             self._report(end)
         except BackEndError as error:
             self._report(CallFailed(call.id, f"its outputs cannot be sent: {error}", error.blame))
+        with self._changed:
+            held.calls -= 1
+            self._changed.notify_all()
 
     # --- signs of life ------------------------------------------------------------------------------------
 
@@ -195,20 +197,22 @@ class ModelWorker:
         """In a thread of its own: a back end may take its time to answer, and a beat may not."""
         while not self._closing.wait(_HEALTH_S):
             for model, held in list(self._held.items()):
-                if not held.loaded:
-                    continue
-                try:
-                    status = held.back_end.status()
-                    memory = msgspec.to_builtins(held.back_end.memory())
-                except Exception as error:
-                    status, memory = {"healthy": False, "why": said(error)}, {}
-                if not held.loaded or self._held.get(model) is not held:  # meanwhile
-                    continue
-                self._said[model] = {**status, "memory": memory, "calls": held.calls}
-                if not status.get("healthy", True):
-                    held.loaded = False
-                    why = status.get("why", "its back end says that it is not healthy")
-                    self._report(Unhealthy(self._number, model, str(why)))
+                if held.loaded:
+                    self._ask_health_of(model, held)
+
+    def _ask_health_of(self, model: str, held: _Held) -> None:
+        try:
+            status = held.back_end.status()
+            memory = msgspec.to_builtins(held.back_end.memory())
+        except Exception as error:
+            status, memory = {"healthy": False, "why": said(error)}, {}
+        if not held.loaded or self._held.get(model) is not held:  # meanwhile
+            return
+        self._said[model] = {**status, "memory": memory, "calls": held.calls}
+        if not status.get("healthy", True):
+            held.loaded = False
+            why = status.get("why", "its back end says that it is not healthy")
+            self._report(Unhealthy(self._number, model, str(why)))
 
     def _tell(self, error: Exception) -> None:
         """An operator wants to know where an error comes from that no back end expected."""
