@@ -28,7 +28,7 @@ from dovetail.core.events import (
     Stop,
 )
 from dovetail.core.inbox import Inbox
-from dovetail.core.journal import Reader
+from dovetail.core.journal import Ended, Reader
 from dovetail.core.replay import replay_journal
 from dovetail.core.resources import Device, Pool
 from dovetail.core.tasks import Task, TaskGraph
@@ -42,8 +42,10 @@ from dovetail.testing.workflow.live_like import (
 )
 from dovetail.testing.workflow.random_workloads import read_case
 from dovetail.workflow.check import check_journal
+from dovetail.workflow.explain import account
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.live.guard import LiveGuard
+from dovetail.workflow.metrics import TokenMetrics
 from dovetail.workflow.policies.base import View, WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem, load
 from dovetail.workflow.scheduler import WorkflowScheduler
@@ -417,3 +419,53 @@ def test_the_random_live_runs_have_everything_in_them(tmp_path: Path) -> None:
         *("Asked", "Stop", "Settled", "Grew", "Added", "emptied", "gone", "back"),
         *("first token", "tokens", "lost", "blamed", "slots"),
     }
+
+
+# --- figures and stories --------------------------------------------------------------------------
+
+
+def test_loads_count_as_long_as_they_were_seen_to_take(live_journal: Path) -> None:
+    began: dict[tuple[str, str], tuple[float, Start]] = {}
+    took = {True: 0.0, False: 0.0}  # by whether something was replaced
+    claimed: dict[str, Any] = {}
+    for _, t, event in Reader(live_journal):
+        if isinstance(event, Start):
+            began[event.job, event.task] = (t, event)
+            took[event.replaces is not None] += event.setup_s
+        elif isinstance(event, Settled):
+            since, start = began[event.job, event.task]
+            if start.setup_s:  # else it waited for a load that was begun for another, which was cancelled
+                took[start.replaces is not None] += t - since - start.setup_s
+        elif isinstance(event, Ended):
+            claimed = event.summary
+    assert claimed["switch_time_s"] == pytest.approx(took[True])
+    assert claimed["load_time_s"] == pytest.approx(took[False])
+    assert claimed["bound_by"] == "models were called, and took as long as they did"
+    assert claimed["bound_makespan_s"] is None
+
+
+def test_a_story_tells_how_long_a_load_took_and_which_gpus_were_gone(live_journal: Path) -> None:
+    reader = Reader(live_journal)
+    settled = [(t, event) for _, t, event in reader if isinstance(event, Settled)]
+    starts_of = {(e.job, e.task): t for _, t, e in reader if isinstance(e, Start)}  # the last one counts
+    told = [(t, event) for t, event in settled if starts_of[event.job, event.task] < t]
+    at_s, event = told[-1]
+    text = account(reader, event.job, event.task).text
+    assert f"took {at_s - starts_of[event.job, event.task]:.2f} s." in text
+    (gone_s,) = [t for _, t, e in reader if isinstance(e, Observed) and e.what == "gone"]
+    (back_s,) = [t for _, t, e in reader if isinstance(e, Observed) and e.what == "back"]
+    meanwhile = [e for _, _, e in reader if isinstance(e, Start) and gone_s < e.ready_s < back_s]
+    stories = [account(reader, start.job, start.task).text for start in meanwhile]
+    assert any("GPU 1 was off" in story for story in stories)
+
+
+def test_tokens_that_were_told_count(tmp_path: Path) -> None:
+    metrics = TokenMetrics(live=True)
+    start = Start("r", "a", "llm", (0,), 1.0, 8.0, "why not")
+    told = {"job": "r", "task": "a"}
+    metrics.step(1, 0.0, [Arrived("r", "one", (8.0,))])
+    metrics.step(2, 2.0, [start])
+    metrics.step(3, 4.0, [Observed("first token", told)])
+    metrics.step(4, 9.0, [Observed("tokens", told | {"input": 7, "output": 10}), Finished("r", "a")])
+    figures = metrics.figures(10.0)
+    assert (figures["avg_ttft_s"], figures["avg_tpot_s"], figures["output_tokens_per_s"]) == (3.0, 0.5, 1.0)

@@ -19,6 +19,7 @@ from dovetail.core.events import (
     Reject,
     Resize,
     Resume,
+    Settled,
     Start,
     Stop,
 )
@@ -170,14 +171,19 @@ class _Witness:
             self._turn(t, event)
         elif isinstance(event, Added | Grew):
             self._add(t, event)
-        elif isinstance(event, Observed):
+        elif isinstance(event, Observed | Settled):
             self._observe(t, event)
         elif isinstance(event, Ended):
             self._ended = True
         self._done = isinstance(event, Complete) and event.job == self._job
         return self._done
 
-    def _observe(self, t: float, event: Observed) -> None:
+    def _observe(self, t: float, event: Observed | Settled) -> None:
+        if isinstance(event, Settled):
+            told = self._stories.get(event.task) if event.job == self._job else None
+            if told is not None and told.started_s is not None and told.setup_s:
+                told.setup_s = t - told.started_s
+            return
         story = self._stories.get(str(event.facts.get("task")))
         if story is not None and event.facts.get("job") == self._job:
             story.seen.append((t, event.what))
@@ -411,7 +417,7 @@ def _wait(story: Explanation) -> list[str]:
 
 def _shared(story: Explanation) -> list[str]:
     """Whom it shared its devices with, and what was seen of it there."""
-    lines = [f"At {t:.2f} s its {what} was seen." for t, what in story.seen]
+    lines = [f"At {t:.2f} s its {what} {'were' if what.endswith('s') else 'was'} seen." for t, what in story.seen]
     if story.slots:
         lines.insert(0, f"It had one of {story.slots} slots there, beside {_many(story.beside, 'other')}.")
     return lines

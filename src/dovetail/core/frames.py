@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start, Stop
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Settled, Start, Stop
 from dovetail.core.journal import Reader
 
 Columns = dict[str, list[Any]]
@@ -70,6 +70,8 @@ def tasks_of(reader: Reader) -> Columns:
             row |= {"ready_s": event.ready_s, "started_s": t, "setup_s": event.setup_s, "ended_s": None}
             running[event.job, event.task] = row | {"state": "running", "why": event.why}
             rows.append(running[event.job, event.task])
+        elif isinstance(event, Settled) and (settled := running.get((event.job, event.task))) and settled["setup_s"]:
+            settled["setup_s"] = t - settled["started_s"]
         elif isinstance(event, Finished | Failed | Stop) and (ended := running.pop((event.job, event.task), None)):
             ended |= {"ended_s": t, "state": _STATES[type(event)]}
     return columns_of(rows)

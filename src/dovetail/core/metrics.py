@@ -8,7 +8,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Grew, Pause, Reject, Resize, Resume, Start
+from dovetail.core.events import (
+    Added,
+    Arrived,
+    Complete,
+    Failed,
+    Finished,
+    Grew,
+    Pause,
+    Reject,
+    Resize,
+    Resume,
+    Settled,
+    Start,
+)
 from dovetail.core.resources import Pool
 
 
@@ -96,11 +109,12 @@ def recount(figures: Figures) -> dict[str, float]:
 class _Running:
     """A task that was started: its devices since its last change (none: it is paused), and what went before."""
 
-    __slots__ = ("began", "devices", "service_s", "since", "start", "wait")
+    __slots__ = ("began", "devices", "service_s", "setup_s", "since", "start", "wait")
 
     def __init__(self, t: float, start: Start, devices: tuple[int, ...], wait: int) -> None:
         self.began, self.start, self.wait = t, start, wait
         self.since, self.devices, self.service_s = t, devices, 0.0
+        self.setup_s: float | None = None  # as it was counted, if it was
 
 
 class _Sharing:
@@ -159,6 +173,8 @@ class Metrics:
                 self._grown += len(event.tasks)
             elif kind is Added:
                 self._extend(len(event.devices))
+            elif kind is Settled:
+                self._settle(t, event)
 
     def _extend(self, devices: int) -> None:
         self._busy += [0.0] * devices
@@ -174,7 +190,7 @@ class Metrics:
             self._response.append(t - arrived)
 
     def _start(self, t: float, start: Start) -> None:
-        self._running[start.job, start.task] = _Running(t, start, self._known(start.devices), len(self._wait))
+        run = self._running[start.job, start.task] = _Running(t, start, self._known(start.devices), len(self._wait))
         self._wait.append(t - start.ready_s)
         if start.batch:
             before = self._batches.get(start.batch, 0)
@@ -183,12 +199,26 @@ class Metrics:
                 return
         elif start.slots and self._joins(t, start):
             return
-        if start.replaces is not None:
-            self._switches += 1
-            self._switch_s += start.setup_s
-        elif start.setup_s:
-            self._loads += 1
-            self._load_s += start.setup_s
+        if start.replaces is not None or start.setup_s:
+            self._switches += start.replaces is not None
+            self._loads += start.replaces is None
+            self._set_up(run, start.setup_s)
+
+    def _set_up(self, run: _Running, setup_s: float) -> None:
+        """Count a set-up as so long, whatever it was counted as before."""
+        more_s, run.setup_s = setup_s - (run.setup_s or 0.0), setup_s
+        if run.start.replaces is not None:
+            self._switch_s += more_s
+        else:
+            self._load_s += more_s
+
+    def _settle(self, t: float, event: Settled) -> None:
+        """A set-up was seen to be over: it took as long as it did."""
+        run = self._running.get((event.job, event.task))
+        if run is not None and run.setup_s is not None:
+            self._set_up(run, t - run.began)
+            if run.start.slots and run.start.devices in self._shared:
+                self._shared[run.start.devices].setup_s = t - run.began
 
     def _joins(self, t: float, start: Start) -> bool:
         """Whether others share these devices already, and set them up."""
@@ -241,7 +271,8 @@ class Metrics:
         else:
             run.service_s = t - run.began
         self._service.append(run.service_s)
-        setup_s = start.setup_s if good else min(start.setup_s, t - run.began)
+        setup_s = start.setup_s if run.setup_s is None else run.setup_s
+        setup_s = setup_s if good else min(setup_s, t - run.began)
         for device in self._known(start.devices):
             self._executions[device] += good
             if counts:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.events import Added, Failed, Finished, Pause, Resize, Resume, Start
+from dovetail.core.events import Added, Failed, Finished, Pause, Resize, Resume, Settled, Start
 from dovetail.core.resources import Pool
 
 DONE, FAILED, OPEN = 0, 1, 2
@@ -105,6 +105,16 @@ class Bars:
                     yield bar
             elif isinstance(event, Added):
                 self._devices += len(event.devices)
+            elif isinstance(event, Settled):
+                self._settle(t, event)
+
+    def _settle(self, t: float, event: Settled) -> None:
+        """A set-up was seen to be over."""
+        bar = self._running.get((event.job, event.task))
+        if bar is not None and bar.setup_s:
+            bar.setup_s = t - bar.start_s
+            if bar.slot is not None and (whole := self._slots[bar.devices].whole).setup_s:
+                whole.setup_s = t - whole.start_s
 
     def still_open(self, t: float) -> Iterator[Bar]:
         """What had started and not ended when the journal broke off."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dovetail.core.events import Start
+from collections.abc import Collection
+
+from dovetail.core.events import Observed, Start
 from dovetail.core.explain import Explanation, Turn, explain, sentences
 from dovetail.core.journal import Reader
 from dovetail.core.resources import devices_text
 from dovetail.core.run import Account
+from dovetail.workflow.capacity import BACK, GONE
 from dovetail.workflow.facts import WorkflowFacts
-from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.tenants.ledger import Key, TenantLedger, TenantState
 
 _SHOWN = 10  # reasons of a node
@@ -24,15 +26,37 @@ def account(reader: Reader, job: str, task: str | None = None) -> Account:
             story.turns = sorted([*witness.reasons.get(story.task, ()), *story.turns], key=lambda turn: turn.t_s)
     if facts.gpus_over_time is not None:
         for story in stories:
-            _leave_out(story, facts.gpus_over_time, len(reader.header.pool))
+            off = None if story.ready_s is None else facts.gpus_over_time.off_at(story.ready_s, len(reader.header.pool))
+            _leave_out(story, off or ())
+    if facts.live:
+        away = _Away(reader)
+        for story in stories:
+            _leave_out(story, away.at(story.ready_s))
     return Account("\n\n".join("\n".join(sentences(story)) for story in stories), list(stories))
 
 
-def _leave_out(story: Explanation, over_time: GpusOverTime, size: int) -> None:
+class _Away:
+    """Which GPUs were seen to be gone at which times."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._seen = [
+            (t, event.what == GONE, event.facts.get("gpus", []))
+            for _, t, event in reader
+            if isinstance(event, Observed) and event.what in (GONE, BACK)
+        ]
+
+    def at(self, t: float | None) -> set[int]:
+        away = set[int]()
+        for at_s, gone, gpus in self._seen:
+            if t is not None and at_s <= t:
+                away = away.union(gpus) if gone else away.difference(gpus)
+        return away
+
+
+def _leave_out(story: Explanation, off: Collection[int]) -> None:
     """GPUs that were off when a node became ready were not free, though nothing ran on them."""
     free, ready_s = story.free_when_ready, story.ready_s
     if free is not None and ready_s is not None:
-        off = over_time.off_at(ready_s, size)
         story.free_when_ready = tuple(gpu for gpu in free if gpu not in off)
         if gone := tuple(gpu for gpu in free if gpu in off):
             said = "GPU {} was off" if len(gone) == 1 else "GPUs {} were off"

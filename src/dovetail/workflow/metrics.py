@@ -13,7 +13,7 @@ from dovetail.core.words import Claim
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.inputs.growth.rules import said_of
 from dovetail.workflow.inputs.slo import Slo
-from dovetail.workflow.sharing import FIRST_TOKEN
+from dovetail.workflow.sharing import FIRST_TOKEN, TOKENS
 
 _REASONS = 5
 
@@ -165,10 +165,11 @@ class _Writing:
 
 
 class TokenMetrics:
-    """Follows a run, and counts of every node whose tokens are known the last attempt, from when it was first ready."""
+    """Follows a run, and counts of every node whose tokens are known the last attempt, from when it was first ready. In
+    a live run that is any node of which they are told, and those that were told count."""
 
-    def __init__(self, slo: Slo | None = None) -> None:
-        self._slo = slo or Slo()
+    def __init__(self, slo: Slo | None = None, live: bool = False) -> None:
+        self._slo, self._live = slo or Slo(), live
         self._asked = slo is not None
         self._open: dict[str, tuple[float, Arrived]] = {}
         self._late: set[str] = set()  # requests of which a node was too slow
@@ -192,6 +193,8 @@ class TokenMetrics:
                 node = self._writing.get((str(event.facts.get("job")), str(event.facts.get("task"))))
                 if event.what == FIRST_TOKEN and node is not None:
                     node.first_s = t
+                elif event.what == TOKENS and node is not None and type(told := event.facts.get("output")) is int:
+                    node.tokens = max(0, told)
             elif kind is Reject:
                 self._open.pop(event.job, None)
                 self._late.discard(event.job)
@@ -202,7 +205,7 @@ class TokenMetrics:
             self._late.discard(job)
 
     def _start(self, start: Start) -> None:
-        if start.first_s is not None and start.job in self._open:
+        if (start.first_s is not None or self._live) and start.job in self._open:
             key = (start.job, start.task)
             again = self._writing.get(key)
             writes = tokens_of(self._open[start.job][1], start.task)[1]
@@ -210,12 +213,14 @@ class TokenMetrics:
 
     def _finish(self, t: float, event: Finished) -> None:
         node = self._writing.pop((event.job, event.task), None)
-        if node is None or node.first_s is None or not node.tokens:
+        if node is None or not node.tokens:
+            return
+        self._tokens += node.tokens
+        if node.first_s is None:
             return
         first_s, each_s = node.first_s - node.ready_s, (t - node.first_s) / node.tokens
         self._first.append(first_s)
         self._each.append(each_s)
-        self._tokens += node.tokens
         if (first_s > self._slo.ttft_s or each_s > self._slo.tpot_s) and event.job in self._open:
             self._late.add(event.job)
 
@@ -225,6 +230,7 @@ class TokenMetrics:
         if self._first:
             for name, spread in (("ttft", Spread.of(self._first)), ("tpot", Spread.of(self._each))):
                 found |= {f"avg_{name}_s": spread.mean, f"median_{name}_s": spread.median, f"p99_{name}_s": spread.p99}
+        if self._tokens:
             found["output_tokens_per_s"] = self._tokens / span if span else 0.0
         if self._asked:
             found["slo_met"] = self._good / self._arrived if self._arrived else 0.0
@@ -240,6 +246,8 @@ def token_lines(figures: Mapping[str, Any]) -> list[str]:
         for name, key in (("Time to first token", "ttft"), ("Time per output token", "tpot")):
             mean, median, p99 = (figures[f"{which}_{key}_s"] for which in ("avg", "median", "p99"))
             lines.append(f"  {name}: mean {mean:.4g}s, median {median:.4g}s, P99 {p99:.4g}s")
+    if "output_tokens_per_s" in figures:
+        lines += [] if "avg_ttft_s" in figures else ["", "Tokens:"]
         lines.append(f"  Written: {figures['output_tokens_per_s']:.4g} tokens/s")
     if "slo_met" in figures:
         lines += ["", f"Requests within the SLO: {100 * figures['slo_met']:.1f}%"]

@@ -56,7 +56,7 @@ class Examination:
         self.notes: list[str] = []
         self.lower = LowerBounds(header, self.facts, faults, free_setups)
         self.hits = PrefixHits(self.facts.models)
-        self.tokens = TokenMetrics(self.facts.slo)
+        self.tokens = TokenMetrics(self.facts.slo, self.facts.live)
         self.followers: list[Observer] = [self.lower, self.hits, self.tokens]
         self._shares: TenantMetrics | None = None
         self._files: InputFiles | None = None

@@ -24,7 +24,7 @@ class LiveFigures:
         self._header = header
         self._void = bounds_for(header.pool, graphs, facts.models, facts.costs, facts.table, void=facts.void).result()
         self._metrics, self._skipped = Metrics(header.pool), facts.skipped
-        self._hits, self._tokens = PrefixHits(facts.models), TokenMetrics(facts.slo)
+        self._hits, self._tokens = PrefixHits(facts.models), TokenMetrics(facts.slo, facts.live)
         self._shares = None if facts.tenancy is None else TenantMetrics(graphs, facts.models, facts.tenancy)
         self._followers: list[Observer] = [self._metrics, self._hits, self._tokens]
         if self._shares is not None:
