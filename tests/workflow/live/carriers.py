@@ -17,8 +17,8 @@ class TestCarrier:
 
     __test__ = False
 
-    def __init__(self, inbox: Inbox, runs: Runs, hold: bool = False) -> None:
-        self.inbox, self.runs, self.hold = inbox, runs, hold
+    def __init__(self, inbox: Inbox, runs: Runs, hold: bool = False, gpus: int = 2) -> None:
+        self.inbox, self.runs, self.hold, self.gpus = inbox, runs, hold, gpus
         self.calls: list[ModelCall] = []
         self._changed = threading.Condition()
         self._waiting: list[tuple[Start, ModelCall]] = []
@@ -50,7 +50,9 @@ class TestCarrier:
         self.inbox.put(Failed(order.job, order.task, "stopped"))
 
     def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None:
-        self.inbox.extend([Failed(job, task, "the service was restarted") for job, task in desired])
+        why, gpus = "the service was restarted", list(range(self.gpus))
+        lost = [Failed(job, task, why, lost=True) for job, task in desired]
+        self.inbox.put(Observed("emptied", {"gpus": gpus, "why": why}), *lost)
 
     def let_go(self, count: int = 1) -> None:
         """Let so many more calls be answered."""
@@ -75,7 +77,8 @@ class TestCarrier:
             return
         text = f"{start.kind}({told})"
         self.runs.piece(start.job, start.task, AnswerPiece(call.id, text))
-        grew = self.runs.answered(start.job, start.task, Answer(call.id, {"text": text}, 1, 2))
+        given = {"text": text, "then": "think"} if start.task.startswith("think") else {"text": text}
+        grew = self.runs.answered(start.job, start.task, Answer(call.id, given, 1, 2))
         where = {"job": start.job, "task": start.task}
         seen = [Observed("first token", where), Observed("tokens", where | {"input": 1, "output": 2})]
         self.inbox.put(*seen, *([grew] if grew is not None else []), Finished(start.job, start.task))

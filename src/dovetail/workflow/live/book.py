@@ -94,6 +94,7 @@ class RunBook:
         self._keys: dict[tuple[str, str], str] = {}
         self._outputs: dict[str, dict[str, int]] = {}  # of open runs: nodes that have given something, and its bytes
         self._kept_bytes = 0
+        self.next_seq = 0  # greater than that of all outputs of open runs
         found = sorted(self.store.things(_RUN, RunRecord, RunEnd), key=lambda thing: thing[1].number)
         for run, record, _ in found:
             self._enter(run, record)
@@ -203,7 +204,11 @@ class RunBook:
         return dict(sorted(found, key=lambda pair: pair[1].seq))
 
     def _stored_outputs(self, run: str) -> dict[str, int]:
-        return {name.partition("/")[2]: o.size for name, o in self.store.under(_OUTPUT, f"{run}/", NodeOutput)}
+        found = {}
+        for name, output in self.store.under(_OUTPUT, f"{run}/", NodeOutput):
+            found[name.partition("/")[2]] = output.size
+            self.next_seq = max(self.next_seq, output.seq + 1)
+        return found
 
     # --- the end ----------------------------------------------------------------------------------------
 

@@ -126,6 +126,7 @@ class ProgressTable:
     def add(self, run: LiveRun) -> None:
         with self.lock:
             self.runs[run.record.id] = run
+            self.open.pop(run.record.id, None)
             if run.ended_s is None:
                 self.open[run.record.id] = run
 

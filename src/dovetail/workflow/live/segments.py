@@ -22,6 +22,7 @@ from dovetail.core.store import Store
 from dovetail.workflow.live.figures import LiveFigures
 
 _MIB = 1 << 20
+_BLOCK = 1 << 16
 
 
 class SegmentRecord(Struct):
@@ -102,11 +103,11 @@ class JournalSegments:
         record = self.last()
         if record is None or record.decided_by != decided_by:
             return None
+        path = self.path(record.number)
         try:
-            segment = JournalSegment(self.path(record.number), record, None, self._sync)
-        except DovetailError:  # it is not there, or damaged: what is open stands in the book
+            return None if _has_ended(path) else JournalSegment(path, record, None, self._sync)
+        except (DovetailError, OSError):  # it is not there, or damaged: what is open stands in the book
             return None
-        return segment
 
     def begin(self, header: Header, decided_by: str, began_s: float) -> JournalSegment:
         """The next segment."""
@@ -146,10 +147,22 @@ def fingerprint(header: Header, leave_out: Sequence[str] = ("rates",)) -> str:
 
 def _whole_bytes(path: Path) -> int:
     """How much of a file is whole lines."""
-    size = path.stat().st_size if path.is_file() else 0
+    return _line_before(path, path.stat().st_size) if path.is_file() else 0
+
+
+def _has_ended(path: Path) -> bool:
+    """Whether the last whole line of a journal is its end."""
+    size = _whole_bytes(path)
     with path.open("rb") as file:
-        while size:
-            begin = max(0, size - 65536)
+        file.seek(_line_before(path, size - 1) if size else 0)
+        return b'"k":"ended"' in file.read(200)
+
+
+def _line_before(path: Path, size: int) -> int:
+    """Where the last line break within the first `size` bytes ends; 0 if there is none."""
+    with path.open("rb") as file:
+        while size > 0:
+            begin = max(0, size - _BLOCK)
             file.seek(begin)
             found = file.read(size - begin).rfind(b"\n")
             if found >= 0:

@@ -16,7 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,7 +122,6 @@ class WorkflowService:
         self._estimator = TokenEstimator(problem.system)
         self._data: dict[str, RunData] = {}
         self._data_lock = threading.Lock()
-        self._seq = count()
         self._pending: dict[tuple[str, str], NodeOutput] = {}  # outputs that no step has told of yet
         self._segment: JournalSegment | None = None
         self._running: set[tuple[str, str]] = set()  # nodes that were started, and whose end was not reported
@@ -131,6 +130,7 @@ class WorkflowService:
         self._ready, self._closing = threading.Event(), threading.Event()
         self._draining = False
         self.trouble = ""
+        self.failed = False  # for good: nothing is decided any more
         self._threads = [
             threading.Thread(target=self._serve, name="workflow service", daemon=True),
             threading.Thread(target=self._watch, name="workflow service watch", daemon=True),
@@ -165,9 +165,7 @@ class WorkflowService:
 
     def start(self) -> WorkflowService:
         """Go on with what is open, and take requests; returns when the past has been gone through."""
-        for run, record in self._book.records.items():
-            end = self._book.ends.get(run)
-            self._progress.add(LiveRun(record) if end is None else LiveRun.ended(record, end))
+        self._read_book()
         self._carrier.start()
         for thread in self._threads:
             thread.start()
@@ -176,6 +174,13 @@ class WorkflowService:
             self.close()
             raise DovetailError(self.trouble)
         return self
+
+    def _read_book(self) -> None:
+        """What is known of runs without the journal."""
+        self._running.clear()
+        for run, record in self._book.records.items():
+            end = self._book.ends.get(run)
+            self._progress.add(LiveRun(record) if end is None else LiveRun.ended(record, end))
 
     def __enter__(self) -> WorkflowService:
         return self.start()
@@ -204,10 +209,13 @@ class WorkflowService:
                 segment.end()
             segment.close()
         except Exception as error:
+            self.failed = True
             self.trouble = f"the service has ended: {type(error).__name__}: {error}"
             self.telemetry.log.write("service failed", why=self.trouble, trace=traceback.format_exc())
         finally:
             self._ready.set()
+            with self._lock:
+                self._progress.changed.notify_all()
 
     def _forget_references(self) -> bool:
         """Values that stayed in an engine's store are gone with it: what gave them has not finished."""
@@ -281,6 +289,7 @@ class WorkflowService:
             why = f"{reader.path.name} cannot be decided again as it was: {type(error).__name__}: {error}"
             self.telemetry.log.write("new journal", why=why)
             segment.close()
+            self._read_book()
             return False
         return True
 
@@ -542,7 +551,7 @@ class WorkflowService:
                 self._references.hold(job, references_in(outputs))
             self._estimator.answered(data, task, answer.read, answer.written)
             self._pending[job, task] = NodeOutput(
-                seq=next(self._seq),
+                seq=self._next_seq(),
                 data=pack(outputs),
                 grew=grew,
                 read=answer.read,
@@ -550,6 +559,10 @@ class WorkflowService:
                 finish_reason=answer.finish_reason,
             )
         return grew
+
+    def _next_seq(self) -> int:
+        self._book.next_seq += 1
+        return self._book.next_seq - 1
 
     def _data_of(self, job: str) -> RunData:
         found = self._data.get(job)
@@ -608,7 +621,9 @@ class WorkflowService:
         """Wait for a run to end; gives its status then, or when the time is over."""
         with self._lock:
             found = self._found(run)
-            self._progress.changed.wait_for(lambda: found.ended_s is not None or self.trouble, timeout_s)
+            self._progress.changed.wait_for(lambda: found.ended_s is not None or self.failed, timeout_s)
+            if self.failed and found.ended_s is None:
+                raise DovetailError(self.trouble)
             return found.status()
 
     def follow(self, run: str, callback: Follower, after: int = 0) -> Callable[[], None]:
@@ -694,7 +709,7 @@ class WorkflowService:
         with self._lock:
             self._draining = True
             limit = self.settings.drain_s if limit_s is None else limit_s
-            self._progress.changed.wait_for(lambda: not self._progress.open or self.trouble, limit)
+            self._progress.changed.wait_for(lambda: not self._progress.open or self.failed, limit)
             return not self._progress.open
 
     def close(self) -> None:
