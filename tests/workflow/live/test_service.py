@@ -397,6 +397,22 @@ def test_a_journal_that_never_gets_a_quiet_moment_makes_one(tmp_path: Path) -> N
     check_all(tmp_path)
 
 
+def test_what_was_measured_is_known_in_the_next_journal(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        for _ in range(8):
+            bench.service.wait(bench.submit(workflow="llm"))
+        first = bench.service.journal()
+    with service(tmp_path) as bench:
+        assert bench.service.journal() != first
+        (rate,) = Reader(bench.service.journal()).header.facts["rates"]["rates"]
+        assert rate["kind"] == "llm"
+        assert rate["rate"] > 1  # it answers at once, and was expected to take 0.1 s
+        assert bench.service.wait(bench.submit(workflow="llm")).state == "completed"
+    with service(tmp_path, policy="baseline") as bench:
+        assert "rates" not in Reader(bench.service.journal()).header.facts
+    check_all(tmp_path)
+
+
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"live\.max_queue: expected 1 or more, found 0"):
         Bench(tmp_path, CONFIG, False, "dovetail", max_queue=0)

@@ -10,13 +10,14 @@ from dovetail.workflow.live.runs import BusyError
 from dovetail.workflow.live.settings import LiveSettings
 
 _MEASURED = 64  # departures from the queue that its speed is measured by
+_ENOUGH = 8  # departures after which the measurement counts
 _LEAST_RETRY_S = 1.0
 
 
 class Door:
     """Counts who waits: from the acceptance of a request until something of it has started, or it has ended.
 
-    A queue's speed is measured by the time from one departure to the next while others wait; until some were seen, by
+    A queue's speed is measured by the time from one departure to the next while others wait; until enough were seen, by
     the seconds that requests are estimated to take, shared out over the GPUs. Not safe for several threads at once.
     """
 
@@ -37,28 +38,29 @@ class Door:
     def by_tenant(self) -> dict[str, int]:
         return {tenant: count for tenant, count in self._by_tenant.items() if count}
 
-    def interval_s(self) -> float:
-        """How long it takes from one departure to the next, while others wait."""
-        if self._intervals:
-            return sum(self._intervals) / len(self._intervals)
+    def interval_s(self, now: float) -> float:
+        """How long it takes from one departure to the next, while others wait: a standstill counts as it lasts."""
+        if len(self._intervals) >= _ENOUGH:
+            mean_s = sum(self._intervals) / len(self._intervals)
+            return mean_s if self._left_s is None else max(mean_s, (now - self._left_s) / _MEASURED)
         work = [seconds for _, seconds in self._waiting.values()]
         return sum(work) / len(work) / self._gpus if work else 0.0
 
-    def wait_s(self) -> float:
+    def wait_s(self, now: float) -> float:
         """How long one that comes now will wait, as far as is known."""
-        return len(self._waiting) * self.interval_s()
+        return len(self._waiting) * self.interval_s(now)
 
-    def check(self, tenant: str) -> None:
+    def check(self, tenant: str, now: float) -> None:
         """Turn a request away if its queue is full, or if it would wait too long."""
-        most, interval_s = self._settings.max_wait_s, self.interval_s()
+        most = self._settings.max_wait_s
         own = self._tenancy.rule(tenant or NOBODY).max_queue
-        retry_s = max(interval_s, _LEAST_RETRY_S)
+        retry_s = max(self.interval_s(now), _LEAST_RETRY_S)
         if self.waiting >= self.limit:
             raise BusyError(f"{self.waiting} requests wait, and max_queue is {self.limit}", retry_s)
         if self._by_tenant[tenant] >= (inf if own is None else own):
             why = f"{self._by_tenant[tenant]} requests of tenant {tenant or NOBODY!r} wait, and its max_queue is {own}"
             raise BusyError(why, retry_s)
-        if (wait_s := self.wait_s()) > most:
+        if (wait_s := self.wait_s(now)) > most:
             why = f"it would wait some {wait_s:.0f} s, and max_wait_s is {most:g}"
             raise BusyError(why, max(wait_s - most, retry_s))
 

@@ -24,8 +24,8 @@ import msgspec
 from msgspec.structs import replace
 
 from dovetail.core.engine import serve
-from dovetail.core.errors import DovetailError, InputError, did_you_mean, within
-from dovetail.core.events import Arrived, Asked, Failed, Finished, Grew, Start, Stimulus
+from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean, within
+from dovetail.core.events import Added, Arrived, Asked, Failed, Finished, Grew, Start, Stimulus
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Reader, Step
 from dovetail.core.run import Account
@@ -67,6 +67,7 @@ from dovetail.workflow.live.telemetry import LogLines, Telemetry
 from dovetail.workflow.live.values import fetched
 from dovetail.workflow.live.wire import pack
 from dovetail.workflow.problem import WorkflowProblem
+from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import make_policy, scheduler_for
 
 _MIB = 1 << 20
@@ -124,6 +125,7 @@ class WorkflowService:
         self._data_lock = threading.Lock()
         self._pending: dict[tuple[str, str], NodeOutput] = {}  # outputs that no step has told of yet
         self._segment: JournalSegment | None = None
+        self._scheduler: WorkflowScheduler | None = None
         self._running: set[tuple[str, str]] = set()  # nodes that were started, and whose end was not reported
         self._held_back: list[Arrived] | None = None  # arrivals that are for the next segment
         self._references: EngineReferences | None = None
@@ -205,6 +207,7 @@ class WorkflowService:
                 self._segments.tidy(self.settings.journal_mib)
                 segment = self._begin([])
                 self._follow(segment)
+            self._learned()
             if not self._progress.open:
                 segment.end()
             segment.close()
@@ -247,6 +250,8 @@ class WorkflowService:
             if record.workflow in growth:
                 growth[left.graph.name] = growth[record.workflow]
         facts = self._header.facts | ({"growth": msgspec.to_builtins(growth)} if growth else {})
+        if learned := self._learned():
+            facts["rates"] = learned
         records = tuple(TaskGraphRecord.of(graph) for graph in graphs.values())
         segment = self._segments.begin(replace(self._header, graphs=records, facts=facts), self._decided_by, now_s)
         with self._lock:
@@ -255,17 +260,28 @@ class WorkflowService:
             self._inbox.extend([*arrivals, *held, *wishes])
         return segment
 
+    def _learned(self) -> dict[str, Any] | None:
+        """The rates and loads that were measured so far under what decides now: what is known is kept."""
+        if self._scheduler is not None:
+            table = self._scheduler.view.rates
+            known = {"rates": [*table.rates.values()], "switches": [*table.switches.values()]}
+            self._book.store.set("learned", {self._decided_by: known})
+        return (self._book.store.get("learned", dict) or {}).get(self._decided_by)
+
     def _follow(self, segment: JournalSegment, resumed: bool = False) -> bool:
         """Serve until the segment is cut, or the service closed. False if what it holds is decided otherwise now."""
         reader, replayed = segment.reader, False
         self._segment = segment
         self._progress.graphs = graphs = reader.header.build_graphs()
         _, policy = make_policy(deepcopy(self._policy), self._options, "online")
-        scheduler = TimedScheduler(scheduler_for(reader, policy), self.telemetry.decisions.observe)
+        self._scheduler = scheduler_for(reader, policy)
+        scheduler = TimedScheduler(self._scheduler, self.telemetry.decisions.observe)
 
         def history() -> Iterator[Step]:
             nonlocal replayed
             for step in segment.history():
+                if any(isinstance(event, Added) and event.devices for event in step[2]):
+                    raise ReplayError("GPUs joined the engine that was there then")
                 yield step
                 self._recall(*step)
             self._take_up(resumed)
@@ -486,7 +502,7 @@ class WorkflowService:
         if self.trouble:
             raise DovetailError(self.trouble)
         try:
-            self._door.check(request.tenant)
+            self._door.check(request.tenant, self.now())
         except BusyError:
             self.telemetry.refused.add(reason="busy")
             raise
@@ -682,7 +698,7 @@ class WorkflowService:
                 "queued": states["queued"],
                 "running": states["running"],
                 "queue": self._door.by_tenant,
-                "wait_s": self._door.wait_s(),
+                "wait_s": self._door.wait_s(self.now()),
                 "journal": str(self._segment.path) if self._segment is not None else "",
                 "gpus": self._carrier.status(),
             }
