@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,18 @@ def painter(model: ServedModel) -> Function:
 
 def critic(model: ServedModel) -> Function:
     return lambda inputs: {"score": int(inputs["image"].sum()), "node": _node()}
+
+
+def patient(model: ServedModel) -> Function:
+    """Answers when a file is there, and says in another one that it waits."""
+
+    def wait(inputs: dict[str, Any]) -> dict[str, Any]:
+        Path(inputs["waits"]).touch()
+        while not Path(inputs["gate"]).exists():
+            time.sleep(0.01)
+        return {"text": "at last"}
+
+    return wait
 
 
 def _node() -> str:

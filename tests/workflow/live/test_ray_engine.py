@@ -204,7 +204,7 @@ def test_nodes_go_come_back_and_join(nodes: RayNodes, engine: Engine) -> None:
     nodes.kill("left")
     nodes.kill("right")
     assert {engine.next(WorkerLost).worker for _ in range(4)} == {0, 1, 2, 3}
-    until(lambda: {row["state"] for row in engine.engine.status()} == {"away"})
+    until(lambda: {row["state"] for row in engine.engine.status()} == {"gone"})
     assert engine.fetch(made["image"]).sum() == 2_000_000  # its node is gone, and the copy is not
     nodes.add("left", dovetail_gpu__a100=2)
     back = engine.ready(2)

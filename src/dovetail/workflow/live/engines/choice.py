@@ -2,40 +2,62 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from dovetail.core.errors import InputError
 from dovetail.core.resources import is_type
-from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus, own_gpus
-from dovetail.workflow.live.engines.ray import RayWorkers, has_gpus
+from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
+from dovetail.workflow.live.engines.ray import RayWorkers
 from dovetail.workflow.live.places import pool_of
 from dovetail.workflow.live.protocol import Engine, GpuPlace
+from dovetail.workflow.live.specs import model_specs
 from dovetail.workflow.problem import WorkflowProblem
 
 EngineName = Literal["local", "ray"]
+# In a process apart: CUDA stays with whoever has looked at it.
+_OWN_GPUS = (
+    "import sys, msgspec; from dovetail.workflow.live.engines.local import own_gpus; "
+    "sys.stdout.buffer.write(msgspec.json.encode(own_gpus()))"
+)
+DeviceKind = Literal["auto", "cpu", "cuda"]
 
 
 def engine_for(
-    problem: WorkflowProblem, engine: EngineName | None = None, address: str | None = None, silence_s: float = 20.0
+    problem: WorkflowProblem,
+    engine: EngineName | None = None,
+    address: str | None = None,
+    device: DeviceKind = "auto",
+    silence_s: float = 20.0,
 ) -> tuple[Engine, WorkflowProblem]:
     """Processes of this machine (`local`), or actors of a Ray cluster: a private one here, or the one at an address.
 
-    On this machine there are the GPUs that the problem has: real ones if the machine has any, else the processor does
-    their work. A cluster has those of its nodes, whatever number the problem names; the problem comes back on them.
+    On this machine there are as many GPUs as the problem has: CUDA's, or with `device="cpu"` such that the processor
+    works for. `auto`: CUDA's if there are any and a model comes from a folder or a function. A cluster has the GPUs of
+    its nodes, whatever number the problem names; the problem comes back on them.
     """
     types = problem.system.gpu_types
-    wanted = [device.type for device in problem.pool.devices]
+    wanted = [each.type for each in problem.pool.devices]
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"--device {device}: expected auto, cpu or cuda")
+    if device == "auto":
+        runs_here = any("path" in m.source or "factory" in m.source for m in model_specs(problem.system).values())
+        device = "cuda" if runs_here and Path("/proc/driver/nvidia/gpus").is_dir() else "cpu"
     carrier: Engine
     if engine == "ray" or (engine is None and address is not None):
-        carrier = RayWorkers(address, gpus=wanted, types=types, silence_s=silence_s)
+        carrier = RayWorkers(address, gpus=wanted, types=types, emulate=device == "cpu", silence_s=silence_s)
     elif engine not in (None, "local"):
         raise InputError(f"--engine {engine}: expected local or ray")
     elif address is not None:
         raise InputError(f"--address {address} is a Ray cluster's: give --engine ray, or none")
     else:
-        carrier = LocalGpuEngine(_places(wanted), silence_s)
+        carrier = LocalGpuEngine(_places(wanted) if device == "cuda" else _emulated(wanted), silence_s)
     try:
         return carrier, problem.on(pool_of(carrier.places, types))
     except BaseException:
@@ -43,16 +65,25 @@ def engine_for(
         raise
 
 
+def _emulated(wanted: Sequence[str]) -> list[GpuPlace]:
+    return [emulated_gpus(1, type)[0] for type in wanted]
+
+
 def _places(wanted: Sequence[str]) -> list[GpuPlace]:
-    """In the order of the types that are wanted."""
-    if not has_gpus():
-        return [emulated_gpus(1, type)[0] for type in wanted]
-    free, found = own_gpus(), []
+    """CUDA's devices, in the order of the types that are wanted."""
+    asked = subprocess.run([sys.executable, "-c", _OWN_GPUS], capture_output=True, check=False)
+    if asked.returncode:
+        raise InputError(asked.stderr.decode().strip().splitlines()[-1].partition(": ")[2])
+    there = msgspec.json.decode(asked.stdout, type=list[GpuPlace])
+    free, found = list(there), []
     for type in wanted:
         fitting = next((place for place in free if type == "gpu" or is_type(place.type, type)), None)
         if fitting is None:
-            here = ", ".join(f"{count} x {name}" for name, count in Counter(p.type for p in own_gpus()).items())
-            raise InputError(f"--gpus: {wanted.count(type)} of type {type!r} are wanted, and this machine has {here}")
+            here = ", ".join(f"{count} x {name}" for name, count in Counter(place.type for place in there).items())
+            raise InputError(
+                f"{wanted.count(type)} GPUs of type {type!r} are wanted, and this machine has {here}; --device cpu "
+                "works without"
+            )
         free.remove(fitting)
         found.append(GpuPlace(type, fitting.host, fitting.device, fitting.memory_mib))
     return found

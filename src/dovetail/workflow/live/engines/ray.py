@@ -19,7 +19,6 @@ from functools import partial
 from itertools import count
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,6 +49,7 @@ from dovetail.workflow.live.wire import (
     UnloadModel,
     WorkerReport,
     decode_value,
+    encode,
 )
 
 _ENTRY = "dovetail.workflow.live.engines.ray_worker:main"
@@ -80,6 +80,7 @@ class _Actor:
         self.host, self.gpu, self.device = host, gpu, device
         self.name: str | None = None  # of the process, from its launch to its end
         self.line: WorkerLine | None = None
+        self.waiting: list[Command] | None = []  # for its first start; None: its loss was told, or it has started
         self.socket: socket.socket | None = None
         self.pid: int | None = None
         self.ready = False
@@ -89,8 +90,9 @@ class _Actor:
 
 
 class RayWorkers:
-    """Without an address a private Ray is started on this machine, with GPUs of these types (`gpus`): its own ones if
-    it has any, else emulated. With one, the GPUs are those of the cluster's nodes, also of nodes that join later.
+    """Without an address a private Ray is started on this machine, with GPUs of these types (`gpus`) that the processor
+    works for, or without `emulate` with CUDA's. With one, the GPUs are those of the cluster's nodes, also of nodes that
+    join later.
 
     A worker that has died is started anew where it was. A node that has gone is taken for the same when a node of the
     same name and GPUs joins; any other node that joins has new GPUs.
@@ -102,6 +104,7 @@ class RayWorkers:
         *,
         gpus: Sequence[str] = (),
         types: Collection[str] = (),
+        emulate: bool = True,
         silence_s: float = 20.0,
         reference_bytes: int = 1 << 20,
     ) -> None:
@@ -112,13 +115,14 @@ class RayWorkers:
         self._hosts: list[_Host] = []
         self._workers: list[_Actor] = []
         self._due: list[tuple[float, int]] = []
+        self._untold: list[Report] = []
         self.refused = ""  # a node that joined, and why it is not used
         self._report: Callable[[Report], None] | None = None
         self._served: dict[str, ServedModel] = {}
         self._closing = False
         self._secret = secrets.token_bytes(32)
         self._numbers = count()
-        emulated = [] if address is not None or has_gpus() else gpus
+        emulated = gpus if address is None and emulate else ()
         self._ray = RayProcesses(address, self._take, {emulated_gpu(t): float(emulated.count(t)) for t in {*emulated}})
         try:
             for node in self._ray.nodes:
@@ -147,6 +151,7 @@ class RayWorkers:
             self._due = [(0.0, i) for i in range(len(self._workers))]
         for thread in self._threads:
             thread.start()
+        self._take(NodesChanged(self._ray.nodes))  # which may have changed since the places were counted
 
     # --- commands ---------------------------------------------------------------------------------------
 
@@ -165,13 +170,18 @@ class RayWorkers:
     def _send(self, worker: int, command: Command) -> None:
         """To a worker that is gone nothing is sent: its loss was reported, or is about to be."""
         with self._changed:
-            line = self._workers[worker].line
+            line, waiting = self._workers[worker].line, self._workers[worker].waiting
+            if waiting is not None:
+                encode(command)  # whoever gave what cannot be sent is told now
+                waiting.append(command)
+                return
         if line is not None:
             line.send(command)
 
     def restart(self, worker: int, why: str) -> None:
         with self._changed:
             self._end(self._workers[worker], why)
+        self._tell()
 
     def fetch(self, reference: Reference, then: Callable[[Any], None]) -> None:
         def found(answer: ObjectFetched) -> None:
@@ -187,7 +197,7 @@ class RayWorkers:
             return [self._said(i, worker) for i, worker in enumerate(self._workers)]
 
     def _said(self, i: int, worker: _Actor) -> dict[str, Any]:
-        state = "ready" if worker.ready else "starting" if worker.host.node else "away"
+        state = "up" if worker.ready else "starting" if worker.host.node else "gone"
         said = {
             "worker": i,
             "host": worker.host.label,
@@ -197,7 +207,7 @@ class RayWorkers:
             "starts": worker.starts,
             "models": dict(worker.line.models) if worker.line is not None else {},
         }
-        trouble = self._ray.head_trouble or (worker.why if state != "ready" else "")
+        trouble = self._ray.head_trouble or (worker.why if state != "up" else "")
         return {**said, "trouble": trouble} if trouble else said
 
     def close(self) -> None:
@@ -230,21 +240,27 @@ class RayWorkers:
         return host
 
     def _take(self, change: RayChange) -> None:
-        joined: list[GpuPlace] = []
         with self._changed:
-            if self._closing:
+            if self._closing or self._report is None:
                 return
             if isinstance(change, NodesChanged | RayUp):
-                joined = self._compare(change.nodes)
+                self._compare(change.nodes)
             elif isinstance(change, RayDown):
                 self._compare((), change.why)
             elif isinstance(change, ProcessEnded):
                 self._ended(change)
-        if joined and self._report is not None:
-            self._report(WorkersJoined(tuple(joined)))
+        self._tell()
 
-    def _compare(self, nodes: Sequence[RayNode], why: str = "its node has gone") -> list[GpuPlace]:
-        """With the nodes that were there before; gives the GPUs that are new."""
+    def _tell(self) -> None:
+        """Report what was found while the lock was held: who is told may have one of its own."""
+        with self._changed:
+            untold, self._untold = self._untold, []
+        for report in untold:
+            assert self._report is not None
+            self._report(report)
+
+    def _compare(self, nodes: Sequence[RayNode], why: str = "its node has gone") -> None:
+        """With the nodes that were there before."""
         alive = {node.id for node in nodes}
         for host in self._hosts:
             if host.node is not None and host.node not in alive:
@@ -268,8 +284,9 @@ class RayWorkers:
             for i in host.workers:
                 self._workers[i].pause_s = 0.0
                 heapq.heappush(self._due, (0.0, i))
+        if joined:
+            self._untold.append(WorkersJoined(tuple(joined)))
         self._changed.notify_all()
-        return joined
 
     def _away(self, node: RayNode, gpus: Sequence[NodeGpu]) -> _Host | None:
         """The host that has gone and comes back as this node."""
@@ -301,8 +318,10 @@ class RayWorkers:
                     self._look(now)
                 if self._closing:
                     return
-                until_s = min([look_at_s, *[at_s for at_s, _ in self._due[:1]]])
-                self._changed.wait(max(until_s - time.monotonic(), 0.0))
+                if not self._untold:
+                    until_s = min([look_at_s, *[at_s for at_s, _ in self._due[:1]]])
+                    self._changed.wait(max(until_s - time.monotonic(), 0.0))
+            self._tell()
 
     def _look(self, now: float) -> None:
         for worker in self._workers:
@@ -333,10 +352,9 @@ class RayWorkers:
 
     def _end(self, worker: _Actor, why: str) -> None:
         """By force; its reader notices."""
-        if worker.name is None:
-            return
         worker.why = worker.why or why
-        self._ray.kill(worker.name)
+        if worker.name is not None:
+            self._ray.kill(worker.name)
         if worker.line is None:
             self._later(self._workers.index(worker), worker)
         else:
@@ -352,6 +370,9 @@ class RayWorkers:
         pause_s = 0.0 if time.monotonic() - worker.since_s > _STEADY_S else worker.pause_s
         worker.pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
         worker.name = worker.pid = None
+        if worker.waiting is not None:
+            worker.waiting = None
+            self._untold.append(WorkerLost(i, worker.why))
         heapq.heappush(self._due, (time.monotonic() + pause_s, i))
         self._changed.notify_all()
 
@@ -389,6 +410,9 @@ class RayWorkers:
                 worker.device = f"cuda:{greeting.gpus[0]}"
             heard, gone = partial(self._heard, int(i)), partial(self._gone, int(i))
             worker.line = WorkerLine(connection, heard, gone, f"worker {i}")
+            for command in worker.waiting or ():
+                worker.line.send(command)
+            worker.waiting = None
 
     def _heard(self, i: int, report: WorkerReport) -> None:
         if isinstance(report, WorkerReady):
@@ -418,8 +442,3 @@ class RayWorkers:
         if worker.socket is not None:
             worker.socket.close()
             worker.socket = None
-
-
-def has_gpus() -> bool:
-    """Whether this machine has GPUs that CUDA can use."""
-    return Path("/proc/driver/nvidia/gpus").is_dir()
