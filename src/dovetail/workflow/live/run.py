@@ -91,7 +91,7 @@ def run_live(
     wanted = _Wanted(problem)
     file, rows = JournalFile(journal), None if results is None else as_path(results, "results")
     refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
-    carried, problem = engine_for(problem, engine, address, settings.limits.silence_s)
+    carried, problem = engine_for(problem, engine, address, silence_s=settings.limits.silence_s)
     left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:_SHOWN]}
     header = replace(problem.header(name, options or {}, 0, live=True, retries=retries, **left_out), mode="online")
     figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
