@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dovetail.workflow.inputs.write import write_config
     from dovetail.workflow.live.client import WorkflowClient, connect
     from dovetail.workflow.live.overview import Overview
+    from dovetail.workflow.live.replay import TraceFormat, TraceReplay, replay
     from dovetail.workflow.live.run import LiveWorkflowRun, run_live
     from dovetail.workflow.live.runs import RunEvent, RunResult, RunStatus
     from dovetail.workflow.live.serve import ServedWorkflows, serve
@@ -66,6 +67,8 @@ __all__ = [
     "RunResult",
     "RunStatus",
     "ServedWorkflows",
+    "TraceFormat",
+    "TraceReplay",
     "WorkflowClient",
     "WorkflowComparison",
     "WorkflowProblem",
@@ -87,6 +90,7 @@ __all__ = [
     "list_policies",
     "load",
     "optimum",
+    "replay",
     "requests_of",
     "run",
     "run_live",
@@ -140,6 +144,9 @@ __getattr__, __dir__ = exports(
         "list_policies": "study",
         "load": "problem",
         "optimum": "optimise.exact",
+        "TraceFormat": "live.replay",
+        "TraceReplay": "live.replay",
+        "replay": "live.replay",
         "requests_of": "export",
         "run": "simulate",
         "serve": "live.serve",

@@ -9,7 +9,7 @@ from dovetail.cli.verbs import Command, register
 app = App(name="workflow", help="Schedule workflows of many models on a pool of GPUs.")
 _HERE = "dovetail.cli.workflow"
 COMMANDS = (
-    Command("run", f"{_HERE}.run:run", "Simulate a file of requests under a policy."),
+    Command("run", f"{_HERE}.run:run", "Simulate a file of requests under a policy, or with --live run it for real."),
     Command("serve", f"{_HERE}.serve:serve", "Serve the workflows and models of a configuration over HTTP."),
     Command(
         "submit",
@@ -23,6 +23,11 @@ COMMANDS = (
         "top",
         f"{_HERE}.top:top",
         "Show GPUs and what is on them, models, queues and rates of a service as they change, until Ctrl-C.",
+    ),
+    Command(
+        "replay",
+        f"{_HERE}.replay:replay",
+        "Send a recorded trace to a running service at its times, and tell what came back.",
     ),
     Command("validate", f"{_HERE}.problem:validate", "Check the input files without running anything."),
     Command("compare", f"{_HERE}.study:compare", "Compare policies over pool sizes and seeds, in parallel."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -86,6 +87,10 @@ def run(
     is_live = live.live or simulate.lower() == "true"
     if not is_live:
         live.refuse()
+    elif live.url is not None:
+        own = {"gpus": gpus, "policy": policy != DEFAULT_POLICY, "option": option, "write": write}
+        _refuse(own, "the service's own with --url")
+        return _send(live, inputs, out / "service_results.jsonl", format)
     chosen = write if write is not None else [kind for kind in _FILES if is_live or kind != "results"]
     if resume and "journal" not in chosen:
         raise InputError("--resume goes on with a journal: let --write name it")
@@ -96,9 +101,7 @@ def run(
     refuse_overwrite([*paths.values()], inputs.files)
     simulated = {"seed": seed, "failure_rate": failure_rate, "resume": resume}
     if is_live:
-        for name, given in simulated.items():
-            if given:
-                raise InputError(f"--{name.replace('_', '-')} is for simulated runs, not for --live")
+        _refuse(simulated, "for simulated runs, not for --live")
     problem = inputs.load(gpus, gpus_per_server=gpus_per_server)
     shown = format == "table" and not quiet
     logs = {kind: path for kind, path in paths.items() if kind in ("log", "executions")}
@@ -127,6 +130,32 @@ def run(
         print(f"error: {found.notes[-1]}", file=sys.stderr)
         return 130
     return 3 if found.metrics["rejected"] else 0
+
+
+def _refuse(given: dict[str, Any], why: str) -> None:
+    for name, value in given.items():
+        if value:
+            raise InputError(f"--{name.replace('_', '-')} is {why}")
+
+
+def _send(live: LiveFlags, inputs: InputFlags, results: Path, format: Format) -> int:
+    """The requests of a file to a running service, with all that they bring along."""
+    from dovetail.cli.workflow.replay import show
+    from dovetail.workflow import replay
+
+    refuse_overwrite([results], inputs.files)
+    with folder_for(results.parent), progress("running") as done:
+        found = replay(
+            inputs.requests,
+            live.url,
+            token_file=live.token_file,
+            of="requests",
+            speed=live.speed if inputs.mode == "online" else inf,
+            results=results,
+            answers=True,
+            progress=done if sys.stderr.isatty() else None,
+        )
+    return show(found.metrics, found.interrupted, results, format)
 
 
 def _simulate(simulated: dict[str, Any], problem: WorkflowProblem, policy: str, **how: Any) -> WorkflowRun:

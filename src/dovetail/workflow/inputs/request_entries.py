@@ -212,25 +212,11 @@ class EntryReader:
 
     def _timestamp(self, entry: RequestEntry) -> tuple[str, int]:
         """What kind of time a request gives, and which, in microseconds."""
-        given = entry.timestamp
-        if given is None:
+        if entry.timestamp is None:
             if self._online:
                 raise EntryFault("timestamp", "missing; online mode needs the time of arrival")
             return "", 0
-        try:
-            if isinstance(given, str):
-                given = datetime.fromisoformat(given)
-            if isinstance(given, date):  # as YAML reads an unquoted one
-                given = given if isinstance(given, datetime) else datetime.combine(given, time())
-                aware = given.tzinfo is not None
-                stamp = (given - (_EPOCH_UTC if aware else _EPOCH)) // _MICROSECOND
-                return "a time with zone" if aware else "a time without zone", stamp
-            if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e12:
-                whole = int(given)  # a large number of seconds has no room for microseconds
-                return "a number of seconds", 10**6 * whole + round(1e6 * (given - whole))
-        except ValueError:
-            pass
-        raise EntryFault("timestamp", f"{entry.timestamp!r} is not an ISO 8601 time or a number of seconds")
+        return time_us(entry.timestamp)
 
     def check_clock(self, kind: str, entry: RequestEntry) -> None:
         """All timestamps of a file must be of one kind."""
@@ -390,6 +376,25 @@ class EntryReader:
             name = unknown[0]
             text = f"node_execution_times names {name!r}, which is not a node of workflow {graph.name!r}: ignored"
             self.warnings[text] = self.warnings.get(text, 0) + 1
+
+
+def time_us(given: Any) -> tuple[str, int]:
+    """What kind of time this is, and which, in microseconds."""
+    when = given
+    try:
+        if isinstance(when, str):
+            when = datetime.fromisoformat(when)
+        if isinstance(when, date):  # as YAML reads an unquoted one
+            when = when if isinstance(when, datetime) else datetime.combine(when, time())
+            aware = when.tzinfo is not None
+            stamp = (when - (_EPOCH_UTC if aware else _EPOCH)) // _MICROSECOND
+            return "a time with zone" if aware else "a time without zone", stamp
+        if isinstance(when, int | float) and not isinstance(when, bool) and abs(when) < 1e12:
+            whole = int(when)  # a large number of seconds has no room for microseconds
+            return "a number of seconds", 10**6 * whole + round(1e6 * (when - whole))
+    except ValueError:
+        pass
+    raise EntryFault("timestamp", f"{given!r} is not an ISO 8601 time or a number of seconds")
 
 
 def _name_of(raw: Any) -> _Name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,8 +31,9 @@ from dovetail.workflow.live.estimates import TokenEstimator
 from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.figures import LiveFigures
 from dovetail.workflow.live.guard import LiveGuard
+from dovetail.workflow.live.interrupts import interrupts
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, Engine, ModelCall, Reference
-from dovetail.workflow.live.run_data import RunData
+from dovetail.workflow.live.run_data import RunData, call_options
 from dovetail.workflow.live.specs import live_settings, model_specs
 from dovetail.workflow.live.values import Fetch, to_json
 from dovetail.workflow.metrics import RejectionReasons
@@ -98,7 +98,7 @@ def run_live(
     runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), _fetch_from(carried))
     executor = LiveExecutor(carried, inbox, runs, served, problem.models, problem.pool, problem.costs, settings.limits)
     with (
-        _interrupts(runs.ended),
+        interrupts(lambda: runs.ended.put(_INTERRUPT)),
         _closed(executor),
         Writer(file.path, header) if file.path is not None else nullcontext() as writer,
         _rows(rows) as write,
@@ -179,17 +179,6 @@ def _given(entry: RequestEntry) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise InputError(f"input_data: expected names and values, found {given!r}")
     return given
-
-
-def call_options(entry: RequestEntry) -> dict[str, Any]:
-    """What a file says of a request's calls, as the options of a live one."""
-    given = {
-        "node_configs": entry.node_configs,
-        "node_execution_times": entry.node_execution_times,
-        "node_tokens": {name: msgspec.to_builtins(tokens) for name, tokens in entry.node_tokens.items()},
-        "outcomes": entry.outcomes,
-    }
-    return {name: value for name, value in given.items() if value}
 
 
 class _Flushed:
@@ -406,21 +395,6 @@ def _wait_for_workers(executor: LiveExecutor) -> None:
     until = time.monotonic() + _READY_S
     while any(row.get("state") == "starting" for row in executor.status()) and time.monotonic() < until:
         time.sleep(_LOOK_S)
-
-
-@contextmanager
-def _interrupts(ended: SimpleQueue[dict[str, Any] | None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end a run in good order, in whatever line it is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only there signals can be caught
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: ended.put(_INTERRUPT)) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextmanager

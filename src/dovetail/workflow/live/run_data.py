@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Grew
 from dovetail.workflow.inputs.decisions import json_in
 from dovetail.workflow.inputs.growth.rules import said_of
+from dovetail.workflow.inputs.request_entries import RequestEntry
 from dovetail.workflow.live.branches import THEN, Branches, is_fan_out
 from dovetail.workflow.live.data_flow import DataFlow, NodeFlow
 from dovetail.workflow.live.protocol import Reference
@@ -245,6 +248,17 @@ class RunData:
                 kind = _KINDS[key]
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise InputError(f"{key}.{name}: expected {_EXPECTED[key]}, found {value!r}")
+
+
+def call_options(entry: RequestEntry) -> dict[str, Any]:
+    """What a file says of a request's calls, as the options of a live one."""
+    given = {
+        "node_configs": entry.node_configs,
+        "node_execution_times": entry.node_execution_times,
+        "node_tokens": {name: msgspec.to_builtins(tokens) for name, tokens in entry.node_tokens.items()},
+        "outcomes": entry.outcomes,
+    }
+    return {name: value for name, value in given.items() if value}
 
 
 def _complete(flow: DataFlow, given: Mapping[str, Any]) -> dict[str, Any]:
