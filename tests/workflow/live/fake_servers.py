@@ -159,7 +159,7 @@ def openai(*models: str) -> Answering:
 
 
 class Vllm:
-    """vLLM in development mode: one model; asleep it serves nothing; level 2 forgets the weights."""
+    """vLLM in development mode: one model; asleep it lets calls wait; level 2 forgets the weights."""
 
     def __init__(self, model: str) -> None:
         self.model, self.asleep, self.weights, self.cache = model, False, True, True
@@ -181,8 +181,10 @@ class Vllm:
                 self.cache = self.cache or query.get("tags", ["kv_cache"]) == ["kv_cache"]
                 self.asleep = not self.cache
                 return Say(b"")
-        if verb not in ("/health", "/v1/models") and (self.asleep or not self.weights):
-            return Say({"error": {"message": "asleep, or without weights"}}, 500)
+        if "model" in body and self.asleep:
+            return Say(pieces=[], hang=True)
+        if "model" in body and not self.weights:
+            return Say(pieces=chunks(self.model, ["nonsense"], chat="messages" in body))
         return self._serve(method, path, body)
 
 

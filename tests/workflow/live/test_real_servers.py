@@ -219,6 +219,33 @@ def test_llama_cpp_cuts_streams_short_by_default_and_is_not_believed(
         end.unload(keep=False)
 
 
+# --- vLLM -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("vllm") is None, reason="no vllm on the PATH")
+def test_vllm_answers_sleeps_and_wakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor it only stops calls while it sleeps; its weights stay where they are."""
+    for name, value in {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    model = str(write_model(tmp_path / "m", num_attention_heads=2, spread=0.3))  # heads as wide as its kernels want
+    options = ["--host", "127.0.0.1", "--port", "{port}", "--max-model-len", "256", "--enforce-eager"]
+    end = back_end("http://127.0.0.1:{port}", model, swap="vllm", command=["vllm", "serve", "{model}", *options])
+    texts = []
+    for keep in (True, False):
+        end.load(["cpu"])
+        other = back_end(end.status()["url"], model, swap="vllm")
+        other.load(["cpu"])
+        texts += [
+            ask(each, {"max_tokens": 8, "temperature": 0}, prompt="the quick").outputs["text"] for each in (end, other)
+        ]
+        other.unload(keep=False)
+        end.unload(keep=keep)
+    assert len(set(texts)) == 1
+    with pytest.raises(BackEndError, match="not loaded"):
+        ask(end, prompt="a")
+
+
 # --- Triton -----------------------------------------------------------------------------------------
 
 ADD = """

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail import workflow
 from dovetail.workflow.live.backends import http_client, tensors
 from dovetail.workflow.live.backends.events import data_of
 from dovetail.workflow.live.backends.servers import ServerBackEnd, make
@@ -37,6 +38,7 @@ from dovetail.workflow.live.protocol import (
     WorkerLost,
     WorkerReady,
 )
+from dovetail.workflow.live.specs import model_specs
 from tests.waiting import PATIENCE_S, until
 from tests.workflow.live import fake_servers
 from tests.workflow.live.fake_servers import Answering, FakeServer, Say, chunks, event, openai, serving
@@ -289,6 +291,15 @@ def test_a_key_comes_from_the_environment_alone(monkeypatch: pytest.MonkeyPatch)
         ask(end, prompt="a")
         assert {headers["Authorization"] for headers in server.headers_seen} == {"Bearer secret"}
         end.unload(keep=False)
+
+
+def test_the_example_of_the_docs_is_a_configuration(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "workflow-backends.md").read_text()
+    (tmp_path / "config.yaml").write_text(page.split("## Servers")[1].split("```yaml\n")[1].split("```")[0])
+    problem = workflow.load(tmp_path / "config.yaml", [], gpus=1, mode="online")
+    ends = {name: make(model) for name, model in model_specs(problem.system).items()}
+    assert ends["qwen"].source.command[:2] == ["vllm", "serve"]
+    assert (ends["llama"].source.swap, ends["llama"].source.api) == ("ollama", "chat")
 
 
 @pytest.mark.parametrize("source", [{"swap": "vlm"}, {"ur": 1}, {"command": "python"}])
