@@ -407,7 +407,10 @@ def test_logs_are_written_without_a_journal_and_leave_none(command: Command, fol
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["dovetail_journal.jsonl"], "nothing to write: give --log FILE, --executions FILE or --requests FILE"),
+        (
+            ["dovetail_journal.jsonl"],
+            "nothing to write: give --log FILE, --executions FILE, --requests FILE or --rates FILE",
+        ),
         (["dovetail_journal.jsonl", "--log", "dovetail_scheduler.log"], "exists already; --force writes over it"),
         (["dovetail_journal.jsonl", "--log", "dovetail_journal.jsonl", "--force"], "is the same file as the input"),
         (["nothing.jsonl", "--log", "a.log"], "nothing.jsonl: "),

@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.events import Arrived, Finished, Observed, Settled, Start, Stimulus
-from dovetail.core.journal import Reader
-from dovetail.core.rates import Rate, RateTable, Switch
+from dovetail import workflow
+from dovetail.core.errors import InputError
+from dovetail.core.events import Arrived, Failed, Finished, Observed, Reject, Settled, Start, Stimulus
+from dovetail.core.journal import Ended, Reader
+from dovetail.core.rates import HOST, Rate, RateTable, Switch
 from dovetail.core.replay import replay_journal
 from dovetail.core.resources import Pool
-from dovetail.testing.workflow.live_like import Reality, run_live_like
+from dovetail.testing.workflow.live_like import Mishap, Reality, run_live_like
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.learning import FEW_RUNS, RECENT, Learning, LoadCase, RecentSamples
 from dovetail.workflow.problem import WorkflowProblem, load
-from dovetail.workflow.residents import HOST, Residents
+from dovetail.workflow.residents import Residents
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.simulate import new_scheduler
+from dovetail.workflow.simulate import new_scheduler, run
 
 POOL = Pool.parse("2", {})
 MODELS = {
@@ -203,8 +205,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def problem(requests: int, gpus: int = 2) -> WorkflowProblem:
-    rows = [
+def rows_of(requests: int) -> list[dict[str, Any]]:
+    return [
         {
             "request_id": f"r{i}",
             "workflow_id": "see" if i % 3 == 2 else "draw",
@@ -213,7 +215,10 @@ def problem(requests: int, gpus: int = 2) -> WorkflowProblem:
         }
         for i in range(requests)
     ]
-    return load(CONFIG, rows, gpus=gpus, mode="online")
+
+
+def problem(requests: int, gpus: int = 2) -> WorkflowProblem:
+    return load(CONFIG, rows_of(requests), gpus=gpus, mode="online")
 
 
 def live_scheduler(gpus: int = 2) -> WorkflowScheduler:
@@ -306,8 +311,6 @@ def test_a_load_that_was_left_out_is_seen_by_what_was_learned_from_it(journal: P
 
 
 def test_a_simulated_run_learns_nothing(tmp_path: Path) -> None:
-    from dovetail.workflow.simulate import run
-
     path = tmp_path / "simulated.jsonl"
     run(problem(30), "dovetail", journal=path)
     assert new_scheduler(Reader(path).header).learning is None
@@ -336,3 +339,70 @@ def test_observed_tokens_that_are_none_teach_nothing() -> None:
     scheduler.handle([Settled("r", "a", (0,)), Observed("tokens", told), Finished("r", "a")], 12.0)
     assert scheduler.learning is not None
     assert scheduler.learning.known() == []
+
+
+# --- a live run, simulated ------------------------------------------------------------------------
+
+
+DRAW: dict[str, Any] = {
+    "models": {name: CONFIG["models"][name] for name in ("llm", "sd")},
+    "workflows": {"draw": CONFIG["workflows"]["draw"]},
+}
+
+
+def figures(journal: Path) -> dict[str, Any]:
+    (ended,) = [event for _, _, event in Reader(journal) if isinstance(event, Ended)]
+    return ended.summary
+
+
+@pytest.mark.parametrize(("spread", "off"), [(0.0, 1e-6), (0.3, 0.05)])
+def test_a_live_run_is_simulated_as_it_was_with_what_it_measured(tmp_path: Path, spread: float, off: float) -> None:
+    path = tmp_path / "live.jsonl"
+    rows = [row for row in rows_of(90) if row["workflow_id"] == "draw"]
+    live = load(DRAW, rows, gpus=2, mode="online")
+    run_live_like(live, "baseline", path, Reality(spread=spread, wrong=4.0), seed=2)
+    requests, rates = workflow.requests_of(path), workflow.rates_of(path)
+    simulated = run(load(DRAW, requests, gpus=2, mode="online", rates=rates), "baseline", journal=False)
+    seen = figures(path)
+    for key in ("makespan_s", "avg_request_s", "p99_request_s"):
+        assert simulated.metrics[key] == pytest.approx(seen[key], rel=off), key
+
+
+def test_loads_and_paces_are_measured_over_the_whole_run(journal: Path, tmp_path: Path) -> None:
+    workflow.write_logs(journal, rates=tmp_path / "rates.json", requests=tmp_path / "requests.json")
+    table = RateTable.read(tmp_path / "rates.json")
+    took: dict[str, list[float]] = {}
+    began: dict[tuple[str, str], float] = {}
+    for _, t, event in Reader(journal):
+        if isinstance(event, Start | Settled):
+            began[event.job, event.task] = t
+        elif isinstance(event, Finished) and event.task == "b":
+            took.setdefault("sd", []).append(t - began[event.job, event.task])
+    assert table.rate("sd", "gpu") == pytest.approx(median([4.0 / seconds for seconds in took["sd"]]))
+    assert {switch.to for switch in table.switches.values()} == {"llm", "sd", "vlm"}
+    assert set(table.at_once("vlm", "gpu")) >= {1}
+    assert (
+        load(CONFIG, tmp_path / "requests.json", gpus=2, mode="online", rates=tmp_path / "rates.json").warnings() == []
+    )
+
+
+def test_what_no_simulation_can_tell_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "live.jsonl"
+    mishaps = (Mishap(30.0, 0), Mishap(50.0, 1, 20.0))
+    run_live_like(problem(30), "dovetail", path, Reality(cancel_rate=0.3, mishaps=mishaps), seed=1)
+    cancelled = {event.job for _, _, event in Reader(path) if isinstance(event, Reject)}
+    failed = sum(isinstance(event, Failed) for _, _, event in Reader(path))
+    assert cancelled
+    assert failed
+    assert workflow.measurements(path).left_out == [
+        f"left out: {len(cancelled)} requests that were cancelled, given up or not closed",
+        f"left out: {failed} attempts that failed",
+        "left out: 1 times that GPUs were gone",
+    ]
+    assert {row["request_id"] for row in workflow.requests_of(path)} == {f"r{i}" for i in range(30)} - cancelled
+
+
+def test_a_simulated_run_has_measured_nothing(tmp_path: Path) -> None:
+    run(problem(3), "baseline", journal=tmp_path / "simulated.jsonl")
+    with pytest.raises(InputError, match="expected the journal of a live run"):
+        workflow.rates_of(tmp_path / "simulated.jsonl")

@@ -15,6 +15,7 @@ from dovetail.core import files
 from dovetail.core.output import written_whole
 
 ANY = "*"  # in the place of whatever there was
+HOST = "host memory"  # where something comes from that need not be read from its source
 PREFILL = "prefill tokens/s"  # the unit of reading, of models that read before they write
 Source = Literal["measured", "estimated", "given"]
 
@@ -36,7 +37,8 @@ class Rate(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 
 class Switch(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Seconds to make `to` resident on a device type; `from` empty means that the device was empty: a first load, or
-    a restart. `*` stands for all that the table does not name, an empty device too."""
+    a restart. `*` stands for all that the table does not name, an empty device too; `host memory` for a load from
+    there, whatever leaves."""
 
     to: str
     seconds: float

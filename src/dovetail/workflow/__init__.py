@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         Mode,
         OnError,
     )
-    from dovetail.workflow.export import requests_of, write_logs
+    from dovetail.workflow.export import measurements, rates_of, requests_of, write_logs
     from dovetail.workflow.inputs.generate import GeneratedRequests, generate
     from dovetail.workflow.inputs.importers.calls import import_azure, import_burstgpt, import_jsonl, import_mooncake
     from dovetail.workflow.inputs.importers.comfyui import import_comfyui
@@ -89,7 +89,9 @@ __all__ = [
     "import_wfcommons",
     "list_policies",
     "load",
+    "measurements",
     "optimum",
+    "rates_of",
     "replay",
     "requests_of",
     "run",
@@ -143,10 +145,12 @@ __getattr__, __dir__ = exports(
         "import_wfcommons": "inputs.importers.wfcommons",
         "list_policies": "study",
         "load": "problem",
+        "measurements": "export",
         "optimum": "optimise.exact",
         "TraceFormat": "live.replay",
         "TraceReplay": "live.replay",
         "replay": "live.replay",
+        "rates_of": "export",
         "requests_of": "export",
         "run": "simulate",
         "serve": "live.serve",

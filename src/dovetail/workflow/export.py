@@ -14,6 +14,7 @@ from dovetail.core.files import as_path
 from dovetail.core.journal import Observer, Reader
 from dovetail.core.metrics import Metrics
 from dovetail.core.output import refuse_overwrite
+from dovetail.core.rates import RateTable
 from dovetail.core.run import Run
 from dovetail.workflow.bounds import bounds_for
 from dovetail.workflow.compat.execution_log import ExecutionLog
@@ -22,6 +23,7 @@ from dovetail.workflow.compat.text_log import TextLog
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.growth.request import recorded
 from dovetail.workflow.inputs.write import file_format, write_requests
+from dovetail.workflow.live.measured import LiveMeasurements
 
 
 def write_logs(
@@ -30,12 +32,13 @@ def write_logs(
     log: str | os.PathLike[str] | None = None,
     executions: str | os.PathLike[str] | None = None,
     requests: str | os.PathLike[str] | None = None,
+    rates: str | os.PathLike[str] | None = None,
     console: TextIO | None = None,
     console_lines: int | None = None,
 ) -> None:
     """Write the logs of a recorded run that are given a path: the text log, a line per thing that happened, and the
-    execution log, a row per node and request; also its requests, as `requests_of` gives them. The console may get the
-    first lines of the text log.
+    execution log, a row per node and request; also its requests, as `requests_of` gives them, and what a live run
+    measured, as `rates_of` does. The console may get the first lines of the text log.
 
     Of a run that did not end there is a text log as far as the journal goes, and of its requests those that were
     completed or rejected.
@@ -44,9 +47,13 @@ def write_logs(
     text_file = None if log is None else as_path(log, "log")
     rows_file = None if executions is None else as_path(executions, "executions")
     again_file = None if requests is None else as_path(requests, "requests")
-    refuse_overwrite([path for path in (text_file, rows_file, again_file) if path is not None], [place])
+    rates_file = None if rates is None else as_path(rates, "rates")
+    outputs = [path for path in (text_file, rows_file, again_file, rates_file) if path is not None]
+    refuse_overwrite(outputs, [place])
     if again_file is not None:
         write_requests(requests_of(place), again_file, file_format(again_file))
+    if rates_file is not None:
+        rates_of(place).write(rates_file)
     reader = Reader(place)
     header, facts = reader.header, WorkflowFacts.of(reader.header, place)
     followers: list[Observer] = []
@@ -77,7 +84,9 @@ def requests_of(journal: str | os.PathLike[str] | Run) -> list[dict[str, Any]]:
     """The requests of a recorded run as they stand in files, with what happened to them: how long their nodes take and
     what nodes added. With the same configuration they run again, on another pool or under another policy.
 
-    Times are seconds at speed 1; tokens and prefixes are not told again. Faulty requests are left out.
+    Times are seconds at speed 1; tokens and prefixes are not told again. Faulty requests are left out. Of a live run
+    times are what nodes really took, at the speeds that `rates_of` gives, and those of its requests are left out that
+    were cancelled, given up or not closed: with both, the run is simulated as it was.
 
     >>> from dovetail import workflow
     >>> problem = workflow.load(workflow.agents_system(), workflow.generate(workflow.agents_system(), requests=20))
@@ -89,6 +98,7 @@ def requests_of(journal: str | os.PathLike[str] | Run) -> list[dict[str, Any]]:
     place = journal.journal if isinstance(journal, Run) else as_path(journal, "journal")
     reader = Reader(place)
     facts, graphs = WorkflowFacts.of(reader.header, place), reader.header.build_graphs()
+    measured = LiveMeasurements(reader) if facts.live else None
     arrived: dict[str, tuple[float, Arrived]] = {}
     grown: dict[str, dict[str, Grew]] = {}
     for _, t, event in reader:
@@ -100,6 +110,11 @@ def requests_of(journal: str | os.PathLike[str] | Run) -> list[dict[str, Any]]:
     for job, (t, event) in arrived.items():
         graph = graphs[event.of]
         times = {task.name: size for task, size in zip(graph.tasks, event.sizes, strict=False)}
+        if measured is not None:
+            if not measured.is_told(job):
+                continue
+            times = {name: measured.size_s(job, name, size) for name, size in times.items()}
+            grown[job] = measured.growth(job)
         row: dict[str, Any] = {"request_id": job, "workflow_id": event.of, "timestamp": t}
         if event.of in facts.growth:
             outcomes, sizes = recorded(job, facts.growth[event.of], graph, grown.get(job, {}))
@@ -110,6 +125,17 @@ def requests_of(journal: str | os.PathLike[str] | Run) -> list[dict[str, Any]]:
         row |= {key: value for key, value in more.items() if value is not None}
         rows.append(row if event.weight == 1.0 else row | {"priority": event.weight})
     return rows
+
+
+def rates_of(journal: str | os.PathLike[str] | Run) -> RateTable:
+    """What a live run measured: how fast its models were on each type of GPU, alone and at once, relative to the sizes
+    of `requests_of`, and what loads took. For `load(config, requests, rates=...)`, and for other levels."""
+    return measurements(journal).table
+
+
+def measurements(journal: str | os.PathLike[str] | Run) -> LiveMeasurements:
+    """All that a live run measured, and what of it no simulation can tell (`left_out`)."""
+    return LiveMeasurements(Reader(journal.journal if isinstance(journal, Run) else as_path(journal, "journal")))
 
 
 def _open(path: Path, stack: ExitStack) -> TextIO:

@@ -187,6 +187,7 @@ class Learning:
         if call.case is None or place is None or not self._loads or place[0] in self._adapters:
             return None
         seconds = max(0.0, now - call.began_s - call.case.extra_s)
+        self.load_seen(call.case.previous, place, seconds)
         changed = [self._load(previous, place, seconds) for previous in (call.case.previous, ANY)]
         return place[0] if any(changed) else None
 
@@ -214,12 +215,21 @@ class Learning:
         elif start.batch:
             last = self._leave_batch(start.batch)
         place, begins_s = self._place(start), self._begin_s(call)
-        if not good or not last or place is None or not call.work_s or not begins_s < now:
+        if not good or begins_s > now:
             return None
-        most = max(1, self._models[start.kind].slots)
-        samples = self._runs.setdefault(place, {}).setdefault(min(max(1, round(at_once)), most), RecentSamples())
+        number = min(max(1, round(at_once)), max(1, self._models[start.kind].slots))
+        self.run_seen(key, place, number, call.work_s, now - begins_s)
+        if not last or place is None or not call.work_s or begins_s == now:
+            return None
+        samples = self._runs.setdefault(place, {}).setdefault(number, RecentSamples())
         samples.add(call.work_s / (now - begins_s))
         return start.kind if self._learn_pace(place) else None
+
+    def run_seen(self, key: Key, place: Place | None, at_once: int, work_s: float, took_s: float) -> None:
+        """A call has finished. For those who want to keep more than a few samples."""
+
+    def load_seen(self, previous: str, place: Place, seconds: float) -> None:
+        """A model was loaded. For those who want to keep more than a few samples."""
 
     def _begin_s(self, call: _Call) -> float:
         """When its run began; never, if its model was to be loaded and nobody said when that was."""
@@ -289,7 +299,7 @@ class Learning:
         if not known:
             return False
         (model, device), width = place, self._models[place[0]].width
-        base, points, shares, reads = self._told(place)
+        base, points, shares, reads = self.told(place)
         alone = known.get(1)
         if alone is None:  # by the number at once that was seen most, and what the configuration says of that
             most = max(known, key=lambda n: (self._runs[place][n].count, -n))
@@ -305,7 +315,7 @@ class Learning:
                 self.table.put(Rate(model, device, reads * at, width, "", "measured", PREFILL))
         return changed
 
-    def _told(self, place: Place) -> tuple[float, dict[int, float], list[float], float | None]:
+    def told(self, place: Place) -> tuple[float, dict[int, float], list[float], float | None]:
         """What the configuration tells of a model on a type: its rate, that of each at several at once, their shares of
         one alone, and its rate of reading."""
         if place not in self._known:

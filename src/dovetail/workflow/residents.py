@@ -6,12 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from dovetail.core.rates import ANY, RateTable
+from dovetail.core.rates import ANY, HOST, RateTable
 from dovetail.core.resources import Pool
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.learning import LoadCase
-
-HOST = "host memory"  # where a model comes from that need not be read from its source, in tables of switches
 
 
 class Residents:

@@ -49,9 +49,10 @@ def export(
     log: Path | None = None,
     executions: Path | None = None,
     requests: Path | None = None,
+    rates: Path | None = None,
     force: Force = False,
 ) -> int:
-    """Write a recorded run's text log, execution log, or its requests with what nodes added.
+    """Write a recorded run's text log, execution log, its requests with what nodes added, or what a live run measured.
 
     Example: dovetail workflow export dovetail_journal.jsonl --executions dovetail_execution_log.json
 
@@ -66,24 +67,28 @@ def export(
     requests
         A file of requests to write: with the same configuration they run again as they did, on any pool,
         but for tokens and prefixes: those are left out, nodes have their times.
+    rates
+        A rate table to write, of a live run: with it, its requests are simulated as they ran.
     force
         Write over files that exist.
     """
     from dovetail import read_journal
-    from dovetail.workflow import write_logs
+    from dovetail.workflow import measurements, write_logs
 
     journal = journal or _newest()
     read_journal(journal)  # what is wrong with it is said first
-    outputs = [path for path in (log, executions, requests) if path is not None]
+    outputs = [path for path in (log, executions, requests, rates) if path is not None]
     if not outputs:
-        raise InputError("nothing to write: give --log FILE, --executions FILE or --requests FILE")
+        raise InputError("nothing to write: give --log FILE, --executions FILE, --requests FILE or --rates FILE")
     refuse_overwrite(outputs, [journal])
     for path in outputs:
         if path.is_file() and not force:
             raise InputError(f"{path}: exists already; --force writes over it")
-    write_logs(journal, log=log, executions=executions, requests=requests)
+    write_logs(journal, log=log, executions=executions, requests=requests, rates=rates)
     for path in outputs:
         print(f"written: {path}")
+    for note in measurements(journal).left_out if rates is not None else ():
+        print(note)
     return 0
 
 

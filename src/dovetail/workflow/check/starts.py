@@ -24,7 +24,9 @@ from dovetail.workflow.sharing import TOKENS
 class StartRules:
     """Recounts what each start must cost and take, from the header's facts and what ran before."""
 
-    def __init__(self, header: Header, facts: WorkflowFacts, faults: Findings) -> None:
+    def __init__(
+        self, header: Header, facts: WorkflowFacts, faults: Findings, learning: type[Learning] = Learning
+    ) -> None:
         self._facts = facts
         self._faults = faults
         self._graphs = header.build_graphs()
@@ -38,24 +40,24 @@ class StartRules:
         self._arrived: dict[str, Arrived] = {}
         self._added: dict[str, dict[str, float]] = {}  # sizes of nodes that requests got while they ran
         self._failed: dict[tuple[str, str, bool], int] = {}  # by whether it was lost with its place
-        self._learning: Learning | None = None
+        self.learning: Learning | None = None
         if facts.live:
-            self._learning = Learning(header.pool, facts.models, facts.costs, self._rates)
-        self._sharing = SharingRules(header, facts, faults, self._rates, self._learning)
+            self.learning = learning(header.pool, facts.models, facts.costs, self._rates)
+        self._sharing = SharingRules(header, facts, faults, self._rates, self.learning)
         self._t = 0.0
         for graph in self._graphs.values():
             self._check_models(graph.name, graph.tasks)
 
     def _know(self, pool: Pool) -> None:
-        self._pool, self._types = pool, [device.type for device in pool.devices]
+        self.pool, self._types = pool, [device.type for device in pool.devices]
         self._speeds, self._memories = pool.speeds, pool.memories
 
     def extend(self, event: Added) -> None:
         """GPUs have joined."""
-        self._know(self._pool.joined(event.devices, event.types))
-        self.residents.extend(self._pool)
-        if self._learning is not None:
-            self._learning.extend(self._pool)
+        self._know(self.pool.joined(event.devices, event.types))
+        self.residents.extend(self.pool)
+        if self.learning is not None:
+            self.learning.extend(self.pool)
         self._sharing.extend(event.devices)
 
     def empty(self, gpu: int) -> None:
@@ -90,14 +92,14 @@ class StartRules:
                 self._sharing.observed(t, event)
                 if event.what == TOKENS:
                     self._count(event)
-            elif kind is Settled and self._learning is not None:
-                self._learn(self._learning.settled(t, (event.job, event.task)))
+            elif kind is Settled and self.learning is not None:
+                self._learn(self.learning.settled(t, (event.job, event.task)))
 
     def _end(self, t: float, event: Finished | Failed) -> None:
         self._sharing.end(t, event)
         good = isinstance(event, Finished)
-        if self._learning is not None:
-            self._learn(self._learning.ended(t, (event.job, event.task), good))
+        if self.learning is not None:
+            self._learn(self.learning.ended(t, (event.job, event.task), good))
         if isinstance(event, Failed):
             key = (event.job, event.task, event.lost)
             self._failed[key] = self._failed.get(key, 0) + 1
@@ -111,8 +113,8 @@ class StartRules:
         job, task = str(event.facts.get("job")), str(event.facts.get("task"))
         arrived = self._arrived.get(job)
         size = self._size(job, task)
-        if self._learning is not None and arrived is not None and size is not None:
-            self._learning.counted((job, task), tokens_of(arrived, task), event.facts, size)
+        if self.learning is not None and arrived is not None and size is not None:
+            self.learning.counted((job, task), tokens_of(arrived, task), event.facts, size)
 
     def _check_models(self, who: str, nodes: Iterable[Task]) -> None:
         for node in nodes:
@@ -148,14 +150,14 @@ class StartRules:
             if memory is not None and memory < (room := room_mib(self._facts.models, start.kind)):
                 found = f"{start.kind!r} needs {room} MiB, GPU {gpu} has {memory}"
                 self._faults.add("memory", who, found)
-        loads = self.residents.load_case(start.devices, start.kind) if self._learning is not None else None
+        loads = self.residents.load_case(start.devices, start.kind) if self.learning is not None else None
         beside = self._sharing.beside(self._t, start)
         self._check_setup(start, who)
         if self._caches or any(member.cached for member in members):
             self._check_prefixes(members)
         for member in members:
-            if self._learning is not None:
-                self._learning.started(self._t, member, 1.0 if beside is None else beside[1], loads)
+            if self.learning is not None:
+                self.learning.started(self._t, member, 1.0 if beside is None else beside[1], loads)
             self._sharing.start(self._t, member)
 
     def _check_prefixes(self, members: Sequence[Start]) -> None:

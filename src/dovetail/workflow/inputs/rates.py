@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.rates import PREFILL, Rate, RateTable, Switch
+from dovetail.core.rates import ANY, HOST, PREFILL, Rate, RateTable, Switch
 from dovetail.core.resources import Pool
 from dovetail.workflow.inputs.system import System
 
@@ -99,13 +99,16 @@ class _Names:
 
     def switches(self, switch: Switch) -> list[Switch]:
         models, types = self._find("to", switch.to, self._models), self._find("device", switch.device, self._types)
-        before = self._find("from", switch.previous, self._models)
+        anything = switch.previous in (ANY, HOST)
+        before = [switch.previous] if anything else self._find("from", switch.previous, self._models)
         found = [replace(switch, to=model, device=device) for model in models for device in types]
         return [one for to in found for other in before if self._is_paid(one := replace(to, previous=other))]
 
     def _is_paid(self, switch: Switch) -> bool:
         """Whether a run can ever pay for it: adapters change beside their base, and bases apart from that."""
         base, before = self._base.get(switch.to), self._base.get(switch.previous)
+        if switch.previous == ANY:
+            return True
         if base == before or (base == switch.previous and before is None):
             return True
         self.ignored[f"switch from {switch.previous!r} to {switch.to!r} (adapters change beside their base)"] = None
