@@ -3,6 +3,7 @@
 python -m bench.workflow_live fidelity     live runs beside their simulations with measured rates
 python -m bench.workflow_live load         a public load generator against the service
 python -m bench.workflow_live chaos        kills every few seconds
+python -m bench.workflow_live decisions    how long the service decides, with 1,000 requests open and 100 models
 python -m bench.workflow_live rivals       Ray Serve and FIFO swapping on the same models, trace and machine
 python -m bench.workflow_live gpu          real-sized models on a GPU
 
@@ -14,7 +15,15 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-PARTS = ("fidelity", "load", "chaos", "rivals", "gpu")  # each in bench/workflow_PART.py, whose `main` reads sys.argv
+# Each in bench/workflow_PART.py, whose `main` reads sys.argv.
+PARTS = (
+    "fidelity",
+    "load",
+    "chaos",
+    "decisions",
+    "rivals",
+    "gpu",
+)  # each in bench/workflow_PART.py, whose `main` reads sys.argv
 
 
 def main() -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from dovetail import workflow
 from dovetail.core.errors import InputError
+from dovetail.core.events import Added, Observed
 from dovetail.core.journal import Reader
+from dovetail.core.resources import Device
 from dovetail.journals import check_journal
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.runs import (
@@ -380,6 +382,23 @@ def test_a_long_journal_is_cut_when_nothing_is_open(tmp_path: Path) -> None:
     journals = sorted((tmp_path / "journals").glob("*.jsonl"))
     assert len(journals) > 2
     assert all(sum(1 for _ in Reader(journal).rows()) < 20 for journal in journals)
+    check_all(tmp_path)
+
+
+def test_a_new_journal_knows_which_gpus_are_there(tmp_path: Path) -> None:
+    with service(tmp_path, journal_steps=4) as bench:
+        bench.carrier.inbox.put(
+            Observed("gone", {"gpus": [0], "why": "unplugged"}), Added("one joined", devices=(Device(2, "gpu"),))
+        )
+        first = bench.service.journal()
+        while bench.service.journal() == first:
+            assert bench.service.wait(bench.submit()).state == "completed"
+        run = bench.submit()
+        assert bench.service.wait(run).state == "completed"
+        assert len(Reader(bench.service.journal()).header.pool) == 3
+        assert {node.gpus for node in bench.service.status(run).nodes.values()} <= {(1,), (2,)}
+    with service(tmp_path, journal_steps=4) as bench:
+        assert len(Reader(bench.service.journal()).header.pool) == 2
     check_all(tmp_path)
 
 

@@ -25,13 +25,14 @@ from msgspec.structs import replace
 
 from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean, within
-from dovetail.core.events import Added, Arrived, Asked, Failed, Finished, Grew, Start, Stimulus
+from dovetail.core.events import Added, Arrived, Asked, Failed, Finished, Grew, Observed, Start, Stimulus
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Reader, Step
 from dovetail.core.run import Account
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.store import StoreError
 from dovetail.core.tasks import TaskGraphRecord
+from dovetail.workflow.capacity import GONE
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.explain import account
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
@@ -199,7 +200,7 @@ class WorkflowService:
         try:
             segment = None if self._forget_references() else self._segments.resume(self._decided_by)
             if segment is None or not self._follow(segment, resumed=True):
-                segment = self._begin(self._book.open())
+                segment = self._begin(self._book.open(), restarted=True)
                 self._follow(segment)
             while not self._closing.is_set():
                 segment.end()
@@ -230,7 +231,7 @@ class WorkflowService:
             found = found or bool(lost)
         return found
 
-    def _begin(self, runs: Sequence[str]) -> JournalSegment:
+    def _begin(self, runs: Sequence[str], restarted: bool = False) -> JournalSegment:
         """A new segment, in which these runs arrive anew: without the nodes that have finished."""
         graphs, growth, now_s = dict(self.problem.graphs), dict(self.problem.growth), self.now()
         arrivals: list[Stimulus] = []
@@ -253,7 +254,13 @@ class WorkflowService:
         if learned := self._learned():
             facts["rates"] = learned
         records = tuple(TaskGraphRecord.of(graph) for graph in graphs.values())
-        segment = self._segments.begin(replace(self._header, graphs=records, facts=facts), self._decided_by, now_s)
+        pool = self._header.pool
+        if not restarted and self._scheduler is not None:  # GPUs have joined, and some may be gone
+            pool, off = self._scheduler.view.pool, [*self._scheduler.view.off]
+            arrivals += [Observed(GONE, {"gpus": off, "why": "they were gone before"})] if off else []
+        header = replace(self._header, graphs=records, facts=facts, pool=pool)
+        decided_by = self._decided_by if pool == self._header.pool else ""  # another engine has other GPUs
+        segment = self._segments.begin(header, decided_by, now_s)
         with self._lock:
             held, self._held_back = self._held_back or [], None
             wishes = [Asked(run.job, "cancel") for run in held if self._book.record(run.job).wish is not None]

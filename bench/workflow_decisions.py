@@ -1,0 +1,145 @@
+"""How long a live service takes to decide, measured inside it. Prints JSON.
+
+    python -m bench.workflow_live decisions
+
+1,000 requests are open at all times, for 100 models on 8 GPUs; nodes end in turn as if models had answered, and for
+each request that completes another is sent. What a step costs in all (decided, checked by the guard, written to the
+journal and the book) stands beside what deciding alone costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, quantiles
+from typing import Any
+
+from bench import show
+from dovetail import workflow
+from dovetail.core.events import Change, Finished, Start
+from dovetail.core.inbox import Inbox
+from dovetail.workflow.live.protocol import Answer
+from dovetail.workflow.live.runs import RunRequest, Runs
+from dovetail.workflow.live.service import WorkflowService
+from dovetail.workflow.live.settings import LiveSettings
+from dovetail.workflow.live.telemetry import LogLines
+from tests.waiting import until
+
+MODELS, GPUS = 100, 8
+
+
+class NoModels:
+    """Carries nothing out; `end` lets the oldest start end."""
+
+    def __init__(self, inbox: Inbox, runs: Runs) -> None:
+        self.started: list[Start] = []
+        self._inbox, self._runs = inbox, runs
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None: ...
+
+    def status(self) -> list[dict[str, Any]]:
+        return []
+
+    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+        self.started += [order for order in orders if isinstance(order, Start)]
+
+    def end(self) -> None:
+        start = self.started.pop(0)
+        self._runs.answered(start.job, start.task, Answer(f"{start.job}/{start.task}", {"text": "done"}))
+        self._inbox.put(Finished(start.job, start.task))
+
+
+def configuration() -> dict[str, Any]:
+    """Models of different size and speed; each begins a workflow of two nodes."""
+    dice = random.Random(0)
+    models: dict[str, Any] = {
+        f"m{i}": {
+            "memory_gb": dice.choice((4, 8, 16)),
+            "gpus_required": 1,
+            "load_time_seconds": dice.uniform(2, 20),
+            "inference_time_mean": dice.uniform(0.5, 5),
+        }
+        for i in range(MODELS)
+    }
+    nodes = {
+        i: [{"id": "a", "model": f"m{i}"}, {"id": "b", "model": f"m{(7 * i + 1) % MODELS}"}] for i in range(MODELS)
+    }
+    workflows = {f"w{i}": {"nodes": two, "edges": [{"from": "a", "to": "b"}]} for i, two in nodes.items()}
+    return {"models": models, "workflows": workflows}
+
+
+def decisions(folder: Path, open_runs: int, ends: int, policy: str) -> dict[str, Any]:
+    carriers: list[NoModels] = []
+
+    def carrier(inbox: Inbox, runs: Runs) -> NoModels:
+        carriers.append(NoModels(inbox, runs))
+        return carriers[0]
+
+    problem = workflow.load(configuration(), [], gpus=GPUS, mode="online")
+    settings = LiveSettings(max_queue=10 * open_runs, max_wait_s=1e6)
+    service = WorkflowService(problem, carrier, folder, settings, policy, log=LogLines(io.StringIO()))
+    decided: list[float] = []
+    whole: list[float] = []
+    service.telemetry.decisions.observe = decided.append  # type: ignore[method-assign,assignment]
+    dice = random.Random(1)
+    with service:
+        (no_models,) = carriers
+
+        def ask() -> None:
+            service.submit(RunRequest(workflow=f"w{dice.randrange(MODELS)}", input={"prompt": "x"}))
+
+        for _ in range(open_runs):
+            ask()
+        until(lambda: service.about()["queued"] + service.about()["running"] == open_runs)
+        until(lambda: len(no_models.started) == GPUS)
+        decided.clear()
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(ends):
+            steps = len(decided)
+            at = time.perf_counter()
+            no_models.end()
+            while len(decided) == steps or not no_models.started:
+                time.sleep(0)
+            whole.append(time.perf_counter() - at)
+            for _ in range(open_runs - len(service._progress.open)):
+                ask()
+        took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return {"policy": policy, "open": open_runs, "models": MODELS, "gpus": GPUS, "decisions": len(decided)} | {
+        **_figures("decision", decided),
+        **_figures("end to start", whole),
+        "cpu ms per end and arrival": round(1e3 * cpu / ends, 3),
+        "ends per second": round(ends / took, 1),
+    }
+
+
+def _figures(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    parts = quantiles(seconds, n=100)
+    return {
+        f"{name} mean ms": round(1e3 * mean(seconds), 3),
+        f"{name} median ms": round(1e3 * parts[49], 3),
+        f"{name} P99 ms": round(1e3 * parts[98], 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--open", type=int, default=1000)
+    parser.add_argument("--ends", type=int, default=2000)
+    parser.add_argument("--policies", nargs="+", default=["dovetail", "baseline", "srpt", "deadline"])
+    given = parser.parse_args()
+    for policy in given.policies:
+        with tempfile.TemporaryDirectory() as folder:
+            show(decisions(Path(folder), given.open, given.ends, policy))
+
+
+if __name__ == "__main__":
+    main()
