@@ -252,13 +252,15 @@ def _in_journals(folder: Path, accepted: set[str], keys: int) -> dict[str, Any]:
                 lost += isinstance(event, Failed) and event.lost
     return {
         "keys_with_a_run_of_their_own": len(accepted) == keys,
-        "ended_exactly_once": sum(ends[run] == 1 for run in accepted),
+        "ended_exactly_once": (once := sum(ends[run] == 1 for run in accepted)),
+        "share_ended_exactly_once": once / max(len(accepted), 1),
         "ended_otherwise": sorted(run for run in accepted if ends[run] != 1)[:5],
         "ended_unasked": len(ends.keys() - accepted),
         "calls": starts,
         "calls_lost": lost,
         "journals": len(paths),
         "journals_valid": valid,
+        "good": once == len(ends) == keys and valid == len(paths),
     }
 
 
@@ -272,7 +274,9 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary) / "chaos"
-        show(chaos(folder, 60 * given.minutes, given.every, given.per_second, given.seed))
+        found = chaos(folder, 60 * given.minutes, given.every, given.per_second, given.seed)
+        show(found)
+        raise SystemExit(0 if found["good"] and found["exit_code"] == 0 else 1)
 
 
 if __name__ == "__main__":
