@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,19 @@ def test_a_loop_a_fan_out_and_a_join_are_decided_by_what_functions_give(tmp_path
     )
     again = workflow.run(workflow.load(EXAMPLES / "loop.yaml", workflow.requests_of(run), mode="online"))
     assert again.metrics["tasks"] == run.metrics["tasks"]  # simulated, it becomes what it was
+
+
+def test_the_page_s_program_runs_as_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = EXAMPLES.parents[1]
+    [program] = re.findall(r"```python\n(.*?)```", (root / "docs" / "workflow-live-data.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(root)
+    exec(program, {})
+    told = capsys.readouterr().out.splitlines()
+    assert "'sky': 'the sky is blau." in told[0]
+    assert told[1] == "True None"
+    assert told[2].startswith("<WorkflowRun srpt, 3 of 3 completed")
 
 
 def test_emulated_models_take_their_time_and_logs_tell_what_happened(tmp_path: Path) -> None:
