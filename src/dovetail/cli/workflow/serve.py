@@ -107,7 +107,7 @@ def _until_told(served: ServedWorkflows, asked: list[int]) -> int:
     pause = threading.Event()
     while not asked:
         pause.wait(_LOOK_EVERY_S)
-        if served.service.trouble:
+        if served.service.failed:
             raise DovetailError(served.service.trouble)
     print("No more requests are taken; once more ends at once", file=sys.stderr, flush=True)
     drained: list[bool] = []
