@@ -11,12 +11,16 @@ from torch import Tensor, nn
 
 from dovetail.workflow.live.backends.weights import MappedWeights
 
+_ALIGNED = 16  # bytes that kernels read at a time
+_MOSTLY = 0.9
+
 
 class DeviceCopy:
     """Gives a model that is in host memory the devices' copies of its tensors, and takes them away again.
 
-    On several devices, consecutive layers are on one, each with about the same share; what goes into a layer is moved
-    to where it is.
+    To one device a whole file goes at once, and tensors are views of it as they are of the file: many small pieces of a
+    device's memory take longer to get, and to give back. On several devices, consecutive layers are on one, each with
+    about the same share; what goes into a layer is moved to where it is.
     """
 
     def __init__(self, model: nn.Module, mapped: MappedWeights) -> None:
@@ -32,13 +36,16 @@ class DeviceCopy:
         for module, device in places.items():
             for tensor in (*module.parameters(), *module.buffers()):
                 where.setdefault(id(tensor), device)
+        tensors = [*self.model.parameters(), *self.model.buffers()]
         try:
-            for tensor in (*self.model.parameters(), *self.model.buffers()):
-                host = tensor.data
-                device = where[id(tensor)]
-                if device.type == "cuda" and not (self._mapped.holds(host) or host.is_pinned()):
-                    host = host.pin_memory()  # it was converted; torch uses such memory again when it is free
-                copy = _sent(host, device)
+            files = [] if len(devices) > 1 else self._sent_files(tensors, devices[0])
+            for tensor in tensors:
+                host, device = tensor.data, where[id(tensor)]
+                copy = next((found for file, sent in files if (found := _view(host, file, sent)) is not None), None)
+                if copy is None:
+                    if device.type == "cuda" and not (self._mapped.holds(host) or host.is_pinned()):
+                        host = host.pin_memory()  # it was converted; torch uses such memory again when it is free
+                    copy = _sent(host, device)
                 self._host.append((tensor, host))
                 tensor.data = copy
             for device in {*devices}:
@@ -51,6 +58,16 @@ class DeviceCopy:
             for module, device in places.items():
                 hook = partial(_moved, device)
                 self._hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _sent_files(self, tensors: list[Tensor], device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        """The files of which the model uses nearly all, and their copies."""
+        files = []
+        for file in self._mapped.data:
+            begin, end = file.data_ptr(), file.data_ptr() + file.numel()
+            used = sum(t.numel() * t.element_size() for t in tensors if begin <= t.data_ptr() < end)
+            if used >= _MOSTLY * file.numel():
+                files.append((file, _sent(file, device)))
+        return files
 
     def drop(self) -> None:
         """Only the host's copy is left, as it was."""
@@ -90,6 +107,14 @@ def spread(model: nn.Module, devices: Sequence[torch.device]) -> dict[nn.Module,
             owner |= {id(tensor): device for tensor in own}
             places[module] = device
     return places
+
+
+def _view(host: Tensor, file: Tensor, sent: Tensor) -> Tensor | None:
+    """Where a tensor of a file is in the file's copy, if kernels can take it there."""
+    at, size = host.data_ptr() - file.data_ptr(), host.numel() * host.element_size()
+    if not (0 <= at <= file.numel() - size and host.is_contiguous()) or at % _ALIGNED:
+        return None
+    return sent[at : at + size].view(host.dtype).view(host.shape)
 
 
 def _bytes(module: nn.Module) -> int:

@@ -142,7 +142,8 @@ class TorchBackEnd:
         from dovetail.workflow.live.backends.device_copy import DeviceCopy
 
         assert self._weights is not None
-        self._weights.touch()
+        if not self._weights.pinned:
+            self._weights.touch()
         if any(device.type == "cuda" for device in where):
             self._weights.pin()
         copy = DeviceCopy(self._built, self._weights)

@@ -46,6 +46,7 @@ class MappedWeights:
 
     def __init__(self, folder: Path) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.data: list[Tensor] = []  # of each file, what is behind its header
         self._files: list[Tensor] = []
         self._pinned: list[int] = []
         for path in _files(folder):
@@ -61,6 +62,7 @@ class MappedWeights:
         except (OSError, ValueError) as error:
             raise BackEndError(f"{path}: not a safetensors file: {error}") from None
         self._files.append(torch.frombuffer(mapped, dtype=torch.uint8))
+        self.data.append(self._files[-1][start:])
         header.pop("__metadata__", None)
         for name, about in header.items():
             begin, end = about["data_offsets"]
@@ -95,6 +97,10 @@ class MappedWeights:
         cudart: Any = torch.cuda.cudart() if self._pinned else None  # type: ignore[no-untyped-call]
         while self._pinned:
             cudart.cudaHostUnregister(self._pinned.pop())
+
+    @property
+    def pinned(self) -> bool:
+        return bool(self._pinned)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is one of the mapped ones, or was made of them."""
