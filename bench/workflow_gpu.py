@@ -1,7 +1,7 @@
-"""Models of real size on one GPU: loads, calls, and a live run beside its simulation. Writes JSON.
+"""Models of real size on one GPU: loads, calls, and a live run beside its simulation. Prints JSON.
 
-    python -m bench.workflow_live gpu --out gpu.json        about seven minutes on an H200; 27 GB of disk
-    python -m bench.workflow_live gpu --out x.json --tiny   the same on a processor, with tiny models
+    python -m bench.workflow_gpu --out gpu.json    about six minutes on an H200; 27 GB of disk
+    python -m bench.workflow_gpu --tiny            the same on a processor, with tiny models
 
 Weights are random, shapes are those of Qwen2.5 0.5B, 1.5B and 3B and Llama 3.1 8B, in bfloat16. Each is loaded from the
 disk (its files dropped from the page cache before), from the page cache, and from host memory where it was kept; then
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 import dovetail
+from bench import show
 from dovetail import workflow
 from dovetail.testing.workflow.random_models import write_model
 from dovetail.workflow.live.backends.torch_models import TorchBackEnd
@@ -51,7 +52,7 @@ _SPARE_GIB = 0.75  # for keys, values and what is computed
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="write it here too, part by part; journals of live runs beside it")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the processor: only whether it works")
     parser.add_argument("--models", type=Path, help="folder for the models; a temporary one by default")
     parser.add_argument("--limit-mib", type=int, default=18_000, help="what all models may take of the GPU together")
@@ -61,7 +62,7 @@ def main() -> None:
     given = parser.parse_args()
     given.requests = given.requests or (24 if given.tiny else 120)
     given.tokens = given.tokens or (16 if given.tiny else 64)
-    found: dict[str, Any] = {"machine": _machine(given.tiny), "limit_mib": given.limit_mib, "models": {}}
+    found: dict[str, Any] = {"on": _machine(given.tiny), "limit_mib": given.limit_mib, "models": {}}
     with _folder(given.models) as folder:
         for part in (_write, _measure, _too_large, _live):
             began = time.perf_counter()
@@ -71,8 +72,9 @@ def main() -> None:
                 found.setdefault("errors", {})[part.__name__] = f"{type(error).__name__}: {error}"
                 print(f"{part.__name__} failed: {error}", file=sys.stderr, flush=True)
             found.setdefault("seconds", {})[part.__name__.strip("_")] = round(time.perf_counter() - began, 1)
-            given.out.write_text(json.dumps(found, indent=1, default=float))
-    print(json.dumps({"out": str(given.out), "seconds": found["seconds"], "errors": found.get("errors", {})}))
+            if given.out is not None:
+                given.out.write_text(json.dumps(found, indent=1, default=float))
+    show(found)
     if "errors" in found:
         raise SystemExit(1)
 
@@ -122,6 +124,8 @@ def _measure(found: dict[str, Any], folder: Path, given: argparse.Namespace) -> 
         about.update(_loads(TorchBackEnd(model), folder / shape, device))
         about.update(_calls(TorchBackEnd(model), device, given.tokens))
         _say(f"{shape}: {json.dumps({k: round(v, 4) for k, v in about.items() if isinstance(v, float)})}")
+    found["least_of_generate"] = min(about["of_generate"] for about in found["models"].values())
+    found["most_left_mib"] = max(about["left_mib"] for about in found["models"].values())
     if not given.tiny:
         torch.cuda.empty_cache()
 
@@ -276,16 +280,21 @@ def _live(found: dict[str, Any], folder: Path, given: argparse.Namespace) -> Non
     problem = workflow.load(folder / "live.json", folder / "requests.jsonl", mode="online")
     found["live"] = {}
     for policy in given.policies:
-        journal = given.out.parent / f"{given.out.stem}-{policy}.jsonl"
+        journal = (
+            folder / f"{policy}.jsonl" if given.out is None else given.out.with_name(f"{given.out.stem}-{policy}.jsonl")
+        )
         journal.unlink(missing_ok=True)
         run = workflow.run_live(problem, policy, journal=journal)
         about: dict[str, Any] = {"live": _figures(run.metrics)}
         found["live"][policy] = about
         about["simulated"] = _figures(workflow.run(problem, policy).metrics)
-        if hasattr(workflow, "rates_of"):
-            again = {"rates": workflow.rates_of(journal), "mode": "online"}
-            seen = workflow.load(folder / "live.json", workflow.requests_of(journal), **again)
-            about["simulated_as_seen"] = _figures(workflow.run(seen, policy).metrics)
+        rates, seen = workflow.rates_of(journal), workflow.requests_of(journal)
+        again = workflow.load(folder / "live.json", seen, rates=rates, mode="online")
+        about["simulated_as_seen"] = _figures(workflow.run(again, policy).metrics)
+        about["as_seen_over_live"] = {
+            name: about["simulated_as_seen"][name] / about["live"][name]
+            for name in ("makespan_s", "avg_request_s", "p99_request_s")
+        }
         checked = dovetail.check_journal(journal)
         about |= {"valid": checked.valid, "faults": [repr(fault) for fault in checked.faults[:5]]}
         _say(f"{policy}: {json.dumps(about, default=float)}")
