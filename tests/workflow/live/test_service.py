@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from dovetail import workflow
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Added, Observed
-from dovetail.core.journal import Reader
+from dovetail.core.journal import Reader, Writer
 from dovetail.core.resources import Device
 from dovetail.journals import check_journal
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
@@ -354,6 +355,63 @@ def test_another_configuration_begins_another_journal_in_which_open_runs_arrive_
         assert ("llm", {"prompt": f"p{runs.index(done)}"}) not in [(c.model, c.inputs) for c in bench.carrier.calls]
         assert "shorten" in str(bench.service.explain(done))
     check_all(tmp_path)
+
+
+def test_open_runs_are_let_in_again_however_many_they_are(tmp_path: Path) -> None:
+    config = CONFIG | {"sharing": {"max_queue": 2}}
+    with service(tmp_path, config, hold=True) as bench:
+        runs = [bench.submit(), bench.submit()]
+        until(lambda: bench.service.about()["running"] == 2)
+        runs += [bench.submit(), bench.submit()]
+        with pytest.raises(BusyError):
+            bench.submit()
+    with service(tmp_path, config, policy="baseline") as bench:
+        assert [bench.service.wait(run).state for run in runs] == ["completed"] * 4
+    check_all(tmp_path)
+
+
+def test_a_cancel_outlives_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with service(tmp_path, hold=True) as bench:
+        run = bench.submit()
+        until(lambda: bench.service.status(run).state == "running")
+        monkeypatch.setattr(bench.carrier.inbox, "put", lambda *_: None)  # the loop does not hear it any more
+        bench.service.cancel(run, "not wanted")
+    with service(tmp_path, hold=True) as bench:
+        status = bench.service.wait(run)
+        assert (status.state, status.error) == ("cancelled", "not wanted")
+    check_all(tmp_path)
+
+
+def test_nothing_is_decided_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, write = threading.Event(), Writer.flush
+
+    def flush(writer: Writer) -> None:
+        if full.is_set() and writer._buffer:
+            writer._file.write(bytes(writer._buffer[:7]))  # as much as there was room for
+            writer._file.flush()
+            raise InputError("the disk is full")
+        write(writer)
+
+    monkeypatch.setattr(Writer, "flush", flush)
+    with service(tmp_path) as bench:
+        full.set()
+        run = bench.submit()
+        until(lambda: "nothing is decided until there is room" in bench.service.trouble)
+        with pytest.raises(DovetailError, match="the disk is full"):
+            bench.submit()
+        full.clear()
+        assert bench.service.wait(run).state == "completed"
+        assert bench.service.trouble == ""
+    check_all(tmp_path)
+
+
+def test_every_step_can_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    with service(tmp_path, durability="power") as bench:
+        assert bench.service.wait(bench.submit()).state == "completed"
+        steps = sum(1 for _ in Reader(bench.service.journal()).rows())
+    assert len(synced) >= steps > 1
 
 
 def test_a_journal_that_is_decided_otherwise_is_left_as_it_is(tmp_path: Path) -> None:

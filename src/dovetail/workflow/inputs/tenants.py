@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core.errors import did_you_mean
 from dovetail.core.tasks import TaskGraph
@@ -62,6 +63,11 @@ class Tenancy(Struct, frozen=True, omit_defaults=True):
                 return f"tenants.{name}.{wrong}"
         wrong = self.sharing.problem()
         return None if wrong is None else f"sharing.{wrong}"
+
+    def without_queues(self) -> Tenancy:
+        """The same for who admits requests by other means."""
+        tenants = {name: replace(tenant, max_queue=None) for name, tenant in self.tenants.items()}
+        return Tenancy(tenants, replace(self.sharing, max_queue=None))
 
     def rule(self, name: str) -> Tenant:
         """What a tenant may have; one that is not named has what the others have, or with nobody named anything."""

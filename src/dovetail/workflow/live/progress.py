@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from dovetail.core.events import (
     Arrived,
     Complete,
@@ -58,7 +60,7 @@ class LiveRun:
             started_s=self.started_s,
             first_token_s=self.first_token_s,
             ended_s=self.ended_s,
-            nodes=dict(self.nodes),
+            nodes={name: replace(node) for name, node in self.nodes.items()},
             error=self.error,
             blame=self.blame,
             trace_id=record.trace_id,

@@ -33,6 +33,10 @@ class SegmentRecord(Struct):
     decided_by: str
 
 
+class _Stamp(Struct):
+    t: float = 0.0  # the header has none
+
+
 class JournalSegment:
     """One journal: its header and steps that were recorded before, and more of them as they come."""
 
@@ -98,6 +102,15 @@ class JournalSegments:
     def last(self) -> SegmentRecord | None:
         return self._store.get("segment", SegmentRecord)
 
+    def last_s(self) -> float:
+        """When the last step was, in seconds since the service began, as far as that can be read."""
+        record = self.last()
+        if record is None:
+            return 0.0
+        with suppress(OSError, msgspec.DecodeError):
+            return record.began_s + msgspec.json.decode(_last_line(self.path(record.number)), type=_Stamp).t
+        return record.began_s
+
     def resume(self, decided_by: str) -> JournalSegment | None:
         """The segment that was being written, if it can go on under what decides now."""
         record = self.last()
@@ -105,7 +118,8 @@ class JournalSegments:
             return None
         path = self.path(record.number)
         try:
-            return None if _has_ended(path) else JournalSegment(path, record, None, self._sync)
+            ended = b'"k":"ended"' in _last_line(path)[:200]
+            return None if ended else JournalSegment(path, record, None, self._sync)
         except (DovetailError, OSError):  # it is not there, or damaged: what is open stands in the book
             return None
 
@@ -150,12 +164,13 @@ def _whole_bytes(path: Path) -> int:
     return _line_before(path, path.stat().st_size) if path.is_file() else 0
 
 
-def _has_ended(path: Path) -> bool:
-    """Whether the last whole line of a journal is its end."""
+def _last_line(path: Path) -> bytes:
+    """The last whole line of a file."""
     size = _whole_bytes(path)
+    begin = _line_before(path, size - 1)
     with path.open("rb") as file:
-        file.seek(_line_before(path, size - 1) if size else 0)
-        return b'"k":"ended"' in file.read(200)
+        file.seek(begin)
+        return file.read(size - begin)
 
 
 def _line_before(path: Path, size: int) -> int:

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
@@ -104,7 +105,8 @@ class WorkflowService:
         self._policy, self._options = policy, dict(options or {})
         name, _ = make_policy(deepcopy(policy), options, "online")
         tries = {"retries": self.settings.retries, "lost_retries": self.settings.lost_retries}
-        header = self.problem.header(name, self._options, 0, live=True, **tries)
+        decided = replace(self.problem, tenancy=None if problem.tenancy is None else problem.tenancy.without_queues())
+        header = decided.header(name, self._options, 0, live=True, **tries)
         facts = {name: fact for name, fact in header.facts.items() if name not in _OF_FILES}
         self._header = replace(header, facts=facts)
         self._decided_by = fingerprint(self._header)
@@ -113,7 +115,7 @@ class WorkflowService:
         power = self.settings.durability == "power"
         self._book = RunBook(folder / "runs.db", "full" if power else "normal")
         self._segments = JournalSegments(folder / "journals", self._book.store, sync=power)
-        self._clock = LastingClock(self._book.store)
+        self._clock = LastingClock(self._book.store, self._segments.last_s())
         self._began_s = self._clock()
         self._progress = ProgressTable()
         self._lock = self._progress.lock
@@ -416,19 +418,18 @@ class WorkflowService:
     def _watch(self) -> None:
         """What time alone brings: those who waited too long, and what is kept no longer."""
         while not self._closing.wait(_LOOK_EVERY_S):
-            now_s, limits = self.now(), self.settings
-            with self._lock:
-                late = [
-                    run.record
-                    for run in self._progress.waiting()
-                    if now_s - max(run.record.arrived_s, self._began_s) > limits.max_wait_s and run.record.wish is None
-                ]
-                for record in late:
-                    self._ask_to_end(record, "failed", f"it waited for {limits.max_wait_s:g} s (max_wait_s)")
-                if self._book.tidy(now_s, limits.keep_runs, limits.keep_mib, limits.keep_s):
-                    self._progress.forget(self._book.records)
-                    if self._references is not None:
-                        self._references.let_go(self._book.records)
+            with self._lock, suppress(StoreError):  # what cannot be kept now is looked at again
+                self._look_at(self.now())
+
+    def _look_at(self, now_s: float) -> None:
+        limits = self.settings
+        for run in [run for run in self._progress.waiting() if run.record.wish is None]:
+            if now_s - max(run.record.arrived_s, self._began_s) > limits.max_wait_s:
+                self._ask_to_end(run.record, "failed", f"it waited for {limits.max_wait_s:g} s (max_wait_s)")
+        if self._book.tidy(now_s, limits.keep_runs, limits.keep_mib, limits.keep_s):
+            self._progress.forget(self._book.records)
+            if self._references is not None:
+                self._references.let_go(self._book.records)
 
     # --- requests ---------------------------------------------------------------------------------------
 
@@ -442,7 +443,7 @@ class WorkflowService:
             found = f"{len(packed) / _MIB:.1f} MiB"
             raise InputError(f"input: expected at most {self.settings.max_input_mib:g} MiB, found {found}")
         with self._lock:
-            known = self._known(request)
+            known = self._same(request)
             if known is not None:
                 if known.digest != digest:
                     what = "idempotency_key" if request.idempotency_key is not None else "id"
@@ -495,7 +496,7 @@ class WorkflowService:
         if request.trace_id is not None and not _TRACE_ID.fullmatch(request.trace_id):
             raise InputError(f"trace_id: expected 32 hexadecimal digits, found {request.trace_id[:80]!r}")
 
-    def _known(self, request: RunRequest) -> RunRecord | None:
+    def _same(self, request: RunRequest) -> RunRecord | None:
         if request.idempotency_key is not None:
             found = self._book.with_key(request.tenant, request.idempotency_key)
             if found is not None:
@@ -548,8 +549,8 @@ class WorkflowService:
             return self._progress.runs[run].status()
 
     def _ask_to_end(self, record: RunRecord, state: Literal["cancelled", "failed"], why: str) -> None:
+        self._book.change(replace(record, wish=(state, why)))
         record.wish = (state, why)
-        self._book.change(record)
         if record.id not in {arrival.job for arrival in self._held_back or ()}:
             self._inbox.put(Asked(record.id, "cancel"))
 
@@ -708,7 +709,13 @@ class WorkflowService:
                 "wait_s": self._door.wait_s(self.now()),
                 "journal": str(self._segment.path) if self._segment is not None else "",
                 "gpus": self._carrier.status(),
+                "learned": self._known(),
             }
+
+    def _known(self) -> list[dict[str, Any]]:
+        """What was measured of models, as far as it is used."""
+        learning = None if self._scheduler is None else self._scheduler.learning
+        return [] if learning is None else [msgspec.structs.asdict(known) for known in learning.known()]
 
     def metrics(self) -> str:
         """All figures, as Prometheus reads them."""
