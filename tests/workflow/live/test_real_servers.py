@@ -193,6 +193,8 @@ def test_llama_cpp_answers_for_the_models_it_lists_alone(tmp_path: Path, monkeyp
         answers = list(pool.map(lambda end: ask(end, options, prompt="hello").outputs, (a, b) * 3))
     assert answers == alone * 3, "also where they take turns"
     assert ask(a, options, messages=MESSAGES).finish_reason in ("stop", "length")
+    with pytest.raises(BackEndError, match=r"/v1/completions: [45]00, "):
+        ask(a, options, prompt="more than it can hold " * 60)
     a.unload(keep=False)
     assert ask(b, options, prompt="hello").outputs == alone[1]
     b.unload(keep=False)
@@ -228,6 +230,7 @@ def test_vllm_answers_sleeps_and_wakes(tmp_path: Path, monkeypatch: pytest.Monke
     for name, value in {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # it leaves its sockets there
     model = str(write_model(tmp_path / "m", num_attention_heads=2, spread=0.3))  # heads as wide as its kernels want
     options = ["--host", "127.0.0.1", "--port", "{port}", "--max-model-len", "256", "--enforce-eager"]
     end = back_end("http://127.0.0.1:{port}", model, swap="vllm", command=["vllm", "serve", "{model}", *options])

@@ -212,7 +212,7 @@ def test_a_busy_server_is_asked_again(served: Served, monkeypatch: pytest.Monkey
     [
         (chunks("m", ["a", "b"], None), "cut short after 2 tokens", "place"),
         ([*chunks("m", ["a"], None), event(b"[DONE]")], "cut short after 1 tokens", "place"),
-        ([], "cut short after 0 tokens", "place"),
+        ([event(b"[DONE]")], "cut short after 0 tokens", "place"),
         ([event(b"<html>")], "not JSON", "place"),
         ([event([1])], "not an answer", "place"),
         ([event({"choices": []})], "not a completion", "place"),
@@ -229,6 +229,14 @@ def test_half_an_answer_is_no_answer(served: Served, pieces: list[bytes], words:
         if not cut or "cut" not in words:
             assert words in str(failed)
     assert ask(served.end, prompt="a").outputs == {"text": "m: a"}, "the next call is none the worse"
+
+
+def test_a_stream_without_a_word_is_asked_for_its_reason(served: Served) -> None:
+    """llama-cpp-python streams nothing where it fails before the first token."""
+    failed = served.fails(Say(pieces=[]), Say({"error": {"message": "too long"}}, 400))
+    assert (failed.blame, "400, too long" in str(failed)) == ("call", True)
+    assert "stream" not in served.server.seen[-1][2]
+    assert "not JSON" in str(served.fails(Say(pieces=[]), Say(b"")))
 
 
 @pytest.mark.parametrize("value", [b"<html>", {"data": []}, {"data": [{"embedding": ["x"]}]}, [], {"model": "other"}])

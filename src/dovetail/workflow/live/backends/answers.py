@@ -28,7 +28,9 @@ class StreamedAnswer:
         self._finish: str | None = None
         self._embeddings: list[list[float]] | None = None
 
-    def take_stream(self, events: Iterable[str]) -> None:
+    def take_stream(self, events: Iterable[str]) -> bool:
+        """Whether there was anything in it."""
+        data = ""
         for data in events:
             if data == "[DONE]":
                 break
@@ -37,8 +39,9 @@ class StreamedAnswer:
             except ValueError:
                 raise BackEndError(f"a piece of the answer is not JSON: {data[:200]}") from None
             self._take(chunk, "delta")
-        if self._finish is None:
+        if self._finish is None and data:
             raise BackEndError(f"the answer was cut short after {self._tokens} tokens: no finish_reason")
+        return bool(data)
 
     def take_whole(self, value: Any) -> None:
         self._take(value, "message")

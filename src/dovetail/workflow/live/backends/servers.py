@@ -146,21 +146,22 @@ class ServerBackEnd:
     ) -> None:
         if api == "embeddings":
             with _asking(client, "/v1/embeddings", {**body, "encoding_format": "float"}, stopped) as reply:
-                answer.take_embeddings(reply.json(), body["input"])
-            return
+                return answer.take_embeddings(reply.json(), body["input"])
         path = "/v1/chat/completions" if api == "chat" else "/v1/completions"
         usage = {"stream_options": {"include_usage": True}} if self._counts_usage else {}
         try:
             with _asking(client, path, {**body, "stream": True, **usage}, stopped) as reply:
-                if reply.streams:
-                    answer.take_stream(data_of(reply.pieces()))
-                else:
-                    answer.take_whole(reply.json())
+                if not reply.streams:
+                    return answer.take_whole(reply.json())
+                if answer.take_stream(data_of(reply.pieces())):
+                    return None
+            with _asking(client, path, body, stopped) as reply:  # it failed without a word: now it has to say why
+                return answer.take_whole(reply.json())
         except BackEndError as error:
             if not usage or "stream_options" not in str(error) or error.blame != "call":
                 raise
             self._counts_usage = False  # an older server, which refuses what it does not know
-            self._ask(client, api, body, answer, stopped)
+            return self._ask(client, api, body, answer, stopped)
 
     def _infer(self, client: ServerClient, call: ModelCall, stopped: Event) -> Answer:
         body, headers = tensors.request(self._metadata, call.inputs)
