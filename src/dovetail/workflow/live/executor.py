@@ -308,6 +308,11 @@ class LiveExecutor:
         elif isinstance(report, WorkerReady):
             if self._away.pop(report.worker, None) is not None:
                 self._back(report.worker)
+        elif isinstance(report, WorkerLost):
+            if report.worker not in self._away:  # else it was given up before
+                self._lost(report.worker, report.why)
+            for left in [left for left in self._leaving if left.worker == report.worker]:
+                self._unloaded(left)
         elif report.worker in self._away:
             pass  # the last words of a worker that was given up
         elif isinstance(report, Loaded):
@@ -315,12 +320,10 @@ class LiveExecutor:
         elif isinstance(report, LoadFailed):
             self._load_failed(report)
         elif isinstance(report, Unloaded):
-            left = [o for o in self._leaving if (o.worker, o.model) == (report.worker, report.model)]
-            self._unloaded(left[0])
-        elif isinstance(report, Unhealthy):
-            self._restart(report.worker, f"{report.model}: {report.why}")
+            this = (report.worker, report.model)
+            self._unloaded(next(left for left in self._leaving if (left.worker, left.model) == this))
         else:
-            self._lost(report.worker, report.why)
+            self._restart(report.worker, f"{report.model}: {report.why}")
 
     def _piece(self, piece: AnswerPiece) -> None:
         attempt = self._attempts.get(piece.call)
@@ -424,6 +427,7 @@ class LiveExecutor:
         gone = [instance for instance in self._instances.values() if instance.worker == worker]
         for instance in gone:
             del self._instances[worker, instance.model]
+        self._leaving += [instance for instance in gone if not instance.waits_for]  # until the worker is really gone
         self._kept = {key for key in self._kept if key[0] != worker}
         for key in [key for key in self._loads if key[0] == worker]:
             del self._loads[key]
@@ -432,8 +436,6 @@ class LiveExecutor:
             self._emptied({worker, *(gpu for instance in gone for gpu in instance.window)}, why)
         for instance in gone:
             self._give_up(instance, why)
-        for left in [left for left in self._leaving if left.worker == worker]:
-            self._unloaded(left)
 
     def _back(self, worker: int) -> None:
         if worker != _NO_GPU:
