@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Queue
 from typing import Any
 
-from bench.workflow_fifo import FifoSwapping, fifo_swapping
+from bench.rivals.fifo import FifoSwapping, fifo_swapping
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.protocol import (
     Answer,

@@ -1,0 +1,1 @@
+"""Other ways to serve, for comparison."""
