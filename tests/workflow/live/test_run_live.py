@@ -17,10 +17,11 @@ import pytest
 
 from dovetail import read_journal, workflow
 from dovetail.cli import main
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Grew, Start
 from dovetail.core.journal import Reader
 from dovetail.workflow.compat.check_log import check_log
+from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "live"
 MODEL = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 0.01, "inference_time_mean": 0.01}
@@ -163,6 +164,16 @@ def test_models_without_a_source_and_files_that_would_be_lost_are_refused(tmp_pa
         workflow.run_live(load("loop"), results=requests)
     with pytest.raises(InputError, match="--speed 0: expected a positive number"):
         workflow.run_live(load("loop"), speed=0)
+
+
+def test_a_policy_that_fails_ends_the_run_with_its_error_and_nothing_is_left() -> None:
+    class Stuck(WorkflowPolicy):
+        def choose(self, view: View) -> Place | Wait | None:
+            raise RuntimeError("no idea")
+
+    problem = workflow.load(one_model(emulated={"load_s": 0, "call_s": 0}), asked(1), gpus=1)
+    with pytest.raises(PolicyError, match="no idea"):
+        workflow.run_live(problem, Stuck)
 
 
 # --- an end before its time ---------------------------------------------------------------------------------

@@ -82,6 +82,8 @@ class LiveFlags:
     "With --live: processes of this machine, or actors of a Ray cluster."
     address: str | None = None
     "Of the Ray cluster; without it a private one on this machine."
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    "With --live: GPUs are CUDA's, or the processor works for them; auto: CUDA's where models run here and need them."
     url: str | None = None
     "With --live: send the requests to the service at this URL, or of this folder, in the place of running them here."
     token_file: Path | None = None
@@ -89,7 +91,7 @@ class LiveFlags:
 
     def refuse(self) -> None:
         """What is said of live runs is for them alone."""
-        for name in ("speed", "engine", "address", "url", "token_file"):
+        for name in ("speed", "engine", "address", "device", "url", "token_file"):
             if getattr(self, name) != getattr(NOT_LIVE, name):
                 raise InputError(f"--{name.replace('_', '-')} is for --live")
 

@@ -167,7 +167,7 @@ def _simulate(simulated: dict[str, Any], problem: WorkflowProblem, policy: str, 
 def _run_live(live: LiveFlags, results: Path | None, problem: WorkflowProblem, policy: str, **how: Any) -> WorkflowRun:
     from dovetail.workflow import run_live
 
-    where: dict[str, Any] = {"engine": live.engine, "address": live.address, "speed": live.speed}
+    where: dict[str, Any] = {"engine": live.engine, "address": live.address, "device": live.device, "speed": live.speed}
     return run_live(problem, policy, results=results, **where, **how)
 
 

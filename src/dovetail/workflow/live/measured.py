@@ -22,6 +22,8 @@ from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.inputs.costs import speeds_at_once
 from dovetail.workflow.learning import Key, Learning, Place
 
+_LEAST_S = 1e-6  # that a node takes: files know none that take nothing
+
 
 class _Seen(Struct):
     """A call that finished: where, beside how many, its work at the configuration's speed, and what it took."""
@@ -132,10 +134,10 @@ class LiveMeasurements:
     def size_s(self, job: str, task: str, otherwise: float) -> float:
         """Seconds at speed 1 that a node really was, by what it took; as it was expected, if it never finished."""
         if (job, task) in self._without:
-            return self._without[job, task]
+            return max(self._without[job, task], _LEAST_S)
         call = self._witness.calls.get((job, task))
         speed = None if call is None else self._speed(call)
-        return otherwise if call is None or speed is None else call.took_s * speed
+        return otherwise if call is None or speed is None else max(call.took_s * speed, _LEAST_S)
 
     def is_told(self, job: str) -> bool:
         """Whether a simulation can tell of a request: it was not cancelled, nor given up by what had failed."""

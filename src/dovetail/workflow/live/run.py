@@ -26,7 +26,7 @@ from dovetail.core.run import JournalFile, JournalPath
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, check_count
 from dovetail.workflow.inputs.request_entries import RequestEntry
 from dovetail.workflow.live.data_flow import DataFlow, data_flows
-from dovetail.workflow.live.engines.choice import EngineName, engine_for
+from dovetail.workflow.live.engines.choice import DeviceKind, EngineName, engine_for
 from dovetail.workflow.live.estimates import TokenEstimator
 from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.figures import LiveFigures
@@ -68,14 +68,16 @@ def run_live(
     speed: float = 1.0,
     engine: EngineName | None = None,
     address: str | None = None,
+    device: DeviceKind = "auto",
     progress: Callable[[int], None] | None = None,
     observers: Iterable[Observer] = (),
 ) -> LiveWorkflowRun:
     """Run a problem for real: its requests arrive at their times (`speed` times as fast; all at once in mode offline),
     models are loaded from their `source` and called, and outputs flow from node to node.
 
-    Workers are processes of this machine, or with `engine="ray"` actors of the Ray cluster at `address`. Every model
-    must have a source. Outputs go to `results`, JSON lines, else into the run's `results`. Ctrl-C lets what has started
+    Workers are processes of this machine, or with `engine="ray"` actors of the Ray cluster at `address`; GPUs are
+    CUDA's, or such that the processor works for (`device`). Every model must have a source. Outputs go to `results`,
+    JSON lines, else into the run's `results`. Ctrl-C lets what has started
     end, a second one cancels that too; the journal is whole in any case. Other arguments are those of `run`.
     """
     checked(problem)
@@ -91,7 +93,7 @@ def run_live(
     wanted = _Wanted(problem)
     file, rows = JournalFile(journal), None if results is None else as_path(results, "results")
     refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
-    carried, problem = engine_for(problem, engine, address, silence_s=settings.limits.silence_s)
+    carried, problem = engine_for(problem, engine, address, device, silence_s=settings.limits.silence_s)
     left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:_SHOWN]}
     header = replace(problem.header(name, options or {}, 0, live=True, retries=retries, **left_out), mode="online")
     figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
@@ -116,7 +118,7 @@ def run_live(
             return serve(scheduler, problem.pool, graphs, inbox, executor, clock, followers, guard=LiveGuard(header))
 
         kept: list[dict[str, Any]] = []
-        loop = _Loop(decide, inbox, runs, wanted, began, speed)
+        loop = _Loop(decide, inbox, runs, wanted, carried.drop, began, speed)
         interrupted = loop.follow(write or kept.append, progress)
         steps, end_s = loop.result()
         summed = figures.summary()
@@ -279,11 +281,13 @@ class _FileRuns:
             }
         )
 
-    def fetched(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A result as JSON, with the values that stayed in an object store."""
+    def fetched(self, row: dict[str, Any], drop: Callable[[list[Reference]], None]) -> dict[str, Any]:
+        """A result as JSON, with the values that stayed in an object store, where they are no longer needed."""
+        dropped: list[Reference] = []
 
         def whole(value: Any) -> Any:
             if isinstance(value, Reference):
+                dropped.append(value)
                 try:
                     return to_json(self._fetch(value))
                 except BackEndError as error:
@@ -292,7 +296,10 @@ class _FileRuns:
                 return {name: whole(item) for name, item in value.items()}
             return [whole(item) for item in value] if isinstance(value, list | tuple) else to_json(value)
 
-        return {name: whole(value) if name in ("answer", "outputs") else value for name, value in row.items()}
+        found = {name: whole(value) if name in ("answer", "outputs") else value for name, value in row.items()}
+        if dropped:
+            drop(dropped)
+        return found
 
     def cancel(self, also_started: bool) -> None:
         """Ask what is open to end; without `also_started` only that of which nothing runs yet."""
@@ -310,10 +317,11 @@ class _Loop:
         inbox: Inbox,
         runs: _FileRuns,
         wanted: _Wanted,
+        drop: Callable[[list[Reference]], None],
         began: float,
         speed: float,
     ) -> None:
-        self._decide, self._inbox, self._runs, self._wanted = decide, inbox, runs, wanted
+        self._decide, self._inbox, self._runs, self._wanted, self._drop = decide, inbox, runs, wanted, drop
         self._began, self._speed = began, speed
         self._stop = threading.Event()
         self._result: tuple[int, float] = (0, 0.0)
@@ -336,7 +344,7 @@ class _Loop:
                     self._stop.set()
                     self._runs.cancel(also_started=interrupts > 1)
                     continue
-                write(self._runs.fetched(row))
+                write(self._runs.fetched(row, self._drop))
                 done += 1
                 if progress is not None:
                     progress(done)
@@ -348,8 +356,12 @@ class _Loop:
         return interrupts > 0
 
     def result(self) -> tuple[int, float]:
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it would hold this frame, and all that the run has
         return self._result
 
     def _serve(self) -> None:
