@@ -113,21 +113,19 @@ def decisions(folder: Path, open_runs: int, ends: int, policy: str) -> dict[str,
             for _ in range(open_runs - len(service._progress.open)):
                 ask()
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
-    return {"policy": policy, "open": open_runs, "models": MODELS, "gpus": GPUS, "decisions": len(decided)} | {
-        **_figures("decision", decided),
-        **_figures("end to start", whole),
-        "cpu ms per end and arrival": round(1e3 * cpu / ends, 3),
-        "ends per second": round(ends / took, 1),
-    }
-
-
-def _figures(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    parts = quantiles(seconds, n=100)
     return {
-        f"{name} mean ms": round(1e3 * mean(seconds), 3),
-        f"{name} median ms": round(1e3 * parts[49], 3),
-        f"{name} P99 ms": round(1e3 * parts[98], 3),
+        "decisions": len(decided),
+        "decision_ms": _figures(decided),
+        "end_to_start_ms": _figures(whole),
+        "cpu_ms_per_end": round(1e3 * cpu / ends, 3),
+        "ends_per_s": round(ends / took, 1),
     }
+
+
+def _figures(seconds: Sequence[float]) -> dict[str, float]:
+    parts = quantiles(seconds, n=100)
+    found = {"mean": mean(seconds), "median": parts[49], "p99": parts[98]}
+    return {name: round(1e3 * value, 3) for name, value in found.items()}
 
 
 def main() -> None:
@@ -136,9 +134,11 @@ def main() -> None:
     parser.add_argument("--ends", type=int, default=2000)
     parser.add_argument("--policies", nargs="+", default=["dovetail", "baseline", "srpt", "deadline"])
     given = parser.parse_args()
+    found: dict[str, Any] = {"open": given.open, "models": MODELS, "gpus": GPUS}
     for policy in given.policies:
         with tempfile.TemporaryDirectory() as folder:
-            show(decisions(Path(folder), given.open, given.ends, policy))
+            found[policy] = decisions(Path(folder), given.open, given.ends, policy)
+    show(found)
 
 
 if __name__ == "__main__":
