@@ -357,6 +357,33 @@ def test_another_configuration_begins_another_journal_in_which_open_runs_arrive_
     check_all(tmp_path)
 
 
+def test_runs_outlive_their_workflow(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        chain, kept = bench.submit(), bench.submit(workflow="llm")
+        bench.carrier.let_go()
+        until(lambda: bench.service.result(chain).outputs)
+    write = {"id": "write", "model": "llm"}
+    longer = CONFIG | {"workflows": {"chain": {"nodes": [write, {"id": "again", "model": "llm"}]}}}
+    with service(tmp_path, longer, hold=True) as bench:
+        until(lambda: len(bench.service.status(chain).nodes) == 2)
+        assert bench.service.result(chain).outputs == {}
+    with service(tmp_path, CONFIG | {"workflows": {}}) as bench:
+        status = bench.service.wait(chain)
+        assert (status.state, status.error) == ("failed", "there is no workflow 'chain' any more")
+        assert bench.service.result(chain).answer == {}
+        assert bench.service.wait(kept).state == "completed"
+    check_all(tmp_path)
+
+
+def test_a_queue_is_counted_once_over_journals(tmp_path: Path) -> None:
+    with service(tmp_path, journal_steps=1, max_queue=3) as bench:
+        for _ in range(30):
+            runs = [bench.submit(workflow="llm") for _ in range(2)]
+            for run in runs:
+                bench.service.wait(run)
+        assert bench.service.about()["queue"] == {}
+
+
 def test_open_runs_are_let_in_again_however_many_they_are(tmp_path: Path) -> None:
     config = CONFIG | {"sharing": {"max_queue": 2}}
     with service(tmp_path, config, hold=True) as bench:

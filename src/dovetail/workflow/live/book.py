@@ -23,8 +23,8 @@ _MIB = 1 << 20
 
 
 class RunRecord(Struct, kw_only=True, omit_defaults=True):
-    """A request as it was accepted. `digest` tells its content, `sizes` and `facts` are those of its arrival; with a
-    `wish` it is to be ended for that reason, as cancelled or failed."""
+    """A request as it was accepted. `digest` tells its content, `sizes` and `facts` are those of its arrival, `shape`
+    tells the nodes of its workflow; with a `wish` it is to be ended for that reason, as cancelled or failed."""
 
     id: str
     number: int
@@ -41,6 +41,7 @@ class RunRecord(Struct, kw_only=True, omit_defaults=True):
     arrived_s: float
     sizes: tuple[float, ...] = ()
     facts: dict[str, Any] = {}
+    shape: str = ""
     wish: tuple[Literal["cancelled", "failed"], str] | None = None
     bytes: int = 0
 

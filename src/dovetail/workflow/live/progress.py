@@ -174,10 +174,10 @@ class ProgressTable:
                 self._first_token(t, event)
         return ended
 
-    def complete(self, run: LiveRun, t: float) -> None:
-        """All nodes of a run have finished, though no step says that it is complete."""
+    def end(self, run: LiveRun, t: float, state: RunState) -> None:
+        """A run has ended, though no step says so."""
         with self.lock:
-            self._end(run, t, "completed")
+            self._end(run, t, state)
             del self.open[run.record.id]
             self.tell()
 

@@ -175,7 +175,7 @@ class WorkflowService:
         for thread in self._threads:
             thread.start()
         self._ready.wait()
-        if self.trouble:
+        if self.failed:
             self.close()
             raise DovetailError(self.trouble)
         return self
@@ -238,15 +238,18 @@ class WorkflowService:
         graphs, growth, now_s = dict(self.problem.graphs), dict(self.problem.growth), self.now()
         arrivals: list[Stimulus] = []
         for run in runs:
-            record, outputs = self._book.record(run), self._book.outputs(run)
-            left = remainder(record, self.problem.graphs[record.workflow], outputs, now_s)
-            progress = LiveRun(record)
-            progress.nodes = {node: NodeStatus(model="", state="completed") for node in outputs}
-            progress.state = "running" if outputs else "queued"
+            record, progress = self._book.record(run), LiveRun(self._book.record(run))
             self._progress.add(progress)
+            if (why := self._renew(record)) is not None:
+                self._end_now(progress, "failed", why)
+                continue
+            outputs = self._book.outputs(run)
+            left = remainder(record, self.problem.graphs[record.workflow], outputs, now_s)
+            if outputs:
+                progress.nodes = {node: NodeStatus(model="", state="completed") for node in outputs}
+                progress.state, progress.started_s = "running", now_s
             if left is None:  # only the journal's last word on it was lost
-                self._progress.complete(progress, now_s)
-                self._book.keep({}, {run: progress.end(0, record.bytes + self._book.bytes_of(run))})
+                self._end_now(progress, "completed")
                 continue
             arrivals.append(left.arrival)
             graphs[left.graph.name] = left.graph
@@ -268,6 +271,33 @@ class WorkflowService:
             wishes = [Asked(run.job, "cancel") for run in held if self._book.record(run.job).wish is not None]
             self._inbox.extend([*arrivals, *held, *wishes])
         return segment
+
+    def _renew(self, record: RunRecord) -> str | None:
+        """A run whose workflow is another now begins anew; why it cannot, or None."""
+        if record.workflow not in self._flows:
+            return f"there is no workflow {record.workflow!r} any more"
+        if record.shape != self._shape(record.workflow):
+            self._book.forget_outputs(record.id, self._book.done(record.id))
+            given, options = self._book.input(record.id), record.options
+            asked = RunRequest(workflow=record.workflow, input=given, options=options, tenant=record.tenant)
+            try:
+                record.sizes, record.facts = self._expected(record.id, asked)
+            except InputError as error:
+                return f"its workflow is another now: {error}"
+            record.shape = self._shape(record.workflow)
+            self._book.change(record)
+        return None
+
+    def _shape(self, workflow: str) -> str:
+        """The nodes of a workflow and their order, in short."""
+        return hashlib.sha256(msgspec.json.encode(TaskGraphRecord.of(self.problem.graphs[workflow]))).hexdigest()[:16]
+
+    def _end_now(self, run: LiveRun, state: Literal["completed", "failed"], error: str = "") -> None:
+        """A run that no journal will tell the end of."""
+        run.error, run.blame = error, "place" if error else None
+        self._progress.end(run, self.now(), state)
+        self._book.keep({}, {run.record.id: run.end(0, run.record.bytes + self._book.bytes_of(run.record.id))})
+        self.telemetry.end(run)
 
     def _learned(self) -> dict[str, Any] | None:
         """The rates and loads that were measured so far under what decides now: what is known is kept."""
@@ -331,6 +361,8 @@ class WorkflowService:
     def _take_up(self, resumed: bool) -> None:
         """The past is known: put the book right by it, and let what is open go on."""
         with self._lock:
+            if self._ready.is_set():  # it goes on in another segment
+                return
             for run, progress in self._progress.open.items():
                 if run in self._book.ends:
                     self._book.reopen(run)
@@ -469,6 +501,7 @@ class WorkflowService:
                 arrived_s=self.now(),
                 sizes=sizes,
                 facts=facts,
+                shape=self._shape(request.workflow),
                 bytes=len(packed),
             )
             self._book.add(record, packed)
@@ -622,7 +655,7 @@ class WorkflowService:
         """What came of a run so far, or for good."""
         with self._lock:
             status, outputs = self._found(run).status(), self._book.outputs(run)
-        answer = self._flows[status.workflow].answer
+        answer = self._flows[status.workflow].answer if status.workflow in self._flows else ""
         last = [output for node, output in outputs.items() if node.partition("#")[0] == answer]
         return RunResult(
             id=run,
