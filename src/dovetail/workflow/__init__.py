@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dovetail.workflow.live.client import WorkflowClient, connect
     from dovetail.workflow.live.overview import Overview
     from dovetail.workflow.live.replay import TraceFormat, TraceReplay, replay
-    from dovetail.workflow.live.run import LiveWorkflowRun, run_live
+    from dovetail.workflow.live.run import LiveWorkflowRun, check_live, run_live
     from dovetail.workflow.live.runs import RunEvent, RunResult, RunStatus
     from dovetail.workflow.live.serve import ServedWorkflows, serve
     from dovetail.workflow.optimise.exact import Exact, optimum
@@ -75,6 +75,7 @@ __all__ = [
     "WorkflowRun",
     "agents_system",
     "bound",
+    "check_live",
     "compare",
     "connect",
     "fewest_gpus",
@@ -131,6 +132,7 @@ __getattr__, __dir__ = exports(
         "WorkflowRun": "simulate",
         "agents_system": "inputs.synthetic",
         "bound": "problem",
+        "check_live": "live.run",
         "compare": "study",
         "connect": "live.client",
         "fewest_gpus": "study",

@@ -254,6 +254,15 @@ def test_what_was_known_before_a_restart_is_recalled_and_goes_on_alike() -> None
     assert again.outputs == first.outputs
 
 
+def test_outcomes_that_a_request_fixes_are_used_up_by_what_is_recalled() -> None:
+    flow = flow_of([LOOP[0], LOOP[1] | {"decide": {}}], ROUND[:1])
+    first, again = (data_of(flow, {"topic": "", "notes": ""}, outcomes={"judge": ["write", None]}) for _ in range(2))
+    for task, answered in (("write", {"text": ""}), ("judge", {"score": 1, "notes": ""}), ("write#2", {"text": ""})):
+        again.recall(task, *first.ended(task, answered))
+    assert first.ended("judge#2", {"score": 1, "notes": ""})[1] is None
+    assert again.ended("judge#2", {"score": 1, "notes": ""})[1] is None
+
+
 @pytest.mark.parametrize(
     ("decision", "outputs", "times"),
     [

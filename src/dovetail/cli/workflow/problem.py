@@ -8,7 +8,9 @@ from dovetail.cli.common import Flag, Format, print_json, print_table
 from dovetail.cli.workflow.flags import INPUTS, InputFlags
 
 
-def validate(*, gpus: str | None = None, inputs: InputFlags = INPUTS, format: Format = "table") -> int:
+def validate(
+    *, gpus: str | None = None, inputs: InputFlags = INPUTS, live: Flag = False, format: Format = "table"
+) -> int:
     """Check the input files without running anything.
 
     Example: dovetail workflow validate --gpus 4 --config system_config.yaml --requests workflow_requests.yaml
@@ -17,10 +19,17 @@ def validate(*, gpus: str | None = None, inputs: InputFlags = INPUTS, format: Fo
     ----------
     gpus
         The pool that they shall run on.
+    live
+        Also whether they can be run for real: sources of models, data between nodes, inputs of requests.
     format
         table or json.
     """
-    facts = inputs.load(gpus).describe()
+    problem = inputs.load(gpus)
+    facts = problem.describe()
+    if live:
+        from dovetail.workflow import check_live
+
+        facts["live"] = check_live(problem)
     if format == "json":
         print_json(facts)
     else:

@@ -15,6 +15,7 @@ from dovetail.workflow.inputs.growth.rules import Outcome
 from dovetail.workflow.live.data_flow import ONE, DataFlow, NodeFlow
 from dovetail.workflow.live.values import ValueFaultError
 
+_BY_OUTPUT = "its output says so"
 THEN = "then"  # the output that names what follows: a name, nothing, or {name: copies}
 
 
@@ -48,25 +49,31 @@ class Branches:
         event = self._growth.grow(task, branch, copies)
         return None if event is None else replace(event, why=f"{event.why}: {because}")
 
-    def again(self, event: Grew) -> None:
-        """What was added before a restart."""
-        assert self._growth is not None
-        then = self._flow.rules.then[self._flow.node_of(event.task).node.id] if self._flow.rules is not None else {}
-        chosen = chosen_outcome(event, then)
-        branch, copies = next(iter(chosen.items())) if isinstance(chosen, dict) else (chosen, 1)
-        self._growth.grow(event.task, branch, copies)
+    def again(self, task: str, outputs: Mapping[str, Any], event: Grew | None) -> None:
+        """What the end of this task added before a restart."""
+        flow = self._flow.node_of(task)
+        if self._growth is None or not flow.node.then:
+            return
+        if event is None or not event.why.endswith(_BY_OUTPUT):
+            self._decide(flow, outputs)  # it may have used up what the request says
+        if event is not None:
+            chosen = chosen_outcome(event, self._outcomes(flow))
+            branch, copies = next(iter(chosen.items())) if isinstance(chosen, dict) else (chosen, 1)
+            self._growth.grow(event.task, branch, copies)
 
     def outcome_of(self, event: Grew) -> Outcome:
         """By which outcome it was added."""
-        assert self._flow.rules is not None
-        then = self._flow.rules.then[self._flow.node_of(event.task).node.id]
+        then = self._outcomes(self._flow.node_of(event.task))
         chosen = chosen_outcome(event, then)
         return then[next(iter(chosen)) if isinstance(chosen, dict) else str(chosen)]
+
+    def _outcomes(self, flow: NodeFlow) -> Mapping[str, Outcome]:
+        return {} if self._flow.rules is None else self._flow.rules.then.get(flow.node.id, {})
 
     def _decide(self, flow: NodeFlow, outputs: Mapping[str, Any]) -> tuple[str | None, int, str]:
         """The branch, how many copies of it, and why."""
         if THEN in outputs:
-            return (*self._said(flow, outputs[THEN]), "its output says so")
+            return (*self._said(flow, outputs[THEN]), _BY_OUTPUT)
         for branch, decision in flow.node.decide.items():
             if copies := decision.times(outputs):
                 copies = copies if decision.each is not UNSET else self._copies(flow, branch)
@@ -96,7 +103,7 @@ class Branches:
         return copies[0][0]
 
     def _outcome(self, flow: NodeFlow, branch: str) -> Outcome:
-        then = self._flow.rules.then[flow.node.id] if self._flow.rules is not None else {}
+        then = self._outcomes(flow)
         if branch not in then:
             raise ValueFaultError(
                 f"node {flow.node.id!r} goes on with {branch!r}, no such branch{did_you_mean(branch, then)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -90,7 +91,7 @@ def run_live(
     name, chosen = make_policy(policy, options, "online")
     unused = None if isinstance(policy, str) else deepcopy(chosen)
     served, settings = model_specs(problem.system), live_settings(problem.system)
-    wanted = _Wanted(problem)
+    wanted = _Wanted(problem, settings.max_values_mib)
     file, rows = JournalFile(journal), None if results is None else as_path(results, "results")
     refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
     carried, problem = engine_for(problem, engine, address, device, silence_s=settings.limits.silence_s)
@@ -135,11 +136,21 @@ def run_live(
     return found
 
 
+def check_live(problem: WorkflowProblem) -> dict[str, Any]:
+    """Whether a problem can be run for real: its models have sources, and its requests what their workflows need.
+    Nothing is loaded; gives what was found, in numbers."""
+    served, settings = model_specs(checked(problem).system), live_settings(problem.system)
+    wanted = _Wanted(problem, settings.max_values_mib)
+    sources = Counter(next(iter(model.source)) for model in served.values())
+    return {"sources": dict(sources), "requests": len(wanted), "left_out": wanted.skipped}
+
+
 class _Wanted:
     """The requests of a problem, each with what its file gives it, checked before anything runs."""
 
-    def __init__(self, problem: WorkflowProblem) -> None:
+    def __init__(self, problem: WorkflowProblem, most_mib: float) -> None:
         self.flows: dict[str, DataFlow] = data_flows(problem.system)
+        self._most_mib, self._estimator = most_mib, TokenEstimator(problem.system)
         self._entries = {entry.request_id: entry for entry in problem.requests.entries()}
         self.arrivals: list[tuple[float, Arrived]] = []
         self.notes, self.skipped = problem.requests.skipped, problem.requests.skipped_count
@@ -165,15 +176,16 @@ class _Wanted:
 
     def _fault(self, request: Arrived) -> str | None:
         try:
-            self.data(request)
-        except InputError as error:
+            self._estimator.arrived(self.data(request))
+        except (InputError, BackEndError) as error:
             return str(error)
         return None
 
     def data(self, request: Arrived, **more: Any) -> RunData:
         """What a request brings along."""
         entry = self._entries[request.job]
-        return RunData(request.job, self.flows[request.of], _given(entry), call_options(entry), **more)
+        given, options = _given(entry), call_options(entry)
+        return RunData(request.job, self.flows[request.of], given, options, most_mib=self._most_mib, **more)
 
 
 def _given(entry: RequestEntry) -> Mapping[str, Any]:

@@ -212,8 +212,8 @@ class RunData:
         """What was known before a restart: the outputs of a task that had ended, and what they had added."""
         self._bytes += size_of(outputs)
         self.outputs[task] = dict(outputs)
+        self._branches.again(task, outputs, event)
         if event is not None:
-            self._branches.again(event)
             self._grew(event)
 
     def answer(self) -> dict[str, Any]:

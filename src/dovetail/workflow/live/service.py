@@ -556,7 +556,8 @@ class WorkflowService:
 
     def _expected(self, run: str, request: RunRequest) -> tuple[tuple[float, ...], dict[str, Any]]:
         """Seconds of each node, and the facts of the arrival; what the workflow lacks is an error."""
-        data = RunData(run, self._flows[request.workflow], request.input, request.options, size=self._estimator.size_s)
+        flow, size, most = self._flows[request.workflow], self._estimator.size_s, self.settings.max_values_mib
+        data = RunData(run, flow, request.input, request.options, size=size, most_mib=most)
         try:
             sizes, tokens = self._estimator.arrived(data)
         except BackEndError as error:
@@ -627,7 +628,9 @@ class WorkflowService:
             record = self._book.record(job)
             flow, given, size = self._flows[record.workflow], self._book.input(job), self._estimator.size_s
             fetch = None if self._references is None else self._references.fetch
-            found = self._data[job] = RunData(job, flow, given, record.options, size=size, fetch=fetch)
+            most = self.settings.max_values_mib
+            found = RunData(job, flow, given, record.options, size=size, fetch=fetch, most_mib=most)
+            self._data[job] = found
             for node, output in self._book.outputs(job).items():
                 found.recall(node, output.values, output.grew)
         return found

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from dovetail.workflow.choices import DEFAULT_LOST_RETRIES, DEFAULT_RETRIES
 from dovetail.workflow.live.limits import LiveLimits
+from dovetail.workflow.live.run_data import MOST_MIB
 
 _MOST = 1e12
 
@@ -16,7 +17,8 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Limits of a live service.
 
     `max_queue` requests may wait, of which nothing has started yet; one that would have to wait longer than
-    `max_wait_s` is turned away, and one that did is ended. `max_input_mib` is what a request may bring along.
+    `max_wait_s` is turned away, and one that did is ended. `max_input_mib` is what a request may bring along,
+    `max_values_mib` what its nodes may give with that.
     Results are kept until there are more than `keep_runs` ended runs, or `keep_mib` of them, or for `keep_s`.
     A call that fails is tried again `retries` times, one that is lost with the place where it runs `lost_retries`.
     `drain_s` is how long open runs may take when the service ends; what is open then goes on at the next start.
@@ -28,6 +30,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     max_queue: int = 1000
     max_wait_s: float = 600.0
     max_input_mib: float = 64.0
+    max_values_mib: float = MOST_MIB
     keep_runs: int = 10_000
     keep_mib: float = 1024.0
     keep_s: float = 86_400.0
@@ -44,7 +47,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         for name in ("max_queue", "keep_runs", "journal_steps"):
             if getattr(self, name) < 1:
                 return f"{name}: expected 1 or more, found {getattr(self, name)}"
-        for name in ("max_wait_s", "max_input_mib", "keep_mib", "keep_s", "journal_mib"):
+        for name in ("max_wait_s", "max_input_mib", "max_values_mib", "keep_mib", "keep_s", "journal_mib"):
             if not 0 < getattr(self, name) <= _MOST:
                 return f"{name}: expected a positive number up to {_MOST:g}, found {getattr(self, name)}"
         for name in ("drain_s", "retries", "lost_retries"):
