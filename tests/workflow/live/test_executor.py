@@ -494,12 +494,14 @@ def test_gpus_that_join_can_be_used(make: Make) -> None:
 
 
 def test_after_a_restart_of_the_service_nothing_is_there_any_more(make: Make) -> None:
-    bench = make(gpus=2)
+    bench = make(gpus=3)
+    bench.report(WorkerLost(1, "it could not start"))
+    bench.heard()
     bench.executor.restore({("r", "n"): (0,)}, 5.0)
     why = "the service was restarted"
     assert bench.heard() == [
-        Observed("emptied", {"gpus": [0, 1], "why": why}),
-        Observed("back", {"gpus": [0, 1]}),
+        Observed("emptied", {"gpus": [0, 1, 2], "why": why}),
+        Observed("back", {"gpus": [0, 2]}),
         Failed("r", "n", why, lost=True),
     ]
 

@@ -279,6 +279,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_a_machine_without_gpus_says_so() -> None:
+def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InputError, match="no CUDA device"):
         own_gpus()

@@ -92,9 +92,8 @@ class LiveExecutor:
         self._pool, self._models, self._limits = pool, models, limits or LiveLimits()
         self._residents = Residents(pool, models, costs)
         self._without_gpu = {name: model for name, model in served.items() if not models[name].width}
-        self._side = (
-            LocalGpuEngine([GpuPlace("cpu", "localhost")], self._limits.silence_s) if self._without_gpu else None
-        )
+        place = GpuPlace("cpu", "localhost")
+        self._side = LocalGpuEngine([place], self._limits.silence_s) if self._without_gpu else None
         self._lock = threading.RLock()
         self._alarms = Alarms()
         self._ids = count(1)
@@ -152,7 +151,9 @@ class LiveExecutor:
         """Nothing outlives a service: its workers are new, and have nothing loaded."""
         why, gpus = "the service was restarted", list(range(len(self._pool)))
         lost = [Failed(job, task, why, lost=True) for job, task in desired]
-        self._inbox.put(Observed("emptied", {"gpus": gpus, "why": why}), Observed("back", {"gpus": gpus}), *lost)
+        with self._lock:
+            back = [gpu for gpu in gpus if gpu not in self._away]
+            self._inbox.put(Observed("emptied", {"gpus": gpus, "why": why}), Observed("back", {"gpus": back}), *lost)
 
     def _start(self, order: Start) -> None:
         window, model = order.devices, order.kind

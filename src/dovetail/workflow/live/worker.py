@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dovetail.core.errors import is_out_of_memory
 from dovetail.workflow.live.backends import back_end_for, prepare
 from dovetail.workflow.live.protocol import (
     Answer,
@@ -75,19 +77,15 @@ class ModelWorker:
         self._held: dict[str, _Held] = {}
         self._stops: dict[str, threading.Event] = {}  # of the calls under way
         self._said: dict[str, dict[str, Any]] = {}  # by the back ends, of themselves
-        self._commands: SimpleQueue[LoadModel | UnloadModel | None] = SimpleQueue()
-        self._closing = threading.Event()
+        self._commands: SimpleQueue[LoadModel | UnloadModel] = SimpleQueue()
         self._pool = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="call")
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("loads", self._change), ("beat", self._beat), ("health", self._ask_health))
-        ]
 
     def start(self) -> None:
+        """It works until its process ends."""
         prepare(self._served.values())
         self._report(WorkerReady(self._number))
-        for thread in self._threads:
-            thread.start()
+        for work in (self._change, self._beat, self._ask_health):
+            threading.Thread(target=work, daemon=True).start()
 
     def do(self, command: Command) -> None:
         """Never blocks: what comes of it is reported."""
@@ -99,22 +97,11 @@ class ModelWorker:
         else:
             self._commands.put(command)
 
-    def close(self) -> None:
-        """Stop calls and let go of everything that was loaded."""
-        self._closing.set()
-        for stop in list(self._stops.values()):
-            stop.set()
-        for model in list(self._held):
-            self._commands.put(UnloadModel(model))
-        self._commands.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._pool.shutdown()
-
     # --- loads ------------------------------------------------------------------------------------------
 
     def _change(self) -> None:
-        while (command := self._commands.get()) is not None:
+        while True:
+            command = self._commands.get()
             if isinstance(command, LoadModel):
                 self._load(command)
             else:
@@ -133,7 +120,7 @@ class ModelWorker:
             if (held := self._held.pop(model, None)) is not None:
                 with suppress(Exception):  # it is gone in any case
                     held.back_end.unload(keep=False)
-            self._report(LoadFailed(self._number, model, said(error), is_out_of_memory(error)))
+            self._report(LoadFailed(self._number, model, said(error), _has_no_room(error)))
             return
         held.loaded = True
         self._report(Loaded(self._number, model, memory))
@@ -177,7 +164,7 @@ class ModelWorker:
                 self._ask_health_of(call.model, held)  # before whoever hears of it tries here again
         except Exception as error:
             self._tell(error)
-            end = CallFailed(call.id, said(error), "place" if is_out_of_memory(error) else "call")
+            end = CallFailed(call.id, said(error), "place" if _has_no_room(error) else "call")
         del self._stops[call.id]
         try:
             self._report(end)
@@ -190,12 +177,14 @@ class ModelWorker:
     # --- signs of life ------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        while not self._closing.wait(BEAT_S):
+        while True:
+            time.sleep(BEAT_S)
             self._report(WorkerBeat(self._number, dict(self._said)))
 
     def _ask_health(self) -> None:
         """In a thread of its own: a back end may take its time to answer, and a beat may not."""
-        while not self._closing.wait(_HEALTH_S):
+        while True:
+            time.sleep(_HEALTH_S)
             for model, held in list(self._held.items()):
                 if held.loaded:
                     self._ask_health_of(model, held)
@@ -242,9 +231,8 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Ours, Python's or torch's, which need not be there to be known."""
-    return isinstance(error, OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfMemoryError"
+def _has_no_room(error: BaseException) -> bool:
+    return isinstance(error, OutOfMemoryError) or is_out_of_memory(error)
 
 
 def serve_worker(
