@@ -86,7 +86,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(f"port {port}: expected 0 (any free one) to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY by that
     except OSError as error:
         raise InputError(f"host {host!r}: {error.strerror}") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
