@@ -27,10 +27,14 @@ import msgspec
 
 from bench import show
 from dovetail import workflow
+from dovetail.core.engine import Scheduler
 from dovetail.core.parallel import run_all
 from dovetail.testing.workflow.families import WorkloadFamily, load_family
+from dovetail.testing.workflow.live_like import Reality, run_live_like
 from dovetail.workflow import generate, run, synthetic_system, thrash_system
+from dovetail.workflow.live.loop import TimedScheduler
 from dovetail.workflow.problem import source_of
+from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.study import StudyCell, run_cell
 
 GOLDEN = Path(os.environ.get("DOVETAIL_GOLDEN", Path(__file__).parents[1] / "../shared/golden")).resolve() / "workflow"
@@ -59,7 +63,7 @@ def main() -> None:
                 "quality": lambda f: quality(f, arguments.share),
                 "validity": lambda f: validity(f, arguments.cases),
                 "million": lambda f: million(f, arguments.share),
-                "models": lambda f: models(arguments.share),
+                "models": lambda f: models(f, arguments.share),
             }[section](work)
     show(result)
 
@@ -114,7 +118,7 @@ def million(folder: Path, share: float) -> dict[str, Any]:
     return rows
 
 
-def models(share: float) -> dict[str, Any]:
+def models(folder: Path, share: float) -> dict[str, Any]:
     """What the number of models costs the default policy, beside `baseline` in the same run; and a large decision."""
     rows = {}
     for kinds in (8, 32, 128, 500):
@@ -128,7 +132,24 @@ def models(share: float) -> dict[str, Any]:
         "cpu_s": rows,
         "500_over_8": round(rows["500"]["dovetail"] / rows["8"]["dovetail"], 2),
         "1000_open_100_models_64_gpus_ms_per_node": round(1e3 * _cpu_s(large, "dovetail") / large.requests, 3),
+        "the_same_live_ms_per_step": live_decisions(folder, share),
     }
+
+
+def live_decisions(folder: Path, share: float) -> dict[str, float]:
+    """Steps of a live scheduler, which learns while it decides, with 900 to 1,100 requests open for 100 models on 64
+    GPUs; what was configured is wrong by up to twice. Milliseconds."""
+    family = WorkloadFamily(
+        name="large", gpus="64", load=1.0, requests=_part(2000, share), models=100, popularity=0.8, mode="offline"
+    )
+    steps = list[tuple[int, float]]()
+
+    def timed(scheduler: WorkflowScheduler) -> Scheduler:
+        return TimedScheduler(scheduler, lambda seconds: steps.append((len(scheduler.view.requests), seconds)))
+
+    run_live_like(load_family(family, 1), "dovetail", folder / "live.jsonl", Reality(wrong=2.0), seen=timed)
+    taken = sorted(1e3 * seconds for opened, seconds in steps if 0.9 <= opened / (family.requests / 2) <= 1.1)
+    return {name: round(taken[int(at * (len(taken) - 1))], 3) for name, at in (("median", 0.5), ("P99", 0.99))}
 
 
 def _cpu_s(family: WorkloadFamily, policy: str) -> float:

@@ -29,7 +29,7 @@ class Residents:
         self.held: list[dict[str, OrderedDict[int | str, None] | None]] = [{} for _ in pool.devices]
         self.holders: dict[str, dict[int, None]] = {}  # the other way round: which GPUs hold a model
         self._dram: dict[int, dict[str, None]] = {d.host: {} for d in pool.devices}
-        self._seen: dict[tuple[str | None, str, str], float] = {}
+        self._seen: dict[str, dict[tuple[str | None, str], float]] = {}
         self._base = {name: model.adapter_of for name, model in models.items() if model.adapter_of}
         self._simple = costs.resident == "one" and not costs.dram_gb and not self._base
 
@@ -98,8 +98,10 @@ class Residents:
         return self._switch(leaving[0] if len(leaving) == 1 else base, adapter, self._types[gpu])
 
     def _switch(self, old: str | None, new: str, device: str) -> float:
-        key = (old, new, device)
-        known = self._seen.get(key)
+        key, seen = (old, device), self._seen.get(new)
+        if seen is None:
+            seen = self._seen[new] = {}
+        known = seen.get(key)
         if known is None:
             known, base = self._rates.switch_s(old, new, device), self._base.get(new)
             if known is None and base is not None:
@@ -112,7 +114,7 @@ class Residents:
                         known = max(known, models[new].memory_gb / costs.ssd_gb_s)
                 else:
                     known = (models[old].memory_gb + models[new].memory_gb) / costs.pcie_gb_s + costs.overhead_s
-            self._seen[key] = known
+            seen[key] = known
         return known
 
     def load_case(self, gpus: Sequence[int], model: str) -> LoadCase | None:
@@ -133,8 +135,7 @@ class Residents:
 
     def learned(self, model: str) -> None:
         """The table has other prices of this model now."""
-        for key in [key for key in self._seen if key[1] == model]:
-            del self._seen[key]
+        self._seen.pop(model, None)
 
     def reload_s(self, old: str, new: str) -> float:
         """What it would cost to replace `old` by `new`, on a device of the plain price."""

@@ -64,7 +64,9 @@ class WorkflowScheduler:
         learning: Learning | None = None,
     ) -> None:
         self.view = view
-        self.learning = view.learning = learning
+        self.learning = learning
+        if learning is not None:
+            view.learn_by(learning)
         self._capacity = CapacityFollower(gpus_over_time, view) if gpus_over_time is not None else None
         self._graphs = graphs
         self._policy, self._choose = policy, policy.choose

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.agenda import LIVE_ORDER, Agenda, TotalOrder
-from dovetail.core.engine import simulate
+from dovetail.core.engine import Scheduler, simulate
 from dovetail.core.errors import DovetailError
 from dovetail.core.events import (
     Added,
@@ -45,6 +45,7 @@ from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.metrics import tokens_of
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.residents import Residents
+from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.sharing import FIRST_TOKEN, TOKENS
 from dovetail.workflow.simulate import new_scheduler
 
@@ -256,8 +257,9 @@ def run_live_like(
     retries: int = 2,
     lost_retries: int = 20,
     seed: int = 0,
+    seen: Callable[[WorkflowScheduler], Scheduler] = lambda scheduler: scheduler,
 ) -> None:
-    """Run a problem as if it were live, and write its journal."""
+    """Run a problem as if it were live, and write its journal. `seen` may put something around the scheduler."""
     facts = {"retries": retries, "lost_retries": lost_retries}
     header = problem.header(policy, options or {}, seed, live=True, **facts)
     scheduler, guard, figures = new_scheduler(header), LiveGuard(header), LiveFigures(header)
@@ -272,7 +274,7 @@ def run_live_like(
         observers.append(growing)
     with Writer(journal, header) as writer:
         steps, end_s = simulate(
-            scheduler, problem.pool, problem.graphs, (), executor, [*observers, writer], agenda, guard
+            seen(scheduler), problem.pool, problem.graphs, (), executor, [*observers, writer], agenda, guard
         )
         writer.end(steps + 1, end_s, figures.summary())
 

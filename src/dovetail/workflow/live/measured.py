@@ -4,7 +4,7 @@ can be simulated."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from msgspec import Struct
@@ -102,7 +102,8 @@ class LiveMeasurements:
         for place, known in sorted(paces.items()):
             rates += self._rates(place, {n: median(values) for n, values in sorted(known.items())}, known)
         loads = sorted(self._witness.loads.items())
-        return RateTable(rates, [Switch(to, median(s), old, device, "measured") for (old, to, device), s in loads])
+        # what loads took in all is what the run had to pay: their mean, where single ones are looked up by the median
+        return RateTable(rates, [Switch(to, fmean(s), old, device, "measured") for (old, to, device), s in loads])
 
     def _rates(self, place: Place, known: dict[int, float], values: Mapping[int, list[float]]) -> Iterable[Rate]:
         (model, device), width = place, self._facts.models[place[0]].width

@@ -272,6 +272,9 @@ class View:
         self._reads_apart = any(rate.unit == PREFILL for rate in rates.rates.values())
         plain = self.prefixes is None and not self.shares
         self.even = plain and not rates.rates and set(self._speeds) == {1.0}
+        self._one_speed: dict[str, float] = {}  # of models, where it is the same on all windows
+        # whether no window is faster for a model than another: in a live run rates are learned, of one type too
+        self.level = self.even or (self.learning is not None and plain and len({*self._types}) == 1)
         # whether two GPUs that hold the same model are as good as each other, but for how long they have been idle
         self.alike = len({*self._types}) == 1 and costs.resident == "one" and not costs.dram_gb
         adapters = any(model.adapter_of for model in self.models.values())
@@ -430,6 +433,13 @@ class View:
         return read_s / self._reading_speed(node.model, window) if window else read_s
 
     def speed(self, model: str, window: Window) -> float:
+        if not self.level:
+            return self._speed_on(model, window)
+        if (known := self._one_speed.get(model)) is None:
+            known = self._one_speed[model] = self._speed_on(model, window)
+        return known
+
+    def _speed_on(self, model: str, window: Window) -> float:
         rates, types, speeds = self.rates, self._types, self._speeds
         return min(rates.rate(model, types[gpu], len(window)) or speeds[gpu] for gpu in window)
 
@@ -556,6 +566,11 @@ class View:
             self.learning.extend(pool)
         self.release(tuple(range(first, len(pool))))
         self._forget_windows()
+
+    def learn_by(self, learning: Learning) -> None:
+        """It is a live run: rates are those of `learning.table` from now on, which is this view's own."""
+        self.learning = learning
+        self._know(self.pool, self.rates)
 
     def learned(self, model: str) -> None:
         """The model is faster or slower than was known, or its loads are."""
@@ -688,7 +703,7 @@ class ListPolicy(WorkflowPolicy):
             if not windows:
                 continue
             node = queue.head
-            if view.even:
+            if view.level:
                 price, window = min([(setup(w, queue.model), w) for w in windows])
             else:
                 _, window = min([(setup(w, queue.model) + view.run_s(node, w), w) for w in windows])

@@ -157,7 +157,7 @@ class WindowPrices:
             ready = [w for w in warm if all(free[gpu] for gpu in w)]
         if self._kept:
             ready = [w for w in ready if self._may_use(node, w)]
-        if ready and view.even and not self._demand.rooms:
+        if ready and view.level and not self._demand.rooms:
             return WindowOption(0.0, min(ready), 0.0, 0.0, 0.0)
         options = [self._price(queue, node, w, bool(ready)) for w in self._candidates(queue, node)]
         if not options:
@@ -165,7 +165,7 @@ class WindowPrices:
         best = min(options)
         if best.setup_s and warm and not ready and not self._is_worth_a_copy(queue, warm, best):
             return None
-        return None if not view.even and self._is_faster_soon(queue, node, best, len(warm)) else best
+        return None if not view.level and self._is_faster_soon(queue, node, best, len(warm)) else best
 
     def _may_use(self, node: ReadyNode, window: Window) -> bool:
         """Whether a reservation allows it: nodes that end in time may backfill."""
