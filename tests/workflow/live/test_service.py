@@ -522,6 +522,12 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         Bench(tmp_path, CONFIG, False, "dovetail", max_queue=0)
 
 
+def test_a_policy_that_there_is_not_leaves_the_folder_alone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'dovetail'"):
+        Bench(tmp_path / "state", CONFIG, False, "dovetial")
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_service_has_its_folder_alone(tmp_path: Path) -> None:
     with service(tmp_path), pytest.raises(InputError, match="another process has it open"):
         Bench(tmp_path, CONFIG, False, "dovetail")
