@@ -9,6 +9,9 @@ and `exclusive: false`, one group for each GPU, every model in one of them:
   else that one is stopped, and the new one is started;
 - when a start is over, or the last answer of a model, the queue is walked once in the order of arrival by these rules.
 
+With `in_order` by those that it had up to v217 (`proxy/processgroup.go`, a lock): a group's requests are taken strictly
+in the order of arrival, and the one that changes the model keeps the others out until it is answered.
+
 Left out: its limit of 10 requests for each model (they would get 429 here), priorities, idle times (`ttl`). A model's
 server works on as many requests at once as the model has slots; the others wait there, as in llama.cpp's server.
 """
@@ -41,8 +44,15 @@ Told = Callable[[AnswerPiece | Answer | CallFailed], None]
 class FifoSwapping:
     """Serves calls of models on the workers of an engine. `ask` from any thread; `switches` counts starts of models."""
 
-    def __init__(self, engine: Engine, served: Mapping[str, ServedModel], groups: Sequence[Sequence[str]]) -> None:
-        self._engine, self._served = engine, served
+    def __init__(
+        self,
+        engine: Engine,
+        served: Mapping[str, ServedModel],
+        groups: Sequence[Sequence[str]],
+        in_order: bool = False,
+    ) -> None:
+        self._engine, self._served, self._in_order = engine, served, in_order
+        self._first: dict[int, str] = {}  # group to the call that has its model started, until that is answered
         self._group = {model: number for number, models in enumerate(groups) for model in models}
         self._running: dict[int, str] = {}  # group to the model that runs
         self._starting: dict[int, str] = {}
@@ -65,12 +75,15 @@ class FifoSwapping:
         """Have a call made; what comes of it is told, pieces first if it is streamed."""
         with self._changed:
             self._told[call.id] = (call.model, told)
-            if not self._try(call):
+            waits = self._in_order and any(self._group[o.model] == self._group[call.model] for o in self._queue)
+            if waits or not self._try(call):
                 self._queue.append(call)
 
     def _try(self, call: ModelCall) -> bool:
         """Serve it, join, or start its model; False if it has to wait."""
         model, group = call.model, self._group[call.model]
+        if self._in_order and group in self._first:
+            return False
         if self._starting.get(group) == model:
             self._joined[model].append(call)
             return True
@@ -82,6 +95,8 @@ class FifoSwapping:
             return True
         self._joined[model] = [call]
         self._starting[group] = model
+        if self._in_order:
+            self._first[group] = call.id
         self.switches += 1
         if running is None:
             self._engine.load(group, model, (group,))
@@ -102,7 +117,14 @@ class FifoSwapping:
             self._engine.call(self._group[model], waiting.popleft())
 
     def _drain(self) -> None:
-        self._queue = [call for call in self._queue if not self._try(call)]
+        left: list[ModelCall] = []
+        blocked: set[int] = set()
+        for call in self._queue:
+            if self._group[call.model] in blocked or not self._try(call):
+                left.append(call)
+                if self._in_order:
+                    blocked.add(self._group[call.model])
+        self._queue = left
 
     def _heard(self, report: Report) -> None:
         with self._changed:
@@ -131,23 +153,28 @@ class FifoSwapping:
 
     def _ended(self, id: str, report: Answer | CallFailed) -> None:
         model, told = self._told.pop(id)
+        if self._first.get(self._group[model]) == id:
+            del self._first[self._group[model]]
         self._busy[model] -= 1
         self._in_flight[model] -= 1
         self._fill(model)
         told(report)
-        if not self._in_flight[model]:
+        if self._in_order or not self._in_flight[model]:
             self._drain()
 
 
 @contextmanager
 def fifo_swapping(
-    engine: Engine, served: Mapping[str, ServedModel], groups: Sequence[Sequence[str]] | None = None
+    engine: Engine,
+    served: Mapping[str, ServedModel],
+    groups: Sequence[Sequence[str]] | None = None,
+    in_order: bool = False,
 ) -> Iterator[FifoSwapping]:
     """Models swapped by llama-swap's rules on an engine's workers, until the end of the block. `groups`: the models of
-    each worker; by default they are dealt out in turn."""
+    each worker; by default they are dealt out in turn. `in_order`: by its older rules."""
     count = len(engine.places)
     dealt = groups or [list(served)[number::count] for number in range(count)]
-    rival = FifoSwapping(engine, served, dealt)
+    rival = FifoSwapping(engine, served, dealt, in_order)
     try:
         rival.start()
         yield rival
