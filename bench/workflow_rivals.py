@@ -6,9 +6,9 @@
 
 Rivals: Ray Serve with multiplexed models (`ray_serve`: least recently used; `max_ongoing_requests` 64, its loader
 yields), models swapped in the order of requests as llama-swap did up to v217 (`fifo`), and by the scheduler that it has
-since (`llama_swap`, as of v250, which lets requests for the model that runs pass the others); see `workflow_fifo.py`.
+since (`llama_swap`, as of v250, which lets requests for the model that runs pass the others); see `rivals/fifo.py`.
 Ours is the service with its default policy. All have two workers with room for one model each, and are warm. Requests
-come at random times (Poisson), each for any of the models (`_rival_models.py`). `contended`: eight models, and more
+come at random times (Poisson), each for any of the models (`rivals/models.py`). `contended`: eight models, and more
 requests than can be answered while models change in the order of requests. `fits`: two models. Loads are counted where
 they happen.
 """
@@ -33,7 +33,7 @@ from typing import Any
 from msgspec import Struct
 
 from bench import show
-from bench.workflow_fifo import fifo_swapping
+from bench.rivals.fifo import fifo_swapping
 from dovetail import workflow
 from dovetail.workflow.live.engines.choice import engine_for
 from dovetail.workflow.live.protocol import CallFailed, ModelCall
@@ -43,9 +43,9 @@ from dovetail.workflow.live.specs import model_specs
 from dovetail.workflow.live.telemetry import LogLines
 from dovetail.workflow.problem import WorkflowProblem
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "rivals"
 WORKERS = 2
-POINTS = {"contended": (8, 50.0, 240), "fits": (2, 50.0, 240)}  # models, requests per second, requests
+POINTS = {"contended": (8, 50.0), "fits": (2, 50.0)}  # models, requests per second
 Request = tuple[float, str, int]
 
 
@@ -75,7 +75,7 @@ def trace(models: int, per_second: float, count: int, seed: int) -> list[Request
 
 def warm_up(models: int) -> list[Request]:
     """Every model several times, far enough apart that all workers take part."""
-    return [(0.05 * n, f"m{n % models}", n) for n in range(8 * models)]
+    return [(0.05 * n, f"m{n % models}", n) for n in range(4 * models)]
 
 
 def problem(models: int) -> WorkflowProblem:
@@ -84,7 +84,7 @@ def problem(models: int) -> WorkflowProblem:
         "gpus_required": 1,
         "load_time_seconds": 0.25,
         "inference_time_mean": 0.015,
-        "source": f"{HERE / '_rival_models.py'}:make",
+        "source": f"{HERE / 'models.py'}:make",
     }
     known = {f"m{i}": model for i in range(models)}
     flows = {f"w{i}": {"nodes": [{"id": "n", "model": f"m{i}"}]} for i in range(models)}
@@ -161,7 +161,7 @@ def ray_serve(python: str, warm: list[Request], requests: list[Request]) -> Outc
     asked = {"workers": WORKERS, "places": 1, "warm_up": warm, "trace": requests}
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
     done = subprocess.run(
-        [python, str(HERE / "_rival_serve.py")],
+        [python, str(HERE / "ray_serve.py")],
         input=json.dumps(asked),
         env=environ,
         stdout=subprocess.PIPE,
@@ -172,8 +172,8 @@ def ray_serve(python: str, warm: list[Request], requests: list[Request]) -> Outc
     return Outcome(**json.loads(done.stdout))
 
 
-def compare(point: str, seed: int, python: str | None, engine: str) -> dict[str, Outcome]:
-    models, per_second, count = POINTS[point]
+def compare(point: str, count: int, seed: int, python: str | None, engine: str) -> dict[str, Outcome]:
+    models, per_second = POINTS[point]
     requests, warm, found = trace(models, per_second, count, seed), warm_up(models), {}
     with tempfile.TemporaryDirectory() as folder:
         loads = Path(folder, "loads")
@@ -203,12 +203,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=sys.argv[0], description=__doc__, formatter_class=plain)
     parser.add_argument("--serve-python", default=os.environ.get("DOVETAIL_SERVE_PYTHON"), help="that has ray[serve]")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="of ours and of FIFO swapping")
+    parser.add_argument("--requests", type=int, default=240, help="of a trace")
     parser.add_argument("--seeds", type=int, default=3, help="how many traces; figures are their means")
     parser.add_argument("--point", choices=[*POINTS], nargs="+", default=[*POINTS])
     given = parser.parse_args()
     answer: dict[str, Any] = {}
     for point in given.point:
-        runs = [compare(point, seed, given.serve_python, given.engine) for seed in range(given.seeds)]
+        runs = [compare(point, given.requests, seed, given.serve_python, given.engine) for seed in range(given.seeds)]
         means = {
             who: {name: fmean(run[who].figures()[name] for run in runs) for name in runs[0][who].figures()}
             for who in runs[0]

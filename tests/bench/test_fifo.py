@@ -62,9 +62,11 @@ class StillEngine:
         return orders
 
 
-def rival(engine: StillEngine, *groups: str, slots: int = 9) -> tuple[FifoSwapping, dict[str, Any]]:
+def rival(
+    engine: StillEngine, *groups: str, slots: int = 9, in_order: bool = False
+) -> tuple[FifoSwapping, dict[str, Any]]:
     models = {name: ServedModel(name=name, source={}, slots=slots) for group in groups for name in group}
-    swapping = FifoSwapping(engine, models, groups)
+    swapping = FifoSwapping(engine, models, groups, in_order)
     swapping.start()
     return swapping, {}
 
@@ -135,3 +137,26 @@ def test_it_serves_on_real_workers() -> None:
             answers += [report] if isinstance(report, Answer) else []
         assert {answer.outputs["text"] for answer in answers} == {"done"}
         assert swapping.switches >= 3
+
+
+def test_older_rules_keep_the_order() -> None:
+    """The one that changes the model is answered before anybody else is heard; nobody passes one that waits."""
+    engine = StillEngine()
+    swapping, ended = rival(engine, "ab", in_order=True)
+    ask(swapping, ended, "a1", "a2", "b1", "a3")
+    assert engine.taken() == ["load a on 0"]
+    engine.report(Loaded(0, "a"))
+    assert engine.taken() == ["a1"]
+    engine.report(Answer("a1", {}))
+    assert engine.taken() == ["a2"]
+    ask(swapping, ended, "a4")
+    assert engine.taken() == []
+    engine.report(Answer("a2", {}))
+    assert engine.taken() == ["unload a", "load b on 0"]
+    engine.report(Loaded(0, "b"))
+    engine.report(Answer("b1", {}))
+    assert engine.taken() == ["b1", "unload b", "load a on 0"]
+    engine.report(Loaded(0, "a"))
+    engine.report(Answer("a3", {}))
+    assert engine.taken() == ["a3", "a4"]
+    assert swapping.switches == 3

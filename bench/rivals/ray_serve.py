@@ -20,15 +20,15 @@ os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER
 sys.path.insert(0, str(Path(__file__).parent))
 ray: Any = import_module("ray")
 serve: Any = import_module("ray.serve")
-rival_models: Any = import_module("_rival_models")
+models: Any = import_module("models")
 
 
 def application(workers: int, places: int) -> Any:
     class Models:
         @serve.multiplexed(max_num_models_per_replica=places)  # type: ignore[untyped-decorator]
         async def get(self, name: str) -> Any:
-            model = rival_models.build(name)
-            await asyncio.sleep(rival_models.LOAD_S)  # others are answered meanwhile
+            model = models.build(name)
+            await asyncio.sleep(models.LOAD_S)  # others are answered meanwhile
             return model
 
         def __init__(self) -> None:
@@ -37,8 +37,8 @@ def application(workers: int, places: int) -> Any:
         async def __call__(self, seed: int) -> float:
             model = await self.get(serve.get_multiplexed_model_id())
             async with self._device:
-                await asyncio.sleep(rival_models.CALL_S)
-                return float(rival_models.call(model, seed))
+                await asyncio.sleep(models.CALL_S)
+                return float(models.call(model, seed))
 
     deployment = serve.deployment(num_replicas=workers, max_ongoing_requests=64, ray_actor_options={"num_cpus": 0})
     return deployment(Models).bind()

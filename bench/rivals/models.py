@@ -35,7 +35,7 @@ def call(model: Any, seed: int) -> float:
 
 
 def make(served: Any) -> Any:
-    """For Dovetail's workers and for FIFO swapping: `source: _rival_models.py:make`."""
+    """For Dovetail's workers and for FIFO swapping: `source: models.py:make`."""
     model = build(served.name)
     time.sleep(LOAD_S)
 
