@@ -18,7 +18,7 @@ import pytest
 from dovetail import read_journal, workflow
 from dovetail.cli import main
 from dovetail.core.errors import InputError, PolicyError
-from dovetail.core.events import Grew, Start
+from dovetail.core.events import Asked, Grew, Start
 from dovetail.core.journal import Reader
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
@@ -185,6 +185,8 @@ def test_models_without_a_source_and_files_that_would_be_lost_are_refused(tmp_pa
     requests = EXAMPLES / "loop_requests.yaml"
     with pytest.raises(InputError, match=r"loop_requests\.yaml"):
         workflow.run_live(load("loop"), results=requests)
+    with pytest.raises(InputError, match="gpus_over_time: a live run has the GPUs that are there"):
+        workflow.run_live(load("loop", gpus_over_time={"steps": [[0, 2]]}))
     with pytest.raises(InputError, match="--speed 0: expected a positive number"):
         workflow.run_live(load("loop"), speed=0)
 
@@ -202,9 +204,23 @@ def test_a_policy_that_fails_ends_the_run_with_its_error_and_nothing_is_left() -
 # --- an end before its time ---------------------------------------------------------------------------------
 
 
+WAITS = """
+import time
+from pathlib import Path
+
+def make(model):
+    def wait(inputs):
+        while not Path(model.options["until"]).exists():
+            time.sleep(0.01)
+        return "done"
+    return wait
+"""
+
+
 def test_ctrl_c_lets_what_runs_end_and_cancels_the_rest(tmp_path: Path) -> None:
-    """One request runs, one waits, one has not come."""
-    config = one_model(emulated={"load_s": 0, "call_s": 0.3})
+    """One request runs, and ends when the other, which waits, was asked to; a third has not come."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    config = one_model(factory=f"{tmp_path}/waits.py:make", options={"until": str(tmp_path / "asked")})
     requests = [*asked(2), *asked(1, request_id="late", timestamp=3600.0)]
 
     class Interrupt:
@@ -214,6 +230,8 @@ def test_ctrl_c_lets_what_runs_end_and_cancels_the_rest(tmp_path: Path) -> None:
             self.steps_since_start += self.steps_since_start >= 0 or any(isinstance(event, Start) for event in events)
             if self.steps_since_start == 1:
                 os.kill(os.getpid(), signal.SIGINT)
+            if any(isinstance(event, Asked) for event in events):
+                (tmp_path / "asked").touch()
 
     problem = workflow.load(config, requests, gpus=1, mode="online")
     run = workflow.run_live(problem, journal=tmp_path / "j.jsonl", observers=[Interrupt()])

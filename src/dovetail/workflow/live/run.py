@@ -25,16 +25,15 @@ from dovetail.core.output import refuse_overwrite
 from dovetail.core.plain import scalar
 from dovetail.core.run import JournalFile, JournalPath
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, check_count
-from dovetail.workflow.inputs.request_entries import RequestEntry
-from dovetail.workflow.live.data_flow import DataFlow, data_flows
 from dovetail.workflow.live.engines.choice import DeviceKind, EngineName, engine_for
 from dovetail.workflow.live.estimates import TokenEstimator
 from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.figures import LiveFigures
+from dovetail.workflow.live.file_requests import SHOWN, FileRequests
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.interrupts import interrupts
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, Engine, ModelCall, Reference
-from dovetail.workflow.live.run_data import RunData, call_options
+from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.specs import live_settings, model_specs
 from dovetail.workflow.live.values import Fetch, to_json
 from dovetail.workflow.metrics import RejectionReasons
@@ -42,7 +41,6 @@ from dovetail.workflow.policies.base import WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem, checked
 from dovetail.workflow.simulate import WorkflowRun, make_policy, new_scheduler
 
-_SHOWN = 20  # requests that cannot run, told at once
 _FETCH_S = 60.0
 _READY_S = 120.0
 _LOOK_S = 0.02
@@ -78,8 +76,8 @@ def run_live(
 
     Workers are processes of this machine, or with `engine="ray"` actors of the Ray cluster at `address`; GPUs are
     CUDA's, or such that the processor works for (`device`). Every model must have a source. Outputs go to `results`,
-    JSON lines, else into the run's `results`. Ctrl-C lets what has started
-    end, a second one cancels that too; the journal is whole in any case. Other arguments are those of `run`.
+    JSON lines, else into the run's `results`. Ctrl-C lets what has started end, a second one cancels that too; the
+    journal is whole in any case. Other arguments are those of `run`.
     """
     checked(problem)
     check_functions(progress=progress)
@@ -88,15 +86,18 @@ def run_live(
     within("--speed", speed, "a positive number", 1e-9, optional=False)
     if problem.compat:
         raise InputError("--compat gswarm: that scheduler never called a model; live runs have none of its ways")
+    if problem.gpus_over_time is not None:
+        raise InputError("gpus_over_time: a live run has the GPUs that are there")
     name, chosen = make_policy(policy, options, "online")
     unused = None if isinstance(policy, str) else deepcopy(chosen)
     served, settings = model_specs(problem.system), live_settings(problem.system)
-    wanted = _Wanted(problem, settings.max_values_mib)
+    wanted = FileRequests(problem, settings.max_values_mib)
     file, rows = JournalFile(journal), None if results is None else as_path(results, "results")
     refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
     carried, problem = engine_for(problem, engine, address, device, silence_s=settings.limits.silence_s)
-    left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:_SHOWN]}
-    header = replace(problem.header(name, options or {}, 0, live=True, retries=retries, **left_out), mode="online")
+    tries = {"retries": retries, "lost_retries": settings.lost_retries}
+    left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:SHOWN]}
+    header = replace(problem.header(name, options or {}, 0, live=True, **tries, **left_out), mode="online")
     figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
     runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), _fetch_from(carried))
     executor = LiveExecutor(carried, inbox, runs, served, problem.models, problem.pool, problem.costs, settings.limits)
@@ -140,59 +141,9 @@ def check_live(problem: WorkflowProblem) -> dict[str, Any]:
     """Whether a problem can be run for real: its models have sources, and its requests what their workflows need.
     Nothing is loaded; gives what was found, in numbers."""
     served, settings = model_specs(checked(problem).system), live_settings(problem.system)
-    wanted = _Wanted(problem, settings.max_values_mib)
+    wanted = FileRequests(problem, settings.max_values_mib)
     sources = Counter(next(iter(model.source)) for model in served.values())
     return {"sources": dict(sources), "requests": len(wanted), "left_out": wanted.skipped}
-
-
-class _Wanted:
-    """The requests of a problem, each with what its file gives it, checked before anything runs."""
-
-    def __init__(self, problem: WorkflowProblem, most_mib: float) -> None:
-        self.flows: dict[str, DataFlow] = data_flows(problem.system)
-        self._most_mib, self._estimator = most_mib, TokenEstimator(problem.system)
-        self._entries = {entry.request_id: entry for entry in problem.requests.entries()}
-        self.arrivals: list[tuple[float, Arrived]] = []
-        self.notes, self.skipped = problem.requests.skipped, problem.requests.skipped_count
-        faults: list[str] = []
-        on_error = problem.source.on_error
-        for at_s, request in problem.requests.arrivals():
-            if not request.fault and (why := self._fault(request)) is not None:
-                if on_error == "fail":
-                    faults.append(f"{problem.requests.path}: request {request.job!r}: {why}")
-                    continue
-                if on_error == "skip":
-                    self.notes = [*self.notes, f"{problem.requests.path}: request {request.job!r}: {why}"]
-                    self.skipped += 1
-                    continue
-                request = Arrived(request.job, request.of, fault=why)
-            self.arrivals.append((at_s, request))
-        if faults:
-            more = f"\n... and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-            raise InputError("\n".join(faults[:_SHOWN]) + more)
-
-    def __len__(self) -> int:
-        return len(self.arrivals)
-
-    def _fault(self, request: Arrived) -> str | None:
-        try:
-            self._estimator.arrived(self.data(request))
-        except (InputError, BackEndError) as error:
-            return str(error)
-        return None
-
-    def data(self, request: Arrived, **more: Any) -> RunData:
-        """What a request brings along."""
-        entry = self._entries[request.job]
-        given, options = _given(entry), call_options(entry)
-        return RunData(request.job, self.flows[request.of], given, options, most_mib=self._most_mib, **more)
-
-
-def _given(entry: RequestEntry) -> Mapping[str, Any]:
-    given = entry.input_data if entry.input_data is not None else {}
-    if not isinstance(given, Mapping):
-        raise InputError(f"input_data: expected names and values, found {given!r}")
-    return given
 
 
 class _Flushed:
@@ -209,7 +160,7 @@ class _Flushed:
 class _FileRuns:
     """What nodes are called with, and what they gave. As an observer it sees requests end, and says so."""
 
-    def __init__(self, wanted: _Wanted, inbox: Inbox, estimator: TokenEstimator, fetch: Fetch) -> None:
+    def __init__(self, wanted: FileRequests, inbox: Inbox, estimator: TokenEstimator, fetch: Fetch) -> None:
         self._wanted, self._inbox, self._estimator, self._fetch = wanted, inbox, estimator, fetch
         self._lock = threading.Lock()
         self._open: dict[str, RunData] = {}
@@ -328,7 +279,7 @@ class _Loop:
         decide: Callable[[], tuple[int, float]],
         inbox: Inbox,
         runs: _FileRuns,
-        wanted: _Wanted,
+        wanted: FileRequests,
         drop: Callable[[list[Reference]], None],
         began: float,
         speed: float,
