@@ -72,11 +72,15 @@ def main() -> None:
                 found.setdefault("errors", {})[part.__name__] = f"{type(error).__name__}: {error}"
                 print(f"{part.__name__} failed: {error}", file=sys.stderr, flush=True)
             found.setdefault("seconds", {})[part.__name__.strip("_")] = round(time.perf_counter() - began, 1)
-            if given.out is not None:
-                given.out.write_text(json.dumps(found, indent=1, default=float))
+            _keep(found, given)
     show(found)
     if "errors" in found:
         raise SystemExit(1)
+
+
+def _keep(found: dict[str, Any], given: argparse.Namespace) -> None:
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=1, default=float))
 
 
 @contextmanager
@@ -123,6 +127,7 @@ def _measure(found: dict[str, Any], folder: Path, given: argparse.Namespace) -> 
         model = ServedModel(name=shape, source={"path": str(folder / shape)}, slots=max(AT_ONCE))
         about.update(_loads(TorchBackEnd(model), folder / shape, device))
         about.update(_calls(TorchBackEnd(model), device, given.tokens))
+        _keep(found, given)
         _say(f"{shape}: {json.dumps({k: round(v, 4) for k, v in about.items() if isinstance(v, float)})}")
     found["least_of_generate"] = min(about["of_generate"] for about in found["models"].values())
     found["most_left_mib"] = max(about["left_mib"] for about in found["models"].values())
@@ -297,6 +302,7 @@ def _live(found: dict[str, Any], folder: Path, given: argparse.Namespace) -> Non
         }
         checked = dovetail.check_journal(journal)
         about |= {"valid": checked.valid, "faults": [repr(fault) for fault in checked.faults[:5]]}
+        _keep(found, given)
         _say(f"{policy}: {json.dumps(about, default=float)}")
 
 

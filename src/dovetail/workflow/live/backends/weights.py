@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,7 +43,7 @@ _TYPES: Mapping[str, torch.dtype] = {
 
 class MappedWeights:
     """The tensors of a model's folder by name, each a view of a mapped file. The files stay mapped as long as anybody
-    holds a tensor; writing to one changes nobody else's."""
+    holds a tensor, and must not be written to. Mapped in any other way, CUDA never ends to register them."""
 
     def __init__(self, folder: Path) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -56,12 +57,14 @@ class MappedWeights:
     def _map(self, path: Path) -> None:
         try:
             with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             start = 8 + int.from_bytes(mapped[:8], "little")
             header: dict[str, Any] = json.loads(mapped[8:start])
         except (OSError, ValueError) as error:
             raise BackEndError(f"{path}: not a safetensors file: {error}") from None
-        self._files.append(torch.frombuffer(mapped, dtype=torch.uint8))
+        with warnings.catch_warnings():  # torch wants to write
+            warnings.simplefilter("ignore", UserWarning)
+            self._files.append(torch.frombuffer(mapped, dtype=torch.uint8))
         self.data.append(self._files[-1][start:])
         header.pop("__metadata__", None)
         for name, about in header.items():
@@ -70,10 +73,7 @@ class MappedWeights:
                 what = "is cut short" if about["dtype"] in _TYPES else f"has a tensor of type {about['dtype']}"
                 raise BackEndError(f"{path}: {what}, at {name}")
             dtype = _TYPES[about["dtype"]]
-            raw = torch.empty(0, dtype=dtype)
-            if end > begin:
-                raw = torch.frombuffer(mapped, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=start + begin)
-            self.tensors[name] = raw.view(about["shape"])
+            self.tensors[name] = _typed(self.data[-1][begin:end], dtype).view(about["shape"])
 
     def touch(self) -> None:
         """Read every page. A map alone reads nothing, and its first user would pay."""
@@ -106,6 +106,13 @@ class MappedWeights:
         """Whether a tensor is one of the mapped ones, or was made of them."""
         at = tensor.data_ptr()
         return any(file.data_ptr() <= at < file.data_ptr() + file.numel() for file in self._files)
+
+
+def _typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers, wherever they are: torch wants whole numbers of them before a view."""
+    if raw.storage_offset() % dtype.itemsize == 0:
+        return raw.view(dtype)
+    return raw.clone().view(dtype)
 
 
 def _files(folder: Path) -> list[Path]:
