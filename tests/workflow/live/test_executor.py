@@ -339,6 +339,20 @@ def test_a_failed_load_empties_its_gpus_of_all_that_is_there(make: Make) -> None
     assert bench.heard() == [Observed("emptied", {"gpus": [0], "why": why}), Failed("s", "n", why, lost=True)]
 
 
+def test_a_failed_load_that_nobody_waits_for_disturbs_nobody(make: Make) -> None:
+    bench = make(memory_mib=12 * 1024, resident="memory")
+    bench.start("r", "a", 0)
+    bench.stop("r")
+    bench.start("s", "small", 0)  # beside it
+    bench.heard()
+    bench.report(LoadFailed(0, "a", "no room", out_of_memory=True), Loaded(0, "small"))
+    assert bench.heard() == [Settled("s", "n", (0,))]
+    bench.answer()
+    bench.engine.take()
+    bench.start("t", "a", 0)
+    assert bench.engine.take() == [("load", 0, "a", (0,))]
+
+
 @pytest.mark.parametrize("oom", [True, False])
 def test_a_model_that_never_loads_fails_its_requests(make: Make, oom: bool) -> None:
     bench = make()

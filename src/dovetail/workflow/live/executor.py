@@ -388,6 +388,8 @@ class LiveExecutor:
         if instance.alone or not report.out_of_memory:
             self._failed_loads[instance.model] += 1
         del self._instances[report.worker, report.model]
+        if not instance.attempts:  # all were stopped, and others may be at work there: who asks for it next loads it
+            return
         for other in self._on(instance.window):  # so that what is said of these GPUs is true
             self._unload(other)
         why = f"{report.model} could not be loaded: {report.why}"
