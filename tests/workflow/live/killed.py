@@ -91,7 +91,7 @@ def main(folder: str, n: str) -> None:
     if int(n):
         die_at(int(n))
     problem = workflow.load(CONFIG, [], gpus=2, mode="online")
-    settings = LiveSettings(journal_steps=40, lost_retries=1000)
+    settings = LiveSettings(journal_lines=40, lost_retries=1000)
     with WorkflowService(problem, lambda inbox, runs: TestCarrier(inbox, runs), Path(folder), settings) as service:
         runs = {key: service.submit(msgspec.structs.replace(ask, idempotency_key=key)) for key, ask in ASKED.items()}
         found = {key: (run, service.wait(run).state, service.result(run).answer) for key, run in runs.items()}

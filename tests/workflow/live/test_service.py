@@ -376,7 +376,7 @@ def test_runs_outlive_their_workflow(tmp_path: Path) -> None:
 
 
 def test_a_queue_is_counted_once_over_journals(tmp_path: Path) -> None:
-    with service(tmp_path, journal_steps=1, max_queue=3) as bench:
+    with service(tmp_path, journal_lines=1, max_queue=3) as bench:
         for _ in range(30):
             runs = [bench.submit(workflow="llm") for _ in range(2)]
             for run in runs:
@@ -459,7 +459,7 @@ def test_a_journal_that_is_decided_otherwise_is_left_as_it_is(tmp_path: Path) ->
 
 
 def test_a_long_journal_is_cut_when_nothing_is_open(tmp_path: Path) -> None:
-    with service(tmp_path, journal_steps=5) as bench:
+    with service(tmp_path, journal_lines=5) as bench:
         for i in range(6):
             assert bench.service.wait(bench.submit(input={"prompt": f"p{i}"})).state == "completed"
         first = bench.service.runs()[-1].id
@@ -471,7 +471,7 @@ def test_a_long_journal_is_cut_when_nothing_is_open(tmp_path: Path) -> None:
 
 
 def test_a_new_journal_knows_which_gpus_are_there(tmp_path: Path) -> None:
-    with service(tmp_path, journal_steps=4) as bench:
+    with service(tmp_path, journal_lines=4) as bench:
         bench.carrier.inbox.put(
             Observed("gone", {"gpus": [0], "why": "unplugged"}), Added("one joined", devices=(Device(2, "gpu"),))
         )
@@ -482,13 +482,13 @@ def test_a_new_journal_knows_which_gpus_are_there(tmp_path: Path) -> None:
         assert bench.service.wait(run).state == "completed"
         assert len(Reader(bench.service.journal()).header.pool) == 3
         assert {node.gpus for node in bench.service.status(run).nodes.values()} <= {(1,), (2,)}
-    with service(tmp_path, journal_steps=4) as bench:
+    with service(tmp_path, journal_lines=4) as bench:
         assert len(Reader(bench.service.journal()).header.pool) == 2
     check_all(tmp_path)
 
 
 def test_a_journal_that_never_gets_a_quiet_moment_makes_one(tmp_path: Path) -> None:
-    with service(tmp_path, hold=True, journal_steps=3) as bench:
+    with service(tmp_path, hold=True, journal_lines=3) as bench:
         runs = [bench.submit(workflow="llm") for i in range(3)]
         journal = bench.service.journal()
         for _ in range(20):  # always three that are open, until those that come have to wait

@@ -50,7 +50,7 @@ class JournalSegment:
             self.writer = Writer.reopen(path, _whole_bytes(path))
         self.reader = Reader(path)
         self._figures = LiveFigures(self.reader.header, path)
-        self.steps = 0
+        self.lines = 0
         self._last = (0, 0.0)
         self._size = self.writer.written()
         self._broken = False
@@ -59,7 +59,7 @@ class JournalSegment:
         """The steps that were recorded before; nothing may be written until they have been gone through."""
         for n, t, events in self.reader.rows():
             self._figures.step(n, t, events)
-            self.steps, self._last = self.steps + 1, (n, t)
+            self.lines, self._last = self.lines + len(events), (n, t)
             yield n, t, events
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
@@ -78,7 +78,7 @@ class JournalSegment:
                 self.writer.close()
             raise
         self._figures.step(n, t, events)
-        self.steps, self._last = self.steps + 1, (n, t)
+        self.lines, self._last = self.lines + len(events), (n, t)
 
     def end(self) -> None:
         """All has ended: the last line, with the figures."""

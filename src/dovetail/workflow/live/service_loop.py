@@ -42,7 +42,7 @@ from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import make_policy, scheduler_for
 
 _FULL_RETRY_S = 1.0
-_TOO_LONG = 4  # times as many steps as a segment is to have, after which it is ended by force
+_TOO_LONG = 4  # times as many lines as a segment is to have, after which it is ended by force
 _OF_FILES = ("requests", "estimates", "forecast")  # what a header tells of a file of requests
 
 
@@ -304,11 +304,11 @@ class ServiceLoop:
 
     def _cut_if_long(self, segment: JournalSegment) -> None:
         """End a long segment when nothing of it is open any more; if that takes too long, who comes waits for it."""
-        if segment.steps < self.settings.journal_steps:
+        if segment.lines < self.settings.journal_lines:
             return
         if not self._running and not any(run.arrived for run in self.progress.open.values()):
             self.inbox.cut()
-        elif segment.steps >= _TOO_LONG * self.settings.journal_steps and self._held_back is None:
+        elif segment.lines >= _TOO_LONG * self.settings.journal_lines and self._held_back is None:
             self._held_back = []
 
     def _keep(self, write: Callable[[], None]) -> None:

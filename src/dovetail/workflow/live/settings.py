@@ -23,7 +23,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     A call that fails is tried again `retries` times, one that is lost with the place where it runs `lost_retries`.
     `drain_s` is how long open runs may take when the service ends; what is open then goes on at the next start.
     `durability`: what was accepted outlives the end of the process (`process`), or a power cut too (`power`: every
-    step waits for the disk). A segment of the journal ends at a quiet moment after `journal_steps` steps; `journal_mib`
+    step waits for the disk). A segment of the journal ends at a quiet moment after `journal_lines` lines; `journal_mib`
     of segments are kept. `limits` are those of loads, calls and workers.
     """
 
@@ -36,7 +36,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     keep_s: float = 86_400.0
     drain_s: float = 30.0
     durability: Literal["process", "power"] = "process"
-    journal_steps: int = 50_000
+    journal_lines: int = 50_000
     journal_mib: float = 1024.0
     retries: int = DEFAULT_RETRIES
     lost_retries: int = DEFAULT_LOST_RETRIES
@@ -44,7 +44,7 @@ class LiveSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def problem(self) -> str | None:
         """What is wrong with these values, with the key, or None."""
-        for name in ("max_queue", "keep_runs", "journal_steps"):
+        for name in ("max_queue", "keep_runs", "journal_lines"):
             if getattr(self, name) < 1:
                 return f"{name}: expected 1 or more, found {getattr(self, name)}"
         for name in ("max_wait_s", "max_input_mib", "max_values_mib", "keep_mib", "keep_s", "journal_mib"):
