@@ -289,7 +289,7 @@ def _live(found: dict[str, Any], folder: Path, given: argparse.Namespace) -> Non
             folder / f"{policy}.jsonl" if given.out is None else given.out.with_name(f"{given.out.stem}-{policy}.jsonl")
         )
         journal.unlink(missing_ok=True)
-        run = workflow.run_live(problem, policy, journal=journal)
+        run = workflow.run_live(problem, policy, journal=journal, device="cpu" if given.tiny else "cuda")
         about: dict[str, Any] = {"live": _figures(run.metrics)}
         found["live"][policy] = about
         about["simulated"] = _figures(workflow.run(problem, policy).metrics)
