@@ -129,7 +129,7 @@ def load(
     config: Source,
     requests: Source,
     *,
-    gpus: str | int | None = None,
+    gpus: str | int | Pool | None = None,
     mode: Mode = "offline",
     on_error: OnError = "fail",
     compat: Compat | None = None,

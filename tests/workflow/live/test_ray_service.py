@@ -4,8 +4,11 @@ that die, come back and join meanwhile. Every request ends once, and the journal
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 from dovetail import journals, workflow
+from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Complete, Failed, Observed, Reject, Start
 from dovetail.core.journal import Reader
 from dovetail.workflow.live.engines.choice import engine_for
@@ -64,6 +68,45 @@ def nodes() -> Iterator[RayNodes]:
         patch.delenv("RAY_ADDRESS", raising=False)
         made.add("left", "right", dovetail_gpu__a100=2)
         yield made
+
+
+def test_the_command_serves_a_cluster(nodes: RayNodes, tmp_path: Path) -> None:
+    """Its output is its own, whatever Ray has to say; it ends in good order."""
+    file, state = tmp_path / "config.json", tmp_path / "state"
+    file.write_text(json.dumps(config()))
+    words = ["workflow", "serve", "--config", str(file), "--state", str(state), "--address", nodes.address]
+    with (tmp_path / "err").open("w") as err:
+        served = subprocess.Popen(
+            [sys.executable, "-m", "dovetail", *words], stdout=subprocess.PIPE, stderr=err, text=True
+        )
+    assert served.stdout is not None
+    with served.stdout:
+        try:
+            first = served.stdout.readline()
+            assert "Serving 10 models and 7 workflows on 4 GPUs: " in first, (tmp_path / "err").read_text()
+            line = workflow.connect(state)
+            gate, waits = tmp_path / "gate", tmp_path / "waits"
+            held = line.submit("patient", {"gate": str(gate), "waits": str(waits)})
+            until(waits.exists)
+            (gpu,) = line.status(held).nodes["patient"].gpus
+            os.kill(line.about()["gpus"][gpu]["pid"], signal.SIGKILL)
+            gate.touch()
+            assert line.result(held).answer["text"] == "at last"
+            image = line.submit("images", {"pixels": PIXELS})
+            assert line.result(image).answer["score"] == 2 * PIXELS
+            served.send_signal(signal.SIGTERM)
+            assert served.wait() == 0
+        finally:
+            if served.poll() is None:
+                served.kill()
+                served.wait()
+        assert served.stdout.read() == f"The token is in {state / 'token'}\n"
+
+
+def test_more_gpus_than_there_are(nodes: RayNodes) -> None:
+    loaded = workflow.load(config(), [], gpus="a100:9", mode="online")
+    with pytest.raises(InputError, match="9 GPUs of type 'a100' are wanted, and the nodes have 5 fewer"):
+        engine_for(loaded, address=nodes.address)
 
 
 def test_everything_ends_once_whatever_dies(nodes: RayNodes, tmp_path: Path) -> None:

@@ -40,14 +40,15 @@ def serve(
     the second ends at once; what is then open goes on at the next start. Exit code 3 if something is left open.
 
     Example: dovetail workflow serve --config examples/live.yaml --port 8000
-    Example: dovetail workflow serve --config system_config.yaml --gpus a100:4 --engine ray --address 10.0.0.1:6379
+    Example: dovetail workflow serve --config system_config.yaml --address 10.0.0.1:6379
 
     Parameters
     ----------
     config
         Models with their sources, workflows, GPU types and costs: YAML or JSON.
     gpus
-        How many GPUs, or how many of each type: 4, or a100:2,l4:4.
+        How many GPUs, or how many of each type: 4, or a100:2,l4:4. A cluster at an address has those of its nodes, and
+        at least these.
     policy
         Who decides; `dovetail workflow policies` lists them.
     option
@@ -55,7 +56,7 @@ def serve(
     engine
         local: processes of this machine; ray: actors on the nodes of a cluster.
     address
-        Of the Ray cluster; without one a private cluster is started here.
+        Of the Ray cluster, which is then the engine; without one --engine ray starts a private cluster here.
     host
         Address to listen at; by default only this machine can ask.
     port

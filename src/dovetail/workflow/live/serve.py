@@ -11,7 +11,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import Source, as_path, checked
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.live.client import AnyPath, WorkflowClient, connect, service_folder
-from dovetail.workflow.live.engines.choice import EngineName, engine_for
+from dovetail.workflow.live.engines.choice import ANY_GPUS, EngineName, engine_for
 from dovetail.workflow.live.http.face import WorkflowServer
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
@@ -74,7 +74,7 @@ def serve(
     Parameters
     ----------
     gpus, costs, rates
-        As `load` takes them.
+        As `load` takes them. A cluster at an address needs no `gpus`: it has those of its nodes.
     policy, options
         Who decides, as `run` takes them.
     engine, address
@@ -89,10 +89,11 @@ def serve(
     live
         Settings over those of the configuration's `live`, by name.
     """
-    problem = load(config, [], gpus=gpus, mode="online", costs=costs, rates=rates)
+    among = ANY_GPUS if gpus is None and address is not None else gpus
+    problem = load(config, [], gpus=among, mode="online", costs=costs, rates=rates)
     settings = _settings(live_settings(problem.system), live)
     folder = service_folder(state)
-    carrier, problem = engine_for(problem, engine, address)
+    carrier, problem = engine_for(problem, engine, address, silence_s=settings.limits.silence_s)
     try:
         service = WorkflowService.over(problem, carrier, folder, settings, policy, options, log)
     except BaseException:

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from dovetail.core.errors import InputError
-from dovetail.core.resources import is_type
+from dovetail.core.resources import Device, DeviceType, Pool, is_type
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.engines.ray import RayWorkers
 from dovetail.workflow.live.places import pool_of
@@ -27,6 +27,7 @@ _OWN_GPUS = (
     "sys.stdout.buffer.write(msgspec.json.encode(own_gpus()))"
 )
 DeviceKind = Literal["auto", "cpu", "cuda"]
+ANY_GPUS = Pool((Device(0, "any"),), {"any": DeviceType("any", memory_mib=1 << 40)})  # of a cluster yet to be asked
 
 
 def engine_for(
@@ -40,10 +41,10 @@ def engine_for(
 
     On this machine there are as many GPUs as the problem has: CUDA's, or with `device="cpu"` such that the processor
     works for. `auto`: CUDA's if there are any and a model comes from a folder or a function. A cluster has the GPUs of
-    its nodes, whatever number the problem names; the problem comes back on them.
+    its nodes: at least those of the problem, or any with `ANY_GPUS`. The problem comes back on the GPUs that there are.
     """
     types = problem.system.gpu_types
-    wanted = [each.type for each in problem.pool.devices]
+    wanted = [] if problem.pool == ANY_GPUS else [each.type for each in problem.pool.devices]
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"--device {device}: expected auto, cpu or cuda")
     if device == "auto":
@@ -59,10 +60,17 @@ def engine_for(
     else:
         carrier = LocalGpuEngine(_places(wanted) if device == "cuda" else _emulated(wanted), silence_s)
     try:
+        _check_there(wanted, [place.type for place in carrier.places])
         return carrier, problem.on(pool_of(carrier.places, types))
     except BaseException:
         carrier.close()
         raise
+
+
+def _check_there(wanted: Sequence[str], there: Sequence[str]) -> None:
+    lacking = Counter(wanted) - Counter(there if "gpu" not in wanted else ["gpu"] * len(there))
+    for type, count in lacking.items():
+        raise InputError(f"{wanted.count(type)} GPUs of type {type!r} are wanted, and the nodes have {count} fewer")
 
 
 def _emulated(wanted: Sequence[str]) -> list[GpuPlace]:
