@@ -281,6 +281,11 @@ def test_what_cannot_be_passed_on_is_refused() -> None:
         ValueFaultError, match=r"node 'n' gives a value of type builtins\.object; expected text, numbers"
     ):
         data.ended("n", {"x": [object()]})
+    for array in (np.array(["a", "b"]), np.array([None]), np.array(["2024-01-01"], dtype="datetime64[D]")):
+        with pytest.raises(ValueFaultError, match="node 'n' gives an array of"):
+            data.ended("n", {"x": array})
+        with pytest.raises(ValueFaultError, match="expected numbers, or a list"):
+            to_json(array)
     with pytest.raises(ValueFaultError, match="a mapping has the key 3; expected text"):
         data.ended("n", {"x": {3: 4}})
 
@@ -306,7 +311,7 @@ arrays = st.builds(
     st.integers(0, 9),
 )
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats()
     | st.text() | st.binary() | arrays,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
@@ -320,7 +325,7 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and bool(one == other)
+    return type(one) is type(other) and (bool(one == other) or (one != one and other != other))
 
 
 @given(values)
@@ -328,6 +333,12 @@ def same(one: Any, other: Any) -> bool:
 def test_values_come_back_from_json_as_they_were(value: Any) -> None:
     assert same(value, from_json(msgspec.json.decode(msgspec.json.encode(to_json(value)))))
     assert size_of(value) >= 0
+
+
+def test_what_is_no_number_is_told_as_such_and_not_as_nothing() -> None:
+    told = to_json({"x": [float("nan"), float("inf"), -float("inf"), np.float32("nan")]})
+    assert told == {"x": [{"float": "nan"}, {"float": "inf"}, {"float": "-inf"}, {"float": "nan"}]}
+    assert from_json({"float": "fast"}) == {"float": "fast"}
 
 
 def test_tensors_of_torch_come_back_too() -> None:

@@ -39,7 +39,7 @@ def serve(
     Prints the URL and where the token is. The first SIGTERM or Ctrl-C takes no more requests and lets open ones end,
     the second ends at once; what is then open goes on at the next start. Exit code 3 if something is left open.
 
-    Example: dovetail workflow serve --config examples/live.yaml --port 8000
+    Example: dovetail workflow serve --config examples/live/emulated.yaml --port 8000
     Example: dovetail workflow serve --config system_config.yaml --address 10.0.0.1:6379
 
     Parameters

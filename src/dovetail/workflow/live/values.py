@@ -6,6 +6,7 @@ import sys
 from base64 import b64decode, b64encode
 from binascii import Error
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ MIB = 1 << 20
 Fetch = Callable[[Reference], Any]
 _PLAIN = (str, bytes, bool, int, float, type(None))
 _TENSOR = {"shape", "dtype", "data"}
+_NUMBERS = "biufc"  # kinds of numpy's types: truth values, whole, real and complex numbers
+_NO_NUMBERS = {"nan", "inf", "-inf"}  # that JSON has no word for
 
 
 class ValueFaultError(BackEndError):
@@ -45,6 +48,8 @@ def inside(value: Any) -> Iterator[Any]:
         elif not isinstance(value, (*_PLAIN, np.ndarray, np.generic, Reference)) and not _is_tensor(value):
             expected = "expected text, numbers, lists, mappings, bytes or tensors"
             raise ValueFaultError(f"a value of type {type(value).__module__}.{type(value).__qualname__}; {expected}")
+        if isinstance(value, np.ndarray) and value.dtype.kind not in _NUMBERS:
+            raise ValueFaultError(f"an array of {value.dtype.name}; expected numbers, or a list")
         yield value
 
 
@@ -96,13 +101,16 @@ def fetched(value: Any, fetch: Fetch | None) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """A value as JSON can hold it: bytes as `{"base64": ...}`, tensors as `{"shape", "dtype", "data"}`.
+    """A value as JSON can hold it: bytes as `{"base64": ...}`, tensors as `{"shape", "dtype", "data"}`, and
+    what is no number as `{"float": "nan"}`.
 
     >>> to_json({"image": b"png", "vector": np.array([1, 2], dtype="<f4")})
     {'image': {'base64': 'cG5n'}, 'vector': {'shape': [2], 'dtype': 'float32', 'data': 'AACAPwAAAEA='}}
     """
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, float) and not isfinite(value):
+        return {"float": str(value)}
     if isinstance(value, _PLAIN):
         return {"base64": b64encode(value).decode()} if isinstance(value, bytes) else value
     if isinstance(value, Mapping):
@@ -112,8 +120,8 @@ def to_json(value: Any) -> Any:
     if _is_tensor(value):
         return _tensor_json(value)
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise ValueFaultError(f"an array of {value.dtype}; expected numbers")
+        if value.dtype.kind not in _NUMBERS:
+            raise ValueFaultError(f"an array of {value.dtype.name}; expected numbers, or a list")
         data = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
         return {"shape": list(value.shape), "dtype": value.dtype.name, "data": b64encode(data.tobytes()).decode()}
     raise ValueFaultError(f"a value of type {type(value).__qualname__} has no JSON")
@@ -139,6 +147,8 @@ def from_json(value: Any) -> Any:
         return value
     if value.keys() == {"base64"}:
         return _bytes(value["base64"])
+    if value.keys() == {"float"} and value["float"] in _NO_NUMBERS:
+        return float(value["float"])
     if value.keys() - {"of"} == _TENSOR:
         return _tensor(value)
     return {key: from_json(item) for key, item in value.items()}
