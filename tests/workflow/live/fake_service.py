@@ -91,6 +91,7 @@ class FakeService:
         self._keys: dict[str, FakeRun] = {}
         self.draining = False
         self.followed = 0
+        self.read: int | None = 3
 
     def submit(self, request: RunRequest) -> str:
         with self._lock:
@@ -201,7 +202,7 @@ class FakeService:
                 state=found.state,
                 outputs={found.request.workflow: found.answer},
                 answer=found.answer,
-                read=3,
+                read=self.read,
                 written=5,
                 finish_reason="length" if found.request.options.get("max_tokens") == 5 else "stop",
                 error=found.error,

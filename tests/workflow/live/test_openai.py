@@ -73,9 +73,28 @@ def test_completions(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="echo", prompt="once", max_tokens=5)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("once", "length")
     assert answer.object == "text_completion"
-    assert client.completions.create(model="echo", prompt=["once"]).choices[0].text == "once"
+    several = client.completions.create(model="echo", prompt=["once", "twice"])
+    assert [(choice.index, choice.text) for choice in several.choices] == [(0, "once"), (1, "twice")]
+    assert several.usage is not None
+    assert several.usage.total_tokens == 16
     told = client.completions.create(model="counter", prompt="", stream=True)
     assert "".join(chunk.choices[0].text for chunk in told) == "one two three"
+
+
+def test_several_prompts_are_not_streamed_and_fail_together(client: openai.OpenAI, service: FakeService) -> None:
+    with pytest.raises(openai.BadRequestError, match="expected one where the answer is streamed"):
+        client.completions.create(model="echo", prompt=["a", "b"], stream=True)
+    with pytest.raises(openai.UnprocessableEntityError, match="longer than 4 tokens"):
+        client.completions.create(model="picky", prompt=["a", "b"])
+    until(lambda: service.followed == 0)
+
+
+def test_tokens_that_nobody_counted_are_not_made_up(client: openai.OpenAI, service: FakeService) -> None:
+    service.read = None
+    answer = client.completions.create(model="echo", prompt="once")
+    assert answer.usage is not None
+    assert answer.usage.model_dump(exclude_unset=True) == {"completion_tokens": 5}
+    assert client.embeddings.create(model="embedder", input="ab").usage is None
 
 
 def test_embeddings(client: openai.OpenAI) -> None:
@@ -197,7 +216,7 @@ def test_an_attempt_that_writes_something_else_cannot_be_mended(client: openai.O
         ("chat/completions", "dovetail", {"weight": 0}),
         ("chat/completions", "dovetail", {"wieght": 1}),
         ("completions", "echo", True),
-        ("completions", "prompt", ["a", "b"]),
+        ("completions", "prompt", []),
         ("completions", "prompt", [1, 2]),
         ("embeddings", "dimensions", 3),
         ("embeddings", "input", [1, 2, 3]),

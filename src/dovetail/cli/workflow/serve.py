@@ -26,6 +26,7 @@ def serve(
     option: Pairs | None = None,
     engine: Literal["local", "ray"] | None = None,
     address: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
     host: str = "127.0.0.1",
     port: int = 0,
     state: Path | None = None,
@@ -57,6 +58,8 @@ def serve(
         local: processes of this machine; ray: actors on the nodes of a cluster.
     address
         Of the Ray cluster, which is then the engine; without one --engine ray starts a private cluster here.
+    device
+        cuda: GPUs do the work; cpu: processors; auto: GPUs where the machine has some and a model would use them.
     host
         Address to listen at; by default only this machine can ask.
     port
@@ -84,6 +87,7 @@ def serve(
         options=pairs("--option", option),
         engine=engine,
         address=address,
+        device=device,
         host=host,
         port=port,
         state=state,

@@ -11,7 +11,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import Source, as_path, checked
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.live.client import AnyPath, WorkflowClient, connect, service_folder
-from dovetail.workflow.live.engines.choice import ANY_GPUS, EngineName, engine_for
+from dovetail.workflow.live.engines.choice import ANY_GPUS, DeviceKind, EngineName, engine_for
 from dovetail.workflow.live.http.face import WorkflowServer
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
@@ -60,6 +60,7 @@ def serve(
     options: Mapping[str, Any] | None = None,
     engine: EngineName | None = None,
     address: str | None = None,
+    device: DeviceKind = "auto",
     host: str = "127.0.0.1",
     port: int = 0,
     state: AnyPath | None = None,
@@ -79,6 +80,8 @@ def serve(
         Who decides, as `run` takes them.
     engine, address
         local: processes of this machine; ray: actors on the nodes of the cluster at an address, or of a private one.
+    device
+        cuda: GPUs do the work; cpu: processors; auto: GPUs where the machine has some and a model would use them.
     host, port
         Where to listen: on loopback unless another address is given, on any free port if that is 0.
     state
@@ -93,7 +96,7 @@ def serve(
     problem = load(config, [], gpus=among, mode="online", costs=costs, rates=rates)
     settings = _settings(live_settings(problem.system), live)
     folder = service_folder(state)
-    carrier, problem = engine_for(problem, engine, address, silence_s=settings.limits.silence_s)
+    carrier, problem = engine_for(problem, engine, address, device, settings.limits.silence_s)
     try:
         service = WorkflowService.over(problem, carrier, folder, settings, policy, options, log)
     except BaseException:

@@ -6,11 +6,13 @@ for. Before the first piece, what goes wrong has a status of its own; after it, 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -54,11 +56,16 @@ class OpenAIHandlers:
         return await self._text(request, read_request(await request.body(), CompletionRequest), Completion)
 
     async def _text(self, request: Request, asked: TextRequest, kind: type[TextAnswer]) -> Response:
+        runs = [_run(request, asked, input, asked.options(), stream=bool(asked.stream)) for input in asked.inputs()]
+        if len(runs) > 1:
+            runs = [replace(run, idempotency_key=_nth(run.idempotency_key, n)) for n, run in enumerate(runs)]
         if not asked.stream:
-            result = await unless_gone(request, self._result(_run(request, asked, asked.input(), asked.options())))
-            return reply(kind(result.id, asked.model).whole(result))
+            results = await unless_gone(request, self._results(runs))
+            return reply(kind(results[0].id, asked.model).whole(results))
+        if len(runs) > 1:
+            raise HttpError(400, "prompt: expected one where the answer is streamed", param="prompt")
         info = await self._desk.info(asked.model)
-        work = _run(request, asked, asked.input(), asked.options(), stream=True)
+        (work,) = runs
         waiting = await unless_gone(request, self._begun(work))
         answer = kind(waiting.run, asked.model, asked.stream_options is not None and asked.stream_options.include_usage)
         return EventStream(self._stream(waiting, answer, info.answer if info else asked.model), waiting.close)
@@ -69,6 +76,18 @@ class OpenAIHandlers:
         if (wrong := failure(result)) is not None:
             raise wrong
         return result
+
+    async def _results(self, works: list[RunRequest]) -> list[RunResult]:
+        """Of several runs at once; if one fails, the others are cancelled."""
+        if len(works) == 1:
+            return [await self._result(works[0])]
+        going = [asyncio.ensure_future(self._result(work)) for work in works]
+        try:
+            return await asyncio.gather(*going)
+        finally:
+            for each in going:
+                each.cancel()
+            await asyncio.gather(*going, return_exceptions=True)
 
     async def _begun(self, work: RunRequest) -> Waiting:
         """A run whose first words are there, or which takes its time; one that failed before has a status for that."""
@@ -125,7 +144,7 @@ class OpenAIHandlers:
             {"object": "embedding", "index": index, "embedding": vector}
             for index, vector in enumerate(await self._desk.do(_vectors, vectors, asked.encoding_format == "base64"))
         ]
-        usage = {"prompt_tokens": result.read or 0, "total_tokens": result.read or 0}
+        usage = None if result.read is None else {"prompt_tokens": result.read, "total_tokens": result.read}
         return reply({"object": "list", "data": data, "model": asked.model, "usage": usage})
 
     async def models(self, request: Request) -> Response:
@@ -167,6 +186,10 @@ def _run(
         idempotency_key=request.headers.get("idempotency-key"),
         trace_id=request.state.trace_id,
     )
+
+
+def _nth(key: str | None, number: int) -> str | None:
+    return None if key is None else f"{key}#{number}"
 
 
 def text_of(result: RunResult) -> str:
@@ -235,16 +258,19 @@ class TextAnswer:
     def delta(self, text: str, first: bool) -> dict[str, Any]:
         raise NotImplementedError
 
-    def whole(self, result: RunResult) -> dict[str, Any]:
-        choice = {"index": 0, **self.choice(text_of(result)), "logprobs": None, "finish_reason": _reason(result)}
-        return {**self._head, "object": self.kind, "choices": [choice], "usage": _usage(result)}
+    def whole(self, results: list[RunResult]) -> dict[str, Any]:
+        choices = [
+            {"index": index, **self.choice(text_of(result)), "logprobs": None, "finish_reason": _reason(result)}
+            for index, result in enumerate(results)
+        ]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": _usage(results)}
 
     def chunk(self, text: str, first: bool = False, reason: str | None = None) -> bytes:
         choice = {"index": 0, **self.delta(text, first), "logprobs": None, "finish_reason": reason}
         return self._event([choice], None)
 
     def last(self, result: RunResult) -> list[bytes]:
-        usage = [self._event([], _usage(result))] if self._with_usage else []
+        usage = [self._event([], _usage([result]))] if self._with_usage else []
         return [self.chunk("", reason=_reason(result)), *usage]
 
     def _event(self, choices: list[Any], usage: Any) -> bytes:
@@ -276,9 +302,11 @@ def _reason(result: RunResult) -> str:
     return result.finish_reason if result.finish_reason in ("stop", "length", "content_filter") else "stop"
 
 
-def _usage(result: RunResult) -> dict[str, int] | None:
-    """The tokens of all nodes; None where nobody counted them."""
-    if result.read is None and result.written is None:
-        return None
-    read, written = result.read or 0, result.written or 0
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+def _usage(results: list[RunResult]) -> dict[str, int] | None:
+    """The tokens of all nodes, as far as they were counted: nothing is made up; None where nobody counted any."""
+    told = {
+        "prompt_tokens": [result.read for result in results],
+        "completion_tokens": [result.written for result in results],
+    }
+    known = {name: sum(count or 0 for count in counts) for name, counts in told.items() if None not in counts}
+    return (known | ({"total_tokens": sum(known.values())} if len(known) == 2 else {})) or None

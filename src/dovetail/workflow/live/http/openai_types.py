@@ -84,7 +84,8 @@ class TextRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fields
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         return found | ({"stop": [text for text in stop if text]} if stop else {})
 
-    def input(self) -> dict[str, Any]:
+    def inputs(self) -> list[dict[str, Any]]:
+        """What each run is given: of several prompts each is one."""
         raise NotImplementedError
 
 
@@ -122,21 +123,21 @@ class ChatRequest(TextRequest, frozen=True, kw_only=True, forbid_unknown_fields=
         most = self.max_completion_tokens
         return super().options() | ({} if most is None else {"max_tokens": most})
 
-    def input(self) -> dict[str, Any]:
+    def inputs(self) -> list[dict[str, Any]]:
         """The messages, and the last one of the user's alone, for workflows whose first node takes a text."""
         asked = [message.text() for message in self.messages if message.role == "user"]
         prompt = asked[-1] if asked else self.messages[-1].text()
-        return {"messages": [message.plain() for message in self.messages], "prompt": prompt} | self.dovetail.input
+        return [{"messages": [message.plain() for message in self.messages], "prompt": prompt} | self.dovetail.input]
 
 
 class CompletionRequest(TextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/completions`; of several prompts each is a request of its own."""
+    """`POST /v1/completions`; texts, not tokens."""
 
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=128)]
 
-    def input(self) -> dict[str, Any]:
-        prompt = self.prompt if isinstance(self.prompt, str) else self.prompt[0]
-        return {"prompt": prompt} | self.dovetail.input
+    def inputs(self) -> list[dict[str, Any]]:
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [{"prompt": prompt} | self.dovetail.input for prompt in prompts]
 
 
 class EmbeddingRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
