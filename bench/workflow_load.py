@@ -44,7 +44,7 @@ SLOTS = 8
 CALL_S = 0.05
 TOKENS = 32
 ASKED = {"messages": [{"role": "user", "content": "say something"}], "max_tokens": TOKENS}
-MAX_WAIT_S = 1.0
+MAX_WAIT_S = 2.0
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all by default")
     parser.add_argument("--calls", type=int, default=800, help="of each kind")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of overload")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of overload")
     parser.add_argument("--locust", help="locust's command, to be used in the place of OpenAI's client")
     parser.add_argument("--client", nargs=2, help=argparse.SUPPRESS)  # URL and task: a process of clients
     arguments = parser.parse_args()

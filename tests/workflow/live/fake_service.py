@@ -33,6 +33,7 @@ MODELS = {
     "embedder": "gives vectors",
     "slow": "runs until it is released",
     "silent": "is never started",
+    "waits": "is never started, and ended for that",
     "picky": "refuses its input",
     "broken": "fails wherever it runs",
     "half": "is lost for good after two words",
@@ -119,7 +120,9 @@ class FakeService:
 
     def _carry(self, run: FakeRun) -> None:
         model, prompt = run.request.workflow, str(run.request.input.get("prompt", ""))
-        if model == "silent":
+        if model == "waits":
+            run.fail("it waited for 600 s (max_wait_s)", "place")
+        if model in ("silent", "waits"):
             return
         run.tell("started", model)
         if model == "chain":
@@ -188,6 +191,7 @@ class FakeService:
                 tenant=found.request.tenant,
                 created=0.0,
                 arrived_s=0.0,
+                started_s=next((0.5 for event in found.events if event.kind == "started"), None),
                 nodes={found.request.workflow: NodeStatus(model=found.request.workflow, gpus=(1,))},
                 error=found.error,
                 blame=found.blame,

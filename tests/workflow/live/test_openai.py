@@ -131,6 +131,7 @@ def test_the_asynchronous_client(raw: HttpClient) -> None:
         ("countre", openai.NotFoundError, "did you mean 'counter'"),
         ("picky", openai.UnprocessableEntityError, "longer than 4 tokens"),
         ("broken", openai.InternalServerError, "the worker died 20 times"),
+        ("waits", openai.InternalServerError, "it waited for 600 s"),
         ("busy", openai.RateLimitError, "12 requests wait already"),
         ("pixels", openai.UnprocessableEntityError, "the answer has no text, but image, size"),
     ],
@@ -157,6 +158,14 @@ def test_while_it_drains(client: openai.OpenAI, service: FakeService) -> None:
     with pytest.raises(openai.InternalServerError, match="about to end") as caught:
         client.chat.completions.create(model="echo", messages=ASKED)
     assert (caught.value.status_code, caught.value.response.headers["retry-after"]) == (503, "5")
+
+
+def test_who_waited_too_long_may_come_back(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model="waits", messages=ASKED)
+    headers = caught.value.response.headers
+    assert (caught.value.status_code, headers["retry-after"]) == (503, "1")
+    assert "x-should-retry" not in headers
 
 
 def test_when_to_come_back(client: openai.OpenAI) -> None:

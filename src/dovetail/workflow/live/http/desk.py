@@ -34,6 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _THREADS = 16
 _DRAINING_RETRY_S = 5.0
+_BUSY_RETRY_S = 1.0
 
 
 class RunService(Protocol):
@@ -111,6 +112,11 @@ class Desk:
         with suppress(DovetailError):  # it has ended meanwhile
             self.service.cancel(run, "the client has gone")
 
+    async def completed(self, result: RunResult) -> RunResult:
+        if result.state != "completed":
+            raise failure(result, await self.do(self.service.status, result.id))
+        return result
+
     async def info(self, name: str) -> WorkflowInfo | None:
         found: Sequence[WorkflowInfo] = await self.do(self.service.workflows)
         return next((each for each in found if each.name == name), None)
@@ -151,6 +157,10 @@ class Waiting(Mailbox[RunEvent]):
             pass
         return await self._desk.do(self._desk.service.result, self.run)
 
+    async def completed(self) -> RunResult:
+        """The same, for who is told by an error that it was not completed."""
+        return await self._desk.completed(await self.result())
+
     def close(self) -> None:
         self._closed = True
         if self._unfollow is not None:
@@ -186,14 +196,15 @@ def told_as_http() -> Iterator[None]:
         raise HttpError(400, str(error)) from error
 
 
-def failure(result: RunResult) -> HttpError | None:
+def failure(result: RunResult, status: RunStatus) -> HttpError:
     """What to tell a client that waits for a run which did not complete: whose fault it is decides the status."""
-    if result.state == "completed":
-        return None
     if result.state == "cancelled":
         return HttpError(409, result.error or "the run was cancelled", code="cancelled", final=True)
-    status = 422 if result.blame == "call" else 500
-    return HttpError(status, result.error or "the run failed", code="run_failed", final=True)
+    if result.blame == "call":
+        return HttpError(422, result.error, code="run_failed", final=True)
+    if status.started_s is None:  # it waited for longer than anybody may
+        return HttpError(503, result.error, code="busy", retry_after_s=_BUSY_RETRY_S)
+    return HttpError(500, result.error or "the run failed", code="run_failed", final=True)
 
 
 def number_in(request: Request, name: str, default: float | None, most: float) -> float | None:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from dovetail.core.errors import did_you_mean
 from dovetail.core.service.http import HttpError, Operation, body_of, reply, unless_gone
 from dovetail.version import __version__
-from dovetail.workflow.live.http.desk import Desk, failure
+from dovetail.workflow.live.http.desk import Desk
 from dovetail.workflow.live.runs import RunRequest, RunResult, WorkflowInfo
 
 _AT = "/standalone"
@@ -143,15 +143,13 @@ class ModelServerHandlers:
         input, options = _split(kind, body.data)
         asked = RunRequest(workflow=instance.model_name, input=input, options=options, trace_id=request.state.trace_id)
         result, devices = await unless_gone(request, self._answered(asked))
-        if (wrong := failure(result)) is not None:
-            raise wrong
         told = {"response": result.answer.get("text")} if kind == "llm" else dict(result.answer)
         where = {"instance_id": instance.instance_id, "port": instance.port, "device_used": ",".join(devices)}
         return _done("done", model_type=kind, **told, **where)
 
     async def _answered(self, asked: RunRequest) -> tuple[RunResult, list[str]]:
         with await self._desk.submit(asked) as waiting:
-            result = await waiting.result()
+            result = await waiting.completed()
         status = await self._desk.do(self._desk.service.status, result.id)
         return result, [f"cuda:{gpu}" for node in status.nodes.values() for gpu in node.gpus]
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from dovetail.core.errors import did_you_mean
 from dovetail.core.service.http import HttpError, Operation, encode, reply, unless_gone
 from dovetail.core.service.streams import HEARTBEAT, HEARTBEAT_S, EventStream, server_event
-from dovetail.workflow.live.http.desk import Desk, Waiting, failure
+from dovetail.workflow.live.http.desk import Desk, Waiting
 from dovetail.workflow.live.http.openai_types import (
     ChatRequest,
     CompletionRequest,
@@ -72,10 +72,7 @@ class OpenAIHandlers:
 
     async def _result(self, work: RunRequest) -> RunResult:
         with await self._desk.submit(work) as waiting:
-            result = await waiting.result()
-        if (wrong := failure(result)) is not None:
-            raise wrong
-        return result
+            return await waiting.completed()
 
     async def _results(self, works: list[RunRequest]) -> list[RunResult]:
         """Of several runs at once; if one fails, the others are cancelled."""
@@ -97,8 +94,8 @@ class OpenAIHandlers:
             while event is not None and event.kind in _SILENT:
                 event = await waiting.next(HEARTBEAT_S)
             if event is not None:
-                if event.kind in ENDED and (wrong := failure(await self._outcome(waiting.run))) is not None:
-                    raise wrong
+                if event.kind in ENDED:
+                    await self._outcome(waiting.run)
                 waiting.put_back(event)
         except BaseException:
             waiting.close()
@@ -106,7 +103,7 @@ class OpenAIHandlers:
         return waiting
 
     async def _outcome(self, run: str) -> RunResult:
-        return await self._desk.do(self._desk.service.result, run)
+        return await self._desk.completed(await self._desk.do(self._desk.service.result, run))
 
     async def _stream(self, waiting: Waiting, answer: TextAnswer, node: str) -> AsyncGenerator[bytes]:
         told = StreamedText(node)
@@ -121,8 +118,6 @@ class OpenAIHandlers:
                 elif text := told.more(event):
                     yield answer.chunk(text)
             result = await self._outcome(waiting.run)
-            if (wrong := failure(result)) is not None:
-                raise wrong
             if text := told.rest(text_of(result)):
                 yield answer.chunk(text)
         except HttpError as error:
