@@ -12,7 +12,7 @@ import pytest
 
 from dovetail import workflow
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.events import Added, Observed
+from dovetail.core.events import Added, Failed, Observed
 from dovetail.core.journal import Reader, Writer
 from dovetail.core.resources import Device
 from dovetail.journals import check_journal
@@ -131,6 +131,31 @@ def test_followers_are_told_everything_once_and_in_order(tmp_path: Path) -> None
         again: list[RunEvent] = []
         bench.service.follow(run, again.append, after=5)
         assert [event.kind for event in again] == ["started", "first token", "node done", "completed"]
+
+
+def test_who_followed_before_a_restart_is_told_of_it(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        open_run, ended = bench.submit(stream=True), bench.submit(workflow="llm")
+        heard: list[RunEvent] = []
+        bench.service.follow(open_run, heard.append)
+        bench.carrier.let_go(2)
+        bench.service.wait(ended)
+        until(lambda: bench.service.result(open_run).outputs)
+        seen = heard[-1].n
+    with service(tmp_path) as bench:
+        bench.service.wait(open_run)
+        for run in (open_run, ended):
+            told: list[RunEvent] = []
+            bench.service.follow(run, told.append, after=seen)
+            assert (told[0].kind, told[0].node, told[1].kind) == ("restarted", None, "queued")
+            assert told[-1].kind == "completed"
+            assert [event.n for event in told] == sorted({event.n for event in told})
+            assert told[0].n > seen
+            done = {event.node: event.data for event in told if event.kind == "node done"}
+            assert done == (bench.service.result(run).outputs if run == open_run else done)
+        again: list[RunEvent] = []
+        bench.service.follow(open_run, again.append, after=told[-1].n)
+        assert again[-1].kind == "completed"
 
 
 def test_who_follows_no_more_is_told_no_more(tmp_path: Path) -> None:
@@ -515,6 +540,33 @@ def test_what_was_measured_is_known_in_the_next_journal(tmp_path: Path) -> None:
     with service(tmp_path, policy="baseline") as bench:
         assert "rates" not in Reader(bench.service.journal()).header.facts
     check_all(tmp_path)
+
+
+def test_who_waits_for_the_next_journal_can_be_ended(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True, journal_lines=1, max_wait_s=1.0) as bench:
+        first = bench.submit(workflow="llm")
+        until(lambda: bench.service.status(first).state == "running")
+        while (late := bench.submit(workflow="llm")) and bench.service.wait(late, 0.05).nodes:
+            bench.service.cancel(late)
+        cancelled = bench.submit(workflow="llm")
+        assert bench.service.cancel(cancelled, "not wanted").state == "cancelled"
+        status = bench.service.wait(late)
+        assert (status.state, status.error) == ("failed", "it waited for 1 s (max_wait_s)")
+        bench.carrier.let_go(100)
+        assert bench.service.wait(first).state == "completed"
+        assert bench.service.about()["queue"] == {}
+    check_all(tmp_path)
+
+
+def test_a_model_that_cannot_be_loaded_is_not_the_requests_fault(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True, retries=0) as bench:
+        run = bench.submit()
+        until(lambda: bench.service.status(run).state == "running")
+        gpus = list(bench.service.status(run).nodes["write"].gpus)
+        why = "llm could not be loaded"
+        bench.carrier.inbox.put(Observed("emptied", {"gpus": gpus, "why": why}), Failed(run, "write", why))
+        status = bench.service.wait(run)
+        assert (status.state, status.blame) == ("failed", "place")
 
 
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:

@@ -20,22 +20,26 @@ from dovetail.core.events import (
     Start,
 )
 from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.capacity import EMPTIED
 from dovetail.workflow.live.book import RunEnd, RunRecord
 from dovetail.workflow.live.runs import Blame, EventKind, NodeStatus, RunEvent, RunState, RunStatus
+from dovetail.workflow.sharing import FIRST_TOKEN
 
 Follower = Callable[[RunEvent], None]
+Outputs = Callable[[str, str], dict[str, Any]]  # of a run and its node
 
 
 class LiveRun:
     """A run from its acceptance to its end; ended ones stay as long as the book keeps them."""
 
     __slots__ = (
-        *("arrived", "blame", "ended_s", "error", "events", "first_token_s", "followers", "nodes"),
+        *("arrived", "base", "blame", "ended_s", "error", "events", "first_token_s", "followers", "nodes"),
         *("notes", "record", "started_s", "state"),
     )
 
-    def __init__(self, record: RunRecord) -> None:
+    def __init__(self, record: RunRecord, base: int = 0) -> None:
         self.record = record
+        self.base = base  # events are numbered on from here
         self.state: RunState = "queued"
         self.nodes: dict[str, NodeStatus] = {}
         self.events: list[RunEvent] = []
@@ -82,9 +86,9 @@ class LiveRun:
         )
 
     @classmethod
-    def ended(cls, record: RunRecord, end: RunEnd) -> LiveRun:
+    def ended(cls, record: RunRecord, end: RunEnd, base: int = 0) -> LiveRun:
         """One that ended before the service was last started."""
-        run = cls(record)
+        run = cls(record, base)
         run.state, run.nodes, run.error, run.blame = end.state, end.nodes, end.error, end.blame
         run.started_s, run.first_token_s, run.ended_s = end.started_s, end.first_token_s, end.ended_s
         run.arrived = True
@@ -99,7 +103,7 @@ class LiveRun:
         self, kind: EventKind, t: float, node: str | None = None, text: str = "", tokens: int = 0, data: Any = None
     ) -> RunEvent:
         event = RunEvent(
-            n=self.events[-1].n + 1 if self.events else 1,
+            n=(self.events[-1].n if self.events else self.base) + 1,
             t=t,
             kind=kind,
             node=node,
@@ -117,13 +121,16 @@ class ProgressTable:
     A step is first followed and then, once it is kept, told to those who follow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, base: int, outputs: Outputs) -> None:
+        """`base` is what events are numbered on from, `outputs` gives what a node gave that has ended."""
+        self.base, self._outputs = base, outputs
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.runs: dict[str, LiveRun] = {}
         self.open: dict[str, LiveRun] = {}
         self.graphs: Mapping[str, TaskGraph] = {}  # of the journal's segment
         self._untold: list[tuple[LiveRun, RunEvent]] = []
+        self._emptied: set[tuple[str, str]] = set()  # nodes whose GPU was emptied while they were there
 
     def add(self, run: LiveRun) -> None:
         with self.lock:
@@ -140,9 +147,11 @@ class ProgressTable:
 
     def follow(self, run: LiveRun, callback: Follower, after: int = 0) -> Callable[[], None]:
         with self.lock:
+            if 0 < after <= run.base:  # of an earlier process: what it told is told anew
+                callback(RunEvent(n=run.base, t=run.record.arrived_s, kind="restarted"))
             for event in run.events:
-                if event.n > after:
-                    callback(event)
+                if event.n > after or (run.ended_s is not None and event is run.events[-1]):
+                    callback(self._whole(run, event))
             if run.ended_s is None:
                 run.followers.append(callback)
 
@@ -153,6 +162,12 @@ class ProgressTable:
 
         return unsubscribe
 
+    def _whole(self, run: LiveRun, event: RunEvent) -> RunEvent:
+        """With the outputs, which are not kept here."""
+        if event.kind != "node done" or event.data or event.node is None:
+            return event
+        return replace(event, data=self._outputs(run.record.id, event.node))
+
     def piece(self, job: str, task: str, text: str, tokens: int, t: float) -> None:
         """A part of a streamed answer."""
         with self.lock:
@@ -160,7 +175,7 @@ class ProgressTable:
                 self._untold.append((run, run.tell("piece", t, task, text, tokens)))
                 self.tell()
 
-    def step(self, t: float, events: Sequence[Any], outputs: Callable[[str, str], dict[str, Any]]) -> list[LiveRun]:
+    def step(self, t: float, events: Sequence[Any], outputs: Outputs) -> list[LiveRun]:
         """Follow a step, `t` in seconds since the service first began; gives the runs that ended in it."""
         ended: list[LiveRun] = []
         for event in events:
@@ -170,9 +185,18 @@ class ProgressTable:
                 if run.ended_s is not None:
                     ended.append(run)
                     del self.open[run.record.id]
-            elif type(event) is Observed and event.what == "first token":
+            elif type(event) is Observed and event.what == FIRST_TOKEN:
                 self._first_token(t, event)
+            elif type(event) is Observed and event.what == EMPTIED:
+                self._empty(set(event.facts["gpus"]))
         return ended
+
+    def _empty(self, gpus: set[int]) -> None:
+        """What fails next on these GPUs is not to blame for it."""
+        for run in self.open.values():
+            for name, node in run.nodes.items():
+                if node.state == "running" and not gpus.isdisjoint(node.gpus):
+                    self._emptied.add((run.record.id, name))
 
     def end(self, run: LiveRun, t: float, state: RunState) -> None:
         """A run has ended, though no step says so."""
@@ -191,7 +215,7 @@ class ProgressTable:
                 run.followers.clear()
         self.changed.notify_all()
 
-    def _follow(self, run: LiveRun, t: float, event: Any, outputs: Callable[[str, str], dict[str, Any]]) -> None:
+    def _follow(self, run: LiveRun, t: float, event: Any, outputs: Outputs) -> None:
         if type(event) is Arrived:
             self._arrive(run, event)
         elif type(event) is Start:
@@ -207,7 +231,9 @@ class ProgressTable:
         elif type(event) is Failed:
             node = run.nodes[event.task]
             node.state, node.ended_s, node.why = "waiting", t, event.why
-            run.error, run.blame = event.why, "place" if getattr(event, "lost", False) else "call"
+            innocent = event.lost or (event.job, event.task) in self._emptied
+            self._emptied.discard((event.job, event.task))
+            run.error, run.blame = event.why, "place" if innocent else "call"
         elif type(event) is Complete:
             run.error, run.blame = "", None
             self._end(run, t, "completed")
@@ -256,7 +282,11 @@ class ProgressTable:
         for node in run.nodes.values():
             if node.state in ("waiting", "running"):
                 node.state, node.ended_s = "cancelled" if state == "cancelled" else "failed", t
-        run.events = [event for event in run.events if event.kind != "piece"]
+        run.events = [
+            replace(event, data={}) if event.kind == "node done" else event
+            for event in run.events
+            if event.kind != "piece"
+        ]
         kind: EventKind = "completed" if state == "completed" else "failed" if state == "failed" else "cancelled"
         self._tell(run, kind, t, data={"error": run.error} if run.error else None)
 

@@ -96,8 +96,9 @@ class RunResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened to a run, numbered from 1 on. After `restarted` the pieces of that node so far are
-    void: it is called anew."""
+    """Something that happened to a run, numbered upwards, beyond all earlier ones after a restart of the service too.
+    After `restarted` the pieces of that node so far are void: it is called anew. Without a node, all that was told of
+    the run is void: it is told anew."""
 
     n: int
     t: float

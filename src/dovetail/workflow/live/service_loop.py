@@ -33,7 +33,7 @@ from dovetail.workflow.live.loop import SegmentInbox, ServiceExecutor, TimedSche
 from dovetail.workflow.live.progress import LiveRun, ProgressTable
 from dovetail.workflow.live.remainder import remainder
 from dovetail.workflow.live.run_values import RunValues
-from dovetail.workflow.live.runs import NodeStatus, RunRequest
+from dovetail.workflow.live.runs import NodeStatus, RunRequest, RunState
 from dovetail.workflow.live.segments import JournalSegment, JournalSegments, fingerprint
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.telemetry import Telemetry
@@ -42,6 +42,7 @@ from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import make_policy, scheduler_for
 
 _FULL_RETRY_S = 1.0
+_EVENTS = 1_000_000_000  # more than a run has: the events of the next process are numbered on behind these
 _TOO_LONG = 4  # times as many lines as a segment is to have, after which it is ended by force
 _OF_FILES = ("requests", "estimates", "forecast")  # what a header tells of a file of requests
 
@@ -71,7 +72,9 @@ class ServiceLoop:
         self.now = LastingClock(self.book.store, self.segments.last_s())  # seconds since the service first began
         self.began_s = self.now()
         self.values = RunValues(problem.system, flows, self.book, settings.max_values_mib)
-        self.progress = ProgressTable()
+        starts = self.book.store.get("starts", int) or 0
+        self.book.store.set("starts", starts + 1)
+        self.progress = ProgressTable(starts * _EVENTS, lambda run, node: _values(self.book.output(run, node)))
         self.lock = self.progress.lock
         self.door = Door(settings, problem.tenancy, len(problem.pool))
         self.inbox = SegmentInbox()
@@ -126,7 +129,7 @@ class ServiceLoop:
         graphs, growth, now_s = dict(self.problem.graphs), dict(self.problem.growth), self.now()
         arrivals: list[Stimulus] = []
         for run in runs:
-            record, progress = self.book.record(run), LiveRun(self.book.record(run))
+            record, progress = self.book.record(run), LiveRun(self.book.record(run), self.progress.base)
             self.progress.add(progress)
             if (why := self._renew(record)) is not None:
                 self._end_now(progress, "failed", why)
@@ -156,8 +159,7 @@ class ServiceLoop:
         segment = self.segments.begin(header, decided_by, now_s)
         with self.lock:
             held, self._held_back = self._held_back or [], None
-            wishes = [Asked(run.job, "cancel") for run in held if self.book.record(run.job).wish is not None]
-            self.inbox.extend([*arrivals, *held, *wishes])
+            self.inbox.extend([*arrivals, *held])
         return segment
 
     def _renew(self, record: RunRecord) -> str | None:
@@ -180,9 +182,9 @@ class ServiceLoop:
         """The nodes of a workflow and their order, in short."""
         return hashlib.sha256(msgspec.json.encode(TaskGraphRecord.of(self.problem.graphs[workflow]))).hexdigest()[:16]
 
-    def _end_now(self, run: LiveRun, state: Literal["completed", "failed"], error: str = "") -> None:
+    def _end_now(self, run: LiveRun, state: RunState, error: str = "") -> None:
         """A run that no journal will tell the end of."""
-        run.error, run.blame = error, "place" if error else None
+        run.error, run.blame = error, "place" if state == "failed" else None
         self.progress.end(run, self.now(), state)
         self.book.keep({}, {run.record.id: run.end(0, run.record.bytes + self.book.bytes_of(run.record.id))})
         self.telemetry.end(run)
@@ -241,7 +243,7 @@ class ServiceLoop:
         with self.lock:
             for event in events:
                 if isinstance(event, Arrived) and event.job in self.book.records:
-                    self.progress.add(LiveRun(self.book.records[event.job]))
+                    self.progress.add(LiveRun(self.book.records[event.job], self.progress.base))
             self.progress.step(self._service_s(t), events, lambda run, node: {})
             self.progress.tell()
             self._note_running(events)
@@ -335,9 +337,10 @@ class ServiceLoop:
     def read_book(self) -> None:
         """What is known of runs without the journal."""
         self._running.clear()
+        base = self.progress.base
         for run, record in self.book.records.items():
             end = self.book.ends.get(run)
-            self.progress.add(LiveRun(record) if end is None else LiveRun.ended(record, end))
+            self.progress.add(LiveRun(record, base) if end is None else LiveRun.ended(record, end, base))
 
     def _arrival(self, record: RunRecord) -> Arrived:
         return Arrived(record.id, record.workflow, record.sizes, record.due_s, record.weight, facts=record.facts)
@@ -347,15 +350,20 @@ class ServiceLoop:
         return sum(size * task.width for size, task in zip(record.sizes, graph.tasks, strict=True))
 
     def ask_to_end(self, record: RunRecord, state: Literal["cancelled", "failed"], why: str) -> None:
+        waits = [arrival for arrival in self._held_back or () if arrival.job == record.id]
+        if waits and self._held_back is not None:  # no journal knows it yet
+            self._held_back.remove(waits[0])
+            self.door.leave(record.id, self.now(), started=False)
+            self._end_now(self.progress.open[record.id], state, why)
+            return
         self.book.change(replace(record, wish=(state, why)))
         record.wish = (state, why)
-        if record.id not in {arrival.job for arrival in self._held_back or ()}:
-            self.inbox.put(Asked(record.id, "cancel"))
+        self.inbox.put(Asked(record.id, "cancel"))
 
     def accept(self, record: RunRecord, packed: bytes) -> None:
         """Keep a request, and let it arrive."""
         self.book.add(record, packed)
-        self.progress.add(LiveRun(record))
+        self.progress.add(LiveRun(record, self.progress.base))
         self.door.enter(record.id, record.tenant, self._work_s(record))
         self.telemetry.accepted.add(workflow=record.workflow)
         if self._held_back is None:
