@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -351,9 +353,21 @@ def test_tensors_of_torch_come_back_too() -> None:
         assert size_of(tensor) == tensor.nbytes
 
 
+def test_nobody_imports_torch_for_a_value_nor_trips_over_one_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {"shape": [2], "dtype": "float32", "data": "AACAPwAAAEA=", "of": "torch"}
+    half = {"shape": [2], "dtype": "bfloat16", "data": "gD8AQA==", "of": "torch"}
+    for torch in (None, ModuleType("torch")):  # not there, or just being imported
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        for value in (whole, half):
+            found = from_json(value)
+            assert (found.dtype, found.tolist()) == (np.float32, [1.0, 2.0])
+        assert size_of({"x": np.zeros(2)}) == 17
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ({"shape": [1], "dtype": "datetime64[s]", "data": "AAAAAAAAAAA=", "of": "torch"}, "8 bytes: expected numbers"),
         ({"base64": "a b"}, "base64: expected bytes in base64"),
         ({"base64": 3}, "base64: expected bytes in base64"),
         ({"shape": [3], "dtype": "float32", "data": "AAAA"}, "expected a tensor as shape, dtype and data, found shape"),

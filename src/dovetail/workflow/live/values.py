@@ -29,8 +29,14 @@ class ValueFaultError(BackEndError):
         super().__init__(why, "call")
 
 
-def _is_tensor(value: Any) -> bool:
+def _torch() -> Any:
+    """Torch, if somebody has imported it, and is done with that."""
     torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "bfloat16") and hasattr(torch, "Tensor") else None
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = _torch()
     return torch is not None and isinstance(value, torch.Tensor)
 
 
@@ -128,15 +134,13 @@ def to_json(value: Any) -> Any:
 
 
 def _tensor_json(tensor: Any) -> dict[str, Any]:
-    import torch
-
-    plain = tensor.detach().cpu()
+    torch, plain = _torch(), tensor.detach().cpu()
     as_numpy = (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).contiguous().numpy()
     return {**to_json(as_numpy), "dtype": str(plain.dtype).removeprefix("torch."), "of": "torch"}
 
 
 def from_json(value: Any) -> Any:
-    """The value that `to_json` was given.
+    """The value that `to_json` was given; tensors of torch only where that is imported already, else numpy's.
 
     >>> from_json({"image": {"base64": "cG5n"}, "vector": {"shape": [2], "dtype": "float32", "data": "AACAPwAAAEA="}})
     {'image': b'png', 'vector': array([1., 2.], dtype=float32)}
@@ -164,15 +168,15 @@ def _bytes(text: Any) -> bytes:
 def _tensor(value: Mapping[str, Any]) -> Any:
     dtype, data = value["dtype"], _bytes(value["data"])
     try:
-        stored = np.dtype("int16" if dtype == "bfloat16" else dtype).newbyteorder("<")
+        stored = np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
+        if stored.kind not in _NUMBERS:
+            raise ValueError("expected numbers")
         array = np.frombuffer(bytearray(data), dtype=stored).reshape(value["shape"])
     except (TypeError, ValueError) as error:
         found = f"shape {value['shape']!r}, dtype {dtype!r}, {len(data)} bytes"
         raise ValueFaultError(f"expected a tensor as shape, dtype and data, found {found}: {error}") from None
     array = array.astype(stored.newbyteorder("="), copy=False)
-    if value.get("of") != "torch":
-        return array
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+    if dtype == "bfloat16":  # the upper half of a float32
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    kind = getattr(_torch(), dtype, None) if value.get("of") == "torch" else None
+    return array if kind is None else _torch().from_numpy(array).to(kind)
