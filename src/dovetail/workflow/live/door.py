@@ -12,6 +12,7 @@ from dovetail.workflow.live.settings import LiveSettings
 _MEASURED = 64  # departures from the queue that its speed is measured by
 _ENOUGH = 8  # departures after which the measurement counts
 _LEAST_RETRY_S = 1.0
+_MARGIN = 0.8  # of the longest wait: what is guessed at the door may be wrong by the rest
 
 
 class Door:
@@ -60,9 +61,9 @@ class Door:
         if self._by_tenant[tenant] >= (inf if own is None else own):
             why = f"{self._by_tenant[tenant]} requests of tenant {tenant or NOBODY!r} wait, and its max_queue is {own}"
             raise BusyError(why, retry_s)
-        if (wait_s := self.wait_s(now)) > most:
-            why = f"it would wait some {wait_s:.0f} s, and max_wait_s is {most:g}"
-            raise BusyError(why, max(wait_s - most, retry_s))
+        if (wait_s := self.wait_s(now)) > _MARGIN * most:
+            why = f"it would wait some {wait_s:.3g} s, and max_wait_s is {most:g}"
+            raise BusyError(why, max(wait_s - _MARGIN * most, retry_s))
 
     def enter(self, run: str, tenant: str, work_s: float) -> None:
         self._waiting[run] = (tenant, work_s)

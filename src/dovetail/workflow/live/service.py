@@ -147,19 +147,26 @@ class WorkflowService:
 
     def _watch(self) -> None:
         """What time alone brings: those who waited too long, and what is kept no longer."""
-        while not self._loop.closing.wait(_LOOK_EVERY_S):
+        pause_s = _LOOK_EVERY_S
+        while not self._loop.closing.wait(pause_s):
+            pause_s = _LOOK_EVERY_S
             with self._lock, suppress(StoreError):  # what cannot be kept now is looked at again
-                self._look_at(self.now())
+                pause_s = self._look_at(self.now())
 
-    def _look_at(self, now_s: float) -> None:
-        limits = self.settings
+    def _look_at(self, now_s: float) -> float:
+        """End who is due; gives how long to wait for the next."""
+        limits, next_s = self.settings, _LOOK_EVERY_S
         for run in [run for run in self._progress.waiting() if run.record.wish is None]:
-            if now_s - max(run.record.arrived_s, self._loop.began_s) > limits.max_wait_s:
+            left_s = max(run.record.arrived_s, self._loop.began_s) + limits.max_wait_s - now_s
+            if left_s <= 0:
                 self._loop.ask_to_end(run.record, "failed", f"it waited for {limits.max_wait_s:g} s (max_wait_s)")
+            else:
+                next_s = min(next_s, left_s)
         if self._book.tidy(now_s, limits.keep_runs, limits.keep_mib, limits.keep_s):
             self._progress.forget(self._book.records)
             if self._values.references is not None:
                 self._values.references.let_go(self._book.records)
+        return next_s
 
     # --- requests ---------------------------------------------------------------------------------------
 
