@@ -82,7 +82,8 @@ class _Driver:
         return connect(
             self._ray,
             "local",
-            resources=asked.resources,
+            num_gpus=int(asked.resources.get("GPU", 0)),
+            resources={name: amount for name, amount in asked.resources.items() if name != "GPU"},
             include_dashboard=False,
             configure_logging=False,
             object_store_memory=_STORE_BYTES,

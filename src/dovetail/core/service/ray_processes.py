@@ -59,8 +59,9 @@ RayChange = RayDown | RayUp | NodesChanged | ProcessEnded | HeadGone | HeadBack
 class RayProcesses:
     """Starts and ends processes on the nodes of a cluster, and tells what becomes of them and of the nodes.
 
-    Without an address a Ray of its own is started on this machine's loopback interface, with the given `resources`.
-    `tell` is called from one thread. A cluster that goes away is joined again as soon as it can be reached.
+    Without an address a Ray of its own is started on this machine's loopback interface, with the given `resources`, of
+    which `GPU` are real ones. `tell` is called from one thread. A cluster that goes away is joined again as soon as it
+    can be reached.
     """
 
     def __init__(

@@ -122,8 +122,8 @@ class RayWorkers:
         self._closing = False
         self._secret = secrets.token_bytes(32)
         self._numbers = count()
-        emulated = gpus if address is None and emulate else ()
-        self._ray = RayProcesses(address, self._take, {emulated_gpu(t): float(emulated.count(t)) for t in {*emulated}})
+        emulated = {emulated_gpu(type): float(gpus.count(type)) for type in {*gpus}}
+        self._ray = RayProcesses(address, self._take, emulated if emulate else {"GPU": float(len(gpus))})
         try:
             for node in self._ray.nodes:
                 self._add(node, gpus_of(node, types))
