@@ -550,6 +550,7 @@ def test_who_waits_for_the_next_journal_can_be_ended(tmp_path: Path) -> None:
             bench.service.cancel(late)
         cancelled = bench.submit(workflow="llm")
         assert bench.service.cancel(cancelled, "not wanted").state == "cancelled"
+        assert str(bench.service.explain(cancelled)).endswith("not wanted; no journal tells of it.")
         status = bench.service.wait(late)
         assert (status.state, status.error) == ("failed", "it waited for 1 s (max_wait_s)")
         bench.carrier.let_go(100)

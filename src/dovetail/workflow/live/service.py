@@ -350,7 +350,9 @@ class WorkflowService:
     def explain(self, run: str, node: str | None = None) -> Account:
         """Why a run, or one node of it, waited and went where it went, from the journal that it is in."""
         end = self._book.ends.get(run)
-        self._found(run)
+        found = self._found(run)
+        if not (found.arrived if end is None else end.segment):
+            return Account(f"{run} is {found.state}: {found.error or 'nothing is wrong'}; no journal tells of it.", [])
         assert self._loop.segment is not None
         path = self._loop.segment.path if end is None else self._loop.segments.path(end.segment)
         return account(Reader(path), run, node)
