@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Grew
 from dovetail.workflow.inputs.configuration import read_system
-from dovetail.workflow.inputs.decisions import Decision
+from dovetail.workflow.inputs.decisions import _TESTS, Decision
 from dovetail.workflow.live.data_flow import DataFlow, data_flows
 from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.values import ValueFaultError
@@ -261,6 +265,35 @@ def test_outcomes_that_a_request_fixes_are_used_up_by_what_is_recalled() -> None
         again.recall(task, *first.ended(task, answered))
     assert first.ended("judge#2", {"score": 1, "notes": ""})[1] is None
     assert again.ended("judge#2", {"score": 1, "notes": ""})[1] is None
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.just(10**400)
+    | st.builds(lambda shape: np.ones(shape), st.lists(st.integers(0, 3), max_size=2))
+    | st.sampled_from(["search", "write", {"search": 2}, '{"score": 3}', [1, 2], object(), {1: 2}, np.array(["a"])]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(["queries", "style", "text", "then"]), anything), st.sampled_from(_TESTS), anything
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_a_node_gives_is_taken_or_its_own_fault(outputs: dict[str, Any], test: str, value: Any) -> None:
+    """Nothing that a model answers may end anything but its call."""
+    given_test: Any = {"each": True, "contains": "a", "matches": "a", "above": 1.0, "below": 1.0}.get(test, value)
+    decide = msgspec.convert({"output": "queries", test: given_test}, Decision)
+    copies = {"copies": [1, 4]} if test == "each" else {}
+    flow = flow_of([FAN[0] | {"then": {"search": copies or 0.5}, "decide": {}}, *FAN[1:]], FAN_EDGES)
+    flow.nodes["plan"].node.decide["search"] = decide
+    data = data_of(flow)
+    try:
+        _, grew = data.ended("plan", outputs)
+        for task in ["sum"] if grew is None else ["search"]:
+            data.call(task)
+    except ValueFaultError as error:
+        assert error.blame == "call"  # noqa: PT017
 
 
 @pytest.mark.parametrize(

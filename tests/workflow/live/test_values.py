@@ -292,6 +292,18 @@ def test_what_cannot_be_passed_on_is_refused() -> None:
         data.ended("n", {"x": {3: 4}})
 
 
+def test_values_that_hold_themselves_or_go_too_deep_are_refused() -> None:
+    ring: list[Any] = []
+    ring.append([ring, ring])
+    with pytest.raises(InputError, match="input: values within values, more than 200 deep, or a value that"):
+        run(flow_of([{"id": "n"}]), {"x": ring})
+    deep: Any = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueFaultError, match="values within values, more than 200 deep"):
+        from_json({"x": deep})
+
+
 def test_large_values_stay_where_they_are_until_they_are_looked_at() -> None:
     nodes: list[dict[str, Any]] = [{"id": "a", "outputs": ["t"]}, {"id": "b", "model": "tool"}]
     nodes += [{"id": "c", "prompt": "Sum up {t}"}]

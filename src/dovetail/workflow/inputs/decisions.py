@@ -70,13 +70,14 @@ class Decision(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
             return isinstance(found, str) and re.search(self.matches, found) is not None
         try:
             number = float(found)
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             return False
         return number > self.above if self.above is not UNSET else self.below is not UNSET and number < self.below
 
     def _look(self, outputs: Mapping[str, Any]) -> Any:
         name = self.output or ("text" if "text" in outputs else next(iter(outputs), ""))
-        found = outputs.get(name)
+        found: Any = outputs.get(name)
+        found = found.tolist() if hasattr(found, "tolist") else found  # an array, or one number of it
         for key in self.field.split(".") if self.field else ():
             if isinstance(found, str | bytes):
                 found = json_in(found)

@@ -83,6 +83,7 @@ class Branches:
         return None, 0, ""
 
     def _said(self, flow: NodeFlow, said: Any) -> tuple[str | None, int]:
+        said = said.tolist() if hasattr(said, "tolist") else said
         if said is None or said == "" or said == {}:
             return None, 0
         if isinstance(said, str):

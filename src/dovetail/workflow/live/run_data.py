@@ -57,7 +57,10 @@ class RunData:
         self._check_options()
         self._branches = Branches(job, flow, lambda *names: size(self, *names), self.options.get("outcomes"))
         self._fetch, self._most = fetch, most_mib * MIB
-        self._bytes = size_of(self._given)
+        try:
+            self._bytes = size_of(self._given)
+        except ValueFaultError as error:
+            raise InputError(f"input: {error}") from None
         if self._bytes > self._most:
             found = f"the request brings {self._bytes / MIB:.1f} MiB"
             raise InputError(f"workflow {flow.name!r}: {found}; expected at most {most_mib:g} MiB")

@@ -18,6 +18,7 @@ MIB = 1 << 20
 Fetch = Callable[[Reference], Any]
 _PLAIN = (str, bytes, bool, int, float, type(None))
 _TENSOR = {"shape", "dtype", "data"}
+_DEEPEST = 200  # levels of lists and mappings
 _NUMBERS = "biufc"  # kinds of numpy's types: truth values, whole, real and complex numbers
 _NO_NUMBERS = {"nan", "inf", "-inf"}  # that JSON has no word for
 
@@ -42,21 +43,25 @@ def _is_tensor(value: Any) -> bool:
 
 def inside(value: Any) -> Iterator[Any]:
     """A value and all that it holds; what cannot be passed on is a fault."""
-    stack = [value]
+    stack = [(value, 0)]
     while stack:
-        value = stack.pop()
+        value, depth = stack.pop()
+        held: list[Any] = []
+        if depth > _DEEPEST:
+            raise ValueFaultError(f"values within values, more than {_DEEPEST} deep, or a value that holds itself")
         if isinstance(value, Mapping):
             if wrong := [key for key in value if not isinstance(key, str)]:
                 raise ValueFaultError(f"a mapping has the key {wrong[0]!r}; expected text")
-            stack += reversed([*value.values()])
+            held = [*value.values()]
         elif isinstance(value, list | tuple):
-            stack += reversed(value)
+            held = [*value]
         elif not isinstance(value, (*_PLAIN, np.ndarray, np.generic, Reference)) and not _is_tensor(value):
             expected = "expected text, numbers, lists, mappings, bytes or tensors"
             raise ValueFaultError(f"a value of type {type(value).__module__}.{type(value).__qualname__}; {expected}")
         if isinstance(value, np.ndarray) and value.dtype.kind not in _NUMBERS:
             raise ValueFaultError(f"an array of {value.dtype.name}; expected numbers, or a list")
         yield value
+        stack += [(part, depth + 1) for part in reversed(held)]
 
 
 def size_of(value: Any) -> int:
@@ -139,14 +144,16 @@ def _tensor_json(tensor: Any) -> dict[str, Any]:
     return {**to_json(as_numpy), "dtype": str(plain.dtype).removeprefix("torch."), "of": "torch"}
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: Any, depth: int = 0) -> Any:
     """The value that `to_json` was given; tensors of torch only where that is imported already, else numpy's.
 
     >>> from_json({"image": {"base64": "cG5n"}, "vector": {"shape": [2], "dtype": "float32", "data": "AACAPwAAAEA="}})
     {'image': b'png', 'vector': array([1., 2.], dtype=float32)}
     """
+    if depth > _DEEPEST:
+        raise ValueFaultError(f"values within values, more than {_DEEPEST} deep")
     if isinstance(value, list):
-        return [from_json(item) for item in value]
+        return [from_json(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {"base64"}:
@@ -155,7 +162,7 @@ def from_json(value: Any) -> Any:
         return float(value["float"])
     if value.keys() - {"of"} == _TENSOR:
         return _tensor(value)
-    return {key: from_json(item) for key, item in value.items()}
+    return {key: from_json(item, depth + 1) for key, item in value.items()}
 
 
 def _bytes(text: Any) -> bytes:
