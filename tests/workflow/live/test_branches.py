@@ -276,9 +276,10 @@ anything = st.recursive(
 )  # fmt: skip
 
 
-@given(
-    st.dictionaries(st.sampled_from(["queries", "style", "text", "then"]), anything), st.sampled_from(_TESTS), anything
-)
+names_of_outputs = st.sampled_from(["queries", "style", "text", "then"])
+
+
+@given(st.dictionaries(names_of_outputs, anything), st.sampled_from(_TESTS), st.none() | st.integers() | st.text())
 @settings(max_examples=200, deadline=None)
 def test_whatever_a_node_gives_is_taken_or_its_own_fault(outputs: dict[str, Any], test: str, value: Any) -> None:
     """Nothing that a model answers may end anything but its call."""

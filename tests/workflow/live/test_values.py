@@ -116,6 +116,10 @@ def test_outputs_of_one_name_are_told_apart_by_the_node() -> None:
             "nodes.0.inputs: node 'a': 'c.t': 'c' does not come before it",
         ),
         (
+            [{"id": "a"}, {"id": "b"}, {"id": "c"}, {"id": "d#1"}],
+            "nodes.3.id: node 'd#1': expected a name without '#', which is for the numbers of nodes that live runs add",
+        ),
+        (
             [{"id": "a", "inputs": ["text"], "prompt": "{txet}"}, {"id": "b"}, {"id": "c", "inputs": ["x"]}],
             "nodes.0.prompt: node 'a': {txet} is not among its inputs; did you mean 'text'?",
         ),
@@ -129,7 +133,9 @@ def test_what_cannot_flow_is_refused_before_anything_runs(
 
 def test_a_request_must_give_what_no_node_does() -> None:
     flow = flow_of(STORY, CHAIN)
-    with pytest.raises(InputError, match="workflow 'w' needs 'tone' and 'topic'; the request gives topics; did you"):
+    with pytest.raises(
+        InputError, match="workflow 'w' needs 'tone' and 'topic'; the request gives topics; did you mean 'topic'"
+    ):
         run(flow, {"topics": "x"})
     with pytest.raises(InputError, match="needs 'tone' and 'topic'; the request gives nothing"):
         run(flow)

@@ -63,9 +63,11 @@ class Decision(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
 
     def _passes(self, found: Any) -> bool:
         if self.equals is not UNSET:
-            return bool(found == self.equals) or (isinstance(found, str) and found.strip() == self.equals)
+            return _is(found, self.equals) or (isinstance(found, str) and found.strip() == self.equals)
         if self.contains is not UNSET:
-            return self.contains in (found if isinstance(found, str | list | tuple | dict) else str(found))
+            if isinstance(found, list | tuple):
+                return any(_is(item, self.contains) for item in found)
+            return self.contains in (found if isinstance(found, str | dict) else str(found))
         if self.matches is not UNSET:
             return isinstance(found, str) and re.search(self.matches, found) is not None
         try:
@@ -88,6 +90,13 @@ class Decision(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
         if self.each is not UNSET and isinstance(found, str):
             found = json_in(found)
         return found
+
+
+def _is(found: Any, expected: Any) -> bool:
+    try:
+        return bool(found == expected)
+    except ValueError:  # arrays, which are nothing that a file can name
+        return False
 
 
 Decide = dict[str, Decision]

@@ -16,10 +16,14 @@ from dovetail.workflow.inputs.sources import ModelSource
 from dovetail.workflow.inputs.system import Edge, Model, Node, System, Workflow
 
 ONE = ((1, 1.0),)  # copies of what is added without copies
+_NUMBERED = "expected a name without '#', which is for the numbers of nodes that live runs add"
 
 
 def data_flows(system: System) -> dict[str, DataFlow]:
     """All workflows, and each model as one of a single node named like it; a workflow of that name wins."""
+    for name in system.models:
+        if "#" in name:
+            raise system.error(("models", name), _NUMBERED)
     workflows = {name: Workflow([Node(name, name)]) for name in system.models} | system.workflows
     return {name: DataFlow(system, name, of) for name, of in workflows.items() if name not in system.faults}
 
@@ -107,6 +111,8 @@ class DataFlow:
     def _check(self) -> set[str]:
         needs: set[str] = set()
         for name, flow in self.nodes.items():
+            if "#" in name:
+                raise self._error(name, "id", _NUMBERED)
             self._check_prompt(name, flow)
             self._check_decide(name, flow)
             if flow.inputs is None:

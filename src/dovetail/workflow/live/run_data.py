@@ -273,7 +273,7 @@ def _complete(flow: DataFlow, given: Mapping[str, Any]) -> dict[str, Any]:
         return {**given, lacking[0]: given["prompt"]}
     if lacking:
         names, found = " and ".join(map(repr, lacking)), ", ".join(given) or "nothing"
-        hints = (did_you_mean(name, given) for name in lacking)
+        hints = (did_you_mean(name, lacking) for name in given if name not in flow.needs)
         hint = next((hint for hint in hints if "did you" in hint), "")
         raise InputError(f"workflow {flow.name!r} needs {names}; the request gives {found}{hint}")
     return dict(given)
