@@ -175,7 +175,7 @@ def _calls(back_end: TorchBackEnd, device: str, tokens: int) -> dict[str, Any]:
         _ask(back_end, 128, 8)
         found: dict[str, Any] = {}
         ours, theirs, firsts = [], [], []
-        for _ in range(3):
+        for _ in range(5):
             first_s, _, whole_s = _ask(back_end, 128, tokens)
             firsts.append(first_s)
             ours.append(tokens / whole_s)
