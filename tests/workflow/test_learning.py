@@ -146,11 +146,20 @@ def test_a_load_is_known_by_what_left_and_else_by_the_model_alone() -> None:
     assert load_for(taught.learning, 0.0, 3.0, LoadCase("sd"), "r0") is None
     assert load_for(taught.learning, 50.0, 5.0, LoadCase(""), "r1") == "llm"
     table = taught.table
-    assert table.switch_s("sd", "llm", "gpu") == 4.0  # of both, as neither was seen twice
+    assert table.switch_s("sd", "llm", "gpu") == 3.0  # the shorter of both, as neither was seen twice
     load_for(taught.learning, 100.0, 3.0, LoadCase("sd"), "r2")
     assert (table.switch_s("sd", "llm", "gpu"), table.switch_s("chat", "llm", "gpu")) == (3.0, 3.0)
     load_for(taught.learning, 150.0, 5.0, LoadCase(""), "r3")
     assert (table.switch_s(None, "llm", "gpu"), table.switch_s("sd", "llm", "gpu")) == (5.0, 3.0)
+
+
+def test_a_first_load_that_was_slow_does_not_make_a_model_dear() -> None:
+    """It brought the libraries of its process along; a model that seems dear would not be loaded again."""
+    taught = Class()
+    for i, took_s in enumerate((30.0, 3.0)):
+        load_for(taught.learning, 50.0 * i, took_s, LoadCase("sd"), f"r{i}")
+    assert taught.table.switch_s("sd", "llm", "gpu") == 3.0
+    assert {rate.value for rate in taught.learning.known()} == {3.0}
 
 
 def test_what_moves_out_is_not_the_load_s_own() -> None:

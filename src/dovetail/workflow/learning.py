@@ -9,7 +9,8 @@ start.
   told, the work is that of the tokens there were. Calls that share a window count for the number that were there at
   once on average, so that the speed of each at 2, 3, ... at once is learned too.
 * A **load** is the time from a start to its `Settled`, by what left the GPU; where a pair was not seen often enough, by
-  the model alone (`from: "*"`).
+  the model alone (`from: "*"`). Of two in the middle the shorter one counts: the first load of a process brings its
+  libraries along, and a model that seems dear is not loaded again to show that it is not.
 
 Each number is the median of the last `RECENT` samples, and counts from `FEW_RUNS` or `FEW_LOADS` of them on; it takes
 the place of the one before only if it differs by more than `NOTICED`. Nothing is learned from failures, from windows of
@@ -70,6 +71,10 @@ class RecentSamples:
     @property
     def median(self) -> float:
         return _median(self._sorted)
+
+    @property
+    def lower_median(self) -> float:
+        return self._sorted[(len(self._sorted) - 1) // 2]
 
     @property
     def spread(self) -> float:
@@ -279,7 +284,7 @@ class Learning:
         for (previous, model, device), samples in sorted(self._switches.items()):
             if samples.count >= FEW_LOADS:
                 what = f"load after {previous}" if previous else "load"
-                found.append(LearnedRate(what, model, device, samples.median, samples.spread, samples.count))
+                found.append(LearnedRate(what, model, device, samples.lower_median, samples.spread, samples.count))
         return found
 
     def _load(self, previous: str, place: Place, seconds: float) -> bool:
@@ -288,9 +293,9 @@ class Learning:
         samples = self._switches.setdefault(key, RecentSamples())
         samples.add(seconds)
         before = self.table.switches.get(key)
-        if samples.count < FEW_LOADS or (before is not None and not _differs(samples.median, before.seconds)):
+        if samples.count < FEW_LOADS or (before is not None and not _differs(samples.lower_median, before.seconds)):
             return False
-        self.table.switches[key] = Switch(model, samples.median, previous, device, "measured")
+        self.table.switches[key] = Switch(model, samples.lower_median, previous, device, "measured")
         return True
 
     def _learn_pace(self, place: Place) -> bool:
