@@ -61,7 +61,7 @@ def metrics_block(
     lines.append(f"Total execution time (makespan): {figures.makespan_s:.2f} seconds")
     added = f" ({figures.grown} added while requests ran)" if figures.grown else ""
     lines.append(f"Total nodes executed: {figures.tasks}{added}")
-    lines.append(f"Simulation mode: {'true (models were called)' if simulate else 'false (no model was called)'}")
+    lines.append("Live: models were called" if simulate else "Simulation mode: false (no model was called)")
     counts = f"{figures.completed} completed, {figures.rejected} rejected"
     lines += ["", f"Requests: {counts}" + (f", {skipped} skipped" if skipped else "")]
     lines += [f"  {count} rejected: {why}" for why, count in (rejected or {}).items()]

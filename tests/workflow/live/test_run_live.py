@@ -155,6 +155,23 @@ def test_what_cannot_be_asked_is_found_before_anything_runs_too() -> None:
         workflow.check_live(workflow.load(config, asked(1, input_data={"image": "x" * 100}), gpus=1))
 
 
+def test_validate_needs_no_requests_for_what_a_service_is_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["workflow", "validate", "--config", str(EXAMPLES / "loop.yaml")]
+    assert main([*words, "--live"]) == 0
+    assert "sources factory 6; requests 0; left out 0" in capsys.readouterr().out
+    assert main(words) == 2
+    assert main([*words, "--live", "--requests", "nowhere.yaml"]) == 2
+    assert "nowhere.yaml: no such file" in capsys.readouterr().err
+
+
+def test_files_ask_for_workflows_and_a_model_is_told_to_be_one() -> None:
+    with pytest.raises(InputError, match="unknown workflow 'm'; it is a model, and files ask for workflows"):
+        workflow.load(one_model(emulated={}), asked(1, workflow_id="m"), gpus=1)
+
+
 def test_validate_tells_whether_files_can_be_run_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--config", str(EXAMPLES / "loop.yaml"), "--requests", str(EXAMPLES / "loop_requests.yaml")]
     assert main(["workflow", "validate", "--live", *files, "--format", "json"]) == 0
@@ -272,7 +289,8 @@ def test_the_command_writes_journal_logs_and_outputs(
     files = ["--config", str(EXAMPLES / "loop.yaml"), "--requests", str(EXAMPLES / "loop_requests.yaml")]
     assert main(["workflow", "run", *words, *files, "--out", str(tmp_path), "--policy", "baseline", "--quiet"]) == 0
     out = capsys.readouterr().out
-    assert "Simulation mode: true (models were called)" in out
+    assert "Live: models were called" in out
+    assert "Run completed at time" in (tmp_path / "baseline_scheduler.log").read_text()
     assert f"Outputs written to {tmp_path}/baseline_results.jsonl" in out
     rows = [json.loads(line) for line in (tmp_path / "baseline_results.jsonl").read_text().splitlines()]
     assert {row["request_id"]: row["answer"]["report"][:3] for row in rows} == dict.fromkeys(

@@ -48,11 +48,12 @@ class InputFlags:
         rules = {"costs": pairs("--cost", self.cost), "rates": self.rates, "gpus_over_time": self.gpus_over_time}
         return {"mode": self.mode, "compat": self.compat, "on_error": self.on_error} | rules
 
-    def load(self, gpus: str | None, **more: Any) -> WorkflowProblem:
-        """Read the files, and print what their reader has to say."""
+    def load(self, gpus: str | None, no_requests: bool = False, **more: Any) -> WorkflowProblem:
+        """Read the files, and print what their reader has to say; if there may be `no_requests`, without theirs."""
         from dovetail.workflow import load
 
-        problem = load(self.config, self.requests, gpus=gpus, **self.how() | more)
+        requests: Any = [] if no_requests and not self.requests.exists() else self.requests
+        problem = load(self.config, requests, gpus=gpus, **self.how() | more)
         for note in problem.warnings():
             print(f"warning: {note}", file=sys.stderr)
         for text in problem.requests.skipped:

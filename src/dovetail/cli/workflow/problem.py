@@ -14,17 +14,19 @@ def validate(
     """Check the input files without running anything.
 
     Example: dovetail workflow validate --gpus 4 --config system_config.yaml --requests workflow_requests.yaml
+    Example: dovetail workflow validate --live --config system_config.yaml
 
     Parameters
     ----------
     gpus
         The pool that they shall run on.
     live
-        Also whether they can be run for real: sources of models, data between nodes, inputs of requests.
+        Also whether they can be run for real: sources of models, data between nodes, inputs of requests. A service
+        has no file of requests: without one only the configuration is looked at.
     format
         table or json.
     """
-    problem = inputs.load(gpus)
+    problem = inputs.load(gpus, no_requests=live and inputs.requests == INPUTS.requests)
     facts = problem.describe()
     if live:
         from dovetail.workflow import check_live
@@ -33,8 +35,19 @@ def validate(
     if format == "json":
         print_json(facts)
     else:
-        print_table(["what", "found"], [[key.replace("_", " "), value] for key, value in facts.items()])
+        print_table(["what", "found"], [[key.replace("_", " "), _in_words(value)] for key, value in facts.items()])
     return 0
+
+
+def _in_words(value: Any) -> Any:
+    """
+    >>> _in_words({"sources": {"path": 3, "url": 1}, "left_out": 0})
+    'sources path 3, url 1; left out 0'
+    """
+    if not isinstance(value, dict):
+        return value
+    inner = any(isinstance(item, dict) for item in value.values())
+    return ("; " if inner else ", ").join(f"{name.replace('_', ' ')} {_in_words(item)}" for name, item in value.items())
 
 
 def bound(

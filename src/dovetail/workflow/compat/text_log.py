@@ -31,11 +31,12 @@ class TextLog:
         self._kept_back = 0
         self._running: dict[tuple[str, str], str] = {}
         self._names: dict[tuple[int, ...], str] = {}
+        self._live = False
 
     def begin(self, header: Header, requests: int) -> None:
         """What runs, on what."""
         self.say(f"Starting {header.policy} scheduler with {requests} requests")
-        live = bool(header.facts.get("live"))
+        self._live = live = bool(header.facts.get("live"))
         self.say(f"Mode: {header.mode}, Simulate: {live or bool(header.facts.get('simulate'))}")
         self.say(f"Available GPUs: {[device.id for device in header.pool.devices]}")
         self.say("Calling models..." if live else "Starting discrete event simulation...")
@@ -80,7 +81,7 @@ class TextLog:
                 names = ", ".join(task.name for task in event.tasks)
                 lines.append(f"[{t:.2f}s] Node {event.task} of request {event.job} {event.why or 'goes on'}: {names}")
             elif kind is Ended:
-                lines.append(f"Simulation completed at time {t:.2f}s")
+                lines.append(f"{'Run' if self._live else 'Simulation'} completed at time {t:.2f}s")
         if len(lines) >= _LINES:
             self.flush()
 

@@ -242,6 +242,8 @@ class EntryReader:
             if fault:
                 raise EntryFault("workflow_id", f"workflow {entry.workflow_id!r} cannot run: {fault}")
             hint = did_you_mean(entry.workflow_id, self._system.workflows)
+            if entry.workflow_id in self._system.models:
+                hint = "; it is a model, and files ask for workflows: give it one of a single node"
             raise EntryFault("workflow_id", f"unknown workflow {entry.workflow_id!r}{hint}")
         times = entry.node_execution_times
         given = [times.get(node.name) for node in graph.tasks]
