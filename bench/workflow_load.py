@@ -6,8 +6,9 @@ does at twice what it can. Prints JSON.
     python -m bench.workflow_live load --locust PATH         locust's FastHttpUser in the place of OpenAI's client
 
 emulated, real: one model that is loaded, with 8 slots; the same calls through its worker alone and through the service,
-which is a process of its own as the clients are: calls per second with twice as many clients as slots, the median with
-one client, and the processor time of each side for a call. `emulated` sleeps 50 ms; `real` is a tiny transformer.
+which is a process of its own as the clients are: calls per second with twice as many clients as slots, the median of
+one plain line and of one client, and the processor time of each side for a call. `emulated` sleeps 50 ms; `real` is a
+tiny transformer.
 overload: twice as many requests as can be served, for so many seconds: what became of each, how long the accepted
 ones waited over what is promised, and whether whoever comes back when Retry-After says is let in.
 """
@@ -29,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -104,6 +106,7 @@ def resident(folder: Path, config: dict[str, Any], arguments: argparse.Namespace
             before = cpu_s(pid)
             through[name] = ask(line, task, arguments)
             through[name]["service_cpu_ms"] = 1000 * (cpu_s(pid) - before) / task["calls"]
+        plain_ms = plainly(line, arguments.calls // 8)
     with direct(config) as call:
         last = call(arguments.calls, 2 * SLOTS), call(arguments.calls // 8, 1)
     many, one = through["many"], through["one"]
@@ -114,8 +117,9 @@ def resident(folder: Path, config: dict[str, Any], arguments: argparse.Namespace
         "service_per_s": many["per_s"],
         "throughput_ratio": many["per_s"] / (sum(per_s) / 2),
         "direct_median_ms": alone,
-        "service_median_ms": one["median_ms"],
-        "added_ms": one["median_ms"] - sum(alone) / 2,
+        "service_median_ms": plain_ms,
+        "added_ms": plain_ms - sum(alone) / 2,
+        "with_the_client_median_ms": one["median_ms"],
         "service_cpu_ms": {"many": many["service_cpu_ms"], "one": one["service_cpu_ms"]},
         "client_cpu_ms": {"many": many["client_cpu_ms"], "one": one["client_cpu_ms"]},
         "statuses": many["statuses"],
@@ -312,6 +316,20 @@ async def clients(url: str, task: dict[str, Any]) -> dict[str, Any]:
         "retry_after_s": [min(promised), median(promised), max(promised)] if promised else None,
         "let_in": f"{let_in[True]} of {let_in.total()}",
     }
+
+
+def plainly(line: WorkflowClient, calls: int) -> float:
+    """The median of a client that costs next to nothing itself: one line, and the bytes of a request."""
+    text = json.dumps({"model": "model", **ASKED}).encode()
+    headers = {"authorization": f"Bearer {line._line.address.token}"}
+    connection, times = HTTPConnection(line.url.removeprefix("http://")), []
+    for _ in range(calls):
+        began = time.perf_counter()
+        connection.request("POST", "/v1/chat/completions", text, headers)
+        connection.getresponse().read()
+        times.append(time.perf_counter() - began)
+    connection.close()
+    return 1000 * median(times)
 
 
 LOCUST = """
