@@ -74,8 +74,9 @@ def trace(models: int, per_second: float, count: int, seed: int) -> list[Request
 
 
 def warm_up(models: int) -> list[Request]:
-    """Every model several times, far enough apart that all workers take part."""
-    return [(0.05 * n, f"m{n % models}", n) for n in range(4 * models)]
+    """Every model twice, while workers import torch; and when that is over once more, without haste."""
+    begun = [(0.05 * n, f"m{n % models}", n) for n in range(2 * models)]
+    return begun + [(8.0 + 0.4 * n, f"m{n}", n) for n in range(models)]
 
 
 def problem(models: int) -> WorkflowProblem:
