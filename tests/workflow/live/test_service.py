@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from dovetail import workflow
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Failed, Observed
 from dovetail.core.journal import Reader, Writer
 from dovetail.core.resources import Device
+from dovetail.core.store import StoreError
 from dovetail.journals import check_journal
+from dovetail.workflow.live.book import RunBook
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.runs import (
     BusyError,
@@ -449,12 +451,45 @@ def test_nothing_is_decided_while_the_disk_is_full(tmp_path: Path, monkeypatch: 
         full.set()
         run = bench.submit()
         until(lambda: "nothing is decided until there is room" in bench.service.trouble)
-        with pytest.raises(DovetailError, match="the disk is full"):
+        with pytest.raises(DrainingError, match="the disk is full"):
             bench.submit()
         full.clear()
         assert bench.service.wait(run).state == "completed"
         assert bench.service.trouble == ""
     check_all(tmp_path)
+
+
+def test_an_end_that_is_not_kept_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, keep = threading.Event(), RunBook.keep
+
+    def fails(book: RunBook, outputs: Any, ends: Any) -> None:
+        if ends and full.is_set():
+            raise StoreError("the disk is full")
+        keep(book, outputs, ends)
+
+    monkeypatch.setattr(RunBook, "keep", fails)
+    with service(tmp_path) as bench:
+        full.set()
+        run, heard = bench.submit(workflow="llm"), list[RunEvent]()
+        until(lambda: "the disk is full" in bench.service.trouble)
+        bench.service.follow(run, heard.append)
+        assert bench.service.status(run).state == bench.service.result(run).state == "running"
+        assert bench.service.wait(run, 0.0).state == "running"
+        assert "completed" not in [event.kind for event in heard]
+        full.clear()
+        assert bench.service.wait(run).state == "completed"
+        until(lambda: heard[-1].kind == "completed")
+        assert [event.n for event in heard] == sorted({event.n for event in heard})
+        assert bench.service.result(run).answer == {"text": "llm(hello)"}
+
+
+def test_large_outputs_are_kept_before_their_step(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        run = bench.submit(input={"prompt": "x" * (2 << 20)})
+        bench.service.wait(run)
+        assert len(bench.service.result(run).answer["text"]) == len("sum(llm())") + (2 << 20)
+    with service(tmp_path) as bench:
+        assert len(bench.service.result(run).outputs["write"]["text"]) == len("llm()") + (2 << 20)
 
 
 def test_every_step_can_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

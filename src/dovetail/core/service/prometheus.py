@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import TypeVar
 
@@ -37,9 +38,14 @@ class GaugeFamily(CounterFamily):
 
     kind = "gauge"
 
-    def set(self, labels: Sequence[str], values: Mapping[tuple[str, ...], float]) -> None:
-        """All of them anew, by these labels: what is not among them is no more."""
-        self._values = {tuple(zip(labels, names, strict=True)): value for names, value in values.items()}
+    def set(self, label: str, values: Mapping[str, float], counted: Iterable[str] = ()) -> None:
+        """All of them anew, by one label; those that are counted are added to the values."""
+        counts = Counter(counted)
+        self.put({((label, name),): values.get(name, 0) + counts[name] for name in {**values, **counts}})
+
+    def put(self, values: Mapping[Labels, float]) -> None:
+        """All of them anew: what is not among them is no more."""
+        self._values = dict(values)
 
 
 class HistogramFamily:

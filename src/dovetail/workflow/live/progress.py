@@ -33,7 +33,7 @@ class LiveRun:
     """A run from its acceptance to its end; ended ones stay as long as the book keeps them."""
 
     __slots__ = (
-        *("arrived", "base", "blame", "ended_s", "error", "events", "first_token_s", "followers", "nodes"),
+        *("arrived", "base", "blame", "ended_s", "error", "events", "first_token_s", "followers", "kept", "nodes"),
         *("notes", "record", "started_s", "state"),
     )
 
@@ -45,6 +45,7 @@ class LiveRun:
         self.events: list[RunEvent] = []
         self.followers: list[Follower] = []
         self.arrived = False  # in the journal
+        self.kept = True  # its end is on disk, if it has ended
         self.started_s: float | None = None
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
@@ -57,13 +58,13 @@ class LiveRun:
         return RunStatus(
             id=record.id,
             workflow=record.workflow,
-            state=self.state,
+            state=self.state if self.kept else "running",
             tenant=record.tenant,
             created=record.created,
             arrived_s=record.arrived_s,
             started_s=self.started_s,
             first_token_s=self.first_token_s,
-            ended_s=self.ended_s,
+            ended_s=self.ended_s if self.kept else None,
             nodes={name: replace(node) for name, node in self.nodes.items()},
             error=self.error,
             blame=self.blame,
@@ -149,10 +150,12 @@ class ProgressTable:
         with self.lock:
             if 0 < after <= run.base:  # of an earlier process: what it told is told anew
                 callback(RunEvent(n=run.base, t=run.record.arrived_s, kind="restarted"))
+            untold = {event.n for other, event in self._untold if other is run}  # told when they are kept
             for event in run.events:
-                if event.n > after or (run.ended_s is not None and event is run.events[-1]):
+                last = run.ended_s is not None and event is run.events[-1]
+                if (event.n > after or last) and event.n not in untold:
                     callback(self._whole(run, event))
-            if run.ended_s is None:
+            if run.ended_s is None or not run.kept:
                 run.followers.append(callback)
 
         def unsubscribe() -> None:
@@ -164,7 +167,7 @@ class ProgressTable:
 
     def _whole(self, run: LiveRun, event: RunEvent) -> RunEvent:
         """With the outputs, which are not kept here."""
-        if event.kind != "node done" or event.data or event.node is None:
+        if event.kind != "node done" or event.node is None:
             return event
         return replace(event, data=self._outputs(run.record.id, event.node))
 
@@ -175,13 +178,13 @@ class ProgressTable:
                 self._untold.append((run, run.tell("piece", t, task, text, tokens)))
                 self.tell()
 
-    def step(self, t: float, events: Sequence[Any], outputs: Outputs) -> list[LiveRun]:
+    def step(self, t: float, events: Sequence[Any]) -> list[LiveRun]:
         """Follow a step, `t` in seconds since the service first began; gives the runs that ended in it."""
         ended: list[LiveRun] = []
         for event in events:
             run = self.open.get(getattr(event, "job", "")) if type(event) is not Observed else None
             if run is not None:
-                self._follow(run, t, event, outputs)
+                self._follow(run, t, event)
                 if run.ended_s is not None:
                     ended.append(run)
                     del self.open[run.record.id]
@@ -209,13 +212,14 @@ class ProgressTable:
         """What was followed is kept: let those know who follow it."""
         told, self._untold = self._untold, []
         for run, event in told:
+            whole = self._whole(run, event) if run.followers else event
             for follower in tuple(run.followers):
-                follower(event)
+                follower(whole)
             if run.ended_s is not None and event is run.events[-1]:
                 run.followers.clear()
         self.changed.notify_all()
 
-    def _follow(self, run: LiveRun, t: float, event: Any, outputs: Outputs) -> None:
+    def _follow(self, run: LiveRun, t: float, event: Any) -> None:
         if type(event) is Arrived:
             self._arrive(run, event)
         elif type(event) is Start:
@@ -227,7 +231,7 @@ class ProgressTable:
         elif type(event) is Finished:
             node = run.nodes[event.task]
             node.state, node.ended_s, node.why = "completed", t, ""
-            self._tell(run, "node done", t, event.task, data=outputs(run.record.id, event.task))
+            self._tell(run, "node done", t, event.task)
         elif type(event) is Failed:
             node = run.nodes[event.task]
             node.state, node.ended_s, node.why = "waiting", t, event.why
@@ -282,11 +286,7 @@ class ProgressTable:
         for node in run.nodes.values():
             if node.state in ("waiting", "running"):
                 node.state, node.ended_s = "cancelled" if state == "cancelled" else "failed", t
-        run.events = [
-            replace(event, data={}) if event.kind == "node done" else event
-            for event in run.events
-            if event.kind != "piece"
-        ]
+        run.events = [event for event in run.events if event.kind != "piece"]
         kind: EventKind = "completed" if state == "completed" else "failed" if state == "failed" else "cancelled"
         self._tell(run, kind, t, data={"error": run.error} if run.error else None)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Failed, Finished, Grew
+from dovetail.core.store import StoreError
 from dovetail.workflow.inputs.system import System
 from dovetail.workflow.live.book import NodeOutput, RunBook
 from dovetail.workflow.live.data_flow import DataFlow
@@ -18,6 +20,8 @@ from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.values import fetched
 from dovetail.workflow.live.wire import pack
+
+_LARGE = 1 << 20  # bytes
 
 
 class RunValues:
@@ -57,7 +61,7 @@ class RunValues:
             if self.references is not None:
                 self.references.hold(job, references_in(outputs))
             self._estimator.answered(data, task, answer.read, answer.written)
-            self._pending[job, task] = NodeOutput(
+            output = NodeOutput(
                 seq=self._book.next_seq,
                 data=pack(outputs),
                 grew=grew,
@@ -66,6 +70,12 @@ class RunValues:
                 finish_reason=answer.finish_reason,
             )
             self._book.next_seq += 1
+        with suppress(StoreError):  # then it is kept with its step
+            if output.size > _LARGE:  # so that nobody waits for it there
+                self._book.keep({(job, task): output}, {})
+                return grew
+        with self._lock:
+            self._pending[job, task] = output
         return grew
 
     def _data_of(self, job: str) -> RunData:

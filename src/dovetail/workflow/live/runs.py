@@ -128,7 +128,7 @@ class BusyError(DovetailError):
 
 
 class DrainingError(DovetailError):
-    """The service takes no more requests: it is about to end."""
+    """The service takes no requests: it is about to end, or cannot keep them now."""
 
 
 class ConflictError(InputError):

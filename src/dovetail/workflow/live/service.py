@@ -238,7 +238,7 @@ class WorkflowService:
             self.telemetry.refused.add(reason="draining")
             raise DrainingError("the service takes no more requests: it is about to end")
         if self.trouble:
-            raise DovetailError(self.trouble)
+            raise DrainingError(self.trouble)
         try:
             self._door.check(request.tenant, self.now())
         except BusyError:
@@ -292,18 +292,18 @@ class WorkflowService:
 
     def result(self, run: str) -> RunResult:
         """What came of a run so far, or for good."""
-        with self._lock:
-            status, outputs = self._found(run).status(), self._book.outputs(run)
-        answer = self._values.flows[status.workflow].answer if status.workflow in self._values.flows else ""
-        last = [output for node, output in outputs.items() if node.partition("#")[0] == answer]
+        status, outputs = self.status(run), self._book.outputs(run)
+        values = {node: self._values.shown(output) for node, output in outputs.items()}
+        flow = self._values.flows.get(status.workflow)
+        last = [node for node in outputs if flow is not None and flow.is_instance(node, flow.answer)]
         return RunResult(
             id=run,
             state=status.state,
-            outputs={node: self._values.shown(output) for node, output in outputs.items()},
-            answer=self._values.shown(last[-1]) if last else {},
+            outputs=values,
+            answer=values[last[-1]] if last else {},
             read=_sum(output.read for output in outputs.values()),
             written=_sum(output.written for output in outputs.values()),
-            finish_reason=last[-1].finish_reason if last else "",
+            finish_reason=outputs[last[-1]].finish_reason if last else "",
             error=status.error,
             blame=status.blame,
         )
@@ -312,7 +312,7 @@ class WorkflowService:
         """Wait for a run to end; gives its status then, or when the time is over."""
         with self._lock:
             found = self._found(run)
-            self._progress.changed.wait_for(lambda: found.ended_s is not None or self.failed, timeout_s)
+            self._progress.changed.wait_for(lambda: found.status().ended_s is not None or self.failed, timeout_s)
             if self.failed and found.ended_s is None:
                 raise DovetailError(self.trouble)
             return found.status()
@@ -392,13 +392,15 @@ class WorkflowService:
         told = self.telemetry
         with self._lock:
             open_runs = self._progress.open.values()
-            told.queue.set(("tenant",), {(tenant or NOBODY,): n for tenant, n in self._door.by_tenant.items()})
-            told.open.set(("state",), Counter((run.state,) for run in open_runs))
+            queues = {tenant or NOBODY: n for tenant, n in self._door.by_tenant.items()}
+            told.queue.set("tenant", queues or {NOBODY: 0})
+            told.open.set("state", {"queued": 0, "running": 0}, (run.state for run in open_runs))
             for state, family in (("waiting", told.waiting_nodes), ("running", told.running_nodes)):
                 nodes = (node for run in open_runs for node in run.nodes.values())
-                family.set(("model",), Counter((node.model,) for node in nodes if node.state == state))
+                none = dict.fromkeys(self.problem.models, 0)
+                family.set("model", none, (node.model for node in nodes if node.state == state))
             rows = enumerate(self._loop.carrier.status())
-            told.resident.set(("gpu", "model"), {(str(gpu), name): 1 for gpu, row in rows for name in row["models"]})
+            told.resident.put({(("gpu", str(gpu)), ("model", name)): 1 for gpu, row in rows for name in row["models"]})
             return told.figures.text()
 
     # --- the end ------------------------------------------------------------------------------------------

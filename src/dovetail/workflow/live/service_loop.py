@@ -244,7 +244,7 @@ class ServiceLoop:
             for event in events:
                 if isinstance(event, Arrived) and event.job in self.book.records:
                     self.progress.add(LiveRun(self.book.records[event.job], self.progress.base))
-            self.progress.step(self._service_s(t), events, lambda run, node: {})
+            self.progress.step(self._service_s(t), events)
             self.progress.tell()
             self._note_running(events)
 
@@ -282,7 +282,9 @@ class ServiceLoop:
         with self.lock:
             self.telemetry.step(events, now_s, self.progress.open.get)
             outputs = self.values.take(events)
-            ended = self.progress.step(now_s, events, lambda run, node: _values(outputs.get((run, node))))
+            ended = self.progress.step(now_s, events)
+            for run in ended:
+                run.kept = False
             ends = {run.record.id: run.end(segment.record.number, self._bytes_of(run, outputs)) for run in ended}
             self._keep(lambda: self.book.keep(outputs, ends))
             self._keep(lambda: segment.step(n, t, events))
@@ -290,6 +292,7 @@ class ServiceLoop:
                 if isinstance(event, Start):
                     self.door.leave(event.job, now_s, started=True)
             for run in ended:
+                run.kept = True
                 self.door.leave(run.record.id, now_s, started=False)
                 self.telemetry.end(run)
                 self.values.forget(run.record.id)

@@ -57,6 +57,8 @@ class Telemetry:
         self.lost = figures.counter("worker_losses_total", "Workers that died or were ended.")
         self.decisions = figures.histogram("decision_seconds", "Time that one decision took.", _DECISION)
         self.steps = figures.counter("journal_steps_total", "Steps that were written to the journal.")
+        for family in (self.switches, self.failures, self.lost, self.steps):
+            family.add(0)  # there from the start: a rate sees the first one
         self._model_of: dict[tuple[str, str], str] = {}
 
     def step(self, events: Sequence[Any], now: float, run_of: Callable[[str], LiveRun | None]) -> None:
