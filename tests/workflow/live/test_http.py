@@ -160,6 +160,18 @@ def test_runs_that_are_not_taken(raw: HttpClient, body: dict[str, Any], status: 
     assert message in found[1]
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"shape": [1], "dtype": "datetime64[s]", "data": "AAAAAA==", "of": "torch"},
+        {"shape": "x", "dtype": 3, "data": "AAAAAA=="},
+        {"base64": "?"},
+    ],
+)
+def test_values_that_cannot_be_read_are_the_clients_mistake(raw: HttpClient, tensor: object) -> None:
+    assert refused(raw, "POST", "/v1/runs", {"workflow": "silent", "input": {"a": tensor}})[0] == 400
+
+
 def test_a_body_that_is_too_large(raw: HttpClient) -> None:
     assert refused(raw, "POST", "/v1/runs", {"workflow": "echo", "input": {"a": "x" * 200_000}})[0] == 413
 

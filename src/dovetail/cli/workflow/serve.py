@@ -101,7 +101,8 @@ def serve(
         kinds = served.service.workflows()
         models = sum(info.implicit for info in kinds)
         print(f"Serving {models} models and {len(kinds) - models} workflows on {len(about['gpus'])} GPUs: {served.url}")
-        print(f"The token is in {served.token_file}", flush=True)
+        print(f"The token is in {served.token_file}")
+        print(f"How to use it: {served.url}/docs", flush=True)
         return _until_told(served, asked)
     finally:
         served.close()

@@ -88,7 +88,7 @@ class RunHandlers:
         body = await body_of(request, RunBody)
         wait_s = number_in(request, "wait", None, _LONGEST_WAIT_S)
         key = request.headers.get("idempotency-key")
-        given = asdict(body) | {"input": _values(body.input)}
+        given = asdict(body) | {"input": await self._desk.do(_values, body.input)}
         asked = RunRequest(**given, idempotency_key=key, trace_id=request.state.trace_id)
         if wait_s is None:
             run = await self._desk.do(self._desk.service.submit, asked)
@@ -100,7 +100,7 @@ class RunHandlers:
         with await self._desk.submit(asked) as waiting:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    return _told(await waiting.result())
+                    return await self._told(await waiting.result())
             waiting.cancels = False
         return await self._status(waiting.run, 202)
 
@@ -137,9 +137,9 @@ class RunHandlers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     with await self._desk.follow(run) as waiting:
-                        return _told(await waiting.result())
+                        return await self._told(await waiting.result())
             return await self._status(run, 202)
-        return _told(await self._desk.do(self._desk.service.result, run))
+        return await self._told(await self._desk.do(self._desk.service.result, run))
 
     async def events(self, request: Request) -> Response:
         run, seen = request.path_params["run"], request.headers.get("last-event-id", "0")
@@ -161,6 +161,9 @@ class RunHandlers:
             if event.kind in ENDED:
                 return
 
+    async def _told(self, result: RunResult) -> Response:
+        return await self._desk.do(lambda: reply(result.plain()))
+
     async def explain(self, request: Request) -> Response:
         return reply(await self._desk.do(self._desk.service.explain, request.path_params["run"]))
 
@@ -168,10 +171,6 @@ class RunHandlers:
 def _values(given: dict[str, Any]) -> dict[str, Any]:
     try:
         values: dict[str, Any] = from_json(given)
-    except (ValueFaultError, RecursionError, ImportError) as error:
+    except (ValueFaultError, RecursionError, ImportError, TypeError, ValueError) as error:
         raise HttpError(400, f"input: {error}", param="input") from None
     return values
-
-
-def _told(result: RunResult) -> Response:
-    return reply(result.plain())
