@@ -8,6 +8,7 @@ anew, and the service goes on.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -160,12 +161,14 @@ class _Driver:
         with suppress(OSError):
             self._messages.send(news)
 
-    def leave(self) -> None:
+    def leave(self, folder: str) -> None:
+        """And take a Ray of our own away, with its files: the service may be gone too."""
         self._over.set()
         late = threading.Timer(_GRACE_S, os._exit, (1,))
         late.daemon = True
         late.start()
         self._ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _detail(said: str) -> str:
@@ -184,9 +187,9 @@ def main() -> None:
     """In a process with a connection as the file descriptor of its first argument; it ends with the other end."""
     messages = Messages(Connection(int(sys.argv[1])))
     driver = _Driver(messages)
+    asked = messages.order()
+    assert isinstance(asked, JoinRay)
     with suppress(EOFError, OSError):
-        asked = messages.order()
-        assert isinstance(asked, JoinRay)
         driver.serve(asked)
-    driver.leave()
+    driver.leave(asked.folder)
     os._exit(0)  # Ray's own threads may not
