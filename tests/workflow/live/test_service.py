@@ -483,6 +483,14 @@ def test_an_end_that_is_not_kept_is_not_told(tmp_path: Path, monkeypatch: pytest
         assert bench.service.result(run).answer == {"text": "llm(hello)"}
 
 
+def test_what_was_added_last_answers(tmp_path: Path) -> None:
+    nodes = [{"id": "think", "model": "llm", "then": {"think": {"chance": 0.5, "at_most": 2}}}]
+    with service(tmp_path, CONFIG | {"workflows": {"loop": {"nodes": nodes}}}) as bench:
+        run = bench.submit(workflow="loop")
+        bench.service.wait(run)
+        assert bench.service.result(run).answer == {"text": "llm(llm(llm(hello)))"}
+
+
 def test_large_outputs_are_kept_before_their_step(tmp_path: Path) -> None:
     with service(tmp_path) as bench:
         run = bench.submit(input={"prompt": "x" * (2 << 20)})

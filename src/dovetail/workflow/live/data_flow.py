@@ -75,10 +75,6 @@ class DataFlow:
         """The node that a task is an instance of."""
         return self.nodes[task] if task in self.nodes else self.nodes[task.partition("#")[0]]
 
-    def is_instance(self, task: str, node: str) -> bool:
-        """Whether a task is this node, or another instance of it."""
-        return (task if task in self.nodes else task.partition("#")[0]) == node
-
     def default(self, task: str, name: str) -> list[object] | None:
         """What stands for an input of nodes that may be added and were not: nothing, or no items."""
         return self._defaults[self.node_of(task).node.id, name]

@@ -108,6 +108,18 @@ class RunValues:
             return output.values
         return {name: fetched(value, self.references.fetch) for name, value in output.values.items()}
 
+    def answering(self, workflow: str, outputs: Mapping[str, NodeOutput]) -> str | None:
+        """The node whose outputs are the run's answer: the workflow's last, or of what was added the last that nothing
+        follows."""
+        flow = self.flows.get(workflow)
+        if flow is None:
+            return None
+        grown = [output.grew.edges for output in outputs.values() if output.grew is not None]
+        followed = {source for edges in grown for source, _ in edges}
+        followed |= {flow.graph.tasks[i].name for i, after in enumerate(flow.graph.before) if after}
+        last = [node for node in outputs if node not in followed]
+        return flow.answer if flow.answer in last else last[-1] if last else None
+
     def forget_references(self) -> bool:
         """Values that stayed in an engine's store are gone with it: what gave them has not finished. Were there any?"""
         found = False

@@ -294,16 +294,15 @@ class WorkflowService:
         """What came of a run so far, or for good."""
         status, outputs = self.status(run), self._book.outputs(run)
         values = {node: self._values.shown(output) for node, output in outputs.items()}
-        flow = self._values.flows.get(status.workflow)
-        last = [node for node in outputs if flow is not None and flow.is_instance(node, flow.answer)]
+        answering = self._values.answering(status.workflow, outputs)
         return RunResult(
             id=run,
             state=status.state,
             outputs=values,
-            answer=values[last[-1]] if last else {},
+            answer={} if answering is None else values[answering],
             read=_sum(output.read for output in outputs.values()),
             written=_sum(output.written for output in outputs.values()),
-            finish_reason=outputs[last[-1]].finish_reason if last else "",
+            finish_reason="" if answering is None else outputs[answering].finish_reason,
             error=status.error,
             blame=status.blame,
         )
