@@ -15,12 +15,12 @@ with the least and the largest beside it. A machine that does other things meanw
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench import show
 from dovetail import workflow
 from dovetail.journals import check_journal
 from dovetail.workflow.inputs.seeded_random import SeededRandom
@@ -126,7 +126,6 @@ def fidelity(
         runs = {policy: compare(folder / pattern, config, rows, policy) for policy in policies}
         by = {side: sorted(policies, key=lambda p: runs[p][side]["mean"]) for side in ("live", "simulated")}
         found[pattern] = {"runs": runs, "order": by, "same_order": by["live"] == by["simulated"]}
-        print(json.dumps({pattern: found[pattern]}, indent=2), flush=True)
     off = {
         name: max(
             abs(run["live_over_simulated"][name] - 1) for pattern in found.values() for run in pattern["runs"].values()
@@ -158,7 +157,7 @@ def main() -> None:
         found = fidelity(
             folder, given.requests, tuple(given.policies), tuple(given.arrivals), given.per_second, given.models
         )
-    print(json.dumps({key: value for key, value in found.items() if key != "patterns"}, indent=2))
+    show(found)
 
 
 if __name__ == "__main__":

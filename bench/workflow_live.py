@@ -23,7 +23,7 @@ PARTS = (
     "decisions",
     "rivals",
     "gpu",
-)  # each in bench/workflow_PART.py, whose `main` reads sys.argv
+)
 
 
 def main() -> None:
