@@ -67,10 +67,11 @@ class Reality(Struct, frozen=True, kw_only=True):
 
 
 class Mishap(Struct, frozen=True):
-    """Something happens to a GPU: its worker dies and is back at once, or it is away for a while."""
+    """Something happens to a GPU: its worker dies and is back at once, or it is away for a while. Without one the whole
+    service is started anew: all that runs is lost."""
 
     at_s: float
-    gpu: int
+    gpu: int | None
     away_s: float = 0.0
 
 
@@ -133,6 +134,8 @@ class LiveLikeExecutor:
     def mishap(self, mishap: Mishap, now: float) -> list[Stimulus]:
         """What is reported at once when it happens: all in one step, as a worker's death is."""
         gpu = mishap.gpu
+        if gpu is None:
+            return self._restart()
         if gpu in self._away:
             return []
         self._residents.clear(gpu)
@@ -146,6 +149,17 @@ class LiveLikeExecutor:
         if mishap.away_s:
             self._away.add(gpu)
         return out
+
+    def _restart(self) -> list[Stimulus]:
+        gpus = [gpu for gpu in range(len(self._pool)) if gpu not in self._away]
+        for gpu in gpus:
+            self._residents.clear(gpu)
+        self._loading.clear()
+        lost = list(self._calls)
+        for key in lost:
+            self._forget(key)
+        why = "the service was restarted"
+        return [Observed(EMPTIED, {"gpus": gpus, "why": why}), *[Failed(*key, why, lost=True) for key in lost]]
 
     def back(self, gpu: int) -> list[Stimulus]:
         self._away.discard(gpu)
@@ -240,7 +254,7 @@ class LiveAgenda(TotalOrder):
             else:
                 mishap = self._mishaps.pop()
                 at_s, happens = mishap.at_s, self._executor.mishap(mishap, mishap.at_s)
-                if happens and mishap.away_s:
+                if happens and mishap.away_s and mishap.gpu is not None:
                     self._returns.append((at_s + mishap.away_s, mishap.gpu))
             for stimulus in happens:
                 self.push(at_s, stimulus)
@@ -298,6 +312,8 @@ def random_reality(seed: int, pool: Pool) -> Reality:
         Mishap(100 * rng.random(), rng.between(0, len(pool) - 1), rng.choice((0.0, 0.0, 40 * rng.random())))
         for _ in range(rng.choice((0, 0, 2, 8)))
     ]
+    if rng.random() < 0.3:
+        mishaps += [Mishap(80 * rng.random(), None) for _ in range(rng.between(1, 3))]
     joining = []
     if rng.random() < 0.3:
         joined = tuple(

@@ -102,6 +102,7 @@ class TenantLedger:
         self._gpus: dict[int, tuple[float, float, int]] = {}  # seconds of each node there, at which instant, nodes
         self._on: defaultdict[int, Counter[str]] = defaultdict(Counter)  # of each GPU: nodes of each tenant
         self._started = 0
+        self._at_once: dict[Key, tuple[float, Start]] = {}  # of this step: nodes that need no GPU
         self.level_s = 0.0
         self._largest_s = 0.0
         self.passed: list[str] = []  # tenants that the policy passed before what starts now
@@ -118,6 +119,7 @@ class TenantLedger:
     def starts(self, t: float, events: Sequence[Any]) -> Iterator[list[Start]]:
         """Take a step; gives the nodes that start as one, before they are counted."""
         closed = {event.job for event in events if type(event) is Complete or type(event) is Reject}
+        self._at_once = {(e.job, e.task): (t, e) for e in events if type(e) is Start and not e.devices}
         for event in _admitted(events):
             if type(event) is Finished or type(event) is Failed:
                 self._end(t, event)
@@ -133,21 +135,13 @@ class TenantLedger:
                 self._close(event.job)  # at once: whether a tenant has anything else ready matters to its next node
         for job in closed:
             self._close(job)
-        batches: dict[int, list[Start]] = {}
-        passed: list[list[str]] = [[]]
-        for event in events:
-            if type(event) is Start:
-                members = batches.setdefault(event.batch or -1 - len(batches), [])
-                members.append(event)
-                if len(members) == 1:
-                    passed.append([])
-            elif type(event) is Decided and event.what == PASSED:
-                passed[-1] = event.facts.get("tenants", [])
-        for members, self.passed in zip(batches.values(), passed, strict=False):
+        batches, passed = _begun(events)
+        for members, self.passed in zip(batches, passed, strict=False):
             yield members
             if members[0].devices and self._tenancy.tenants:
                 self._raise_level()
-            self._start(t, members)
+            if members[0].devices or (members[0].job, members[0].task) in self._at_once:
+                self._start(t, members)
 
     def served(self) -> dict[str, float]:
         """What those tenants were served that could go now."""
@@ -194,6 +188,8 @@ class TenantLedger:
 
     def _ready(self, name: str, job: _OpenJob, i: int) -> None:
         task = job.graph.tasks[i]
+        if not task.width and (at_once := self._at_once.pop((name, task.name), None)) is not None:
+            self._start(at_once[0], [at_once[1]])  # before anything else of this step is heard of
         if task.width:
             state = self.state(job.tenant)
             if not state.ready:
@@ -294,3 +290,18 @@ def _admitted(events: Sequence[Any]) -> Iterator[Any]:
     for event in events:
         if type(event) is not Arrived or event.job not in turned_away:
             yield event
+
+
+def _begun(events: Sequence[Any]) -> tuple[list[list[Start]], list[list[str]]]:
+    """The nodes that start as one, and who was passed before each."""
+    batches: dict[int, list[Start]] = {}
+    passed: list[list[str]] = [[]]
+    for event in events:
+        if type(event) is Start:
+            members = batches.setdefault(event.batch or -1 - len(batches), [])
+            members.append(event)
+            if len(members) == 1:
+                passed.append([])
+        elif type(event) is Decided and event.what == PASSED:
+            passed[-1] = event.facts.get("tenants", [])
+    return list(batches.values()), passed
