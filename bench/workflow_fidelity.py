@@ -5,13 +5,13 @@ python -m bench.workflow_live fidelity
 python -m bench.workflow_live fidelity --requests 60 --policies baseline dovetail --arrivals poisson
 
 Models take their time and little else; there are more than fit, and every request is a graph of up to four calls. A
-short run before tells the speeds and loads that live runs begin with, for the configuration is wrong about them, as configurations are; they go on learning. In a simulation
-policies expect what the rates of its live run make of a request's sizes, loads take their means, and calls what they
-took live. Printed are live figures over simulated ones, and
-whether the order of the policies is the same. A shift of a millisecond changes who goes first, and all that follows:
-simulations whose times are spread by 2 % differ by up to 14 % in their means where there is just enough to do. So the
-simulated figure is the mean of nine, spread by 5 %, with the least and the largest beside it. A machine that does other
-things meanwhile shows in the live figures alone.
+short run before tells the speeds and loads that live runs begin with, for the configuration is wrong about them, as
+configurations are; they go on learning. In a simulation policies expect what the rates of its live run make of a
+request's sizes, loads take their means, and calls what they took live. Printed are live figures over simulated ones,
+and whether the order of the policies is the same. A shift of a millisecond changes who goes first, and all that
+follows: simulations whose times are spread by 2 % differ by up to 14 % in their means where there is just enough to do.
+So the simulated figure is the mean of nine, spread by 5 %, with the least and the largest beside it. A machine that
+does other things meanwhile shows in the live figures alone.
 """
 
 from __future__ import annotations
