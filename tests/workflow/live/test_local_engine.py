@@ -162,10 +162,73 @@ def test_what_cannot_be_sent_fails_the_call(tmp_path: Path) -> None:
         heard.next(Loaded)
         engine.call(0, call("1"))
         failed = heard.next(CallFailed)
-        assert failed == CallFailed("1", "its outputs cannot be sent: a value of type object cannot be sent", "call")
+        expected = "expected text, numbers, lists, mappings, bytes or tensors"
+        why = f"its outputs cannot be sent: a value of type builtins.object; {expected}"
+        assert failed == CallFailed("1", why, "call")
         engine.call(0, call("2", it=object()))
         failed = heard.next(CallFailed)
         assert failed == CallFailed("2", "its inputs cannot be sent: a value of type object cannot be sent", "call")
+
+
+@pytest.mark.parametrize(
+    ("gives", "why"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("return Answer(call.id, {'it': {1: 2}})", "a mapping has the key 1"),
+        ("held = []; held.append(held); return Answer(call.id, {'it': held})", "a value that holds itself"),
+        ("return {'text': 'done'}", "expected an Answer"),
+        ("return Answer(call.id, {}, read=-5)", "read -5 tokens"),
+        ("return Answer(call.id, [1])", "its outputs are list"),
+        ("return Answer('another', {})", "expected an Answer to"),
+        ("emit(5, 1)", "emitted 5 of 1 tokens"),
+        ("emit('word', -1)", "emitted 'word' of -1 tokens"),
+    ],
+)
+def test_a_back_end_that_misbehaves_fails_its_call_and_nothing_else(tmp_path: Path, gives: str, why: str) -> None:
+    source = f"""
+        from dovetail.workflow.live.protocol import Answer, Memory
+
+        class Mine:
+            def __init__(self, model): pass
+            def load(self, devices): pass
+            def unload(self, keep): pass
+            def memory(self): return Memory()
+            def status(self): return {{}}
+            def call(self, call, emit, stopped):
+                {gives}
+    """
+    (tmp_path / "mine.py").write_text(textwrap.dedent(source))
+    with running({"m": {"factory": f"{tmp_path / 'mine.py'}:Mine"}, "e": emulated()}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        engine.load(0, "e", (0,))
+        heard.next(Loaded, lambda report: report.model == "e")
+        engine.call(0, call("1", stream=True))
+        failed = heard.next(CallFailed)
+        assert why in failed.why
+        assert failed.blame == "call"
+        engine.call(0, call("2", "e"))
+        heard.next(Answer)
+        assert not [report for report in heard.passed if isinstance(report, WorkerLost | Unhealthy)]
+
+
+@pytest.mark.parametrize("status", ["None", "{'it': object()}"])
+def test_a_status_that_is_none_is_an_illness(tmp_path: Path, status: str) -> None:
+    source = f"""
+        from dovetail.workflow.live.protocol import Memory
+
+        class Mine:
+            def __init__(self, model): pass
+            def load(self, devices): pass
+            def unload(self, keep): pass
+            def memory(self): return Memory()
+            def status(self): return {status}
+            def call(self, call, emit, stopped): return None
+    """
+    (tmp_path / "mine.py").write_text(textwrap.dedent(source))
+    with running({"m": {"factory": f"{tmp_path / 'mine.py'}:Mine"}}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        assert "expected" in heard.next(Unhealthy).why
+        assert not [report for report in heard.passed if isinstance(report, WorkerLost)]
 
 
 @pytest.mark.parametrize(("fault", "oom"), [("oom", True), ("fail", False)])

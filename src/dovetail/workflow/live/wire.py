@@ -106,7 +106,7 @@ def pack(values: Any) -> bytes:
     """
     try:
         return _encoder.encode(values)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BackEndError(str(error), blame="call") from None
 
 

@@ -35,6 +35,7 @@ from dovetail.workflow.live.protocol import (
     Unloaded,
     WorkerReady,
 )
+from dovetail.workflow.live.values import size_of
 from dovetail.workflow.live.wire import (
     CancelCall,
     Command,
@@ -157,12 +158,12 @@ class ModelWorker:
     def _call(self, held: _Held, call: ModelCall, stop: threading.Event) -> None:
         end: Answer | CallFailed
         try:
-            end = held.back_end.call(call, _Emitter(call, self._report), stop)
+            end = _sound(call, held.back_end.call(call, _Emitter(call, self._report), stop))
         except BackEndError as error:
             end = CallFailed(call.id, said(error), error.blame)
             if error.blame == "place":
                 self._ask_health_of(call.model, held)  # before whoever hears of it tries here again
-        except Exception as error:
+        except BaseException as error:  # sys.exit in a model's code too ends the call, not its thread
             self._tell(error)
             end = CallFailed(call.id, said(error), "place" if _has_no_room(error) else "call")
         del self._stops[call.id]
@@ -192,18 +193,21 @@ class ModelWorker:
     def _ask_health_of(self, model: str, held: _Held) -> None:
         try:
             status = held.back_end.status()
-            memory = msgspec.to_builtins(held.back_end.memory())
+            if not isinstance(status, dict):
+                raise BackEndError(f"its status is {type(status).__name__}; expected a mapping")
+            told = status | {"memory": msgspec.to_builtins(held.back_end.memory()), "calls": held.calls}
+            size_of(told)
         except Exception as error:
-            status, memory = {"healthy": False, "why": said(error)}, {}
+            status = told = {"healthy": False, "why": said(error)}
         if not held.loaded or self._held.get(model) is not held:  # meanwhile
             return
-        self._said[model] = {**status, "memory": memory, "calls": held.calls}
+        self._said[model] = told
         if not status.get("healthy", True):
             held.loaded = False
             why = status.get("why", "its back end says that it is not healthy")
             self._report(Unhealthy(self._number, model, str(why)))
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: BaseException) -> None:
         """An operator wants to know where an error comes from that no back end expected."""
         if not isinstance(error, BackEndError):
             with suppress(OSError):
@@ -217,11 +221,33 @@ class _Emitter:
         self._call, self._report, self._begun = call, report, False
 
     def __call__(self, text: str, tokens: int = 1) -> None:
+        if not isinstance(text, str) or not _is_count(tokens):
+            raise BackEndError(f"its back end emitted {text!r:.80} of {tokens!r:.20} tokens; expected text", "call")
         if self._call.stream:
             self._report(AnswerPiece(self._call.id, text, tokens))
         elif not self._begun:
             self._report(AnswerPiece(self._call.id, "", 0))
         self._begun = True
+
+
+def _sound(call: ModelCall, given: Any) -> Answer:
+    """What a back end gave, if it is an answer to the call that can be sent and read."""
+    if not isinstance(given, Answer) or given.call != call.id or not isinstance(given.finish_reason, str):
+        raise BackEndError(f"its back end gave {given!r:.80}; expected an Answer to {call.id}", "call")
+    for name, count in (("read", given.read), ("written", given.written)):
+        if count is not None and not _is_count(count):
+            raise BackEndError(f"its back end {name} {count!r:.20} tokens; expected a count", "call")
+    if not isinstance(given.outputs, dict):
+        raise BackEndError(f"its outputs are {type(given.outputs).__name__}; expected values by name", "call")
+    try:
+        size_of(given.outputs)
+    except BackEndError as error:
+        raise BackEndError(f"its outputs cannot be sent: {error}", "call") from None
+    return given
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 1 << 53
 
 
 def said(error: BaseException) -> str:
