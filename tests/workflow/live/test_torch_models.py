@@ -26,7 +26,19 @@ from dovetail.workflow.live.backends.sampling import TokenChoice, sampling_of
 from dovetail.workflow.live.backends.text_stream import TextStream
 from dovetail.workflow.live.backends.torch_models import TorchBackEnd, make
 from dovetail.workflow.live.backends.weights import MappedWeights
-from dovetail.workflow.live.protocol import Answer, BackEndError, Memory, ModelCall, OutOfMemoryError, ServedModel
+from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
+from dovetail.workflow.live.protocol import (
+    Answer,
+    AnswerPiece,
+    BackEndError,
+    Loaded,
+    Memory,
+    ModelCall,
+    OutOfMemoryError,
+    ServedModel,
+    WorkerReady,
+)
+from tests.waiting import until
 
 PROMPTS = [
     "the",
@@ -518,3 +530,47 @@ def test_the_hub_is_asked_only_when_it_is_named(monkeypatch: pytest.MonkeyPatch,
     back_end = make(ServedModel(name="m", source={"path": "nobody/nothing", "hub": True}))
     with pytest.raises(BackEndError, match="nobody/nothing: cannot be had from the hub"):
         back_end.load(["cpu"])
+
+
+def test_a_worker_process_serves_it(folders: Callable[..., Path]) -> None:
+    reports: list[Any] = []
+    model = ServedModel(name="m", source={"path": str(folders())}, slots=2)
+    engine = LocalGpuEngine(emulated_gpus(1))
+    engine.start({"m": model}, reports.append)
+    try:
+        until(lambda: any(isinstance(report, WorkerReady) for report in reports))
+        engine.load(0, "m", (0,))
+        until(lambda: any(isinstance(report, Loaded) for report in reports))
+        for name in ("a", "b"):
+            options = {"max_tokens": 9, "ignore_eos": True}
+            call = ModelCall(id=name, model="m", inputs={"prompt": "the"}, options=options, stream=True)
+            engine.call(0, call)
+        until(lambda: sum(isinstance(report, Answer) for report in reports) == 2)
+    finally:
+        engine.close()
+    answers = [report for report in reports if isinstance(report, Answer)]
+    expected = written_alone(folders(), "the", 9)[0]
+    assert [answer.outputs["text"] for answer in answers] == [expected, expected]
+    pieces = [report for report in reports if isinstance(report, AnswerPiece) and report.call == "a"]
+    assert "".join(piece.text for piece in pieces) == expected
+    assert sum(piece.tokens for piece in pieces) == 9
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_cuda_device_is_left_as_it_was(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m", hidden_size=512, num_hidden_layers=8)
+    before = torch.cuda.memory_allocated()
+    with loaded(path, "cuda:0") as back_end:
+        assert back_end._weights is not None
+        assert back_end._weights.pinned
+        Asked(back_end, "the", max_tokens=4)
+        assert torch.cuda.memory_allocated() > before
+        back_end.unload(keep=True)
+        assert torch.cuda.memory_allocated() == before
+    large = make(ServedModel(name="m", source={"path": str(path)}, options={"memory_limit_mib": 4}))
+    try:
+        with pytest.raises(OutOfMemoryError, match=r"m needs \d+ MiB; .* of cuda:0 are free, and 4 may be taken"):
+            large.load(["cuda:0"])
+        assert torch.cuda.memory_allocated() == before
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
