@@ -16,8 +16,8 @@ from dovetail.core.journal import Reader
 from dovetail.core.rates import RateTable, Switch
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.workflow.check import check_journal
+from dovetail.workflow.gpus.residents import Residents, least_setup
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib
-from dovetail.workflow.residents import Residents, least_setup
 
 MODELS = {
     "llm": ModelCost(14.0, 30.0),

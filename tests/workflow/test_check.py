@@ -23,10 +23,10 @@ from dovetail.workflow.check import CODES, check_journal
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.compat.execution_log import ExecutionLog
 from dovetail.workflow.export import write_logs
+from dovetail.workflow.gpus.residents import least_setups
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.metrics import summary
 from dovetail.workflow.problem import load
-from dovetail.workflow.residents import least_setups
 from dovetail.workflow.simulate import run
 
 Row = dict[str, Any]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
+from dovetail.workflow.gpus.residents import Residents, least_setup
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.policies.base import OpenRequest, ReadyNode, View, Window
-from dovetail.workflow.residents import Residents, least_setup
 
 MODELS = {
     "llm7b": ModelCost(14.0, 30.0),

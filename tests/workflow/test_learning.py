@@ -18,10 +18,10 @@ from dovetail.core.replay import replay_journal
 from dovetail.core.resources import Pool
 from dovetail.testing.workflow.live_like import Mishap, Reality, run_live_like
 from dovetail.workflow.check import check_journal
+from dovetail.workflow.gpus.learning import FEW_RUNS, RECENT, Learning, LoadCase, RecentSamples
+from dovetail.workflow.gpus.residents import Residents
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.learning import FEW_RUNS, RECENT, Learning, LoadCase, RecentSamples
 from dovetail.workflow.problem import WorkflowProblem, load
-from dovetail.workflow.residents import Residents
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import new_scheduler, run
 

@@ -24,10 +24,10 @@ from dovetail.testing.workflow.random_workloads import policies_for, random_case
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.check.prefixes import PrefixRecount
 from dovetail.workflow.compat.check_log import check_log
+from dovetail.workflow.gpus.prefixes import PrefixCaches
+from dovetail.workflow.gpus.residents import Residents
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules
 from dovetail.workflow.policies.base import ListPolicy, OpenRequest, Place, ReadyNode, View
-from dovetail.workflow.prefixes import PrefixCaches
-from dovetail.workflow.residents import Residents
 
 POLICIES = [name for name, *_ in workflow.list_policies() if name != "optimise"]
 LLM = ModelCost(14.0, 30.0, prefill_s=0.01, prefix=PrefixRules(400, 100, 0.5))

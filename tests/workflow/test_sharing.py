@@ -21,11 +21,11 @@ from dovetail.core.replay import replay_journal
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.export import write_logs
+from dovetail.workflow.gpus.sharing import SharedWindow
 from dovetail.workflow.inputs.costs import speeds_at_once
 from dovetail.workflow.optimise.exact import optimum
 from dovetail.workflow.policies.base import Place, ReadyNode, View, WorkflowPolicy
 from dovetail.workflow.problem import load
-from dovetail.workflow.sharing import SharedWindow
 from dovetail.workflow.simulate import WorkflowRun, run
 
 SIZES = {"memory_gb": 8, "gpus_required": 1, "load_time_seconds": 4}

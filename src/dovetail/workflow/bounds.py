@@ -46,10 +46,10 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reje
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.gpus.prefixes import PossibleSavings
+from dovetail.workflow.gpus.residents import least_setups
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, window_shares
 from dovetail.workflow.inputs.request_entries import SAME_ID
-from dovetail.workflow.prefixes import PossibleSavings
-from dovetail.workflow.residents import least_setups
 
 Floats = NDArray[np.float64]
 

@@ -11,9 +11,9 @@ from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures, Spread, recount
 from dovetail.core.words import Claim
 from dovetail.workflow.bounds import Bounds
+from dovetail.workflow.gpus.sharing import FIRST_TOKEN, TOKENS
 from dovetail.workflow.inputs.growth.rules import said_of
 from dovetail.workflow.inputs.slo import Slo
-from dovetail.workflow.sharing import FIRST_TOKEN, TOKENS
 
 _REASONS = 5
 

@@ -22,6 +22,7 @@ from dovetail.core.words import Words
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator, bounds_for
 from dovetail.workflow.choices import Compat, Mode, OnError, check_choice, check_count
 from dovetail.workflow.compat.gswarm_files import reading
+from dovetail.workflow.gpus.prefixes import PREFIX_CLAIMS
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.fit import make_pool
 from dovetail.workflow.inputs.generate import GeneratedRequests
@@ -35,7 +36,6 @@ from dovetail.workflow.inputs.system import System
 from dovetail.workflow.inputs.tenants import Tenancy
 from dovetail.workflow.metrics import TOKEN_CLAIMS
 from dovetail.workflow.policies.base import View
-from dovetail.workflow.prefixes import PREFIX_CLAIMS
 from dovetail.workflow.tenants.figures import CLAIMS
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.words import WORDS

@@ -27,8 +27,9 @@ from dovetail.core.events import (
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.capacity import CapacityFollower, follow
 from dovetail.workflow.choices import DEFAULT_LOST_RETRIES
+from dovetail.workflow.gpus.learning import Learning
+from dovetail.workflow.gpus.sharing import TOKENS
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
-from dovetail.workflow.learning import Learning
 from dovetail.workflow.policies.base import (
     OpenRequest,
     Place,
@@ -39,7 +40,6 @@ from dovetail.workflow.policies.base import (
     WorkflowPolicy,
     tokens_of_node,
 )
-from dovetail.workflow.sharing import TOKENS
 from dovetail.workflow.tenants.accounts import Tenants, tenant_of
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.tenants.turns import Turns

@@ -26,14 +26,14 @@ from dovetail.workflow.capacity import GpuHours
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count
 from dovetail.workflow.compat.heap_order import HeapOrder, HeapScheduler
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.gpus.learning import Learning
+from dovetail.workflow.gpus.prefixes import PrefixHits
+from dovetail.workflow.gpus.sharing import SharingAgenda, SharingExecutor
 from dovetail.workflow.inputs.growth.agenda import GrowingAgenda
-from dovetail.workflow.learning import Learning
 from dovetail.workflow.metrics import RejectionReasons, TokenMetrics, metrics_block, summary
 from dovetail.workflow.policies.base import View, WorkflowPolicy
-from dovetail.workflow.prefixes import PrefixHits
 from dovetail.workflow.problem import WorkflowProblem, checked, growth_unknown
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.sharing import SharingAgenda, SharingExecutor
 from dovetail.workflow.tenants.accounts import Tenants
 from dovetail.workflow.tenants.figures import TenantMetrics, tenant_block, tenant_summary
 from dovetail.workflow.tenants.guard import QuotaGuard

@@ -38,15 +38,15 @@ from dovetail.testing.workflow.random_workloads import RandomWorkload, options_o
 from dovetail.workflow.capacity import BACK, EMPTIED, GONE
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.gpus.residents import Residents
+from dovetail.workflow.gpus.sharing import FIRST_TOKEN, TOKENS
 from dovetail.workflow.inputs.growth.agenda import GrowingAgenda
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.live.figures import LiveFigures
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.metrics import tokens_of
 from dovetail.workflow.problem import WorkflowProblem
-from dovetail.workflow.residents import Residents
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.sharing import FIRST_TOKEN, TOKENS
 from dovetail.workflow.simulate import new_scheduler
 
 Key = tuple[str, str]

@@ -21,8 +21,8 @@ from dovetail.workflow.check.live import LiveRules
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.check.tenants import TenantRules
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.gpus.prefixes import PrefixHits
 from dovetail.workflow.metrics import TokenMetrics, summary
-from dovetail.workflow.prefixes import PrefixHits
 from dovetail.workflow.tenants.figures import TenantMetrics, tenant_summary
 
 

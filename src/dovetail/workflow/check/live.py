@@ -22,7 +22,7 @@ from dovetail.core.findings import Findings
 from dovetail.core.journal import Header
 from dovetail.workflow.capacity import BACK, EMPTIED, GONE
 from dovetail.workflow.check.starts import StartRules
-from dovetail.workflow.sharing import FIRST_TOKEN, TOKENS
+from dovetail.workflow.gpus.sharing import FIRST_TOKEN, TOKENS
 
 Key = tuple[str, str]
 

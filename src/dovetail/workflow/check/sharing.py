@@ -10,9 +10,9 @@ from dovetail.core.journal import Header
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Device
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.gpus.learning import Learning
+from dovetail.workflow.gpus.sharing import FIRST_TOKEN
 from dovetail.workflow.inputs.costs import window_shares
-from dovetail.workflow.learning import Learning
-from dovetail.workflow.sharing import FIRST_TOKEN
 
 Key = tuple[str, str]
 

@@ -14,11 +14,11 @@ from dovetail.core.tasks import Task
 from dovetail.workflow.check.prefixes import PrefixRecount
 from dovetail.workflow.check.sharing import SharingRules
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.gpus.learning import Learning
+from dovetail.workflow.gpus.residents import Residents
+from dovetail.workflow.gpus.sharing import TOKENS
 from dovetail.workflow.inputs.costs import ModelCost, room_mib
-from dovetail.workflow.learning import Learning
 from dovetail.workflow.metrics import tokens_of
-from dovetail.workflow.residents import Residents
-from dovetail.workflow.sharing import TOKENS
 
 
 class StartRules:

@@ -33,9 +33,9 @@ from dovetail.workflow.compat.log_rows import (
     number,
 )
 from dovetail.workflow.facts import RateRecords
+from dovetail.workflow.gpus.residents import Residents
 from dovetail.workflow.inputs.costs import CostRules
 from dovetail.workflow.inputs.system import DEFAULT_NODE_S, System
-from dovetail.workflow.residents import Residents
 
 
 class OldLog:

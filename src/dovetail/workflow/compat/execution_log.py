@@ -19,7 +19,7 @@ from dovetail.core.metrics import Figures
 from dovetail.core.output import written_whole
 from dovetail.version import __version__
 from dovetail.workflow.bounds import Bounds
-from dovetail.workflow.sharing import FIRST_TOKEN
+from dovetail.workflow.gpus.sharing import FIRST_TOKEN
 
 _BYTES = 1 << 20  # of the execution log, written at once
 _encode = msgspec.json.Encoder().encode

@@ -15,7 +15,7 @@ from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.check.examination import Steps
 from dovetail.workflow.compat.execution_log import ExecutionRow, Maybe, RequestRow
-from dovetail.workflow.sharing import FIRST_TOKEN
+from dovetail.workflow.gpus.sharing import FIRST_TOKEN
 
 
 class LoggedRun(Struct):

@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from dovetail.core.events import Added, Change, Failed, Finished, Observed, Settled, Start, Stimulus, Stop
 from dovetail.core.inbox import Inbox
 from dovetail.core.resources import Device, Pool
+from dovetail.workflow.gpus.residents import Residents
+from dovetail.workflow.gpus.sharing import FIRST_TOKEN
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.live.engines.local import LocalGpuEngine
 from dovetail.workflow.live.limits import Alarm, Alarms, LiveLimits
@@ -41,8 +43,6 @@ from dovetail.workflow.live.protocol import (
     WorkersJoined,
 )
 from dovetail.workflow.live.runs import Runs
-from dovetail.workflow.residents import Residents
-from dovetail.workflow.sharing import FIRST_TOKEN
 
 _NO_GPU = -1  # the number of the worker that runs nodes without a GPU
 

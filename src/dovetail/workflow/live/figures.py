@@ -10,8 +10,8 @@ from dovetail.core.journal import Header, Observer
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.workflow.bounds import Bounds, bounds_for
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.gpus.prefixes import PrefixHits
 from dovetail.workflow.metrics import TokenMetrics, summary
-from dovetail.workflow.prefixes import PrefixHits
 from dovetail.workflow.tenants.figures import TenantMetrics, tenant_summary
 
 

@@ -19,8 +19,8 @@ from dovetail.workflow.capacity import GONE
 from dovetail.workflow.check.live import LiveRules
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.facts import WorkflowFacts
+from dovetail.workflow.gpus.learning import Key, Learning, Place
 from dovetail.workflow.inputs.costs import speeds_at_once
-from dovetail.workflow.learning import Key, Learning, Place
 
 _LEAST_S = 1e-6  # that a node takes: files know none that take nothing
 

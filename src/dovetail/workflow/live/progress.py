@@ -21,9 +21,9 @@ from dovetail.core.events import (
 )
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.capacity import EMPTIED
+from dovetail.workflow.gpus.sharing import FIRST_TOKEN
 from dovetail.workflow.live.book import RunEnd, RunRecord
 from dovetail.workflow.live.runs import Blame, EventKind, NodeStatus, RunEvent, RunState, RunStatus
-from dovetail.workflow.sharing import FIRST_TOKEN
 
 Follower = Callable[[RunEvent], None]
 Outputs = Callable[[str, str], dict[str, Any]]  # of a run and its node

@@ -12,8 +12,8 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+from dovetail.workflow.gpus.residents import Residents
 from dovetail.workflow.policies.base import OpenRequest, ReadyNode, View, Window
-from dovetail.workflow.residents import Residents
 
 NodeKey = tuple[str, str]
 Starts = Sequence[tuple[NodeKey, Window]]

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from dovetail.core.rates import PREFILL, RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
+from dovetail.workflow.gpus.learning import Learning
+from dovetail.workflow.gpus.prefixes import PrefixCaches, blocks_of, saved_s
+from dovetail.workflow.gpus.residents import Residents
+from dovetail.workflow.gpus.sharing import SharedWindow
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib, window_shares
 from dovetail.workflow.inputs.growth.rules import said_of
-from dovetail.workflow.learning import Learning
-from dovetail.workflow.prefixes import PrefixCaches, blocks_of, saved_s
-from dovetail.workflow.residents import Residents
-from dovetail.workflow.sharing import SharedWindow
 
 Window = tuple[int, ...]
 

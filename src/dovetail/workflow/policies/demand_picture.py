@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from dovetail.workflow.gpus.residents import least_setup
 from dovetail.workflow.policies.arrival_rates import ArrivalRate
 from dovetail.workflow.policies.base import ReadyNode, View
-from dovetail.workflow.residents import least_setup
 
 
 class Room:

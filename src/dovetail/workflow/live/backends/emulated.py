@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from dovetail.workflow.gpus.sharing import SharedWindow
 from dovetail.workflow.inputs.sources import EmulatedSource
 from dovetail.workflow.live.protocol import (
     Answer,
@@ -28,7 +29,6 @@ from dovetail.workflow.live.protocol import (
     OutOfMemoryError,
     ServedModel,
 )
-from dovetail.workflow.sharing import SharedWindow
 
 Verb = Literal["load", "unload", "call"]
 _LOOK_S = 0.02  # how often a call that shares its speed looks whether it was stopped

@@ -8,8 +8,8 @@ from math import inf
 
 from dovetail.core.rates import ANY, HOST, RateTable
 from dovetail.core.resources import Pool
+from dovetail.workflow.gpus.learning import LoadCase
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.learning import LoadCase
 
 
 class Residents:
