@@ -91,6 +91,7 @@ class FakeService:
         self.open: dict[str, FakeRun] = {}
         self._keys: dict[str, FakeRun] = {}
         self.draining = False
+        self.trouble = ""
         self.followed = 0
         self.read: int | None = 3
 
@@ -121,7 +122,7 @@ class FakeService:
     def _carry(self, run: FakeRun) -> None:
         model, prompt = run.request.workflow, str(run.request.input.get("prompt", ""))
         if model == "waits":
-            run.fail("it waited for 600 s (max_wait_s)", "place")
+            run.fail("it waited for 600 s (max_wait_s)", "queue")
         if model in ("silent", "waits"):
             return
         run.tell("started", model)
@@ -238,7 +239,7 @@ class FakeService:
             {"models": ["counter", "slow"], "running": ["a/slow"], "type": "l4"},
         ]
         counts = {"queued": 0, "running": 1, "queue": {}, "wait_s": 2.5, "uptime_s": 10.0 * (1 + len(self.open))}
-        return {"draining": self.draining, "policy": "dovetail", "trouble": "", "gpus": gpus, **counts}
+        return {"draining": self.draining, "policy": "dovetail", "trouble": self.trouble, "gpus": gpus, **counts}
 
     def explain(self, run: str) -> Any:
         return {"run": self._run(run).id, "because": "it was its turn"}

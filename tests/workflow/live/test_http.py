@@ -248,7 +248,9 @@ def test_pages(server: WorkflowServer, raw: HttpClient, service: FakeService) ->
     assert raw.get("/ready")["status"] == "ready"
     assert raw.get("/metrics").startswith("# TYPE")
     assert raw.get("/v1/about")["draining"] is False
-    service.draining = True
+    service.trouble = "the disk is full"
+    assert refused(raw, "GET", "/ready")[0] == 503
+    service.trouble, service.draining = "", True
     assert refused(raw, "GET", "/ready")[0] == 503
     assert raw.get("/health")["status"] == "healthy"
 

@@ -15,7 +15,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Failed, Observed
 from dovetail.core.journal import Reader, Writer
 from dovetail.core.resources import Device
-from dovetail.core.store import StoreError
+from dovetail.core.store import Store, StoreError
 from dovetail.journals import check_journal
 from dovetail.workflow.live.book import RunBook
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
@@ -285,7 +285,7 @@ def test_who_waited_too_long_is_told_so(tmp_path: Path) -> None:
         running = [bench.submit(workflow="llm"), bench.submit(workflow="llm")]
         until(lambda: all(bench.service.status(run).state == "running" for run in running))
         status = bench.service.wait(bench.submit(workflow="llm"))
-        assert (status.state, status.blame) == ("failed", "place")
+        assert (status.state, status.blame) == ("failed", "queue")
         assert status.error == "it waited for 1 s (max_wait_s)"
         assert [bench.service.status(run).state for run in running] == ["running", "running"]
 
@@ -475,12 +475,51 @@ def test_an_end_that_is_not_kept_is_not_told(tmp_path: Path, monkeypatch: pytest
         bench.service.follow(run, heard.append)
         assert bench.service.status(run).state == bench.service.result(run).state == "running"
         assert bench.service.wait(run, 0.0).state == "running"
+        assert [told.id for told in bench.service.runs("running")] == [run]
+        assert not bench.service.drain(0.0)
         assert "completed" not in [event.kind for event in heard]
         full.clear()
         assert bench.service.wait(run).state == "completed"
         until(lambda: heard[-1].kind == "completed")
         assert [event.n for event in heard] == sorted({event.n for event in heard})
         assert bench.service.result(run).answer == {"text": "llm(hello)"}
+
+
+def test_a_request_that_cannot_be_kept_is_one_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, add, room = threading.Event(), RunBook.add, Store.set
+
+    def fails(book: RunBook, record: Any, packed: bytes) -> None:
+        if full.is_set():
+            raise StoreError("the disk is full")
+        add(book, record, packed)
+
+    def no_room(store: Store, name: str, value: Any) -> None:
+        if full.is_set():
+            raise StoreError("the disk is full")
+        room(store, name, value)
+
+    monkeypatch.setattr(RunBook, "add", fails)
+    monkeypatch.setattr(Store, "set", no_room)
+    with service(tmp_path) as bench:
+        full.set()
+        with pytest.raises(DrainingError, match="the disk is full; no request is taken until there is room"):
+            bench.submit()
+        assert "the disk is full" in bench.service.about()["trouble"]
+        full.clear()
+        until(lambda: bench.service.about()["trouble"] == "")
+        assert bench.service.wait(bench.submit()).state == "completed"
+
+
+def test_who_waited_too_long_just_as_it_started_is_told_of_the_queue(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        run = bench.submit(workflow="llm")
+        until(lambda: bench.service.status(run).state == "running")
+        loop = bench.service._loop
+        with loop.lock:
+            loop.ask_to_end(loop.book.record(run), "failed", "it waited for 1 s (max_wait_s)")
+        status = bench.service.wait(run)
+        assert status.started_s is not None
+        assert (status.state, status.blame) == ("failed", "queue")
 
 
 def test_what_was_added_last_answers(tmp_path: Path) -> None:
@@ -609,6 +648,16 @@ def test_a_model_that_cannot_be_loaded_is_not_the_requests_fault(tmp_path: Path)
         gpus = list(bench.service.status(run).nodes["write"].gpus)
         why = "llm could not be loaded"
         bench.carrier.inbox.put(Observed("emptied", {"gpus": gpus, "why": why}), Failed(run, "write", why))
+        status = bench.service.wait(run)
+        assert (status.state, status.blame) == ("failed", "place")
+
+
+def test_nor_is_one_without_a_gpu_that_cannot_be_loaded(tmp_path: Path) -> None:
+    models = {"tool": MODEL | {"gpus_required": 0}}
+    with service(tmp_path, {"models": models, "workflows": {}}, hold=True, retries=0) as bench:
+        run = bench.submit(workflow="tool")
+        until(lambda: bench.service.status(run).state == "running")
+        bench.carrier.inbox.put(Failed(run, "tool", "tool could not be loaded: no such file"))
         status = bench.service.wait(run)
         assert (status.state, status.blame) == ("failed", "place")
 

@@ -41,6 +41,7 @@ from dovetail.workflow.live.protocol import (
     WorkerLost,
     WorkerReady,
     WorkersJoined,
+    unloadable,
 )
 from dovetail.workflow.live.runs import Runs
 
@@ -392,7 +393,7 @@ class LiveExecutor:
             return
         for other in self._on(instance.window):  # so that what is said of these GPUs is true
             self._unload(other)
-        why = f"{report.model} could not be loaded: {report.why}"
+        why = f"{unloadable(report.model)}: {report.why}"
         self._emptied(instance.window, why)
         self._give_up(instance, why)
 

@@ -23,6 +23,7 @@ from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.capacity import EMPTIED
 from dovetail.workflow.gpus.sharing import FIRST_TOKEN
 from dovetail.workflow.live.book import RunEnd, RunRecord
+from dovetail.workflow.live.protocol import unloadable
 from dovetail.workflow.live.runs import Blame, EventKind, NodeStatus, RunEvent, RunState, RunStatus
 
 Follower = Callable[[RunEvent], None]
@@ -235,7 +236,8 @@ class ProgressTable:
         elif type(event) is Failed:
             node = run.nodes[event.task]
             node.state, node.ended_s, node.why = "waiting", t, event.why
-            innocent = event.lost or (event.job, event.task) in self._emptied
+            not_loaded = not node.gpus and event.why.startswith(unloadable(node.model))
+            innocent = event.lost or not_loaded or (event.job, event.task) in self._emptied
             self._emptied.discard((event.job, event.task))
             run.error, run.blame = event.why, "place" if innocent else "call"
         elif type(event) is Complete:
@@ -274,11 +276,11 @@ class ProgressTable:
         wish = run.record.wish
         if event.cancelled and wish is not None:
             state, run.error = wish
-            run.blame = "place" if state == "failed" else None
+            run.blame = "queue" if state == "failed" else None
         else:
             state = "cancelled" if event.cancelled else "failed"
             run.error = event.why
-            run.blame = None if event.cancelled else run.blame or ("place" if event.queue else "call")
+            run.blame = None if event.cancelled else run.blame or ("queue" if event.queue else "call")
         self._end(run, t, state)
 
     def _end(self, run: LiveRun, t: float, state: RunState) -> None:

@@ -92,6 +92,11 @@ class BackEnd(Protocol):
     def memory(self) -> Memory: ...
 
 
+def unloadable(model: str) -> str:
+    """How it is said that a model could not be loaded; why follows."""
+    return f"{model} could not be loaded"
+
+
 class BackEndError(Exception):
     """A back end cannot do it, and why. `blame`: whether the call itself is to blame (it will fail anywhere), or the
     place where it ran (it is tried elsewhere)."""

@@ -17,7 +17,7 @@ NodeState = Literal["waiting", "running", "completed", "failed", "cancelled"]
 EventKind = Literal[
     "queued", "started", "first token", "piece", "restarted", "node done", "completed", "failed", "cancelled"
 ]
-Blame = Literal["call", "place"]
+Blame = Literal["call", "place", "queue"]
 ENDED = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -57,7 +57,8 @@ class NodeStatus(Struct, kw_only=True, omit_defaults=True):
 
 class RunStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run. `created` is when it was accepted, by the system's clock; other times are in seconds since the service
-    first began. `blame` says whether the request (`call`) or the service (`place`) is at fault where it failed."""
+    first began. `blame` says whether the request (`call`) or the service (`place`) is at fault where it failed, or
+    whether it waited for too long (`queue`): then it may be sent again."""
 
     id: str
     workflow: str

@@ -86,6 +86,7 @@ class WorkflowService:
         self._lock, self._book, self._values = loop.lock, loop.book, loop.values
         self._progress, self._door = loop.progress, loop.door
         self._draining = False
+        self._no_room = ""  # why the last request could not be kept
         self._threads = [
             threading.Thread(target=loop.run, name="workflow service", daemon=True),
             threading.Thread(target=self._watch, name="workflow service watch", daemon=True),
@@ -139,7 +140,7 @@ class WorkflowService:
     @property
     def trouble(self) -> str:
         """Why nothing is decided: for now, or if it has `failed` for good."""
-        return self._loop.trouble
+        return self._loop.trouble or self._no_room
 
     @property
     def failed(self) -> bool:
@@ -156,6 +157,9 @@ class WorkflowService:
     def _look_at(self, now_s: float) -> float:
         """End who is due; gives how long to wait for the next."""
         limits, next_s = self.settings, _LOOK_EVERY_S
+        if self._no_room:
+            self._book.store.set("room", now_s)
+            self._no_room = ""
         for run in [run for run in self._progress.waiting() if run.record.wish is None]:
             left_s = max(run.record.arrived_s, self._loop.began_s) + limits.max_wait_s - now_s
             if left_s <= 0:
@@ -208,7 +212,12 @@ class WorkflowService:
                 shape=self._loop.shape_of(request.workflow),
                 bytes=len(packed),
             )
-            self._loop.accept(record, packed)
+            try:
+                self._loop.accept(record, packed)
+            except StoreError as error:
+                self._no_room = f"{error}; no request is taken until there is room"
+                self.telemetry.refused.add(reason="no room")
+                raise DrainingError(self._no_room) from error
         return record.id
 
     def _check(self, request: RunRequest) -> None:
@@ -288,7 +297,7 @@ class WorkflowService:
             if after is not None:
                 number = self._book.record(after).number
                 newest = (run for run in newest if run.record.number < number)
-            return [run.status() for run in islice((r for r in newest if state in (None, r.state)), limit)]
+            return list(islice((told for run in newest if state in (None, (told := run.status()).state)), limit))
 
     def result(self, run: str) -> RunResult:
         """What came of a run so far, or for good."""
@@ -410,8 +419,11 @@ class WorkflowService:
         with self._lock:
             self._draining = True
             limit = self.settings.drain_s if limit_s is None else limit_s
-            self._progress.changed.wait_for(lambda: not self._progress.open or self.failed, limit)
-            return not self._progress.open
+            self._progress.changed.wait_for(lambda: self._nothing_open() or self.failed, limit)
+            return self._nothing_open()
+
+    def _nothing_open(self) -> bool:
+        return not self._progress.open and not self._loop.trouble  # what has ended is kept
 
     def close(self) -> None:
         """End the service. What is open is kept, and goes on at the next start."""

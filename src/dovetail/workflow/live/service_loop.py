@@ -25,7 +25,7 @@ from dovetail.core.service.clock import LastingClock
 from dovetail.core.store import StoreError
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.capacity import GONE
-from dovetail.workflow.live.book import NodeOutput, RunBook, RunRecord
+from dovetail.workflow.live.book import NodeOutput, RunBook, RunEnd, RunRecord
 from dovetail.workflow.live.data_flow import data_flows
 from dovetail.workflow.live.door import Door
 from dovetail.workflow.live.guard import LiveGuard
@@ -33,7 +33,7 @@ from dovetail.workflow.live.loop import SegmentInbox, ServiceExecutor, TimedSche
 from dovetail.workflow.live.progress import LiveRun, ProgressTable
 from dovetail.workflow.live.remainder import remainder
 from dovetail.workflow.live.run_values import RunValues
-from dovetail.workflow.live.runs import NodeStatus, RunRequest, RunState
+from dovetail.workflow.live.runs import Blame, NodeStatus, RunRequest, RunState
 from dovetail.workflow.live.segments import JournalSegment, JournalSegments, fingerprint
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.telemetry import Telemetry
@@ -182,11 +182,21 @@ class ServiceLoop:
         """The nodes of a workflow and their order, in short."""
         return hashlib.sha256(msgspec.json.encode(TaskGraphRecord.of(self.problem.graphs[workflow]))).hexdigest()[:16]
 
-    def _end_now(self, run: LiveRun, state: RunState, error: str = "") -> None:
+    def _end_now(self, run: LiveRun, state: RunState, error: str = "", blame: Blame = "place") -> None:
         """A run that no journal will tell the end of."""
-        run.error, run.blame = error, "place" if state == "failed" else None
-        self.progress.end(run, self.now(), state)
-        self.book.keep({}, {run.record.id: run.end(0, run.record.bytes + self.book.bytes_of(run.record.id))})
+        now_s, size = self.now(), run.record.bytes + self.book.bytes_of(run.record.id)
+        run.error, run.blame = error, blame if state == "failed" else None
+        end = RunEnd(
+            state=state,
+            ended_s=now_s,
+            started_s=run.started_s,
+            nodes=run.nodes,
+            error=error,
+            blame=run.blame,
+            bytes=size,
+        )
+        self.book.keep({}, {run.record.id: end})
+        self.progress.end(run, now_s, state)
         self.telemetry.end(run)
 
     def _learned(self) -> dict[str, Any] | None:
@@ -355,9 +365,9 @@ class ServiceLoop:
     def ask_to_end(self, record: RunRecord, state: Literal["cancelled", "failed"], why: str) -> None:
         waits = [arrival for arrival in self._held_back or () if arrival.job == record.id]
         if waits and self._held_back is not None:  # no journal knows it yet
+            self._end_now(self.progress.open[record.id], state, why, "queue")
             self._held_back.remove(waits[0])
             self.door.leave(record.id, self.now(), started=False)
-            self._end_now(self.progress.open[record.id], state, why)
             return
         self.book.change(replace(record, wish=(state, why)))
         record.wish = (state, why)

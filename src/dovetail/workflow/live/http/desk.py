@@ -15,6 +15,7 @@ from starlette.requests import Request
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.service.http import HttpError
 from dovetail.core.service.streams import Mailbox
+from dovetail.core.store import StoreError
 from dovetail.workflow.live.runs import (
     ENDED,
     BusyError,
@@ -114,7 +115,7 @@ class Desk:
 
     async def completed(self, result: RunResult) -> RunResult:
         if result.state != "completed":
-            raise failure(result, await self.do(self.service.status, result.id))
+            raise failure(result)
         return result
 
     async def info(self, name: str) -> WorkflowInfo | None:
@@ -186,6 +187,8 @@ def told_as_http() -> Iterator[None]:
         raise HttpError(429, str(error), code="busy", retry_after_s=error.retry_after_s) from error
     except DrainingError as error:
         raise HttpError(503, str(error), code="draining", retry_after_s=_DRAINING_RETRY_S) from error
+    except StoreError as error:
+        raise HttpError(503, str(error), code="no_room", retry_after_s=_DRAINING_RETRY_S) from error
     except ConflictError as error:
         raise HttpError(409, str(error), code="conflict", final=True) from error
     except UnknownWorkflowError as error:
@@ -196,13 +199,13 @@ def told_as_http() -> Iterator[None]:
         raise HttpError(400, str(error)) from error
 
 
-def failure(result: RunResult, status: RunStatus) -> HttpError:
+def failure(result: RunResult) -> HttpError:
     """What to tell a client that waits for a run which did not complete: whose fault it is decides the status."""
     if result.state == "cancelled":
         return HttpError(409, result.error or "the run was cancelled", code="cancelled", final=True)
     if result.blame == "call":
         return HttpError(422, result.error, code="run_failed", final=True)
-    if status.started_s is None:  # it waited for longer than anybody may
+    if result.blame == "queue":  # it waited for longer than anybody may
         return HttpError(503, result.error, code="busy", retry_after_s=_BUSY_RETRY_S)
     return HttpError(500, result.error or "the run failed", code="run_failed", final=True)
 

@@ -25,7 +25,13 @@ class PageHandlers:
     def operations(self) -> list[Operation]:
         return [
             Operation("GET", "/health", self.health, "Is it there? Always 200 while it is.", public=True),
-            Operation("GET", "/ready", self.ready, "Does it take requests? 503 while it drains.", public=True),
+            Operation(
+                "GET",
+                "/ready",
+                self.ready,
+                "Does it take requests? 503 while it cannot.",
+                public=True,
+            ),
             Operation("GET", "/v1/about", self.about, "GPUs and what is on them, models, queues, rates."),
             Operation("GET", "/metrics", self.metrics, "Figures for Prometheus."),
             Operation("GET", "/openapi.json", self.openapi, "This document.", public=True),
@@ -43,6 +49,8 @@ class PageHandlers:
         about = await self._desk.do(self._desk.service.about)
         if about["draining"]:
             raise HttpError(503, "it is about to end, and takes no more requests", code="draining")
+        if about["trouble"]:
+            raise HttpError(503, about["trouble"], code="trouble")
         return reply({"status": "ready"})
 
     async def about(self, request: Request) -> Response:
