@@ -249,3 +249,12 @@ def test_a_journal_of_another_level_is_held_to_the_common_rules(run: Path, capsy
     assert cli.main(["check", "mine.jsonl", "--config", "config.json"]) == 2
     Path("mine.jsonl").write_text(text.replace('"devices":[0,1]', '"devices":[0,7]'))
     assert cli.main(["check", "mine.jsonl"]) == 1
+
+
+def test_several_logs_are_checked_and_one_fault_is_enough(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "run.jsonl", "log.json", "--config", "config.json", "--requests", "requests.json"]) == 0
+    assert capsys.readouterr().out.count("PASS") == 2
+    wrong = (run / "run.jsonl").read_text().replace('"setup_s":10.0', '"setup_s":9.0')
+    (run / "wrong.jsonl").write_text(wrong)
+    assert cli.main(["check", "wrong.jsonl", "run.jsonl", "-q"]) == 1
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["FAIL", "PASS"]

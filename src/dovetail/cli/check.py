@@ -21,28 +21,26 @@ _SHOWN = 10  # faults on the screen; the report has more
 
 
 def check(
-    log: Path | None = None,
-    /,
-    *,
+    *log: Path,
     config: Path | None = None,
     requests: Path | None = None,
     save_report: bool = False,
     quiet: Annotated[bool, Parameter(alias="-q")] = False,
     format: Format = "table",
 ) -> int:
-    """Check that a recorded run is a valid schedule.
+    """Check that recorded runs are valid schedules.
 
     It looks for overlaps on every GPU of a window, broken order, starts before arrival, wrong prices of switches,
     missing and doubled nodes, wrong durations, a summary that differs from a recount, and figures below a bound.
 
-    Exit code 0: valid; 1: faults were found; 2: the log cannot be read.
+    Exit code 0: valid; 1: faults were found; 2: a log cannot be read.
 
     Example: dovetail check dovetail_journal.jsonl --config system_config.yaml --requests workflow_requests.yaml
 
     Parameters
     ----------
     log
-        A journal, or an execution log: ours, or one of the older schedulers. By default baseline_execution_log.json or,
+        Journals, or execution logs: ours, or those of the older schedulers. By default baseline_execution_log.json or,
         where there is none, the newest *_execution_log.json or *_journal.jsonl here.
     config
         The configuration it is a run of. An older log does not hold the GPUs, order and prices of its nodes.
@@ -53,21 +51,23 @@ def check(
     quiet
         Print only PASS or FAIL.
     format
-        table for people, json for programs.
+        table for people, json for programs: a document for each log.
     """
     from dovetail import check_journal
 
-    log = log or _default()
-    report = check_journal(log, config=config, requests=requests)
-    if save_report:
-        _save(report, log, [config, requests])
-    if format == "json":
-        print_json(report)
-    elif quiet:
-        print("PASS" if report.valid else f"FAIL: {_count(report)}")
-    else:
-        _show(report)
-    return 0 if report.valid else 1
+    valid = True
+    for path in log or (_default(),):
+        report = check_journal(path, config=config, requests=requests)
+        valid = valid and report.valid
+        if save_report:
+            _save(report, path, [config, requests])
+        if format == "json":
+            print_json(report)
+        elif quiet:
+            print("PASS" if report.valid else f"FAIL: {_count(report)}")
+        else:
+            _show(report)
+    return 0 if valid else 1
 
 
 def _default() -> Path:
