@@ -73,3 +73,35 @@ def test_the_answer_to_one_who_would_wait_too_long_is_when_to_come_again() -> No
     with pytest.raises(BusyError, match="it would wait some 130 s, and max_wait_s is 100") as busy:
         door.check("", 0.0)
     assert busy.value.retry_after_s == 50.0  # four fifths of max_wait_s may wait
+
+
+def test_a_workflow_that_is_put_last_is_judged_by_its_own_wait() -> None:
+    door = Door(LiveSettings(max_wait_s=4.0), None, gpus=2)
+    for i in range(3):
+        door.enter(f"wide{i}", "", 2.0, "wide", 0.0)
+    for i in range(40):
+        door.enter(f"fast{i}", "", 0.1, "fast", 0.1 * i)
+        door.leave(f"fast{i}", 0.1 * i + 0.05, started=True)
+    for i in range(3):
+        door.leave(f"wide{i}", 4.0, started=False)
+    door.check("", 4.0, "wide")  # nobody is before it: it is tried
+    door.enter("probe", "", 2.0, "wide", 4.0)
+    with pytest.raises(BusyError, match="it would wait some 4 s, and max_wait_s is 4"):
+        door.check("", 4.1, "wide")
+    door.check("", 4.1, "fast")
+    for i in range(8):  # it goes better now
+        door.leave("probe", 4.2 + i, started=True)
+        door.enter("probe", "", 2.0, "wide", 4.2 + i)
+    door.check("", 13.0, "wide")
+
+
+def test_who_started_meanwhile_counts_for_the_wait_of_a_workflow() -> None:
+    door = Door(LiveSettings(), None, gpus=1)
+    for i in range(6):
+        door.enter(f"r{i}", "", 1.0, "slow", 0.0)
+    assert door.wait_s(0.0, "slow") == 6.0
+    for i in range(3):
+        door.leave(f"r{i}", 5.0 * (i + 1), started=True)
+    assert door.wait_s(15.0, "slow") == 3 * 5.0
+    door.leave("r3", 16.0, started=False)  # cancelled: it says nothing
+    assert door.wait_s(16.0, "slow") == 2 * 5.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from math import inf
+from typing import NamedTuple
 
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
 from dovetail.workflow.live.runs import BusyError
@@ -11,22 +12,48 @@ from dovetail.workflow.live.settings import LiveSettings
 
 _MEASURED = 64  # departures from the queue that its speed is measured by
 _ENOUGH = 8  # departures after which the measurement counts
+_OWN_MEASURED, _OWN_ENOUGH = 8, 3  # the same for those of one workflow
 _LEAST_RETRY_S = 1.0
 _MARGIN = 0.8  # of the longest wait: what is guessed at the door may be wrong by the rest
+
+
+class _Waiting(NamedTuple):
+    tenant: str
+    workflow: str
+    work_s: float  # GPU-seconds, as estimated
+    since_s: float
+    started_before: int  # of its workflow
+
+
+class _Queue:
+    """Those of one workflow: how many wait, how many have started, and how long the last ones waited for how many."""
+
+    def __init__(self) -> None:
+        self.waiting = self.started = 0
+        self.work_s = 0.0
+        self.left: deque[tuple[float, int]] = deque(maxlen=_OWN_MEASURED)
+
+    def wait_s(self, gpus: int) -> float:
+        if len(self.left) < _OWN_ENOUGH:
+            return self.work_s / gpus
+        return self.waiting * sum(seconds for seconds, _ in self.left) / sum(starts for _, starts in self.left)
 
 
 class Door:
     """Counts who waits: from the acceptance of a request until something of it has started, or it has ended.
 
     A queue's speed is measured by the time from one departure to the next while others wait; until enough were seen, by
-    the seconds that requests are estimated to take, shared out over the GPUs. Not safe for several threads at once.
+    the seconds that requests are estimated to take, shared out over the GPUs. Those of one workflow may wait longer
+    than others, so their own pace counts too: how long the last of them waited, for as many as started meanwhile; one
+    that was ended for its wait counts as well. Not safe for several threads at once.
     """
 
     def __init__(self, settings: LiveSettings, tenancy: Tenancy | None, gpus: int) -> None:
         self._settings, self._tenancy, self._gpus = settings, tenancy or Tenancy(), gpus
         shared = self._tenancy.sharing.max_queue
         self.limit = settings.max_queue if shared is None else min(settings.max_queue, shared)
-        self._waiting: dict[str, tuple[str, float]] = {}  # tenant, estimated GPU-seconds
+        self._waiting: dict[str, _Waiting] = {}
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)  # by workflow
         self._by_tenant: Counter[str] = Counter()
         self._intervals: deque[float] = deque(maxlen=_MEASURED)
         self._left_s: float | None = None  # when the last one left others behind
@@ -44,14 +71,16 @@ class Door:
         if len(self._intervals) >= _ENOUGH:
             mean_s = sum(self._intervals) / len(self._intervals)
             return mean_s if self._left_s is None else max(mean_s, (now - self._left_s) / _MEASURED)
-        work = [seconds for _, seconds in self._waiting.values()]
+        work = [each.work_s for each in self._waiting.values()]
         return sum(work) / len(work) / self._gpus if work else 0.0
 
-    def wait_s(self, now: float) -> float:
-        """How long one that comes now will wait, as far as is known."""
-        return len(self._waiting) * self.interval_s(now)
+    def wait_s(self, now: float, workflow: str | None = None) -> float:
+        """How long one that comes now will wait, as far as is known: any, or one of this workflow."""
+        wait_s = len(self._waiting) * self.interval_s(now)
+        own = None if workflow is None else self._queues.get(workflow)
+        return wait_s if own is None else max(wait_s, own.wait_s(self._gpus))
 
-    def check(self, tenant: str, now: float) -> None:
+    def check(self, tenant: str, now: float, workflow: str | None = None) -> None:
         """Turn a request away if its queue is full, or if it would wait too long."""
         most = self._settings.max_wait_s
         own = self._tenancy.rule(tenant or NOBODY).max_queue
@@ -61,20 +90,29 @@ class Door:
         if self._by_tenant[tenant] >= (inf if own is None else own):
             why = f"{self._by_tenant[tenant]} requests of tenant {tenant or NOBODY!r} wait, and its max_queue is {own}"
             raise BusyError(why, retry_s)
-        if (wait_s := self.wait_s(now)) > _MARGIN * most:
+        if (wait_s := self.wait_s(now, workflow)) > _MARGIN * most:
             why = f"it would wait some {wait_s:.3g} s, and max_wait_s is {most:g}"
             raise BusyError(why, max(wait_s - _MARGIN * most, retry_s))
 
-    def enter(self, run: str, tenant: str, work_s: float) -> None:
-        self._waiting[run] = (tenant, work_s)
+    def enter(self, run: str, tenant: str, work_s: float, workflow: str = "", now: float = 0.0) -> None:
+        queue = self._queues[workflow]
+        self._waiting[run] = _Waiting(tenant, workflow, work_s, now, queue.started)
         self._by_tenant[tenant] += 1
+        queue.waiting += 1
+        queue.work_s += work_s
 
     def leave(self, run: str, now: float, started: bool) -> None:
         """Something of a request has started, or it has ended without."""
         found = self._waiting.pop(run, None)
         if found is None:
             return
-        self._by_tenant[found[0]] -= 1
+        self._by_tenant[found.tenant] -= 1
+        queue, waited_s = self._queues[found.workflow], now - found.since_s
+        queue.waiting -= 1
+        queue.work_s = queue.work_s - found.work_s if queue.waiting else 0.0
+        queue.started += started
+        if started or waited_s > _MARGIN * self._settings.max_wait_s:
+            queue.left.append((waited_s, max(queue.started - found.started_before, 1)))
         if started:
             if self._left_s is not None:
                 self._intervals.append(now - self._left_s)

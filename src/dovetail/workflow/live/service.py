@@ -249,7 +249,7 @@ class WorkflowService:
         if self.trouble:
             raise DrainingError(self.trouble)
         try:
-            self._door.check(request.tenant, self.now())
+            self._door.check(request.tenant, self.now(), request.workflow)
         except BusyError:
             self.telemetry.refused.add(reason="busy")
             raise

@@ -275,7 +275,7 @@ class ServiceLoop:
                 elif resumed:
                     self.inbox.put(self._arrival(progress.record))
                 if progress.started_s is None:
-                    self.door.enter(run, progress.record.tenant, self._work_s(progress.record))
+                    self._enter(progress.record)
                 if progress.record.wish is not None:
                     self.inbox.put(Asked(run, "cancel"))
             self.ready.set()
@@ -358,9 +358,11 @@ class ServiceLoop:
     def _arrival(self, record: RunRecord) -> Arrived:
         return Arrived(record.id, record.workflow, record.sizes, record.due_s, record.weight, facts=record.facts)
 
-    def _work_s(self, record: RunRecord) -> float:
+    def _enter(self, record: RunRecord) -> None:
+        """At the door, until something of it has started."""
         graph = self.problem.graphs[record.workflow]
-        return sum(size * task.width for size, task in zip(record.sizes, graph.tasks, strict=True))
+        work_s = sum(size * task.width for size, task in zip(record.sizes, graph.tasks, strict=True))
+        self.door.enter(record.id, record.tenant, work_s, record.workflow, self.now())
 
     def ask_to_end(self, record: RunRecord, state: Literal["cancelled", "failed"], why: str) -> None:
         waits = [arrival for arrival in self._held_back or () if arrival.job == record.id]
@@ -377,7 +379,7 @@ class ServiceLoop:
         """Keep a request, and let it arrive."""
         self.book.add(record, packed)
         self.progress.add(LiveRun(record, self.progress.base))
-        self.door.enter(record.id, record.tenant, self._work_s(record))
+        self._enter(record)
         self.telemetry.accepted.add(workflow=record.workflow)
         if self._held_back is None:
             self.inbox.put(self._arrival(record))
