@@ -208,6 +208,9 @@ def _python(program: str) -> str:
 BACKENDS = (
     Backend("torch", "running models and measuring them", partial(probe_package, "torch"), _pip("torch")),
     Backend("CUDA", "NVIDIA GPUs", probe_cuda, f"an NVIDIA driver, and {_pip('torch')}"),
+    Backend("transformers", "models from folders", partial(probe_package, "transformers"), _pip("models")),
+    Backend("Starlette", "workflows on HTTP", partial(probe_package, "starlette"), _pip("web")),
+    Backend("uvicorn", "workflows on HTTP", partial(probe_package, "uvicorn"), _pip("web")),
     Backend("Docker", "programs in containers", probe_docker, f"Docker Engine, and {_pip('docker')}"),
     Backend("Ray", "many machines", partial(probe_package, "ray"), _pip("ray")),
     Backend("MPI", "batches over ranks", probe_mpi, _pip("mpi")),

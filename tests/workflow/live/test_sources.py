@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from dovetail import workflow
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.workflow.compat.gswarm_files import GSWARM
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.system import System
+from dovetail.workflow.live import specs
 from dovetail.workflow.live.specs import live_settings, model_specs
 
 MODEL = {"memory_gb": 2, "gpus_required": 1, "load_time_seconds": 4}
@@ -184,3 +185,19 @@ def test_settings_of_live_services(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             live_settings(read(tmp_path, config() | {"live": given}))
         assert str(caught.value) == f"{tmp_path}/{told}"
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_who_lacks_what_serves_folders_is_told_before_anything_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    (tmp_path / "llama").mkdir()
+    monkeypatch.setattr(specs, "find_spec", lambda name: None if name == package else object())
+    told = rf"a model from a folder needs {package}, which is not installed: pip install 'dovetail\[models\]'"
+    with pytest.raises(MissingExtraError, match=told):
+        workflow.serve(config(str(tmp_path / "llama")), gpus=1, state=tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+    problem = workflow.load(config(str(tmp_path / "llama")), [], gpus=1)
+    with pytest.raises(MissingExtraError, match=told):
+        workflow.run_live(problem, journal=tmp_path / "journal.jsonl")
+    assert not (tmp_path / "journal.jsonl").exists()

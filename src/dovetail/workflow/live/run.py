@@ -34,7 +34,7 @@ from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.interrupts import interrupts
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, Engine, ModelCall, Reference
 from dovetail.workflow.live.run_data import RunData
-from dovetail.workflow.live.specs import live_settings, model_specs
+from dovetail.workflow.live.specs import check_extras, live_settings, model_specs
 from dovetail.workflow.live.values import Fetch, to_json
 from dovetail.workflow.metrics import RejectionReasons
 from dovetail.workflow.policies.base import WorkflowPolicy
@@ -141,6 +141,7 @@ def check_live(problem: WorkflowProblem) -> dict[str, Any]:
     """Whether a problem can be run for real: its models have sources, and its requests what their workflows need.
     Nothing is loaded; gives what was found, in numbers."""
     served, settings = model_specs(checked(problem).system), live_settings(problem.system)
+    check_extras(served.values())
     wanted = FileRequests(problem, settings.max_values_mib)
     sources = Counter(next(iter(model.source)) for model in served.values())
     return {"sources": dict(sources), "requests": len(wanted), "left_out": wanted.skipped}

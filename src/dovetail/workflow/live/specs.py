@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
+from dovetail.core.errors import MissingExtraError
 from dovetail.core.files import explain
 from dovetail.workflow.inputs.costs import MIB_PER_GB
 from dovetail.workflow.inputs.sources import OF_SERVERS, EmulatedSource, ModelSource
@@ -37,6 +40,23 @@ def model_specs(system: System, local: bool = True) -> dict[str, ServedModel]:
         expected = "expected source: a folder, module:function, a url, or {emulated: {}} (docs/workflow-live-data.md)"
         raise system.error(("models", lacking[0]), f"live runs need the source of every model, but {names}: {expected}")
     return {name: _spec(system, name, model, local) for name, model in system.models.items()}
+
+
+def check_extras(models: Iterable[ServedModel]) -> None:
+    """Models from folders are served by transformers: whoever lacks it is told before anything begins."""
+    if not any("path" in model.source for model in models):
+        return
+    for package in ("torch", "transformers"):
+        if not _is_there(package):
+            raise MissingExtraError("models", package, "a model from a folder")
+
+
+def _is_there(package: str) -> bool:
+    """Whether a package can be imported; it is not, as that takes seconds."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _spec(system: System, name: str, model: Model, local: bool) -> ServedModel:

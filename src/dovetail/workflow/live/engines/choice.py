@@ -17,7 +17,7 @@ from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.engines.ray import RayWorkers
 from dovetail.workflow.live.places import pool_of
 from dovetail.workflow.live.protocol import Engine, GpuPlace
-from dovetail.workflow.live.specs import model_specs
+from dovetail.workflow.live.specs import check_extras, model_specs
 from dovetail.workflow.problem import WorkflowProblem
 
 EngineName = Literal["local", "ray"]
@@ -47,8 +47,11 @@ def engine_for(
     wanted = [] if problem.pool == ANY_GPUS else [each.type for each in problem.pool.devices]
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"--device {device}: expected auto, cpu or cuda")
+    served = model_specs(problem.system).values()
+    if address is None:  # the workers are on this machine
+        check_extras(served)
     if device == "auto":
-        runs_here = any("path" in m.source or "factory" in m.source for m in model_specs(problem.system).values())
+        runs_here = any("path" in model.source or "factory" in model.source for model in served)
         device = "cuda" if runs_here and Path("/proc/driver/nvidia/gpus").is_dir() else "cpu"
     carrier: Engine
     if engine == "ray" or (engine is None and address is not None):
