@@ -29,6 +29,7 @@ class Sum(Struct, forbid_unknown_fields=True):
     numbers: list[int]
     scale: int = 1
     note: Any = None
+    exact: bool = False
 
 
 class Tried:
@@ -343,4 +344,5 @@ def test_the_operations_describe_themselves() -> None:
     text = page(told)
     assert "Adds &amp; counts." in text
     assert "list of integer" in text
+    assert ("<td>false</td>" in text, "False" in text) == (True, False)
     assert "://" not in text.replace("http-equiv", "")

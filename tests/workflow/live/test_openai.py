@@ -92,8 +92,7 @@ def test_several_prompts_are_not_streamed_and_fail_together(client: openai.OpenA
 def test_tokens_that_nobody_counted_are_not_made_up(client: openai.OpenAI, service: FakeService) -> None:
     service.read = None
     answer = client.completions.create(model="echo", prompt="once")
-    assert answer.usage is not None
-    assert answer.usage.model_dump(exclude_unset=True) == {"completion_tokens": 5}
+    assert answer.usage is None  # all three figures, or none: clients add them up
     assert client.embeddings.create(model="embedder", input="ab").usage is None
 
 

@@ -18,6 +18,9 @@ import pytest
 
 from dovetail import workflow
 from dovetail.cli import main
+from dovetail.cli.workflow.journal import explain
+from dovetail.cli.workflow.place import PlaceFlags
+from dovetail.cli.workflow.top import top
 from dovetail.core.errors import InputError
 from dovetail.core.service.client import ServiceError
 from dovetail.workflow.live.telemetry import LogLines
@@ -109,6 +112,26 @@ def test_runs_and_their_events(served: workflow.ServedWorkflows) -> None:
     assert rest == [event.n for event in events[3:] if event.kind != "piece"]
 
 
+def test_the_command_explains_a_run_of_a_service(
+    served: workflow.ServedWorkflows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = served.client()
+    line.result(run := line.submit("chain", {"prompt": "go"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOVETAIL_WORKFLOW_STATE", str(tmp_path / "none"))
+    assert explain(run, place=PlaceFlags(state=served.folder)) == 0
+    assert "answer" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"no \*_journal.jsonl .*: name one with --journal, or a service with --state"):
+        explain(run)
+    monkeypatch.setenv("DOVETAIL_WORKFLOW_STATE", str(served.folder))
+    assert explain(run) == 0
+    top(once=True)
+    assert "on gpu" in capsys.readouterr().out
+
+
 def test_the_service_looks_at_itself(served: workflow.ServedWorkflows) -> None:
     line = served.client()
     line.result(line.submit("writer", {"prompt": "go"}))
@@ -161,7 +184,7 @@ def process(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str]
         try:
             assert started.stdout is not None
             first = started.stdout.readline()
-            assert first.startswith("Serving 3 models and 1 workflows on 1 GPUs: http://127.0.0.1:"), (
+            assert first.startswith("Serving 3 models and 1 workflow on 1 GPU: http://127.0.0.1:"), (
                 first + (tmp_path / "err").read_text()
             )
             assert started.stdout.readline() == f"The token is in {tmp_path / 'state' / 'token'}\n"
@@ -192,7 +215,7 @@ def test_a_signal_drains_and_a_second_one_ends(tmp_path: Path) -> None:
         assert line.status(left).state == "running"
         os.kill(started.pid, signal.SIGINT)
         assert started.wait() == 3
-    assert "1 runs are left open: they go on at the next start" in (tmp_path / "err").read_text()
+    assert "Left open: 1 run, to go on at the next start" in (tmp_path / "err").read_text()
     assert token not in (tmp_path / "err").read_text()
     assert not (tmp_path / "state" / "url").exists()
     with process(tmp_path) as (started, _):  # the same runs, and the same token

@@ -662,6 +662,27 @@ def test_nor_is_one_without_a_gpu_that_cannot_be_loaded(tmp_path: Path) -> None:
         assert (status.state, status.blame) == ("failed", "place")
 
 
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    (folder := tmp_path / "open").mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(InputError, match=r"others can write there \(mode 777\); expected mode 700"):
+        Bench(folder, CONFIG, False, "dovetail")
+
+
+def test_what_may_be_counted_is_there_from_the_start(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        lines = bench.service.metrics().splitlines()
+    for series in (
+        'accepted_total{workflow="chain"}',
+        'refused_total{reason="busy"}',
+        'runs_total{workflow="chain",state="failed"}',
+        'starts_total{model="llm"}',
+        'waiting_nodes{model="sum"}',
+        "worker_losses_total",
+    ):
+        assert f"dovetail_workflow_{series} 0" in lines
+
+
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"live\.max_queue: expected 1 or more, found 0"):
         Bench(tmp_path, CONFIG, False, "dovetail", max_queue=0)

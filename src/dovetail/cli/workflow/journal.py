@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dovetail.cli.common import Force, Format, newest, print_json
+from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
+
+if TYPE_CHECKING:
+    from dovetail.core.run import Account
 
 
 def explain(
@@ -16,10 +21,12 @@ def explain(
     *,
     journal: Path | None = None,
     format: Format = "table",
+    place: PlaceFlags = PLACE,
 ) -> int:
-    """Tell why a node waited and why it went where it went.
+    """Tell why a node waited and why it went where it went: by a journal, or of a running service's run.
 
     Example: dovetail workflow explain req_001 generate --journal dovetail_journal.jsonl
+    Example: dovetail workflow explain run-0123456789abcdef --url http://127.0.0.1:8000
 
     Parameters
     ----------
@@ -28,13 +35,17 @@ def explain(
     node
         One of its nodes; all of them if left out.
     journal
-        The run's journal; by default the newest *_journal.jsonl here.
+        The run's journal; by default the newest *_journal.jsonl here, or if there is none, the running service.
     format
         table for sentences, json for data.
     """
     from dovetail import read_journal
 
-    found = read_journal(journal or _newest()).explain(request, node)
+    asked = place != PLACE
+    if asked and journal is not None:
+        raise InputError("--journal and --state or --url: expected one of them")
+    path = None if asked else journal or newest("*_journal.jsonl")
+    found = _by_service(request, node, place) if path is None else read_journal(path).explain(request, node)
     if format == "json":
         print_json(found.stories)
     else:
@@ -90,6 +101,19 @@ def export(
     for note in measurements(journal).left_out if rates is not None else ():
         print(note)
     return 0
+
+
+def _by_service(run: str, node: str | None, place: PlaceFlags) -> Account:
+    try:
+        service = place.connect()
+    except InputError as error:
+        if place != PLACE:
+            raise
+        known = "name one with --journal, or a service with --state or --url"
+        raise InputError(f"no *_journal.jsonl in this folder, and {error}: {known}") from None
+    if node is not None:
+        raise InputError(f"{node}: a service tells of all nodes of a run at once; leave it out, or name a --journal")
+    return service.explain(run)
 
 
 def _newest() -> Path:

@@ -100,7 +100,8 @@ def serve(
         about = served.service.about()
         kinds = served.service.workflows()
         models = sum(info.implicit for info in kinds)
-        print(f"Serving {models} models and {len(kinds) - models} workflows on {len(about['gpus'])} GPUs: {served.url}")
+        offered = f"{_count(models, 'model')} and {_count(len(kinds) - models, 'workflow')}"
+        print(f"Serving {offered} on {_count(len(about['gpus']), 'GPU')}: {served.url}")
         print(f"The token is in {served.token_file}")
         print(f"How to use it: {served.url}/docs", flush=True)
         return _until_told(served, asked)
@@ -124,5 +125,16 @@ def _until_told(served: ServedWorkflows, asked: list[int]) -> int:
     if drained == [True]:
         return 0
     about: dict[str, Any] = served.service.about()
-    print(f"{about['queued'] + about['running']} runs are left open: they go on at the next start", file=sys.stderr)
+    print(
+        f"Left open: {_count(about['queued'] + about['running'], 'run')}, to go on at the next start", file=sys.stderr
+    )
     return 3
+
+
+def _count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> _count(1, "model"), _count(2, "model")
+    ('1 model', '2 models')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -61,8 +61,9 @@ def screen(now: Overview) -> Any:
     head += f"{now.queued} runs wait, {now.running} run; a new one would wait {now.wait_s:.1f} s"
     gpus = [[g.gpu, g.type, g.host, g.state, ", ".join(g.models), _few(g.running)] for g in now.gpus]
     columns = ("model", "resident", "waiting", "running", "calls", "loads", "calls_per_s", "tokens_per_s", "ttft_s")
+    shown = tuple("on gpu" if column == "resident" else column for column in columns)
     models = [[getattr(model, column) for column in columns] for model in now.models]
-    return Group(head, _table(("gpu", "type", "host", "state", "models", "running"), gpus), _table(columns, models))
+    return Group(head, _table(("gpu", "type", "host", "state", "models", "running"), gpus), _table(shown, models))
 
 
 def _few(running: list[str]) -> str:

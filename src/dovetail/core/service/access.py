@@ -36,6 +36,17 @@ def is_loopback(host: str) -> bool:
     return host in _LOOPBACK or host.startswith("127.")
 
 
+def own_folder(path: Path) -> None:
+    """Make a folder for its user alone. One that others may write to is refused: they could put another token there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be the folder of the state: {error.strerror}") from error
+    if mode & 0o022:
+        raise InputError(f"{path}: others can write there (mode {mode:o}); expected mode 700: chmod 700 {path}")
+
+
 def token_in(path: Path) -> str:
     """The token of a file, which is made if it is not there. One that others can read is refused: it is no secret."""
     try:

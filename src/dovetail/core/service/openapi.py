@@ -110,4 +110,4 @@ def _type(field: dict[str, Any]) -> str:
 
 def _default(field: dict[str, Any]) -> str:
     value = field.get("default")
-    return "" if value is None or value == {} or value == [] else escape(str(value))
+    return "" if value is None or value in ({}, [], ()) else escape(msgspec.json.encode(value).decode())

@@ -21,6 +21,7 @@ from dovetail.core.engine import serve
 from dovetail.core.errors import InputError, ReplayError
 from dovetail.core.events import Added, Arrived, Asked, Failed, Finished, Observed, Start, Stimulus
 from dovetail.core.journal import Header, Step
+from dovetail.core.service.access import own_folder
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.store import StoreError
 from dovetail.core.tasks import TaskGraphRecord
@@ -62,11 +63,12 @@ class ServiceLoop:
         self.settings, self.telemetry = settings, telemetry
         flows = data_flows(problem.system)
         self.problem = replace(problem, graphs={name: flow.graph for name, flow in flows.items()})
+        telemetry.expect(problem.models, self.problem.graphs)
         self._policy, self._options = policy, dict(options or {})
         self.header = self._new_header()
         self._decided_by = fingerprint(self.header)
         power = settings.durability == "power"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own_folder(folder)
         self.book = RunBook(folder / "runs.db", "full" if power else "normal")
         self.segments = JournalSegments(folder / "journals", self.book.store, sync=power)
         self.now = LastingClock(self.book.store, self.segments.last_s())  # seconds since the service first began

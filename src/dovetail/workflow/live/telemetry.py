@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -14,6 +14,7 @@ import msgspec
 from dovetail.core.events import Failed, Observed, Reject, Settled, Start
 from dovetail.core.service.prometheus import PrometheusText
 from dovetail.workflow.live.progress import LiveRun
+from dovetail.workflow.live.runs import ENDED
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 _DECISION = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2)
@@ -60,6 +61,18 @@ class Telemetry:
         for family in (self.switches, self.failures, self.lost, self.steps):
             family.add(0)  # there from the start: a rate sees the first one
         self._model_of: dict[tuple[str, str], str] = {}
+
+    def expect(self, models: Iterable[str], workflows: Iterable[str]) -> None:
+        """What may be counted is there from the start, as 0."""
+        for model in models:
+            self.starts.add(0, model=model)
+            self.loads.add(0, model=model)
+        for workflow in workflows:
+            self.accepted.add(0, workflow=workflow)
+            for state in sorted(ENDED):
+                self.ended.add(0, workflow=workflow, state=state)
+        for reason in ("busy", "draining", "no room"):
+            self.refused.add(0, reason=reason)
 
     def step(self, events: Sequence[Any], now: float, run_of: Callable[[str], LiveRun | None]) -> None:
         """Count a step before the runs follow it."""

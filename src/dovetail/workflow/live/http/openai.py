@@ -298,10 +298,10 @@ def _reason(result: RunResult) -> str:
 
 
 def _usage(results: list[RunResult]) -> dict[str, int] | None:
-    """The tokens of all nodes, as far as they were counted: nothing is made up; None where nobody counted any."""
-    told = {
-        "prompt_tokens": [result.read for result in results],
-        "completion_tokens": [result.written for result in results],
-    }
-    known = {name: sum(count or 0 for count in counts) for name, counts in told.items() if None not in counts}
-    return (known | ({"total_tokens": sum(known.values())} if len(known) == 2 else {})) or None
+    """The tokens of all nodes. Nothing is made up: None where a call did not count both what it read and wrote."""
+    counts = [(result.read, result.written) for result in results]
+    read = sum(each or 0 for each, _ in counts)
+    written = sum(each or 0 for _, each in counts)
+    if any(None in each for each in counts):
+        return None
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
