@@ -20,7 +20,7 @@ COMMANDS = (
     Command("cluster", "dovetail.cli.cluster:app", "Share accelerators of several types among training jobs."),
     Command("dispatch", "dovetail.cli.dispatch:app", "Spread one batch over the CPU and GPUs of a node."),
     Command("host", "dovetail.cli.host:app", "Co-schedule programs on the cores of one machine."),
-    Command("check", "dovetail.cli.check:check", "Check that a recorded run is a valid schedule."),
+    Command("check", "dovetail.cli.check:check", "Check that recorded runs are valid schedules."),
     Command("replay", "dovetail.cli.replay:replay", "Decide a recorded run again and compare."),
     Command("report", "dovetail.cli.report:report", "Draw a run, or several side by side, from their journals."),
     Command("demo", "dovetail.cli.demo:demo", "Run a small example of each level and write one page about it."),

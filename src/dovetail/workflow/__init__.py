@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         FileFormat,
         Mode,
         OnError,
+        TraceFormat,
     )
     from dovetail.workflow.export import measurements, rates_of, requests_of, write_logs
     from dovetail.workflow.inputs.generate import GeneratedRequests, generate
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from dovetail.workflow.inputs.write import write_config
     from dovetail.workflow.live.client import WorkflowClient, connect
     from dovetail.workflow.live.overview import Overview
-    from dovetail.workflow.live.replay import TraceFormat, TraceReplay, replay
+    from dovetail.workflow.live.replay import TraceReplay, replay
     from dovetail.workflow.live.run import LiveWorkflowRun, check_live, run_live
     from dovetail.workflow.live.runs import RunEvent, RunResult, RunStatus
     from dovetail.workflow.live.serve import ServedWorkflows, serve
@@ -149,7 +150,7 @@ __getattr__, __dir__ = exports(
         "load": "problem",
         "measurements": "export",
         "optimum": "optimise.exact",
-        "TraceFormat": "live.replay",
+        "TraceFormat": "choices",
         "TraceReplay": "live.replay",
         "replay": "live.replay",
         "rates_of": "export",

@@ -14,6 +14,7 @@ OnError = Literal["fail", "reject", "skip"]  # what to do about a request that c
 Compat = Literal["gswarm"]
 ArrivalPattern = Literal["poisson", "uniform", "bursty"]
 FileFormat = Literal["json", "yaml", "jsonl"]
+TraceFormat = Literal["azure", "mooncake", "burstgpt", "otel", "requests"]
 Target = Literal["makespan", "mean", "p99"]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -25,7 +25,7 @@ from dovetail.core.files import Document, as_path, is_json_lines, open_bytes
 from dovetail.core.metrics import Spread
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.service.client import ServiceError
-from dovetail.workflow.choices import check_choice, check_count
+from dovetail.workflow.choices import TraceFormat, check_choice, check_count
 from dovetail.workflow.inputs.importers.calls import import_azure, import_burstgpt, import_mooncake
 from dovetail.workflow.inputs.importers.opentelemetry import import_otel
 from dovetail.workflow.inputs.request_entries import EntryFault, RequestEntry, time_us
@@ -34,7 +34,6 @@ from dovetail.workflow.live.interrupts import interrupts
 from dovetail.workflow.live.run_data import call_options
 from dovetail.workflow.live.values import to_json
 
-TraceFormat = Literal["azure", "mooncake", "burstgpt", "otel", "requests"]
 _IMPORTERS: dict[TraceFormat, Callable[..., Iterable[dict[str, Any]]]] = {
     "azure": import_azure,
     "mooncake": import_mooncake,
