@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.cli.common import atomic_write, print_json, print_table, progress
 from dovetail.core.errors import InputError
+from tests.waiting import until
 
 
 class Row(msgspec.Struct):
@@ -102,3 +103,16 @@ def test_what_cannot_be_written_is_an_input_error(tmp_path: Path, name: str) -> 
         atomic_write(tmp_path / name, "new")
     assert (tmp_path / "file").read_text() == "kept"
     assert {p.name for p in tmp_path.iterdir()} == {"folder", "file"}
+
+
+def test_without_a_terminal_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ""
+
+    def seen() -> bool:
+        nonlocal told
+        told += capsys.readouterr().err
+        return "running: 3 of 5 done\n" in told
+
+    with progress("running", 5, lines_s=0.01) as done:
+        done(3)
+        until(seen)

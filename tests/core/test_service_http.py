@@ -155,7 +155,9 @@ def test_the_token_is_for_its_user_alone(folder: Path) -> None:
 
 
 def test_the_token_comes_from_the_environment_for_a_url(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    with pytest.raises(InputError, match=f"its token is not known; name its file, or set {TOKEN_VARIABLE}"):
+    with pytest.raises(
+        InputError, match=f"its token is not known; name its file with --token-file, or set {TOKEN_VARIABLE}"
+    ):
         find("http://127.0.0.1:1")
     monkeypatch.setenv(TOKEN_VARIABLE, "from the environment")
     assert find("http://127.0.0.1:1/").token == "from the environment"

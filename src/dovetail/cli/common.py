@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -86,16 +87,17 @@ def _text(value: object) -> str:
 
 
 @contextmanager
-def progress(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+def progress(title: str, total: float | None = None, lines_s: float | None = None) -> Iterator[Callable[[float], None]]:
     """A progress bar on stderr that vanishes at the end; gives a function that reports how much is done so far.
 
-    `total` None means that the end is unknown. Without a terminal there is no bar.
+    `total` None means that the end is unknown. Without a terminal there is no bar, but a line every `lines_s`.
 
     >>> with progress("simulating", total=10) as done:
     ...     done(10)
     """
     if not sys.stderr.isatty():
-        yield lambda _: None
+        with nullcontext(lambda _: None) if lines_s is None else _lines(title, total, lines_s) as done:
+            yield done
         return
     from rich.console import Console
     from rich.progress import Progress
@@ -103,6 +105,28 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda completed: bar.update(task, completed=completed)
+
+
+@contextmanager
+def _lines(title: str, total: float | None, every_s: float) -> Iterator[Callable[[float], None]]:
+    """Lines on stderr for who reads a file or a pipe, also while nothing ends."""
+    known, over = [0.0], threading.Event()
+
+    def tell() -> None:
+        while not over.wait(every_s):
+            of = "" if total is None else f" of {total:g}"
+            print(f"{title}: {known[0]:g}{of} done", file=sys.stderr, flush=True)
+
+    def done(completed: float) -> None:
+        known[0] = completed
+
+    thread = threading.Thread(target=tell, name="progress lines", daemon=True)
+    thread.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        thread.join()
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -188,5 +188,5 @@ def _hold(path: Path) -> Any:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise InputError(f"{path}: another process has it open") from None
+        raise InputError(f"{path}: another process has it open; only one may use this folder") from None
     return file

@@ -318,3 +318,16 @@ def test_whatever_a_node_gives_is_taken_or_its_own_fault(outputs: dict[str, Any]
 )
 def test_each_test_looks_at_what_it_says(decision: Decision, outputs: dict[str, Any], times: int) -> None:
     assert decision.times(outputs) == times
+
+
+def test_options_go_to_all_nodes_that_may_come_last() -> None:
+    then = {"quick": {"chance": 0.5}, "write": {"chance": 0.5}}
+    nodes: list[dict[str, Any]] = [{"id": "sort", "then": then}, {"id": "quick"}, {"id": "write"}]
+    flow = flow_of(nodes, [])
+    assert (flow.answer, flow.grows) == ("sort", True)
+    data = data_of(flow, max_tokens=6)
+    assert [data.options_of(node) for node in ("sort", "quick", "write")] == [{"max_tokens": 6}] * 3
+    last = flow_of([*nodes, {"id": "end"}], [("sort", "end")])
+    assert (last.answer, last.grows) == ("end", False)
+    data = data_of(last, max_tokens=6)
+    assert [data.options_of(node) for node in ("quick", "write", "end")] == [{}, {}, {"max_tokens": 6}]

@@ -94,8 +94,10 @@ def test_what_the_service_refuses(client: workflow.WorkflowClient) -> None:
 
 
 def test_a_service_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="no service answers in"):
+    with pytest.raises(InputError, match=r"no service answers in .*: `dovetail workflow serve` starts one"):
         workflow.connect(tmp_path)
+    with pytest.raises(InputError, match=r"http://127.0.0.1:1: its token is not known"):
+        workflow.connect("http://127.0.0.1:1/v1/")  # as OpenAI's clients want it
     with pytest.raises(InputError, match="state: expected a path, found 3"):
         workflow.connect(3)  # type: ignore[arg-type]
     monkeypatch.setenv(TOKEN_VARIABLE, "x" * 20)

@@ -14,6 +14,7 @@ import pytest
 
 from dovetail.core.service.client import HttpClient, ServiceError
 from dovetail.workflow.live.http.face import WorkflowServer
+from dovetail.workflow.live.runs import WorkflowInfo
 from tests.waiting import until
 from tests.workflow.live.fake_service import MODELS, FakeService
 
@@ -67,6 +68,15 @@ def test_streamed_chat(client: openai.OpenAI) -> None:
 def test_what_was_not_streamed_comes_in_one_piece(client: openai.OpenAI) -> None:
     told = client.chat.completions.create(model="echo", messages=ASKED, stream=True)
     assert [chunk.choices[0].delta.content for chunk in told] == ["", "hello", None]
+
+
+def test_where_the_end_tells_who_answers_the_text_comes_in_one_piece(
+    client: openai.OpenAI, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = WorkflowInfo(name="counter", nodes=("counter",), models=("counter",), answer="counter", grows=True)
+    monkeypatch.setattr(service, "workflows", lambda: [info])
+    told = client.chat.completions.create(model="counter", messages=ASKED, stream=True)
+    assert [chunk.choices[0].delta.content for chunk in told] == ["", "one two three", None]
 
 
 def test_completions(client: openai.OpenAI) -> None:

@@ -251,9 +251,11 @@ def test_ctrl_c_lets_what_runs_end_and_cancels_the_rest(tmp_path: Path) -> None:
                 (tmp_path / "asked").touch()
 
     problem = workflow.load(config, requests, gpus=1, mode="online")
-    run = workflow.run_live(problem, journal=tmp_path / "j.jsonl", observers=[Interrupt()])
+    told: list[str] = []
+    run = workflow.run_live(problem, journal=tmp_path / "j.jsonl", observers=[Interrupt()], notice=told.append)
     assert run.interrupted
-    assert run.notes[-1] == "interrupted: 1 of 3 requests were not begun"
+    assert told == ["No more requests begin; 1 that have begun go on to their end; once more ends them at once"]
+    assert run.notes[-1] == "interrupted: of 3 requests 1 completed, 1 cancelled, 0 failed, 1 had not come"
     states = {row["request_id"]: row["state"] for row in run.results}
     assert states == {"r0": "completed", "r1": "cancelled", "late": "failed"}
     assert run.check().valid
@@ -274,7 +276,8 @@ def test_the_command_ends_with_130_after_ctrl_c_and_leaves_a_valid_journal(tmp_p
         process.send_signal(signal.SIGINT)
         out, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
-    assert re.search(r"interrupted: \d+ of 400 requests were not begun", told)
+    assert re.search(r"interrupted: of 400 requests \d+ completed, \d+ cancelled, 0 failed, \d+ had not come", told)
+    assert "once more ends them at once" in told
     assert json.loads(out)["rejected"] > 0
     assert read_journal(journal).check().valid
 
@@ -304,3 +307,9 @@ def test_the_command_writes_journal_logs_and_outputs(
     ]
     events = [event for _, _, event in Reader(tmp_path / "baseline_journal.jsonl")]
     assert sum(isinstance(event, Grew) for event in events) == 2 + 3 + 2  # two loops, and one search each for two
+
+
+def test_policies_that_plan_ahead_are_for_simulated_runs() -> None:
+    problem = workflow.load(one_model(emulated={}), asked(1), gpus=1)
+    with pytest.raises(InputError, match="policy optimise plans ahead, for simulated runs only"):
+        workflow.run_live(problem, "optimise")

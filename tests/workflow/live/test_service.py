@@ -528,6 +528,18 @@ def test_what_was_added_last_answers(tmp_path: Path) -> None:
         run = bench.submit(workflow="loop")
         bench.service.wait(run)
         assert bench.service.result(run).answer == {"text": "llm(llm(llm(hello)))"}
+        assert [info.name for info in bench.service.workflows() if info.grows] == ["loop"]
+        bench.service.journal().rename(tmp_path / "gone")
+        with pytest.raises(UnknownRunError, match="its journal is kept no longer"):
+            bench.service.explain(run)
+
+
+@pytest.mark.parametrize("options", [{"write.max_tokens": 6}, {"write": {"max_tokens": 6}}])
+def test_options_of_a_node_are_given_as_node_configs(tmp_path: Path, options: dict[str, Any]) -> None:
+    with service(tmp_path) as bench:
+        with pytest.raises(InputError, match=r"given as node_configs: \{'write': \{'max_tokens': 6\}\}"):
+            bench.submit(options=options)
+        bench.service.wait(bench.submit(options={"node_configs": {"write": {"max_tokens": 6}}}))
 
 
 def test_large_outputs_are_kept_before_their_step(tmp_path: Path) -> None:

@@ -201,3 +201,11 @@ def test_who_lacks_what_serves_folders_is_told_before_anything_begins(
     with pytest.raises(MissingExtraError, match=told):
         workflow.run_live(problem, journal=tmp_path / "journal.jsonl")
     assert not (tmp_path / "journal.jsonl").exists()
+
+
+def test_a_service_has_the_gpus_that_are_there(tmp_path: Path) -> None:
+    data = config({"emulated": {}}) | {"gpus_over_time": {"steps": [[0, 1], [10, 2]]}}
+    (tmp_path / "system.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    with pytest.raises(InputError, match=r"system\.yaml:\d+: gpus_over_time: a service has the GPUs that are there"):
+        workflow.serve(tmp_path / "system.yaml", gpus=2, state=tmp_path / "state")
+    assert not (tmp_path / "state").exists()

@@ -20,6 +20,7 @@ from dovetail.workflow import DEFAULT_POLICY, DEFAULT_RETRIES
 if TYPE_CHECKING:
     from dovetail.workflow import WorkflowProblem, WorkflowRun
 
+LINES_S = 10.0  # from one line to the next, where there is no terminal
 Output = Literal["journal", "log", "executions", "results"]
 
 
@@ -106,14 +107,15 @@ def run(
     shown = format == "table" and not quiet
     logs = {kind: path for kind, path in paths.items() if kind in ("log", "executions")}
     carried_out = partial(_run_live, live, paths.get("results")) if is_live else partial(_simulate, simulated)
-    with folder_for(out), progress("running" if is_live else "simulating", len(problem.requests)) as done:
+    lines_s = LINES_S if is_live and not quiet else None
+    with folder_for(out), progress("running" if is_live else "simulating", len(problem.requests), lines_s) as done:
         found = carried_out(
             problem,
             policy,
             options=pairs("--option", option),
             retries=retries,
             journal=paths.get("journal", None if logs or shown else False),
-            progress=done if sys.stderr.isatty() else None,
+            progress=done if is_live or sys.stderr.isatty() else None,
             observers=[_Forget(logs.values())],
         )
     from dovetail.workflow import write_logs
@@ -168,7 +170,8 @@ def _run_live(live: LiveFlags, results: Path | None, problem: WorkflowProblem, p
     from dovetail.workflow import run_live
 
     where: dict[str, Any] = {"engine": live.engine, "address": live.address, "device": live.device, "speed": live.speed}
-    return run_live(problem, policy, results=results, **where, **how)
+    notice = partial(print, file=sys.stderr, flush=True)
+    return run_live(problem, policy, results=results, notice=notice, **where, **how)
 
 
 _FILES: dict[Output, str] = {

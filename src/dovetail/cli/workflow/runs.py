@@ -50,7 +50,8 @@ def submit(
     input_file
         A JSON or YAML file with all values by name.
     option
-        Options of the calls: --option max_tokens=100 temperature=0.
+        Options of the node that answers: --option max_tokens=100 temperature=0; of others by their names:
+        --option 'node_configs={"draft": {"max_tokens": 50}}'.
     tenant
         On whose account.
     weight

@@ -97,7 +97,7 @@ def find(place: str | os.PathLike[str], token_file: Path | None = None) -> Addre
         token_file = folder / TOKEN_FILE
     token = os.environ.get(TOKEN_VARIABLE, "") if token_file is None else read_token(token_file)
     if not token:
-        raise InputError(f"{url}: its token is not known; name its file, or set {TOKEN_VARIABLE}")
+        raise InputError(f"{url}: its token is not known; name its file with --token-file, or set {TOKEN_VARIABLE}")
     return Address(url.rstrip("/"), token)
 
 

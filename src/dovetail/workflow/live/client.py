@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.files import as_path
 from dovetail.core.run import Account
-from dovetail.core.service.access import find, is_url
+from dovetail.core.service.access import URL_FILE, find, is_url
 from dovetail.core.service.client import HttpClient, ServiceError
 from dovetail.workflow.live.overview import Overview
 from dovetail.workflow.live.runs import ENDED, RunEvent, RunResult, RunState, RunStatus
@@ -40,8 +40,15 @@ def connect(place: AnyPath | None = None, token_file: AnyPath | None = None) -> 
 
     Its token is read from `token_file`, else from that folder, else from the variable DOVETAIL_TOKEN.
     """
-    where = place if isinstance(place, str) and is_url(place) else service_folder(place)
-    return WorkflowClient(HttpClient(find(where, None if token_file is None else as_path(token_file, "token_file"))))
+    named = None if token_file is None else as_path(token_file, "token_file")
+    if isinstance(place, str) and is_url(place):  # OpenAI's clients want its /v1
+        return WorkflowClient(HttpClient(find(place.rstrip("/").removesuffix("/v1"), named)))
+    folder = service_folder(place)
+    if not (folder / URL_FILE).exists():
+        raise InputError(
+            f"no service answers in {folder}: `dovetail workflow serve` starts one, --state or --url names another"
+        )
+    return WorkflowClient(HttpClient(find(folder, named)))
 
 
 class WorkflowClient:
@@ -76,7 +83,7 @@ class WorkflowClient:
         input
             Values by name: text, numbers, lists, mappings, bytes, arrays.
         options
-            Of the calls: max_tokens, temperature, seed, ...
+            Of the node that answers: max_tokens, temperature, seed, ...; `node_configs`: of others, by their names.
         due
             Seconds within which it should be complete.
         key

@@ -45,7 +45,7 @@ class NodeFlow:
 
 class DataFlow:
     """The data of one workflow. `needs` are the inputs that only a request can give; `answer` is the node whose
-    outputs are the workflow's."""
+    outputs are the workflow's, unless it adds others after it: `may_answer` are all that may come last then."""
 
     def __init__(self, system: System, name: str, workflow: Workflow) -> None:
         self.name = name
@@ -65,6 +65,12 @@ class DataFlow:
         after = self._followers(workflow.edges)
         self._direct = {name: [one for one in self.nodes if name in after[one]] for name in self.nodes}
         self._before = _all_before(after)
+        added = _reach(self.answer, after)
+        self.grows = self.rules is not None and bool(self.rules.then.get(self.answer))
+        then_of = {} if self.rules is None else self.rules.then
+        outcomes = [outcome for then in then_of.values() for outcome in then.values()]
+        followed = {source for outcome in outcomes for source, _ in outcome.edges}
+        self.may_answer = frozenset([self.answer, *(added - followed)])
         for name, then in (self.rules.then if self.rules is not None else {}).items():
             after[name] |= then.keys()
         self._ever_before = _all_before(after)

@@ -44,6 +44,7 @@ from dovetail.workflow.simulate import WorkflowRun, make_policy, new_scheduler
 _FETCH_S = 60.0
 _READY_S = 120.0
 _LOOK_S = 0.02
+_GOES_ON = "No more requests begin; {} that have begun go on to their end; once more ends them at once"
 _INTERRUPT: dict[str, Any] = {}  # in the place of a result: somebody wants the run to end
 
 
@@ -69,6 +70,7 @@ def run_live(
     address: str | None = None,
     device: DeviceKind = "auto",
     progress: Callable[[int], None] | None = None,
+    notice: Callable[[str], None] | None = None,
     observers: Iterable[Observer] = (),
 ) -> LiveWorkflowRun:
     """Run a problem for real: its requests arrive at their times (`speed` times as fast; all at once in mode offline),
@@ -76,11 +78,11 @@ def run_live(
 
     Workers are processes of this machine, or with `engine="ray"` actors of the Ray cluster at `address`; GPUs are
     CUDA's, or such that the processor works for (`device`). Every model must have a source. Outputs go to `results`,
-    JSON lines, else into the run's `results`. Ctrl-C lets what has started end, a second one cancels that too; the
-    journal is whole in any case. Other arguments are those of `run`.
+    JSON lines, else into the run's `results`. Ctrl-C lets what has started end, a second one cancels that too, and
+    `notice` is told so; the journal is whole in any case. Other arguments are those of `run`.
     """
     checked(problem)
-    check_functions(progress=progress)
+    check_functions(progress=progress, notice=notice)
     retries, speed = scalar(retries), scalar(speed)
     check_count("--retries", retries)
     within("--speed", speed, "a positive number", 1e-9, optional=False)
@@ -88,7 +90,9 @@ def run_live(
         raise InputError("--compat gswarm: that scheduler never called a model; live runs have none of its ways")
     if problem.gpus_over_time is not None:
         raise InputError("gpus_over_time: a live run has the GPUs that are there")
-    name, chosen = make_policy(policy, options, "online")
+    name, chosen = make_policy(policy, options, "offline")
+    if chosen.plans_ahead:
+        raise InputError(f"policy {name} plans ahead, for simulated runs only: live runs decide as they go")
     unused = None if isinstance(policy, str) else deepcopy(chosen)
     served, settings = model_specs(problem.system), live_settings(problem.system)
     wanted = FileRequests(problem, settings.max_values_mib)
@@ -121,14 +125,16 @@ def run_live(
 
         kept: list[dict[str, Any]] = []
         loop = _Loop(decide, inbox, runs, wanted, carried.drop, began, speed)
-        interrupted = loop.follow(write or kept.append, progress)
+        interrupted = loop.follow(write or kept.append, progress, notice or (lambda text: None))
         steps, end_s = loop.result()
         summed = figures.summary()
         if writer is not None:
             writer.end(steps + 1, end_s, summed)
     notes = [*problem.warnings(), *(f"skipped: {text}" for text in wanted.notes)]
     if interrupted:
-        notes.append(f"interrupted: {loop.unsent} of {len(wanted)} requests were not begun")
+        ends = loop.ends
+        ended = f"{ends['completed']} completed, {ends['cancelled']} cancelled, {ends['failed'] - loop.unsent} failed"
+        notes.append(f"interrupted: of {len(wanted)} requests {ended}, {loop.unsent} had not come")
     told = summed | {"rejections": rejections.reasons}
     found = LiveWorkflowRun(
         file, told, notes, policy=chosen, unused=unused, figures=figures.figures, lower=figures.lower, simulation_s=0.0
@@ -265,11 +271,12 @@ class _FileRuns:
             drop(dropped)
         return found
 
-    def cancel(self, also_started: bool) -> None:
-        """Ask what is open to end; without `also_started` only that of which nothing runs yet."""
+    def cancel(self, also_started: bool) -> int:
+        """Ask what is open to end; without `also_started` only that of which nothing runs yet. How many go on?"""
         with self._lock:
             waiting = [job for job in self._open if also_started or len(self._times.get(job, ())) < 2]
             self._inbox.put(*(Asked(job, "cancel") for job in waiting))
+            return len(self._open) - len(waiting)
 
 
 class _Loop:
@@ -290,13 +297,19 @@ class _Loop:
         self._stop = threading.Event()
         self._result: tuple[int, float] = (0, 0.0)
         self.unsent = 0
+        self.ends: Counter[str] = Counter()  # by state
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=target, name=f"live run: {name}", daemon=True)
             for name, target in (("decides", self._serve), ("arrivals", self._feed))
         ]
 
-    def follow(self, write: Callable[[dict[str, Any]], None], progress: Callable[[int], None] | None) -> bool:
+    def follow(
+        self,
+        write: Callable[[dict[str, Any]], None],
+        progress: Callable[[int], None] | None,
+        notice: Callable[[str], None],
+    ) -> bool:
         """Until all has ended; whether it was interrupted."""
         interrupts, done = 0, 0
         for thread in self._threads:
@@ -306,9 +319,11 @@ class _Loop:
                 if row is _INTERRUPT:
                     interrupts += 1
                     self._stop.set()
-                    self._runs.cancel(also_started=interrupts > 1)
+                    begun = self._runs.cancel(also_started=interrupts > 1)
+                    notice(_GOES_ON.format(begun) if interrupts == 1 else "what runs is cancelled")
                     continue
                 write(self._runs.fetched(row, self._drop))
+                self.ends[row["state"]] += 1
                 done += 1
                 if progress is not None:
                     progress(done)

@@ -122,7 +122,8 @@ class RunData:
     def options_of(self, task: str) -> dict[str, Any]:
         """The options of a node's call."""
         flow = self.flow.node_of(task)
-        own = {} if flow.node.id != self.flow.answer else {k: v for k, v in self.options.items() if k not in _KINDS}
+        answers = flow.node.id in self.flow.may_answer
+        own = {k: v for k, v in self.options.items() if answers and k not in _KINDS}
         said = said_of(task, self.options.get("node_configs"))
         own |= said if isinstance(said, dict) else {}
         seconds = said_of(task, self.options.get("node_execution_times"))
@@ -240,6 +241,11 @@ class RunData:
             self._before[target].append(source)
 
     def _check_options(self) -> None:
+        for name, value in self.options.items():
+            node, _, key = name.partition(".")
+            if node in self.flow.nodes and name not in _KINDS and (key or isinstance(value, Mapping)):
+                way = {node: {key: value} if key else value}
+                raise InputError(f"options.{name}: options of one node are given as node_configs: {way!r}")
         for key in _KINDS:
             named = self.options.get(key) or {}
             if not isinstance(named, Mapping):

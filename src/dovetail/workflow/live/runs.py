@@ -111,13 +111,15 @@ class RunEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkflowInfo(Struct, frozen=True, kw_only=True):
-    """A workflow that can be asked for; `answer` is the node whose outputs are its answer. `implicit`: a model."""
+    """A workflow that can be asked for; `answer` is the node whose outputs are its answer, unless it `grows`: then
+    what it adds answers. `implicit`: a model."""
 
     name: str
     nodes: tuple[str, ...]
     models: tuple[str, ...]
     answer: str
     implicit: bool = False
+    grows: bool = False
 
 
 class BusyError(DovetailError):

@@ -94,6 +94,8 @@ def serve(
     """
     among = ANY_GPUS if gpus is None and address is not None else gpus
     problem = load(config, [], gpus=among, mode="online", costs=costs, rates=rates)
+    if problem.gpus_over_time is not None:
+        raise problem.system.error(("gpus_over_time",), "a service has the GPUs that are there; leave it out")
     settings = _settings(live_settings(problem.system), live)
     folder = service_folder(state)
     carrier, problem = engine_for(problem, engine, address, device, settings.limits.silence_s)

@@ -44,6 +44,7 @@ from dovetail.workflow.live.runs import (
     Runs,
     RunState,
     RunStatus,
+    UnknownRunError,
     UnknownWorkflowError,
     WorkflowInfo,
 )
@@ -339,6 +340,7 @@ class WorkflowService:
                 models=tuple(dict.fromkeys(task.kind for task in graph.tasks)),
                 answer=self._values.flows[name].answer,
                 implicit=self._values.flows[name].implicit,
+                grows=self._values.flows[name].grows,
             )
             for name, graph in self.problem.graphs.items()
         ]
@@ -363,6 +365,8 @@ class WorkflowService:
             return Account(f"{run} is {found.state}: {found.error or 'nothing is wrong'}; no journal tells of it.", [])
         assert self._loop.segment is not None
         path = self._loop.segment.path if end is None else self._loop.segments.path(end.segment)
+        if not path.exists():
+            raise UnknownRunError(f"{run}: its journal is kept no longer (live.journal_mib)")
         return account(Reader(path), run, node)
 
     def journal(self) -> Path:

@@ -1,7 +1,8 @@
 """OpenAI's API, where `model` is a model or a whole workflow: chat, completions, embeddings, the list of models.
 
-A workflow's answer is the text of its last node, whose pieces are streamed. A client that goes cancels what it asked
-for. Before the first piece, what goes wrong has a status of its own; after it, a stream ends with an error.
+A workflow's answer is the text of its last node, whose pieces are streamed; where only the end tells which that is,
+the text comes in one piece. A client that goes cancels what it asked for. Before the first piece, what goes wrong has a
+status of its own; after it, a stream ends with an error.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class OpenAIHandlers:
         (work,) = runs
         waiting = await unless_gone(request, self._begun(work))
         answer = kind(waiting.run, asked.model, asked.stream_options is not None and asked.stream_options.include_usage)
-        return EventStream(self._stream(waiting, answer, info.answer if info else asked.model), waiting.close)
+        node = asked.model if info is None else "" if info.grows else info.answer
+        return EventStream(self._stream(waiting, answer, node), waiting.close)
 
     async def _result(self, work: RunRequest) -> RunResult:
         with await self._desk.submit(work) as waiting:
