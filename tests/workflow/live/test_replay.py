@@ -80,6 +80,7 @@ def test_what_came_back_is_counted_by_what_it_was(state: Path) -> None:
     found = workflow.replay(rows, state)
     counts = {key: found.metrics[key] for key in ("sent", "completed", "failed", "refused", "error")}
     assert counts == {"sent": 4, "completed": 1, "failed": 2, "refused": 1, "error": 0}
+    assert sum(found.metrics["errors"].values()) == 3
     assert found.metrics["retry_after_s_max"] == 2.0
     told = {reply.request_id: reply.error for reply in found.replies}
     assert told["b"] == "12 requests wait already"
@@ -179,7 +180,9 @@ def test_the_command_writes_what_came_of_each_and_gives_the_figures(
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert sorted(len(row["answer"]["text"].split()) for row in rows) == [5, 9]
     assert main([*words, "--workflow", "conv=broken", "--requests", "1"]) == 3
-    assert "failed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "failed" in shown
+    assert "\n1 times: " in shown
     assert main([*words, "--workflow", "echo", "counter"]) == 2
     assert "expected one for all, or THEIRS=OURS for each" in capsys.readouterr().err
 

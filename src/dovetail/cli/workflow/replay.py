@@ -91,7 +91,10 @@ def show(metrics: dict[str, Any], interrupted: bool, results: Path | None, forma
     if format == "json":
         print_json(metrics)
     else:
-        print_table(["what", "value"], [[name.replace("_", " "), value] for name, value in metrics.items()])
+        shown = [[name.replace("_", " "), value] for name, value in metrics.items() if name != "errors"]
+        print_table(["what", "value"], shown)
+        for error, count in metrics.get("errors", {}).items():
+            print(f"{count} times: {error}")
         if results is not None:
             print(f"\nWhat came of each request is in {results}")
     if interrupted:

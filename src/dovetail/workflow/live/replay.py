@@ -78,6 +78,9 @@ class TraceReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     answer: Any = None
 
 
+_ERRORS = 5  # that are told, the commonest first
+
+
 class TraceReplay:
     """What a service made of a trace: `metrics`, and each of the `replies` where no file was asked for."""
 
@@ -368,4 +371,5 @@ def _figures(replies: Sequence[TraceReply], sent: int, unsent: int, took_s: floa
         if values := [value for value in given if value is not None]:
             spread = Spread.of(values)
             figures |= {f"{name}_{which}": getattr(spread, which) for which in ("mean", "median", "p99", "max")}
-    return figures
+    errors = Counter(reply.error for reply in replies if reply.error)
+    return figures | ({"errors": dict(errors.most_common(_ERRORS))} if errors else {})
