@@ -49,7 +49,7 @@ def make_policy(policy: Any, options: Mapping[str, Any] | None, mode: Mode) -> t
         kind = type(chosen).__name__
         raise InputError(f"policy {name}: expected a WorkflowPolicy (see dovetail.workflow.policies), found {kind}")
     if chosen.plans_ahead and mode == "online":
-        raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline)")
+        raise InputError(f"policy {name} plans ahead: it needs offline mode (--mode offline) of a simulated run")
     return name, chosen
 
 

@@ -293,7 +293,9 @@ def test_the_command_writes_journal_logs_and_outputs(
     assert main(["workflow", "run", *words, *files, "--out", str(tmp_path), "--policy", "baseline", "--quiet"]) == 0
     out = capsys.readouterr().out
     assert "Live: models were called" in out
-    assert "Run completed at time" in (tmp_path / "baseline_scheduler.log").read_text()
+    log = (tmp_path / "baseline_scheduler.log").read_text()
+    assert "Run completed at time" in log
+    assert "Mode: offline" in log
     assert f"Outputs written to {tmp_path}/baseline_results.jsonl" in out
     rows = [json.loads(line) for line in (tmp_path / "baseline_results.jsonl").read_text().splitlines()]
     assert {row["request_id"]: row["answer"]["report"][:3] for row in rows} == dict.fromkeys(

@@ -37,7 +37,8 @@ class TextLog:
         """What runs, on what."""
         self.say(f"Starting {header.policy} scheduler with {requests} requests")
         self._live = live = bool(header.facts.get("live"))
-        self.say(f"Mode: {header.mode}, Simulate: {live or bool(header.facts.get('simulate'))}")
+        mode = header.facts.get("asked_mode", header.mode)  # live runs decide as they go, whatever came when
+        self.say(f"Mode: {mode}, Simulate: {live or bool(header.facts.get('simulate'))}")
         self.say(f"Available GPUs: {[device.id for device in header.pool.devices]}")
         self.say("Calling models..." if live else "Starting discrete event simulation...")
 

@@ -100,7 +100,7 @@ def run_live(
     refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
     carried, problem = engine_for(problem, engine, address, device, silence_s=settings.limits.silence_s)
     tries = {"retries": retries, "lost_retries": settings.lost_retries}
-    left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:SHOWN]}
+    left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:SHOWN], "asked_mode": problem.mode}
     header = replace(problem.header(name, options or {}, 0, live=True, **tries, **left_out), mode="online")
     figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
     runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), _fetch_from(carried))
