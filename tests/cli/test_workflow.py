@@ -264,7 +264,7 @@ def test_an_empty_set_of_requests_is_done_at_once(command: Command, folder: Path
         (["--live", "--seed", "3"], "--seed is for simulated runs, not for --live"),
         (["--live", "--resume"], "--resume is for simulated runs, not for --live"),
         (["--live", "--speed", "0"], "--speed 0: expected a positive number"),
-        (["--live", "--policy", "optimise"], "policy optimise plans ahead: it needs offline mode"),
+        (["--live", "--policy", "optimise"], "policy optimise plans ahead, for simulated runs only"),
         (["--live", "--compat", "gswarm"], "--compat gswarm: that scheduler never called a model"),
         (["--speed", "2"], "--speed is for --live"),
         (["--engine", "ray"], "--engine is for --live"),
