@@ -56,6 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[workflow.Served
     with (folder / "log").open("w") as log:
         served = workflow.serve(CONFIG, state=folder / "state", log=LogLines(log))
         try:
+            until(lambda: served.client().overview().gpus[0].state == "up")  # with all threads of its worker
             yield served
         finally:
             served.close()

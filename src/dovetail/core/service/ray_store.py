@@ -15,7 +15,8 @@ _FIRST_COPY_S = 20.0  # a node that is gone may be long in being known to be
 
 class ObjectKeeper:
     """An actor beside the service's driver that knows what is kept. What a process puts into Ray's store is lost with
-    that process, so a copy is made here as soon as it can be; the first one stays, near to whoever reads it next."""
+    that process, so a copy is made here before anybody is told of it; the first one stays, near to whoever reads it
+    next."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Any]] = {}
@@ -54,7 +55,7 @@ class RayStore:
         key = uuid4().hex
         reference = self._ray.put(np.frombuffer(value, np.uint8))  # bytes would be copied when they are read
         self._ray.get(self._keeper.keep.remote(key, [reference]))
-        self._keeper.copy.remote(key)
+        self._ray.get(self._keeper.copy.remote(key))
         return key
 
     def get(self, key: str) -> memoryview:
