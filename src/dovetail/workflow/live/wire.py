@@ -85,9 +85,6 @@ def _unpack(code: int, data: memoryview) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_unpack).decode
 decode_report = msgspec.msgpack.Decoder(WorkerReport, ext_hook=_unpack).decode
-_decode_value = msgspec.msgpack.Decoder(ext_hook=_unpack).decode
-
-
 unpack = msgspec.msgpack.Decoder(ext_hook=_unpack).decode
 
 
@@ -101,23 +98,10 @@ def encode(message: Command | WorkerReport) -> bytes:
 
 def pack(values: Any) -> bytes:
     """
-    >>> unpack(pack({"image": b"png", "vector": np.array([1, 2])}))
-    {'image': b'png', 'vector': array([1, 2])}
+    >>> unpack(pack({"image": b"png", "vector": np.array([1, 2]), "from": Reference("a", 9)}))
+    {'image': b'png', 'vector': array([1, 2]), 'from': Reference('a', 9)}
     """
     try:
         return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BackEndError(str(error), blame="call") from None
-
-
-def encode_value(value: Any) -> bytes:
-    """One value on its own.
-
-    >>> decode_value(encode_value({"image": np.zeros(2), "from": Reference("a", 9)}))
-    {'image': array([0., 0.]), 'from': Reference('a', 9)}
-    """
-    return _encoder.encode(value)
-
-
-def decode_value(data: bytes | memoryview) -> Any:
-    return _decode_value(data)

@@ -48,8 +48,8 @@ from dovetail.workflow.live.wire import (
     MakeCall,
     UnloadModel,
     WorkerReport,
-    decode_value,
     encode,
+    unpack,
 )
 
 _ENTRY = "dovetail.workflow.live.engines.ray_worker:main"
@@ -185,7 +185,7 @@ class RayWorkers:
 
     def fetch(self, reference: Reference, then: Callable[[Any], None]) -> None:
         def found(answer: ObjectFetched) -> None:
-            then(BackEndError(f"it was lost: {answer.why}") if answer.why else decode_value(answer.value))
+            then(BackEndError(f"it was lost: {answer.why}") if answer.why else unpack(answer.value))
 
         self._ray.fetch(reference.handle, found)
 

@@ -25,7 +25,7 @@ from dovetail.workflow.live.protocol import (
     Reference,
     ServedModel,
 )
-from dovetail.workflow.live.wire import decode_value, encode_value
+from dovetail.workflow.live.wire import pack, unpack
 from dovetail.workflow.live.worker import serve_worker
 
 
@@ -103,7 +103,7 @@ class Referring:
         if not isinstance(value, Reference):
             return value
         try:
-            return decode_value(self._get(value.handle))
+            return unpack(self._get(value.handle))
         except Exception as error:
             first = (str(error).splitlines() or [repr(error)])[0]
             raise BackEndError(f"its input {name!r} was lost: {first}", blame="call") from None
@@ -112,5 +112,5 @@ class Referring:
         size = len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0)
         if size <= self._limit:
             return value
-        data = encode_value(value)
+        data = pack(value)
         return Reference(self._put(data), len(data))
