@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from dovetail import read_journal, workflow
 from dovetail.cli import main
 from dovetail.core.errors import InputError, PolicyError
-from dovetail.core.events import Asked, Grew, Start
+from dovetail.core.events import Asked, Grew, Observed, Start
 from dovetail.core.journal import Reader
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
@@ -128,6 +129,38 @@ def test_what_a_call_is_to_blame_for_is_tried_again_and_then_rejected(tmp_path: 
     assert row["state"] == "failed"
     assert "node 'n' is to give b, c, but its answer has no 'b' and 'c': a" in row["error"]
     assert (run.metrics["failures"], run.metrics["rejected"]) == (2, 1)
+    assert run.check().valid
+
+
+def test_a_node_whose_request_failed_while_its_model_was_loaded_disturbs_nobody(tmp_path: Path) -> None:
+    source = """
+        import time
+        from pathlib import Path
+
+        FAILED = Path(__file__).with_name("failed")
+
+        def bad(model):
+            def call(inputs):
+                FAILED.touch()
+                raise ValueError("never")
+            return call
+
+        def slow(model):
+            while not FAILED.exists():
+                time.sleep(0.01)
+            time.sleep(0.2)  # in which its request is given up
+            return lambda inputs: {"text": "late"}
+    """
+    (tmp_path / "models.py").write_text(textwrap.dedent(source))
+    models = {name: MODEL | {"source": {"factory": f"{tmp_path / 'models.py'}:{name}"}} for name in ("bad", "slow")}
+    both = {"nodes": [{"id": name, "model": name} for name in models]}
+    config = {"models": models, "workflows": {"w": both, "alone": {"nodes": [{"id": "slow", "model": "slow"}]}}}
+    requests = [*asked(1), *[row | {"request_id": "later", "workflow_id": "alone"} for row in asked(1)]]
+    problem = workflow.load(config, requests, gpus=2, mode="online")
+    run = workflow.run_live(problem, retries=0, journal=tmp_path / "j.jsonl")
+    assert {row["request_id"]: row["state"] for row in run.results} == {"r0": "failed", "later": "completed"}
+    events = [event for _, _, events in Reader(tmp_path / "j.jsonl").steps() for event in events]
+    assert not [event for event in events if isinstance(event, Observed) and event.what in ("emptied", "gone")]
     assert run.check().valid
 
 

@@ -127,8 +127,8 @@ class LiveExecutor:
         told = self._engine.status()
         for row in told:
             row |= {"models": [], "said": row.get("models", {}), "running": []}
-            if row["worker"] in self._away:
-                row["state"], row["why"] = "gone", self._away[row["worker"]]
+            if (why := self._away.get(row["worker"])) is not None:
+                row["state"], row["why"] = "gone", why
         for instance in list(self._instances.values()):
             running = [f"{attempt.start.job}/{attempt.start.task}" for attempt in list(instance.attempts.values())]
             for gpu in instance.window:
@@ -237,6 +237,9 @@ class LiveExecutor:
             engine.call(worker, self._runs.call(order.job, order.task, order.kind, attempt.id))
         except BackEndError as error:
             self._end(attempt, str(error), error.blame == "place")
+            return
+        except Exception as error:  # of the service: a disk that cannot be read
+            self._end(attempt, f"it cannot be called: {type(error).__name__}: {error}", True)
             return
         limit_s = self._limits.call_s(order.run_s)
         attempt.alarm = self._alarms.after(limit_s, lambda: self._call_is_late(attempt, limit_s))
@@ -368,6 +371,9 @@ class LiveExecutor:
             grew = self._runs.answered(*key, answer)
         except BackEndError as error:
             self._inbox.put(Failed(*key, str(error), error.blame == "place"))
+            return
+        except Exception as error:
+            self._inbox.put(Failed(*key, f"its answer cannot be kept: {type(error).__name__}: {error}", lost=True))
             return
         self._inbox.put(*stimuli, *([grew] if grew is not None else []), Finished(*key))
 

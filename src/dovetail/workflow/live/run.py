@@ -199,7 +199,9 @@ class _FileRuns:
 
     def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
         with self._lock:
-            inputs, options = self._open[job].call(task)
+            if (data := self._open.get(job)) is None:
+                raise BackEndError(f"{job} has ended", "call")
+            inputs, options = data.call(task)
         return ModelCall(id=id, model=model, inputs=inputs, options=options)
 
     def piece(self, job: str, task: str, piece: AnswerPiece) -> None:

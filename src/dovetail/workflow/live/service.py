@@ -272,6 +272,8 @@ class WorkflowService:
     # --- what an executor asks ----------------------------------------------------------------------------
 
     def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
+        if job not in self._progress.open:
+            raise BackEndError(f"{job} has ended", "call")
         inputs, options = self._values.call(job, task)
         return ModelCall(id=id, model=model, inputs=inputs, options=options, stream=self._book.record(job).stream)
 
