@@ -346,3 +346,18 @@ def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InputError, match="no CUDA device"):
         own_gpus()
+
+
+def test_tensors_travel_as_arrays_whatever_they_hang_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\ndef make(model):\n"
+        "    return lambda inputs: {'graded': torch.ones(2, requires_grad=True), 'alone': torch.tensor(3)}\n"
+    )
+    with running({"m": {"factory": f"{tmp_path / 'mine.py'}:make"}}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        heard.next(Loaded)
+        engine.call(0, call("1"))
+        got = heard.next(Answer).outputs
+        assert got["graded"].tolist() == [1.0, 1.0]
+        assert got["alone"].shape == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from itertools import count
 from math import inf
@@ -93,7 +94,10 @@ class Alarms:
                     return
                 call = heapq.heappop(self._heap)[2].call
             if call is not None:
-                call()
+                try:
+                    call()
+                except Exception:  # the others are kept all the same
+                    traceback.print_exc()
 
     def close(self) -> None:
         with self._changed:

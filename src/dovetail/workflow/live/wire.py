@@ -64,7 +64,7 @@ def _pack(value: Any) -> Any:
     if isinstance(value, Reference):
         return msgspec.msgpack.Ext(_REFERENCE, msgspec.msgpack.encode((value.handle, value.bytes)))
     if hasattr(value, "__array__"):
-        array = np.ascontiguousarray(value)
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, order="C")
         if array.dtype.hasobject:
             raise TypeError(f"an array of {array.dtype} cannot be sent")
         head = msgspec.msgpack.encode((array.dtype.str, array.shape))
@@ -103,5 +103,5 @@ def pack(values: Any) -> bytes:
     """
     try:
         return _encoder.encode(values)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # also of what is nested too deep
         raise BackEndError(str(error), blame="call") from None

@@ -116,10 +116,10 @@ class ModelWorker:
                 held = self._held[model] = _Held(self._make(self._served[model]))
             held.back_end.load(command.devices)
             memory = held.back_end.memory()
-        except Exception as error:
+        except BaseException as error:
             self._tell(error)
             if (held := self._held.pop(model, None)) is not None:
-                with suppress(Exception):  # it is gone in any case
+                with suppress(BaseException):  # it is gone in any case
                     held.back_end.unload(keep=False)
             self._report(LoadFailed(self._number, model, said(error), _has_no_room(error)))
             return
@@ -134,7 +134,7 @@ class ModelWorker:
                 self._changed.wait_for(lambda: not held.calls)
             try:
                 held.back_end.unload(command.keep)
-            except Exception as error:
+            except BaseException as error:
                 self._tell(error)
                 self._report(Unhealthy(self._number, command.model, f"it could not be unloaded: {said(error)}"))
                 return
@@ -171,9 +171,10 @@ class ModelWorker:
             self._report(end)
         except BackEndError as error:
             self._report(CallFailed(call.id, f"its outputs cannot be sent: {error}", error.blame))
-        with self._changed:
-            held.calls -= 1
-            self._changed.notify_all()
+        finally:
+            with self._changed:
+                held.calls -= 1
+                self._changed.notify_all()
 
     # --- signs of life ------------------------------------------------------------------------------------
 
@@ -197,7 +198,8 @@ class ModelWorker:
                 raise BackEndError(f"its status is {type(status).__name__}; expected a mapping")
             told = status | {"memory": msgspec.to_builtins(held.back_end.memory()), "calls": held.calls}
             size_of(told)
-        except Exception as error:
+            encode(WorkerBeat(self._number, {model: told}))
+        except BaseException as error:
             status = told = {"healthy": False, "why": said(error)}
         if not held.loaded or self._held.get(model) is not held:  # meanwhile
             return

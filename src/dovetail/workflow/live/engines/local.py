@@ -41,6 +41,7 @@ import json, torch
 found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
 print(json.dumps([(p.name, "localhost", f"cuda:{i}", p.total_memory >> 20) for i, p in enumerate(found)]))
 """
+_SPAWN_AGAIN_S = 1.0  # where the system has no room for a process just now
 _LOOKS = 8  # how often within the time limit of silence a worker is looked at
 _START_LOOKS = 8 * _LOOKS  # the same until it was heard for the first time
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0  # before a worker that died while it started is started anew
@@ -164,7 +165,12 @@ class LocalGpuEngine:
             with self._changed:
                 now = time.monotonic()
                 while self._due and self._due[0][0] <= now and not self._closing:
-                    self._spawn(heapq.heappop(self._due)[1])
+                    worker = heapq.heappop(self._due)[1]
+                    try:
+                        self._spawn(worker)
+                    except OSError as error:  # too many processes or files just now
+                        print(f"the worker of GPU {worker} cannot be started yet: {error}", file=sys.stderr, flush=True)
+                        heapq.heappush(self._due, (now + _SPAWN_AGAIN_S, worker))
                 if now >= look_at_s:
                     look_at_s = now + look_s
                     self._look()
