@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,18 @@ def test_a_folder_has_one_service(tmp_path: Path, served: workflow.ServedWorkflo
     with pytest.raises(InputError):
         workflow.serve(CONFIG, state=served.folder)
     assert served.client().about()["draining"] is False
+
+
+def test_ids_may_have_any_letters(served: workflow.ServedWorkflows) -> None:
+    client, name = served.client(), "a?b #1 % ü"
+    key = served.token_file.read_text().strip()
+    asked = json.dumps({"workflow": "writer", "input": {"prompt": "x"}, "id": name})
+    line = HTTPConnection(served.url.removeprefix("http://"))
+    line.request("POST", "/v1/runs", asked, {"authorization": f"Bearer {key}", "content-type": "application/json"})
+    answer = line.getresponse()
+    assert (answer.status, json.loads(answer.read())["id"]) == (202, name)
+    line.request("GET", answer.headers["location"], headers={"authorization": f"Bearer {key}"})
+    assert line.getresponse().status == 200
+    line.close()
+    assert client.result(name).state == "completed"
+    assert [event.kind for event in client.events(name)][-1] == "completed"

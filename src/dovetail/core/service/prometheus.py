@@ -1,4 +1,4 @@
-"""PrometheusText as Prometheus reads them: the text format 0.0.4, written by hand because it is so small."""
+"""Figures as Prometheus reads them: the text format 0.0.4, written by hand because it is so small."""
 
 from __future__ import annotations
 

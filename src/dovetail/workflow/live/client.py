@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -105,7 +106,7 @@ class WorkflowClient:
         return str(self._line.ask("POST", "/v1/runs", body, headers=headers)["id"])
 
     def status(self, run: str) -> RunStatus:
-        return msgspec.convert(self._line.get(f"/v1/runs/{run}"), RunStatus)
+        return msgspec.convert(self._line.get(f"/v1/runs/{_quoted(run)}"), RunStatus)
 
     def runs(self, state: RunState | None = None, limit: int | None = None) -> list[RunStatus]:
         """The runs, those that came last first; all that are known, or the newest so many."""
@@ -125,7 +126,7 @@ class WorkflowClient:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _LONGEST_WAIT_S if until is None else max(until - time.monotonic(), 0.0)
-            found = self._line.get(f"/v1/runs/{run}/result", wait=round(min(left, _LONGEST_WAIT_S), 3))
+            found = self._line.get(f"/v1/runs/{_quoted(run)}/result", wait=round(min(left, _LONGEST_WAIT_S), 3))
             if found["state"] in ENDED:
                 result = msgspec.convert(found, RunResult)
                 return msgspec.structs.replace(
@@ -136,7 +137,7 @@ class WorkflowClient:
 
     def cancel(self, run: str) -> RunStatus:
         """End a run, whether it waits or runs."""
-        return msgspec.convert(self._line.ask("DELETE", f"/v1/runs/{run}"), RunStatus)
+        return msgspec.convert(self._line.ask("DELETE", f"/v1/runs/{_quoted(run)}"), RunStatus)
 
     def events(self, run: str, after: int = 0) -> Iterator[RunEvent]:
         """What has happened to a run, and what comes, until its end; from the `after`-th event on. A line that breaks
@@ -144,7 +145,7 @@ class WorkflowClient:
         while True:
             before = after
             try:
-                for sent in self._line.events(f"/v1/runs/{run}/events", after):
+                for sent in self._line.events(f"/v1/runs/{_quoted(run)}/events", after):
                     event = msgspec.convert(sent.data, RunEvent)
                     after = event.n
                     yield event
@@ -158,7 +159,7 @@ class WorkflowClient:
 
     def explain(self, run: str) -> Account:
         """Why it waited, and why it went where it went."""
-        return msgspec.convert(self._line.get(f"/v1/runs/{run}/explain"), Account)
+        return msgspec.convert(self._line.get(f"/v1/runs/{_quoted(run)}/explain"), Account)
 
     # --- the service ------------------------------------------------------------------------------------------
 
@@ -179,3 +180,8 @@ class WorkflowClient:
     def metrics(self) -> str:
         """All figures, as Prometheus reads them."""
         return str(self._line.get("/metrics"))
+
+
+def _quoted(run: str) -> str:
+    """A run's id, which may have any printable characters, as part of a path."""
+    return quote(run, safe="")

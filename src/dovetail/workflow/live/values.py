@@ -135,6 +135,8 @@ def to_json(value: Any) -> Any:
             raise ValueFaultError(f"an array of {value.dtype.name}; expected numbers, or a list")
         data = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
         return {"shape": list(value.shape), "dtype": value.dtype.name, "data": b64encode(data.tobytes()).decode()}
+    if isinstance(value, Reference):
+        return {"reference": value.handle, "bytes": value.bytes}
     raise ValueFaultError(f"a value of type {type(value).__qualname__} has no JSON")
 
 

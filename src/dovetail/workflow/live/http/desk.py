@@ -16,6 +16,7 @@ from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.service.http import HttpError
 from dovetail.core.service.streams import Mailbox
 from dovetail.core.store import StoreError
+from dovetail.workflow.live.protocol import BackEndError
 from dovetail.workflow.live.runs import (
     ENDED,
     BusyError,
@@ -197,6 +198,8 @@ def told_as_http() -> Iterator[None]:
         raise HttpError(404, str(error), code="run_not_found") from error
     except InputError as error:
         raise HttpError(400, str(error)) from error
+    except BackEndError as error:  # a large value that was kept elsewhere, and is there no more
+        raise HttpError(410, str(error), code="value_lost", final=True) from error
 
 
 def failure(result: RunResult) -> HttpError:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any, get_args
+from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -119,7 +120,7 @@ class RunHandlers:
 
     async def _status(self, run: str, status: int = 200) -> Response:
         found = await self._desk.do(self._desk.service.status, run)
-        return reply(found, status, {"location": f"/v1/runs/{run}"} if status == 202 else {})
+        return reply(found, status, {"location": f"/v1/runs/{quote(run, safe='')}"} if status == 202 else {})
 
     async def cancel(self, request: Request) -> Response:
         run = request.path_params["run"]
