@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import msgspec
@@ -32,7 +32,8 @@ from dovetail.workflow.live.figures import LiveFigures
 from dovetail.workflow.live.file_requests import SHOWN, FileRequests
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.interrupts import interrupts
-from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, Engine, ModelCall, Reference
+from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall, Reference
+from dovetail.workflow.live.references import EngineReferences
 from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.specs import check_extras, live_settings, model_specs
 from dovetail.workflow.live.values import Fetch, to_json
@@ -41,7 +42,6 @@ from dovetail.workflow.policies.base import WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem, checked
 from dovetail.workflow.simulate import WorkflowRun, make_policy, new_scheduler
 
-_FETCH_S = 60.0
 _READY_S = 120.0
 _LOOK_S = 0.02
 _GOES_ON = "No more requests begin; {} that have begun go on to their end; once more ends them at once"
@@ -103,7 +103,7 @@ def run_live(
     left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:SHOWN], "asked_mode": problem.mode}
     header = replace(problem.header(name, options or {}, 0, live=True, **tries, **left_out), mode="online")
     figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
-    runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), _fetch_from(carried))
+    runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), EngineReferences(carried).fetch)
     executor = LiveExecutor(carried, inbox, runs, served, problem.models, problem.pool, problem.costs, settings.limits)
     with (
         interrupts(lambda: runs.ended.put(_INTERRUPT)),
@@ -366,21 +366,6 @@ class _Loop:
             self._inbox.close()
         finally:
             self._runs.all_sent()
-
-
-def _fetch_from(engine: Engine) -> Fetch:
-    def fetch(reference: Reference) -> Any:
-        found: SimpleQueue[Any] = SimpleQueue()
-        engine.fetch(reference, found.put)
-        try:
-            value = found.get(timeout=_FETCH_S)
-        except Empty:
-            raise BackEndError(f"a value of {reference.bytes:,} bytes did not come within {_FETCH_S:g} s") from None
-        if isinstance(value, BackEndError):
-            raise value
-        return value
-
-    return fetch
 
 
 def _wait_for_workers(executor: LiveExecutor) -> None:
