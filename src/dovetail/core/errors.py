@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def exit_words(returncode: int) -> str:
+    """How a process ended.
+
+    >>> exit_words(-9), exit_words(-40), exit_words(1)
+    ('its process was ended by SIGKILL', 'its process was ended by signal 40', 'its process ended with exit code 1')
+    """
+    if returncode >= 0:
+        return f"its process ended with exit code {returncode}"
+    try:
+        return f"its process was ended by {signal.Signals(-returncode).name}"
+    except ValueError:  # one of those that have no name
+        return f"its process was ended by signal {-returncode}"
 
 
 def cannot_write(path: Path, error: OSError) -> InputError:

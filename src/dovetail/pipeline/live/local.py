@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail.core.cgroups import CpuShare
+from dovetail.core.errors import exit_words
 from dovetail.pipeline.hardware import own_devices
 from dovetail.pipeline.live.stage import StageSettings
 
@@ -92,11 +92,11 @@ class LocalEngine:
         process.wait()
 
     def ended(self) -> dict[str, str]:
-        return {host: _told(p.returncode) for host, p in self._processes.items() if p.poll() is not None}
+        return {host: exit_words(p.returncode) for host, p in self._processes.items() if p.poll() is not None}
 
     def why(self, host: str) -> str:
         with suppress(subprocess.TimeoutExpired):
-            return _told(self._processes[host].wait(timeout=1.0))
+            return exit_words(self._processes[host].wait(timeout=1.0))
         return "its connection was closed"
 
     def close(self) -> None:
@@ -107,17 +107,6 @@ class LocalEngine:
             self.kill(host)
         for share in self._shares.values():
             share.release()
-
-
-def _told(returncode: int) -> str:
-    """What an exit status says.
-
-    >>> _told(-9), _told(1)
-    ('its process was ended by SIGKILL', 'its process ended with exit code 1')
-    """
-    if returncode < 0:
-        return f"its process was ended by {signal.Signals(-returncode).name}"
-    return f"its process ended with exit code {returncode}"
 
 
 def default_threads(cores: tuple[int, ...], processes: int) -> int:

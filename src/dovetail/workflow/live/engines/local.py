@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.core.errors import InputError, MissingExtraError
+from dovetail.core.errors import InputError, MissingExtraError, exit_words
 from dovetail.workflow.live.engines.line import WorkerLine
 from dovetail.workflow.live.protocol import (
     BackEndError,
@@ -240,7 +240,7 @@ class LocalGpuEngine:
         returncode = process.wait()
         with self._changed:
             worker = self._workers[i]
-            why = worker.why or _told(returncode)
+            why = worker.why or exit_words(returncode)
             pause_s = 0.0 if worker.ready else min(max(2 * worker.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             worker.ready, worker.process, worker.pause_s = False, None, pause_s
             if self._closing:
@@ -256,16 +256,6 @@ class LocalGpuEngine:
 def _kill_group(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _told(returncode: int) -> str:
-    """
-    >>> _told(-9), _told(1)
-    ('its process was ended by SIGKILL', 'its process ended with exit code 1')
-    """
-    if returncode < 0:
-        return f"its process was ended by {signal.Signals(-returncode).name}"
-    return f"its process ended with exit code {returncode}"
 
 
 def main() -> None:
