@@ -16,10 +16,10 @@ from msgspec import Struct
 from dovetail.core.events import Grew
 from dovetail.core.store import Store
 from dovetail.workflow.live.runs import Blame, NodeStatus, RunState, UnknownRunError
+from dovetail.workflow.live.values import MIB
 from dovetail.workflow.live.wire import unpack
 
 _RUN, _INPUT, _OUTPUT = "run", "input", "output"
-_MIB = 1 << 20
 
 
 class RunRecord(Struct, kw_only=True, omit_defaults=True):
@@ -219,7 +219,7 @@ class RunBook:
             gone: list[str] = []
             left, size = len(self.ends), self._kept_bytes
             for run, end in self.ends.items():
-                if left <= keep_runs and size <= keep_mib * _MIB and now_s - end.ended_s <= keep_s:
+                if left <= keep_runs and size <= keep_mib * MIB and now_s - end.ended_s <= keep_s:
                     break
                 gone.append(run)
                 left, size = left - 1, size - end.bytes

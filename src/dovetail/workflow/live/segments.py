@@ -20,8 +20,8 @@ from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.journal import Header, Reader, Step, Writer
 from dovetail.core.store import Store
 from dovetail.workflow.live.figures import LiveFigures
+from dovetail.workflow.live.values import MIB
 
-_MIB = 1 << 20
 _BLOCK = 1 << 16
 
 
@@ -140,7 +140,7 @@ class JournalSegments:
         files = sorted(self.folder.glob("*.jsonl"))
         size = sum(file.stat().st_size for file in files)
         for file in files[:-1]:
-            if size <= keep_mib * _MIB:
+            if size <= keep_mib * MIB:
                 return
             size -= file.stat().st_size
             file.unlink()

@@ -52,10 +52,10 @@ from dovetail.workflow.live.service_loop import ServiceLoop
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.specs import model_specs
 from dovetail.workflow.live.telemetry import LogLines, Telemetry
+from dovetail.workflow.live.values import MIB
 from dovetail.workflow.live.wire import pack
 from dovetail.workflow.problem import WorkflowProblem
 
-_MIB = 1 << 20
 _LOOK_EVERY_S = 0.5
 _LONGEST_NAME = 200
 _TRACE_ID = re.compile("[0-9a-f]{32}")
@@ -181,8 +181,8 @@ class WorkflowService:
         or another `InputError`."""
         self._check(request)
         packed, digest = self._packed(request), _digest(request)
-        if len(packed) > self.settings.max_input_mib * _MIB:
-            found = f"{len(packed) / _MIB:.1f} MiB"
+        if len(packed) > self.settings.max_input_mib * MIB:
+            found = f"{len(packed) / MIB:.1f} MiB"
             raise InputError(f"input: expected at most {self.settings.max_input_mib:g} MiB, found {found}")
         with self._lock:
             known = self._same(request)
