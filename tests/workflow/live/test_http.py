@@ -140,8 +140,9 @@ def test_a_stream_shows_that_it_lives(raw: HttpClient, service: FakeService, mon
     monkeypatch.setattr("dovetail.workflow.live.http.runs.HEARTBEAT_S", 0.01)
     run = raw.ask("POST", "/v1/runs", {"workflow": "silent"})["id"]
     with raw._answer("GET", f"/v1/runs/{run}/events", None, None, {}) as answer:
-        while answer.readline() != b": still here\n":
+        while (line := answer.readline()) and line != b": still here\n":
             pass
+        assert line, "the stream has ended"
 
 
 @pytest.mark.parametrize(

@@ -137,18 +137,16 @@ def test_a_node_whose_request_failed_while_its_model_was_loaded_disturbs_nobody(
         import time
         from pathlib import Path
 
-        FAILED = Path(__file__).with_name("failed")
+        JOURNAL = Path(__file__).with_name("j.jsonl")
 
         def bad(model):
             def call(inputs):
-                FAILED.touch()
                 raise ValueError("never")
             return call
 
         def slow(model):
-            while not FAILED.exists():
+            while '"rejected"' not in JOURNAL.read_text():  # its request is given up
                 time.sleep(0.01)
-            time.sleep(0.2)  # in which its request is given up
             return lambda inputs: {"text": "late"}
     """
     (tmp_path / "models.py").write_text(textwrap.dedent(source))
