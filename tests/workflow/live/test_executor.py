@@ -77,7 +77,7 @@ class FakeEngine:
         raise NotImplementedError
 
     def drop(self, references: Sequence[Reference]) -> None:
-        raise NotImplementedError
+        self.told.append(("drop", *references))
 
     def status(self) -> list[dict[str, Any]]:
         return [{"worker": i, "state": "up", "models": {}} for i in range(len(self.places))]
@@ -406,6 +406,21 @@ def test_a_node_that_is_stopped_ends_as_failed_whatever_came_of_it(make: Make) -
     assert bench.heard() == [Failed("s", "n", "enough")]
     bench.stop("s")  # it has ended, and that was heard
     assert bench.engine.take() == []
+
+
+def test_values_of_an_answer_that_nobody_takes_are_let_go(make: Make) -> None:
+    bench, large = make(), Reference("kept", 5_000_000)
+    bench.load("r", "a", 0)
+    bench.start("s", "a", 0)
+    bench.stop("s")
+    bench.engine.take()
+    late = Answer(bench.engine.calls[-1].id, {"images": [large]})
+    bench.report(late)
+    assert bench.engine.take() == [("drop", large)]
+    assert bench.heard()[-1] == Failed("s", "n", "enough")
+    bench.report(late)
+    assert bench.engine.take() == [("drop", large)]
+    assert bench.heard() == []
 
 
 def test_one_that_does_not_heed_a_stop_loses_its_worker(make: Make) -> None:

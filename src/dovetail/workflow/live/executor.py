@@ -43,6 +43,7 @@ from dovetail.workflow.live.protocol import (
     WorkersJoined,
     unloadable,
 )
+from dovetail.workflow.live.references import references_in
 from dovetail.workflow.live.runs import Runs
 
 _NO_GPU = -1  # the number of the worker that runs nodes without a GPU
@@ -355,10 +356,11 @@ class LiveExecutor:
     def _answered(self, answer: Answer) -> None:
         with self._lock:
             attempt = self._attempts.get(answer.call)
-            if attempt is None:
-                return
-            if attempt.stop:
-                self._end(attempt, attempt.stop, attempt.lost)
+            if attempt is None or attempt.stop:  # nobody takes it any more
+                if kept := list(references_in(answer.outputs)):
+                    self._engine.drop(kept)
+                if attempt is not None:
+                    self._end(attempt, attempt.stop, attempt.lost)
                 return
             self._forget(attempt)
             attempt.instance.failures = 0
