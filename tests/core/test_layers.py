@@ -22,7 +22,7 @@ ROOMS = {
     *("live", "check", "check.py", "metrics.py", "explain.py", "bounds.py", "export.py", "words.py", "compat"),
 }
 OWN_ROOMS = {
-    "cluster": "checkpoint.py header.py ideal.py narrate.py rounding rules.py study.py sweeps virtual_time.py",
+    "cluster": "checkpoint.py goodput header.py ideal.py narrate.py rounding rules.py study.py sweeps virtual_time.py",
     "dispatch": "chunk.py derivatives measure.py recording.py replay.py",
     "host": "admission.py agent.py check_state.py cores.py curves.py experiment.py options.py program.py",
     "pipeline": "hardware.py models pareto.py plan.py profile route.py",
