@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dovetail.cluster.optimise.shares import isolated_share, proportional_rate
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
+from dovetail.cluster.policies.tiresias import gittins
 from dovetail.core.errors import InputError
 from dovetail.core.registry import names, promise
 from dovetail.testing.cluster.problems import random_problem
@@ -321,6 +322,86 @@ def test_goodput_chooses_the_widths_that_are_worth_most() -> None:
     assert found.kind is not None
     runs = found.share[:, 0] > 0
     assert (problem.weight[runs] * np.sqrt(rates[found.kind[runs], 0] / 10)).sum() == pytest.approx(found.value)
+
+
+def index_by_definition(sizes: list[float], service: float) -> float:
+    """Of the sizes above `service`, the best ratio of those that end within more service to what that takes."""
+    left = [size - service for size in sizes if size > service]
+    return max((sum(one <= more for one in left) / sum(min(one, more) for one in left) for more in left), default=0.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30).map(float), min_size=1, max_size=12),
+    service=st.lists(st.integers(0, 60).map(lambda half: half / 2), min_size=1, max_size=6),
+)
+def test_the_gittins_index_is_that_of_its_definition(sizes: list[float], service: list[float]) -> None:
+    found = gittins(np.sort(sizes), np.array(service))
+    assert found == pytest.approx([index_by_definition(sizes, had) for had in service])
+
+
+def test_who_is_likely_to_end_soon_goes_first_once_sizes_are_known() -> None:
+    """Most jobs take 10 s, few 1000 s: who has had 8 s is nearly done, who has had 20 s is not."""
+    sizes = {"thresholds_s": [], "sizes_s": [10.0] * 9 + [1000.0]}
+    problem = drawn(0, jobs=3, kinds=1, counts=(1,), weights=(1.0,))
+    rate = problem.rates[0, 0]
+    told, blind = make("tiresias_gittins", sizes), make("tiresias", {"thresholds_s": [5.0]})
+    problem.steps_left[:] = 1e6 * rate
+    for each in (told, blind):
+        each.allocate(problem)
+    problem.steps_left[:] -= np.array([20.0, 8.0, 0.0]) * rate
+    assert told.allocate(problem).share[:, 0].argmax() == 1
+    assert blind.allocate(problem).share[:, 0].argmax() == 2
+
+
+def test_sizes_are_learned_from_jobs_that_ended() -> None:
+    """Jobs that ended took 10 s: who is nearly there goes before who is beyond all of them."""
+    policy = make("tiresias_gittins", {"thresholds_s": [], "least": 4})
+    problem = drawn(0, jobs=8, kinds=1, counts=(8,), weights=(1.0,))
+    rate = problem.rates[0, 0]
+    problem.steps_left[:] = 10 * rate
+    policy.allocate(problem)
+    rest = replace(part(problem, np.arange(4, 8)), counts=np.array([1]))
+    rest.steps_left[:] = 1e6 * rate
+    policy.allocate(rest)
+    rest.steps_left[:] -= np.array([50.0, 2.0, 9.0, 0.0]) * rate
+    assert policy.allocate(rest).share[:, 0].argmax() == 2
+    for option, value in (("sizes_s", [0.0]), ("least", 0)):
+        with pytest.raises(InputError, match=f"{option} is"):
+            make("tiresias_gittins", {option: value})
+
+
+def test_optimus_widens_who_wins_most_time() -> None:
+    """Two jobs, five accelerators: the long one grows to 4; nothing that could still grow is left idle."""
+    problem = drawn(0, jobs=2, kinds=3, counts=(5,), weights=(1.0,))
+    scaled, widths, one = np.tile(np.arange(3), (3, 1)), np.array([1, 2, 4]), np.zeros(2, dtype=np.int64)
+    rates = np.array([[10.0], [18.0], [30.0]])
+    problem = replace(problem, rates=rates, kind=one, width=one + 1, scaled=scaled, kind_width=widths)
+    problem.steps_left[:] = [100.0, 1000.0]
+    found = make("optimus").allocate(problem)
+    check_limits(problem, found)
+    assert found.kind is not None
+    assert found.kind.tolist() == [0, 2]
+    assert found.share[:, 0].tolist() == [1.0, 1.0]
+    rates[2] = 18.0  # four are no faster than two: the rest goes to the short one
+    assert make("optimus").allocate(problem).kind.tolist() == [1, 1]  # type: ignore[union-attr]
+
+
+def test_optimus_leaves_nothing_idle_that_makes_a_job_faster() -> None:
+    for seed in range(40):
+        problem = drawn(seed, jobs=4 + seed % 9, kinds=6, unfit=0.2)
+        widths = np.array([1, 2, 4, 1, 3, 8])
+        scaled = np.array([[0, 1, 2]] * 3 + [[3, 4, 5]] * 3)
+        problem = replace(problem, scaled=scaled, kind_width=widths, width=widths[problem.kind])
+        found = make("optimus").allocate(problem)
+        check_limits(problem, found)
+        assert found.kind is not None
+        free = problem.counts - widths[found.kind] @ found.share
+        for job, (kind, share) in enumerate(zip(found.kind.tolist(), found.share, strict=True)):
+            for other in scaled[kind]:
+                faster = problem.rates[other] > (problem.rates[kind] if share.any() else 0.0)
+                room = free >= widths[other] - widths[kind] * share
+                assert not (faster & room & (share > 0 if share.any() else True)).any(), (seed, job)
 
 
 def test_a_free_type_among_priced_ones_is_refused() -> None:

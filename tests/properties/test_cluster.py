@@ -108,7 +108,16 @@ class Killer:
 
 
 @pytest.mark.parametrize(
-    "policy", ["max_min_fairness_packed", "finish_time_fairness_perf", "goodput", "gandiva", "fifo"]
+    "policy",
+    [
+        "max_min_fairness_packed",
+        "finish_time_fairness_perf",
+        "goodput",
+        "gandiva",
+        "fifo",
+        "tiresias_gittins",
+        "optimus",
+    ],
 )
 def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(tmp_path: Path, policy: str) -> None:
     killed = 0

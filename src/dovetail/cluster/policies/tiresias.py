@@ -1,7 +1,8 @@
-"""Tiresias: least attained service in two dimensions (accelerators x time), in a few queues."""
+"""Tiresias: who has had least service (accelerators x time) first, in queues; there, who is likeliest to end soon."""
 
 from __future__ import annotations
 
+from bisect import insort
 from math import inf
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from dovetail.cluster.optimise.placement import Placement
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
+
+_SIZES = 500  # of more sizes, as many quantiles are enough
 
 
 @policy("tiresias", level="cluster")
@@ -20,7 +23,7 @@ class Tiresias:
     job that has waited `promote` times as long as it has run returns to the first queue (0: never).
     """
 
-    agnostic, packs, strict = False, False, False
+    agnostic, packs, strict, every_round = False, False, False, True
 
     def __init__(self, thresholds_s: tuple[float, ...] = (3600.0, 18000.0), promote: float = 0.0) -> None:
         if list(thresholds_s) != sorted(thresholds_s) or not all(0 <= each < inf for each in thresholds_s):
@@ -33,14 +36,19 @@ class Tiresias:
 
     def allocate(self, problem: Problem) -> Allocation:
         ran_s = self._attained(problem)
-        queue = np.searchsorted(self._thresholds_s, ran_s * problem.width, side="right")
+        service_s = ran_s * problem.width
+        queue = np.searchsorted(self._thresholds_s, service_s, side="right")
         if self._promote > 0:
             waited_s = problem.age_s - ran_s
             queue = np.where((ran_s > 0) & (waited_s >= self._promote * ran_s), 0, queue)
         placed = Placement(problem)
-        placed.put_fastest(np.argsort(queue, kind="stable").tolist())
+        placed.put_fastest(np.lexsort((-self._urgency(service_s), queue)).tolist())
         self._remember(problem, placed, ran_s)
         return Allocation(share=placed.share(), why=f"{len(placed.type_of)} of least service run of {problem.jobs}")
+
+    def _urgency(self, service_s: Floats) -> Floats:
+        """Who goes first of a queue; equals go in order of arrival."""
+        return np.zeros(len(service_s))
 
     def _attained(self, problem: Problem) -> Floats:
         ran_s = np.zeros(problem.jobs)
@@ -57,3 +65,66 @@ class Tiresias:
             rate[job] = problem.rates[problem.kind[job], on]
         self._ran_s = dict(zip(ids, ran_s.tolist(), strict=True))
         self._before = dict(zip(ids, zip(problem.steps_left.tolist(), rate.tolist(), strict=True), strict=True))
+
+
+@policy("tiresias_gittins", level="cluster")
+class TiresiasGittins(Tiresias):
+    """Queues of least service; within a queue, who is most likely to end soon for the service that it takes.
+
+    A job's Gittins index is the largest ratio, over all further service, of the probability to end within it to the
+    service expected of it. The sizes of jobs (accelerators x seconds) are `sizes_s`, or learned from jobs that ended;
+    as long as fewer than `least` are known, the oldest goes first.
+    """
+
+    def __init__(
+        self,
+        thresholds_s: tuple[float, ...] = (3600.0, 18000.0),
+        promote: float = 0.0,
+        sizes_s: tuple[float, ...] = (),
+        least: int = 10,
+    ) -> None:
+        super().__init__(thresholds_s, promote)
+        if not all(0 < each < inf for each in sizes_s):
+            raise ValueError(f"sizes_s is {sizes_s}, expected numbers above 0")
+        if least < 1:
+            raise ValueError(f"least is {least}, expected at least 1")
+        self._given, self._least = len(sizes_s) > 0, least
+        self._sizes_s = sorted(sizes_s)
+        self._width: dict[int, int] = {}  # by id
+
+    def allocate(self, problem: Problem) -> Allocation:
+        if not self._given:
+            self._learn(problem)
+        return super().allocate(problem)
+
+    def _learn(self, problem: Problem) -> None:
+        """Jobs that are no longer here have ended, where they were to run."""
+        ids = problem.ids.tolist()
+        for job in self._width.keys() - set(ids):
+            left, rate = self._before[job]
+            insort(self._sizes_s, self._width[job] * (self._ran_s[job] + left / rate))
+        self._width = dict(zip(ids, problem.width.tolist(), strict=True))
+
+    def _urgency(self, service_s: Floats) -> Floats:
+        if len(self._sizes_s) < (1 if self._given else self._least):
+            return super()._urgency(service_s)
+        return gittins(np.array(self._sizes_s), service_s)
+
+
+def gittins(sizes: Floats, service: Floats) -> Floats:
+    """The index of jobs that have had so much service, if their sizes are drawn from these, which rise; 0 for those
+    that are larger than all of them.
+
+    >>> gittins(np.array([1.0, 10.0]), np.array([0.0, 0.5, 2.0, 10.0])).tolist()
+    [0.5, 1.0, 0.125, 0.0]
+    """
+    if len(sizes) > _SIZES:
+        sizes = sizes[np.linspace(0, len(sizes) - 1, _SIZES).round().astype(np.int64)]
+    first = sizes.searchsorted(service, side="right")
+    upto = np.concatenate(([0.0], np.cumsum(sizes)))
+    ended = np.arange(1, len(sizes) + 1) - first[:, None]  # by job and size that it may end at
+    more = sizes - service[:, None]
+    expected = upto[1:] - upto[first][:, None] - ended * service[:, None] + (len(sizes) - first[:, None] - ended) * more
+    able = ended > 0
+    index: Floats = np.where(able, ended / np.where(able, expected, 1.0), 0.0).max(axis=1)
+    return index
