@@ -32,6 +32,7 @@ from dovetail.workflow.live.protocol import (
     WorkerReady,
     WorkersJoined,
 )
+from dovetail.workflow.live.references import NOTHING, Brought, found_in
 from tests.waiting import until
 
 NEVER = LiveLimits(load_floor_s=1e6, call_floor_s=1e6, stop_grace_s=1e6)
@@ -52,6 +53,7 @@ class FakeEngine:
         self.places: Sequence[GpuPlace] = [GpuPlace("gpu", "here")] * gpus
         self.told: list[tuple[Any, ...]] = []
         self.calls: list[ModelCall] = []
+        self.fetched: dict[Reference, Callable[[Any], None]] = {}
         self.report: Callable[[Report], None]
 
     def start(self, models: Mapping[str, ServedModel], report: Callable[[Report], None]) -> None:
@@ -74,7 +76,7 @@ class FakeEngine:
         self.told.append(("restart", worker, why))
 
     def fetch(self, reference: Reference, then: Callable[[Any], None]) -> None:
-        raise NotImplementedError
+        self.fetched[reference] = then
 
     def drop(self, references: Sequence[Reference]) -> None:
         self.told.append(("drop", *references))
@@ -96,18 +98,23 @@ class FakeRuns:
         self.pieces: list[str] = []
         self.grew: Grew | None = None
         self.refuse = ""
+        self.needs: list[Reference] = []
 
-    def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
+    def call(self, job: str, task: str, model: str, id: str, brought: Brought = NOTHING) -> ModelCall:
         if self.refuse == "call":
             raise BackEndError("it lacks an input", blame="call")
-        return ModelCall(id=id, model=model, inputs={"job": job})
+        return ModelCall(id=id, model=model, inputs={"job": job, "found": self._found(brought)})
+
+    def _found(self, brought: Brought) -> list[Any]:
+        return [found_in(brought, reference) for reference in self.needs]
 
     def piece(self, job: str, task: str, piece: AnswerPiece) -> None:
         self.pieces.append(piece.text)
 
-    def answered(self, job: str, task: str, answer: Answer) -> Grew | None:
+    def answered(self, job: str, task: str, answer: Answer, brought: Brought = NOTHING) -> Grew | None:
         if self.refuse == "answer":
             raise BackEndError("no such branch", blame="call")
+        self._found(brought)
         return self.grew
 
 
@@ -542,3 +549,53 @@ def test_status_tells_what_is_where(make: Make) -> None:
     bench.start("t", "a", 2)
     told = [(row["models"], row["running"]) for row in bench.executor.status()]
     assert told == [(["wide"], ["s/n"]), (["wide"], ["s/n"]), ([], ["t/n"])]
+
+
+def test_values_that_stay_elsewhere_are_waited_for_by_nobody_else(make: Make) -> None:
+    bench = make(gpus=2)
+    bench.load("q", "a", 0)
+    near, far = Reference("near", 1), Reference("far", 2)
+    bench.runs.needs = [near, far]
+    bench.start("r", "a", 0)
+    until(lambda: near in bench.engine.fetched)
+    bench.runs.needs = []
+    bench.start("s", "b", 1)  # it goes on meanwhile
+    assert bench.engine.take() == [("load", 1, "b", (1,))]
+    bench.runs.needs = [near, far]
+    bench.engine.fetched[near](1)
+    until(lambda: far in bench.engine.fetched)
+    assert bench.engine.take() == []
+    bench.engine.fetched[far](2)
+    until(lambda: bench.engine.calls[-1].inputs["found"] == [1, 2])
+    bench.engine.fetched.clear()
+    bench.answer()
+    until(lambda: near in bench.engine.fetched)
+    assert bench.heard() == []
+    bench.runs.needs = [near]
+    bench.engine.fetched[near](1)
+    assert bench.inbox.take() == [Finished("r", "n")]
+
+
+def test_a_value_that_cannot_be_brought_fails_its_attempt(make: Make) -> None:
+    bench = make()
+    bench.load("q", "a", 0)
+    bench.runs.needs = [lost := Reference("lost", 1)]
+    bench.start("r", "a", 0)
+    until(lambda: lost in bench.engine.fetched)
+    bench.engine.fetched[lost](BackEndError("it was lost"))
+    assert bench.inbox.take() == [Failed("r", "n", "it was lost", lost=True)]
+
+
+def test_who_waits_for_a_value_can_be_stopped(make: Make) -> None:
+    bench = make()
+    bench.load("q", "a", 0)
+    bench.runs.needs = [slow := Reference("slow", 1)]
+    bench.start("r", "a", 0)
+    until(lambda: slow in bench.engine.fetched)
+    bench.stop("r")
+    assert bench.heard() == [Failed("r", "n", "enough")]
+    bench.runs.needs = [slow]
+    bench.engine.fetched[slow](1)
+    bench.runs.needs = []
+    bench.start("s", "a", 0)
+    assert bench.engine.take() == [("call", 0, "a")]

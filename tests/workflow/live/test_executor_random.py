@@ -36,6 +36,7 @@ from dovetail.workflow.live.protocol import (
     WorkerLost,
     WorkerReady,
 )
+from dovetail.workflow.live.references import NOTHING, Brought
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.simulate import new_scheduler
 
@@ -190,13 +191,13 @@ class Workers:
 
 
 class NoRuns:
-    def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
+    def call(self, job: str, task: str, model: str, id: str, brought: Brought = NOTHING) -> ModelCall:
         return ModelCall(id=id, model=model, inputs={})
 
     def piece(self, job: str, task: str, piece: AnswerPiece) -> None:
         pass
 
-    def answered(self, job: str, task: str, answer: Answer) -> None:
+    def answered(self, job: str, task: str, answer: Answer, brought: Brought = NOTHING) -> None:
         return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -34,6 +34,7 @@ from dovetail.workflow.live.protocol import (
     GpuPlace,
     Loaded,
     LoadFailed,
+    Reference,
     Report,
     ServedModel,
     Unhealthy,
@@ -43,7 +44,7 @@ from dovetail.workflow.live.protocol import (
     WorkersJoined,
     unloadable,
 )
-from dovetail.workflow.live.references import references_in
+from dovetail.workflow.live.references import NOTHING, Brought, ElsewhereError, EngineReferences, references_in
 from dovetail.workflow.live.runs import Runs
 
 _NO_GPU = -1  # the number of the worker that runs nodes without a GPU
@@ -72,7 +73,7 @@ class _Attempt(Struct, eq=False):
     begun: bool = False  # its first token has come
     stop: str = ""  # why it is to end before its time
     lost: bool = False  # and whether that is its place's fault
-    alarm: Alarm | None = None
+    alarm: Alarm | None = None  # of its call, once that is made
 
 
 class LiveExecutor:
@@ -91,6 +92,7 @@ class LiveExecutor:
         limits: LiveLimits | None = None,
     ) -> None:
         self._engine, self._inbox, self._runs, self._served = engine, inbox, runs, served
+        self._references = EngineReferences(engine)
         self._pool, self._models, self._limits = pool, models, limits or LiveLimits()
         self._residents = Residents(pool, models, costs)
         self._without_gpu = {name: model for name, model in served.items() if not models[name].width}
@@ -232,10 +234,13 @@ class LiveExecutor:
         assert self._side is not None
         return self._side, 0
 
-    def _call(self, attempt: _Attempt) -> None:
+    def _call(self, attempt: _Attempt, brought: Brought = NOTHING) -> None:
         order, (engine, worker) = attempt.start, self._at(attempt.instance.worker)
         try:
-            engine.call(worker, self._runs.call(order.job, order.task, order.kind, attempt.id))
+            engine.call(worker, self._runs.call(order.job, order.task, order.kind, attempt.id, brought))
+        except ElsewhereError as wanted:
+            self._bring(wanted.reference, brought, lambda more: self._call_later(attempt, more))
+            return
         except BackEndError as error:
             self._end(attempt, str(error), error.blame == "place")
             return
@@ -245,11 +250,23 @@ class LiveExecutor:
         limit_s = self._limits.call_s(order.run_s)
         attempt.alarm = self._alarms.after(limit_s, lambda: self._call_is_late(attempt, limit_s))
 
+    def _call_later(self, attempt: _Attempt, brought: Brought) -> None:
+        with self._lock:
+            if attempt.id in self._attempts:
+                self._call(attempt, brought)
+
+    def _bring(self, wanted: Reference, brought: Brought, go_on: Callable[[Brought], None]) -> None:
+        """Wait for a value that stays elsewhere, in a thread of its own: without a lock, and nobody else with it."""
+        waits = threading.Thread(
+            target=lambda: go_on(self._references.bring(wanted, brought)), name="brings a value", daemon=True
+        )
+        waits.start()
+
     def _stop(self, attempt: _Attempt, why: str, lost: bool = False) -> None:
         if attempt.stop:
             return
         attempt.stop, attempt.lost = why, lost
-        if not attempt.instance.loaded:  # the load goes on, and the model stays
+        if attempt.alarm is None:  # not called yet; a load goes on, and the model stays
             self._end(attempt, why, lost)
             return
         engine, worker = self._at(attempt.instance.worker)
@@ -364,13 +381,19 @@ class LiveExecutor:
                 return
             self._forget(attempt)
             attempt.instance.failures = 0
+        self._take(attempt, answer)
+
+    def _take(self, attempt: _Attempt, answer: Answer, brought: Brought = NOTHING) -> None:
         key = (attempt.start.job, attempt.start.task)
         stimuli: list[Stimulus] = []
         if answer.written is not None:
             tokens = {"input": answer.read or 0, "output": answer.written}
             stimuli.append(Observed("tokens", {"job": key[0], "task": key[1], **tokens}))
         try:
-            grew = self._runs.answered(*key, answer)
+            grew = self._runs.answered(*key, answer, brought)
+        except ElsewhereError as wanted:
+            self._bring(wanted.reference, brought, lambda more: self._take(attempt, answer, more))
+            return
         except BackEndError as error:
             self._inbox.put(Failed(*key, str(error), error.blame == "place"))
             return

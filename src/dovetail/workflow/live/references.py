@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -11,6 +11,25 @@ from dovetail.workflow.live.protocol import BackEndError, Engine, Reference
 from dovetail.workflow.live.values import inside
 
 _PATIENCE_S = 60.0
+Brought = Mapping[Reference, Any]  # values that were fetched, or the errors that came in their place
+NOTHING: Brought = {}
+
+
+class ElsewhereError(Exception):
+    """A value is needed that stays elsewhere: whoever asked fetches it, while nobody waits, and asks again with it."""
+
+    def __init__(self, reference: Reference) -> None:
+        super().__init__(f"{reference} is not here")
+        self.reference = reference
+
+
+def found_in(brought: Brought, reference: Reference) -> Any:
+    if reference not in brought:
+        raise ElsewhereError(reference)
+    value = brought[reference]
+    if isinstance(value, BackEndError):
+        raise value
+    return value
 
 
 def references_in(values: Any) -> Iterator[Reference]:
@@ -23,6 +42,13 @@ class EngineReferences:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._lock = engine, threading.Lock()
         self._held: dict[str, list[Reference]] = {}
+
+    def bring(self, reference: Reference, brought: Brought) -> Brought:
+        """This value too, here."""
+        try:
+            return {**brought, reference: self.fetch(reference)}
+        except BackEndError as error:
+            return {**brought, reference: error}
 
     def fetch(self, reference: Reference) -> Any:
         """The value, here."""

@@ -33,7 +33,7 @@ from dovetail.workflow.live.file_requests import SHOWN, FileRequests
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.interrupts import interrupts
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall, Reference
-from dovetail.workflow.live.references import EngineReferences
+from dovetail.workflow.live.references import NOTHING, Brought, EngineReferences, found_in
 from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.specs import check_extras, live_settings, model_specs
 from dovetail.workflow.live.values import Fetch, to_json
@@ -171,6 +171,7 @@ class _FileRuns:
         self._wanted, self._inbox, self._estimator, self._fetch = wanted, inbox, estimator, fetch
         self._lock = threading.Lock()
         self._open: dict[str, RunData] = {}
+        self._brought: Brought = {}  # for who has the lock
         self._of: dict[str, str] = {}
         self._times: dict[str, list[float]] = {}  # arrival, first start
         self._tokens: dict[str, list[int]] = {}
@@ -182,7 +183,7 @@ class _FileRuns:
         """A request has come; what is expected of it is estimated now."""
         with self._lock:
             if not request.fault:
-                data = self._wanted.data(request, size=self._estimator.size_s, fetch=self._fetch)
+                data = self._wanted.data(request, size=self._estimator.size_s, fetch=self._find)
                 sizes, tokens = self._estimator.arrived(data)
                 facts = request.facts | ({"tokens": tokens} if tokens else {})
                 request = replace(request, sizes=sizes, facts=facts)
@@ -197,8 +198,12 @@ class _FileRuns:
             if self.sent == self._closed:
                 self._inbox.close()
 
-    def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
+    def _find(self, reference: Reference) -> Any:
+        return found_in(self._brought, reference)
+
+    def call(self, job: str, task: str, model: str, id: str, brought: Brought = NOTHING) -> ModelCall:
         with self._lock:
+            self._brought = brought
             if (data := self._open.get(job)) is None:
                 raise BackEndError(f"{job} has ended", "call")
             inputs, options = data.call(task)
@@ -207,8 +212,9 @@ class _FileRuns:
     def piece(self, job: str, task: str, piece: AnswerPiece) -> None:
         pass  # nobody watches
 
-    def answered(self, job: str, task: str, answer: Answer) -> Grew | None:
+    def answered(self, job: str, task: str, answer: Answer, brought: Brought = NOTHING) -> Grew | None:
         with self._lock:
+            self._brought = brought
             if (data := self._open.get(job)) is None:
                 return None
             _, grew = data.ended(task, answer.outputs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from dovetail.core.errors import InputError
@@ -14,8 +14,8 @@ from dovetail.workflow.inputs.system import System
 from dovetail.workflow.live.book import NodeOutput, RunBook
 from dovetail.workflow.live.data_flow import DataFlow
 from dovetail.workflow.live.estimates import TokenEstimator
-from dovetail.workflow.live.protocol import Answer, BackEndError
-from dovetail.workflow.live.references import EngineReferences, references_in
+from dovetail.workflow.live.protocol import Answer, BackEndError, Reference
+from dovetail.workflow.live.references import NOTHING, Brought, EngineReferences, found_in, references_in
 from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.values import fetched
@@ -33,6 +33,7 @@ class RunValues:
         self._book, self._estimator = book, TokenEstimator(system)
         self._lock = threading.Lock()
         self._data: dict[str, RunData] = {}
+        self._brought: Brought = {}  # for who has the lock
         self._pending: dict[tuple[str, str], NodeOutput] = {}
 
     def expected(self, run: str, request: RunRequest) -> tuple[tuple[float, ...], dict[str, Any]]:
@@ -48,14 +49,14 @@ class RunValues:
         known: dict[str, Any] = {"tokens": tokens, "tenant": request.tenant}
         return sizes, {name: fact for name, fact in known.items() if fact}
 
-    def call(self, job: str, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def call(self, job: str, task: str, brought: Brought = NOTHING) -> tuple[dict[str, Any], dict[str, Any]]:
         """Inputs and options of a node's call."""
-        with self._lock:
+        with self._lock, self._with(brought):
             return self._data_of(job).call(task)
 
-    def answered(self, job: str, task: str, answer: Answer) -> Grew | None:
+    def answered(self, job: str, task: str, answer: Answer, brought: Brought = NOTHING) -> Grew | None:
         """Note what a node gave; what that adds to its run."""
-        with self._lock:
+        with self._lock, self._with(brought):
             data = self._data_of(job)
             outputs, grew = data.ended(task, answer.outputs)
             if self.references is not None:
@@ -78,13 +79,24 @@ class RunValues:
             self._pending[job, task] = output
         return grew
 
+    @contextmanager
+    def _with(self, brought: Brought) -> Iterator[None]:
+        self._brought = brought
+        try:
+            yield
+        finally:
+            self._brought = {}
+
+    def _fetch(self, reference: Reference) -> Any:
+        return found_in(self._brought, reference)
+
     def _data_of(self, job: str) -> RunData:
         found = self._data.get(job)
         if found is None:
             record = self._book.record(job)
             flow, given, size = self.flows[record.workflow], self._book.input(job), self._estimator.size_s
-            fetch = None if self.references is None else self.references.fetch
-            found = RunData(job, flow, given, record.options, size=size, fetch=fetch, most_mib=self._most_mib)
+            most, fetch = self._most_mib, self._fetch
+            found = RunData(job, flow, given, record.options, size=size, fetch=fetch, most_mib=most)
             self._data[job] = found
             for node, output in self._book.outputs(job).items():
                 found.recall(node, output.values, output.grew)

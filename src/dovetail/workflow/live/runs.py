@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Grew
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, ModelCall
+from dovetail.workflow.live.references import NOTHING, Brought
 from dovetail.workflow.live.values import to_json
 
 RunState = Literal["queued", "running", "completed", "failed", "cancelled"]
@@ -147,9 +148,10 @@ class UnknownRunError(InputError):
 
 
 class Runs(Protocol):
-    """What an executor asks of whoever keeps the runs. Any thread may ask; nothing here takes long."""
+    """What an executor asks of whoever keeps the runs. Any thread may ask; nothing here takes long: where a value is
+    needed that stays elsewhere, `ElsewhereError` says so, and what was `brought` is given with the next attempt."""
 
-    def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
+    def call(self, job: str, task: str, model: str, id: str, brought: Brought = NOTHING) -> ModelCall:
         """What a node is called with. Raises `BackEndError` with blame on the call where that cannot be had."""
         ...
 
@@ -157,7 +159,7 @@ class Runs(Protocol):
         """A part of an answer has come."""
         ...
 
-    def answered(self, job: str, task: str, answer: Answer) -> Grew | None:
+    def answered(self, job: str, task: str, answer: Answer, brought: Brought = NOTHING) -> Grew | None:
         """A node's call has ended: its outputs are noted, and kept with the step that holds its `Finished`. What they
         decide to add goes before that. Raises `BackEndError` with blame on the call if they are not what they must."""
         ...

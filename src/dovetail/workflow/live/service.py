@@ -34,7 +34,7 @@ from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.loop import ServiceExecutor
 from dovetail.workflow.live.progress import Follower, LiveRun
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, Engine, ModelCall
-from dovetail.workflow.live.references import EngineReferences
+from dovetail.workflow.live.references import NOTHING, Brought, EngineReferences
 from dovetail.workflow.live.runs import (
     BusyError,
     ConflictError,
@@ -271,17 +271,17 @@ class WorkflowService:
 
     # --- what an executor asks ----------------------------------------------------------------------------
 
-    def call(self, job: str, task: str, model: str, id: str) -> ModelCall:
+    def call(self, job: str, task: str, model: str, id: str, brought: Brought = NOTHING) -> ModelCall:
         if job not in self._progress.open:
             raise BackEndError(f"{job} has ended", "call")
-        inputs, options = self._values.call(job, task)
+        inputs, options = self._values.call(job, task, brought)
         return ModelCall(id=id, model=model, inputs=inputs, options=options, stream=self._book.record(job).stream)
 
     def piece(self, job: str, task: str, piece: AnswerPiece) -> None:
         self._progress.piece(job, task, piece.text, piece.tokens, self.now())
 
-    def answered(self, job: str, task: str, answer: Answer) -> Grew | None:
-        return self._values.answered(job, task, answer) if job in self._progress.open else None
+    def answered(self, job: str, task: str, answer: Answer, brought: Brought = NOTHING) -> Grew | None:
+        return self._values.answered(job, task, answer, brought) if job in self._progress.open else None
 
     # --- questions ----------------------------------------------------------------------------------------
 
