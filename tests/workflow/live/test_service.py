@@ -28,6 +28,7 @@ from dovetail.workflow.live.runs import (
     UnknownRunError,
     UnknownWorkflowError,
 )
+from dovetail.workflow.live.segments import JournalSegment, JournalSegments
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.telemetry import LogLines
@@ -603,6 +604,22 @@ def test_a_new_journal_knows_which_gpus_are_there(tmp_path: Path) -> None:
         assert {node.gpus for node in bench.service.status(run).nodes.values()} <= {(1,), (2,)}
     with service(tmp_path, journal_lines=4) as bench:
         assert len(Reader(bench.service.journal()).header.pool) == 2
+    check_all(tmp_path)
+
+
+def test_a_gpu_that_is_back_while_a_journal_is_cut_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, back = JournalSegments.begin, [Observed("back", {"gpus": [0, 1]})]
+    with service(tmp_path, journal_lines=1) as bench:
+
+        def meanwhile(*args: Any) -> JournalSegment:
+            bench.carrier.inbox.put(*back)
+            back.clear()
+            return begin(*args)
+
+        monkeypatch.setattr(JournalSegments, "begin", meanwhile)
+        bench.carrier.inbox.put(Observed("gone", {"gpus": [0, 1], "why": "unplugged"}))
+        until(lambda: not back)
+        assert bench.service.wait(bench.submit(), 60.0).state == "completed"
     check_all(tmp_path)
 
 

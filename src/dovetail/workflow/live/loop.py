@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from dovetail.core.engine import Executor, Scheduler
@@ -39,6 +39,12 @@ class SegmentInbox(Inbox):
     def cut(self) -> None:
         """Let the loop return before it takes anything more; called from within it."""
         self._cut = True
+
+    def put_first(self, stimuli: Iterable[Stimulus]) -> None:
+        """What was before all that waits here."""
+        with self._changed:
+            self._waiting[:0] = stimuli
+            self._changed.notify()
 
     def take(self, timeout_s: float | None = None) -> list[Stimulus] | None:
         if self._cut:

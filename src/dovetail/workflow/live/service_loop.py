@@ -161,7 +161,7 @@ class ServiceLoop:
         segment = self.segments.begin(header, decided_by, now_s)
         with self.lock:
             held, self._held_back = self._held_back or [], None
-            self.inbox.extend([*arrivals, *held])
+            self.inbox.put_first([*arrivals, *held])  # what came since the cut comes after
         return segment
 
     def _renew(self, record: RunRecord) -> str | None:
