@@ -225,7 +225,7 @@ class RayWorkers:
         self._ray.close()
         for worker in self._workers:
             if worker.line is not None:
-                self._hang_up(worker, worker.line)
+                _hang_up(worker.line, worker.socket)
 
     # --- nodes: what Ray tells --------------------------------------------------------------------------
 
@@ -430,15 +430,15 @@ class RayWorkers:
             assert worker.name is not None
             self._ray.kill(worker.name)  # it may only be unreachable
             why = worker.why or "its connection was closed"
-            self._hang_up(worker, line)
         assert self._report is not None
         self._report(WorkerLost(i, why))
-        with self._changed:
+        with self._changed:  # until now the line was there, and nobody else started it anew
+            own, worker.socket, worker.line = worker.socket, None, None
             self._later(i, worker)
+        _hang_up(line, own)
 
-    def _hang_up(self, worker: _Actor, line: WorkerLine) -> None:
-        worker.line = None
-        line.close()
-        if worker.socket is not None:
-            worker.socket.close()
-            worker.socket = None
+
+def _hang_up(line: WorkerLine, own: socket.socket | None) -> None:
+    line.close()
+    if own is not None:
+        own.close()

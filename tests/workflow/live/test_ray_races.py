@@ -1,0 +1,89 @@
+"""Workers on a cluster that only pretends to be one: what Ray tells at the worst moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import msgspec
+import pytest
+
+from dovetail.core.service.ray_messages import LaunchProcess, ProcessEnded
+from dovetail.core.service.ray_processes import RayChange
+from dovetail.core.service.ray_start import RayNode
+from dovetail.workflow.live.engines import ray
+from dovetail.workflow.live.engines.ray import RayWorkers
+from dovetail.workflow.live.engines.ray_worker import ActorErrand, ActorGreeting
+from dovetail.workflow.live.protocol import Report, WorkerLost, WorkerReady
+from dovetail.workflow.live.wire import encode
+from tests.waiting import until
+
+
+class FakeRay:
+    """Launches nothing: the test is the process that was to be launched."""
+
+    bind, gcs, head_trouble = "127.0.0.1", "gcs", None
+    nodes = (RayNode("1", "a", "127.0.0.1", {"dovetail_gpu": 1.0}),)
+    launched: list[LaunchProcess]
+
+    def __init__(self, address: str | None, tell: Callable[[RayChange], None], resources: Any) -> None:
+        self.tell, self.launched = tell, []
+
+    def launch(self, order: LaunchProcess) -> None:
+        self.launched.append(order)
+
+    def kill(self, name: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def call(self) -> Connection[Any, Any]:
+        """As the process that was launched last."""
+        errand = msgspec.msgpack.decode(self.launched[-1].argument, type=ActorErrand)
+        connection = Client((errand.host, errand.port), authkey=errand.secret)
+        connection.send_bytes(msgspec.msgpack.encode(ActorGreeting(errand.name, 1, ())))
+        connection.send_bytes(encode(WorkerReady(0)))
+        return connection
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
+    made: list[FakeRay] = []
+
+    def make(*given: Any) -> FakeRay:
+        made.append(FakeRay(*given))
+        return made[-1]
+
+    monkeypatch.setattr(ray, "RayProcesses", make)
+    monkeypatch.setattr(ray, "_FIRST_PAUSE_S", 0.001)
+    engine = RayWorkers()
+    reports: list[Report] = []
+    cluster = made[0]
+
+    def report(report: Report) -> None:
+        reports.append(report)
+        if isinstance(report, WorkerLost):
+            cluster.tell(ProcessEnded(cluster.launched[-1].name, "it was killed"))
+            with engine._changed:  # the keeper may be as fast as that
+                due, engine._due = engine._due, []
+                for _, i in due:
+                    engine._launch(i)
+
+    cluster.reports, cluster.engine = reports, engine  # type: ignore[attr-defined]
+    engine.start({}, report)
+    yield cluster
+    engine.close()
+
+
+def test_an_end_that_is_told_twice_is_one_end(cluster: FakeRay) -> None:
+    """Ray says that a process has ended while its loss is being reported: it is started anew once, and is let in."""
+    reports: list[Report] = cluster.reports  # type: ignore[attr-defined]
+    for n in range(1, 4):
+        until(lambda n=n: len(cluster.launched) == n)  # type: ignore[misc]
+        connection = cluster.call()
+        until(lambda n=n: reports.count(WorkerReady(0)) == n)  # type: ignore[misc]
+        connection.close()
+        until(lambda n=n: sum(isinstance(report, WorkerLost) for report in reports) == n)  # type: ignore[misc]
+    until(lambda: len(cluster.launched) == 4)
