@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -41,7 +42,7 @@ from dovetail.core.service.ray_store import ObjectKeeper, RayStore
 _LOOK_S = 0.5  # how often nodes are counted and the head is knocked at
 _KNOCK_S = 2.0
 _GRACE_S = 10.0  # for Ray to leave
-_STORE_BYTES = 256 << 20  # of a Ray of our own, unless RAY says otherwise
+_STORE_BYTES = 256 << 20  # of a Ray of our own
 
 
 class _Process:
@@ -55,6 +56,7 @@ class _Process:
 class _Driver:
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
+        self._ray: Any = None
         self._actors: dict[str, Any] = {}
         self._over = threading.Event()
 
@@ -139,7 +141,11 @@ class _Driver:
 
     def _watch_nodes(self) -> None:
         while not self._over.wait(_LOOK_S):
-            nodes = tuple(alive_nodes(self._ray))  # without a head it waits, or ends this process
+            try:
+                nodes = tuple(alive_nodes(self._ray))  # without a head it waits, or ends this process
+            except Exception:  # what Ray cannot say now it is asked again
+                traceback.print_exc()
+                continue
             if nodes != self._nodes:
                 self._nodes = nodes
                 self._tell(NodesChanged(nodes))
@@ -167,7 +173,8 @@ class _Driver:
         late = threading.Timer(_GRACE_S, os._exit, (1,))
         late.daemon = True
         late.start()
-        self._ray.shutdown()
+        if self._ray is not None:
+            self._ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 

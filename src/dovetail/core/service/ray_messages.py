@@ -121,4 +121,5 @@ class Messages:
         return found
 
     def close(self) -> None:
-        self._connection.close()
+        with self._sending:
+            self._connection.close()

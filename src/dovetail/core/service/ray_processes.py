@@ -76,6 +76,7 @@ class RayProcesses:
         self._closing = threading.Event()
         self._fetching: dict[str, list[Callable[[ObjectFetched], None]]] = {}
         self._lock = threading.Lock()
+        self._down = ""  # why nobody can be asked
         self.head_trouble: str | None = None  # why nothing can be started now
         try:
             up = self._begin()
@@ -95,10 +96,15 @@ class RayProcesses:
         self._send(KillProcess(name))
 
     def fetch(self, key: str, then: Callable[[ObjectFetched], None]) -> None:
-        """Bring an object of the store here; `then` is called from the thread that tells."""
+        """Bring an object of the store here; `then` is called from the thread that tells, or at once."""
         with self._lock:
-            self._fetching.setdefault(key, []).append(then)
-        self._send(FetchObject(key))
+            down = self._down
+            if not down:
+                self._fetching.setdefault(key, []).append(then)
+        if down:
+            then(ObjectFetched(key, why=down))
+        else:
+            self._send(FetchObject(key))
 
     def drop(self, keys: tuple[str, ...]) -> None:
         self._send(DropObjects(keys))
@@ -108,14 +114,16 @@ class RayProcesses:
         self._hang_up()
         self._thread.join()
         self._end_driver()
+        self._lose("the service has closed it")
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- the process that speaks with Ray ---
 
     def _begin(self) -> RayReady:
         """Start it; returns when Ray is there. Raises what Ray has against it."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # temporary files are cleaned away in the end
         near, far = socket.socketpair()
-        with far, (self._folder / "driver.log").open("ab") as log:
+        with near, far, (self._folder / "driver.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _COMMAND, str(far.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -125,8 +133,8 @@ class RayProcesses:
                 env=environment(self._address, os.environ),
                 start_new_session=True,  # Ctrl-C is the service's to hear
             )
-        self._socket = near.dup()
-        self._messages = Messages(Connection(near.detach()))
+            self._socket = near.dup()
+            self._messages = Messages(Connection(near.detach()))
         self._send(JoinRay(self._address, self._resources, str(self._folder / "ray")))
         try:
             news = self._messages.news()
@@ -142,7 +150,9 @@ class RayProcesses:
 
     def _last_words(self) -> str:
         code = self._process.wait()
-        lines = (self._folder / "driver.log").read_text(errors="replace").strip().splitlines()
+        lines: list[str] = []
+        with suppress(OSError):
+            lines = (self._folder / "driver.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"its driver ended with exit code {code}"
 
     def _hang_up(self) -> None:
@@ -192,21 +202,27 @@ class RayProcesses:
         self._end_driver()
         self.head_trouble, self.nodes = why, ()
         self._tell(RayDown(why))
-        with self._lock:
-            lost, self._fetching = self._fetching, {}
-        for key, waiting in lost.items():
-            for then in waiting:
-                then(ObjectFetched(key, why=why))
+        self._lose(why)
         while not self._closing.is_set():
             try:
                 up = self._begin()
-            except DovetailError as error:
+            except (DovetailError, OSError) as error:  # of the system too: no room for a process just now
                 self.head_trouble = str(error)
                 self._closing.wait(_AGAIN_S)
                 continue
             self.bind, self.gcs, self.nodes, self.head_trouble = up.bind, up.gcs, up.nodes, None
+            with self._lock:
+                self._down = ""
             self._tell(RayUp(up.nodes))
             return
+
+    def _lose(self, why: str) -> None:
+        """Who waits for an object, or comes to ask for one, is told that it cannot be had."""
+        with self._lock:
+            self._down, lost, self._fetching = why, self._fetching, {}
+        for key, waiting in lost.items():
+            for then in waiting:
+                then(ObjectFetched(key, why=why))
 
 
 def _short_folder() -> str:
