@@ -65,6 +65,10 @@ class RuleFlags:
     "Steps per second of every job: the old JSON, our table, or rates. Without it, the built-in model's estimates."
     rates: Path | None = None
     "A rate table: steps/s by kind, type and width over the throughputs, cold starts as restarts."
+    profiles: Path | None = None
+    "A folder of applications' profiles: rates then depend on batch, placement and progress."
+    throughput_params: Path | None = None
+    "A table of seven numbers of the throughput model, for types without a profile."
     interval: Annotated[float, Parameter(alias=["-i", "--time-per-iteration"])] = 360.0
     "Seconds of a round."
     restart_s: float | None = None
@@ -105,6 +109,8 @@ class RuleFlags:
             per_server=self.num_gpus_per_server,
             throughputs=self.throughputs_file,
             rates=self.rates,
+            profiles=self.profiles,
+            throughput_params=self.throughput_params,
             prices=self.prices or self.per_instance_type_prices_dir,
             clouds=self.available_clouds,
         )

@@ -23,6 +23,7 @@ from dovetail.cluster.inputs.generate import GeneratedJobs
 from dovetail.cluster.inputs.generate import jobs_per_hour as between_arrivals_s
 from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.prices import Prices, constant, read_prices
+from dovetail.cluster.inputs.profiles import ProfileMapper, read_profiles
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.throughputs import (
     ThroughputsError,
@@ -58,6 +59,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     per_server: str = ""
     throughputs: Path | dict[str, Any] | list[Any] | None = None  # None: the built-in model
     rates: Any = None  # a rate table: over the throughputs, or in the place of the built-in model
+    profiles: Path | None = None  # a folder of applications' profiles, in the place of throughputs
+    throughput_params: Path | list[Any] | None = None  # seven numbers for types without a profile
     trace: Path | list[Any] | None = None
     trace_format: str = ""
     widths: Widths | None = None
@@ -79,7 +82,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     def files(self) -> list[Path]:
         """The files it reads, for those who must not write over them or must know whether they have changed."""
         cluster = Path(self.cluster) if isinstance(self.cluster, str) else None
-        named = [self.throughputs, self.rates, self.trace, self.prices, cluster]
+        named = [self.throughputs, self.rates, self.throughput_params, self.trace, self.prices, cluster]
+        named += sorted(self.profiles.glob("*/*.csv")) if self.profiles else []
         return [path for path in named if isinstance(path, Path) and path.is_file()]
 
 
@@ -128,12 +132,17 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
     scenario = given(scenario, **fields)
     spec = parse_cluster(scenario.cluster, gpus_per_server=scenario.per_server).present()
     table = RateTable() if scenario.rates is None else RateTable.read(scenario.rates)
-    known, notes = _throughputs(scenario, spec, table)
     jobs: Iterable[Job]
     trace_format = ""
+    profiled, notes = _profiled(scenario, spec)
+    if profiled is None:
+        known, notes = _throughputs(scenario, spec, table)
+    else:
+        known = profiled.throughputs
     if scenario.trace is not None:
         rows = given_rows("trace", scenario.trace) if isinstance(scenario.trace, list) else scenario.trace
-        trace = read_trace(rows, known, format=scenario.trace_format, widths=scenario.widths, most=scenario.jobs)
+        how: dict[str, Any] = {"format": scenario.trace_format, "widths": scenario.widths, "most": scenario.jobs}
+        trace = read_trace(rows, known, profiled=profiled, **how)
         known, trace_format = trace.throughputs or known, trace.format
         jobs = trace.jobs
         notes += trace.notes + [f"left out: {count} x {what}" for what, count in trace.dropped.items()]
@@ -159,7 +168,8 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         window=scenario.window,
         entities=_entities(scenario, jobs),
         outages=outages(spec, scenario.seed),
-        restarts=restart_prices(table, rates.kinds, rates.types),
+        restarts=restart_prices(table, rates.kinds, rates.types) if profiled is None else profiled.restarts_s(),
+        adaptive=None if profiled is None else profiled.kinds(),
         seed=scenario.seed,
     )
     return LoadedScenario(scenario=scenario, setup=setup, believed=believed, notes=notes, trace_format=trace_format)
@@ -172,7 +182,7 @@ _NUMBERS = {  # what is expected, the least, the most
     "profiled": ("0 to 1", 0, 1, False),
     "references": ("1 or more", 1, 1e9, True),
 }
-_FILES = ("throughputs", "rates", "trace", "prices")
+_FILES = ("throughputs", "rates", "profiles", "throughput_params", "trace", "prices")
 
 
 def given(scenario: Scenario | None = None, /, jobs_per_hour: float | None = None, **fields: Any) -> Scenario:
@@ -217,7 +227,8 @@ def _check(scenario: Scenario) -> None:
             raise InputError(f"{name} {getattr(scenario, name)!r}: expected True or False")
     if scenario.widths is not None:
         one_of("widths", scenario.widths, get_args(Widths))
-    for name, kinds in (("trace", (Path, list)), ("prices", (Path, list)), ("throughputs", (Path, list, dict))):
+    tables = dict.fromkeys(("trace", "prices", "throughput_params"), (Path, list))
+    for name, kinds in (tables | {"throughputs": (Path, list, dict), "profiles": (Path,)}).items():
         if not isinstance(value := getattr(scenario, name), (*kinds, type(None))):
             raise InputError(f"{name}: expected a path, a list of dicts or a frame, found {value!r}")
     if not isinstance(scenario.entities, dict):
@@ -266,6 +277,25 @@ def _check_length(jobs: list[Job], rates: Throughputs, where: str) -> None:
         if rate > 0 and job.steps / rate > _LONGEST_S:
             took = f"{job.steps:g} steps at {rate:g} per second"
             raise InputError(f"{where}: job {job.id}: expected at most {_LONGEST_S:g} s of work, found {took}")
+
+
+def _profiled(scenario: Scenario, spec: ClusterSpec) -> tuple[ProfileMapper | None, list[str]]:
+    """Models and steps by profiles, if there are some, and what a user should know of them."""
+    if scenario.profiles is None:
+        if scenario.throughput_params is not None:
+            raise InputError("throughput_params are for types without a profile: they need profiles")
+        return None, []
+    if scenario.throughputs is not None or scenario.rates is not None:
+        raise InputError("give profiles, or throughputs and rates, not both")
+    if scenario.trace is None:
+        raise InputError("profiles are of the jobs of a trace: they need one")
+    params = scenario.throughput_params
+    rows = given_rows("throughput_params", params) if isinstance(params, list) else params
+    applications = read_profiles(scenario.profiles, spec.types, rows)
+    found = [(name, each.types.get(name)) for name in spec.types for each in applications.values()]
+    modelled = dict.fromkeys(name for name, profile in found if profile is not None and profile.numbers)
+    notes = [f"steps on {name} by seven numbers of a model, not by a profile" for name in modelled]
+    return ProfileMapper(applications, spec.types, spec.counts, spec.per_server), notes
 
 
 def _throughputs(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> tuple[Throughputs, list[str]]:

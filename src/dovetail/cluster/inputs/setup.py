@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from dovetail.cluster.goodput.application import Application
 from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.core.errors import InputError
@@ -29,6 +30,15 @@ class Outage:
     devices: tuple[int, ...]
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class AdaptiveKinds:
+    """By kind, which application it is (-1: none) and the total batch that its jobs ask for."""
+
+    applications: tuple[Application, ...]
+    application: Ints
+    batch: Ints
+
+
 @dataclass(slots=True, kw_only=True)
 class ClusterSetup:
     """A cluster and its work. `throughputs` are for the cluster's types in the cluster's order.
@@ -45,6 +55,7 @@ class ClusterSetup:
     entities: dict[str, float] = field(default_factory=dict)  # weight of each entity
     outages: list[Outage] = field(default_factory=list)
     restarts: Floats | None = None  # seconds by kind and type; nan: what the rules say
+    adaptive: AdaptiveKinds | None = None  # jobs whose rate depends on batch, placement and progress
     seed: int = 0
 
     @property

@@ -25,6 +25,24 @@ class Job:
     name: str = ""
 
 
+_BATCH = " (batch size "
+
+
+def at_batch(name: str, batch: int) -> str:
+    """What a model is called that is trained with a batch.
+
+    >>> at_batch("LM", 20), batch_of("LM (batch size 20)"), batch_of("A3C")
+    ('LM (batch size 20)', ('LM', 20), None)
+    """
+    return f"{name}{_BATCH}{batch})"
+
+
+def batch_of(model: str) -> tuple[str, int] | None:
+    """The name and the batch of a model, if it says one."""
+    name, found, rest = model.partition(_BATCH)
+    return (name, int(rest[:-1])) if found and rest.endswith(")") and rest[:-1].isdecimal() else None
+
+
 @dataclass(slots=True)
 class Throughputs:
     """Steps per second by kind (model and width) and accelerator type.

@@ -8,9 +8,37 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.cluster.goodput.application import Application
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _ROUNDING = 1e-6  # below 0 by as much as a solver's tolerances add up to
+
+
+@dataclass(slots=True, kw_only=True)
+class AdaptiveJobs:
+    """What is known of jobs whose rate depends on their batch, placement and progress: columns over a problem's jobs.
+
+    A job's application is that of its kind; -1 is none, and then the other columns mean nothing. Points are rows
+    (servers, accelerators, local batch, seconds of a step, seconds of it that were exchange), as the job saw them; the
+    seven numbers are fitted to them. What is not known yet is nan.
+    """
+
+    applications: tuple[Application, ...]
+    application: Ints
+    batch: Ints  # total, as asked for
+    per_server: Ints  # accelerators in a server of each type
+    points: list[dict[int, Floats]]  # by job and type
+    numbers: Floats  # jobs x types x 7
+    grad_sqr: Floats  # seen last
+    grad_var: Floats
+    on: Ints  # the type that a job has now, or -1
+    local: Ints  # batch of each accelerator now, or when it ran last; 0 before
+    steps: Ints  # of accumulation
+    epoch: Ints
+    widest: Ints  # jobs x types: most accelerators that it had
+    restarts: Ints  # without the first start
+    pause_s: Floats  # until the job works, if it is in the middle of a restart
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +68,7 @@ class Problem:
     pair_rates: Floats | None = None  # None if jobs do not share accelerators
     scaled: Ints | None = None  # kinds x choices: the same model at every width it may have, -1 to fill; None: rigid
     kind_width: Ints | None = None  # accelerators of every kind, given with `scaled`
+    adaptive: AdaptiveJobs | None = None  # what is known of jobs that choose their batch, if there are any
 
     @property
     def speed(self) -> Floats:

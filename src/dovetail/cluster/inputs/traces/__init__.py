@@ -54,17 +54,19 @@ def read_trace(
     format: str = "",
     widths: Widths | None = None,
     most: int | None = None,
+    profiled: Mapper | None = None,
 ) -> JobTrace:
     """Read a trace of any known format.
 
     Without throughputs only formats that give steps can be read. `widths` says what is done with widths that the
     throughputs do not have; a log of a real cluster is full of them, so there they are guessed by default. `most` are
-    read at most: the first to arrive, so that notes tell of these alone.
+    read at most: the first to arrive, so that notes tell of these alone. With `profiled`, models and steps are those of
+    applications' profiles.
     """
     if format and format not in FORMATS:
         raise InputError(f"trace format {format!r}: unknown{did_you_mean(format, FORMATS)}")
     how = FORMATS[format] if format else detect(path)
-    reading = TraceReading(path, Mapper(throughputs, widths or how.widths))
+    reading = TraceReading(path, profiled or Mapper(throughputs, widths or how.widths))
     jobs = list(how.read(reading))
     if not jobs:
         dropped = reading.dropped(())

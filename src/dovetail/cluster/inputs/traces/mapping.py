@@ -111,6 +111,12 @@ class Mapper:
         self.used[kind] = None
         return rate
 
+    profiled = False  # whether models are applications with profiles
+
+    def whole_job(self, model: str) -> float | None:
+        """The steps that every job of a model has, where they are known."""
+        return None
+
     def draw(self, key: str, width: int, like: str = "") -> str:
         """A model for a job that is called `key`: `like` itself if it is known, else one of its kind, else any."""
         if like in self._models:
