@@ -160,6 +160,20 @@ def pairs(flag: str, given: list[str] | None, verbatim: bool = False) -> dict[st
     return pairs
 
 
+def one_or_named(flag: str, given: list[str] | None) -> dict[str, str]:
+    """What `--flag VALUE NAME=VALUE ...` was given: the value without a name is for all others, as "".
+
+    >>> one_or_named("--model", ["llama2-7b", "gpt-4=llama2-70b"])
+    {'gpt-4': 'llama2-70b', '': 'llama2-7b'}
+    """
+    named = pairs(flag, [item for item in given or [] if "=" in item], verbatim=True)
+    if all_others := [item for item in given or [] if "=" not in item]:
+        if len(all_others) > 1:
+            raise InputError(f"{flag} {' '.join(all_others)}: expected one for all, others as NAME={all_others[1]}")
+        named[""] = all_others[0]
+    return named
+
+
 def value(text: str) -> Any:
     """A value of the command line: what it is as JSON (a number, true, a list), else the text.
 

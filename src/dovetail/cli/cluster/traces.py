@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
-from dovetail.cluster import TraceKind, Widths
+from dovetail.cli.common import Format, Pairs, one_or_named, pairs, print_json
+from dovetail.cluster import OnError, TraceKind, Widths
 from dovetail.core.errors import within
 
 if TYPE_CHECKING:
@@ -75,18 +76,25 @@ def import_trace(
     /,
     *,
     trace_format: str = "",
+    map: Pairs | None = None,
+    model: Pairs | None = None,
+    on_error: OnError = "fail",
     widths: Widths | None = None,
     cluster_spec: Annotated[str, Parameter(alias="-c")] = "8:8:8",
     throughputs_file: Path | None = None,
     most: int | None = None,
     to: TraceKind = "table",
-) -> None:
+    format: Format = "table",
+) -> int:
     """Read a trace of any known format, and write it as our table.
 
-    Known are the older system's traces with 7 and 10 columns, Shockwave's, Philly's, Alibaba's, Helios' and others;
-    docs/cluster-files.md has the list. What was assumed or left out is told.
+    Known are what Slurm's sacct prints, Kubernetes' and Kueue's objects and events as JSON, Ray's jobs, the older
+    system's traces with 7 and 10 columns, Shockwave's, Philly's, Alibaba's, Helios' and others; docs/cluster-files.md
+    has the list. What was assumed or left out is told.
 
     Example: dovetail cluster import philly.csv jobs.csv --most 1000
+
+    Example: dovetail cluster import sacct.txt jobs.csv -c a100=8 --map entity=Partition --model 'bert*=Transformer'
 
     Parameters
     ----------
@@ -96,6 +104,13 @@ def import_trace(
         The file to write.
     trace_format
         The trace's format, where it cannot be told from the file.
+    map
+        Of a scheduler's log, which key holds what: model, steps, width, weight, due_s, entity, name, type, as
+        NAME=KEY,...; dots lead inside, a number stands for all, nothing (type=) for none.
+    model
+        Of a scheduler's log, what was trained: a model or family for all, or NAME=MODEL; * stands for anything.
+    on_error
+        A row of a scheduler's log that cannot be read: fail stops and writes nothing; skip leaves it out and says so.
     widths
         What is done with widths that the throughputs do not have: error or guess.
     cluster_spec
@@ -106,6 +121,8 @@ def import_trace(
         At most so many jobs, the first ones.
     to
         table: our CSV; gavel: the older system's ten columns.
+    format
+        table or json.
     """
     from dovetail.cluster import Scenario
 
@@ -117,18 +134,26 @@ def import_trace(
         cluster=cluster_spec,
         throughputs=throughputs_file,
         jobs=most,
+        map=pairs("--map", [item for word in map or [] for item in word.split(",")]),
+        model=one_or_named("--model", model),
+        on_error=on_error,
     )
-    _write(scenario, out, to)
+    return _write(scenario, out, to, format)
 
 
-def _write(scenario: Scenario, out: Path, to: TraceKind) -> None:
+def _write(scenario: Scenario, out: Path, to: TraceKind, format: Format = "table") -> int:
     from dovetail.cluster import load, write_trace
     from dovetail.core.output import refuse_overwrite
 
     refuse_overwrite([out], scenario.files())
     loaded = load(scenario)
+    jobs = write_trace(loaded.setup.jobs, out, to)
+    if format == "json":
+        print_json({"format": loaded.trace_format, "jobs": jobs, "out": str(out), "notes": loaded.notes})
+        return 0
     if loaded.trace_format and not scenario.trace_format:
         print(f"{scenario.trace}: {loaded.trace_format}")
-    print(f"{write_trace(loaded.setup.jobs, out, to):,} jobs written to {out}")
+    print(f"{jobs:,} jobs written to {out}")
     for note in loaded.notes:
         print(f"note: {note}")
+    return 0

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import App, Parameter
 
-from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_table
-from dovetail.core.errors import InputError
+from dovetail.cli.common import Flag, Format, Pairs, one_or_named, pairs, print_json, print_table
 from dovetail.core.output import refuse_overwrite
 
 if TYPE_CHECKING:
@@ -36,14 +35,7 @@ class TraceFlags:
 
     def how(self) -> dict[str, Any]:
         """The options of reading, as the level's functions take them."""
-        given = self.model or []
-        named = pairs("--model", [item for item in given if "=" in item], verbatim=True)
-        if all_others := [item for item in given if "=" not in item]:
-            if len(all_others) > 1:
-                raise InputError(
-                    f"--model {' '.join(all_others)}: expected one for all, others as NAME={all_others[1]}"
-                )
-            named[""] = all_others[0]
+        named = one_or_named("--model", self.model)
         return {"model": named or None, "on_error": self.on_error}
 
     def write(self, files: list[Path], found: ImportedTrace) -> int:

@@ -10,6 +10,9 @@ from dovetail.core.errors import InputError
 Widths = Literal["error", "guess"]
 """What is done with widths that the throughputs do not have."""
 
+OnError = Literal["fail", "skip"]
+"""A row that cannot be read stops the reading, or is left out and told."""
+
 JournalMode = Literal["changes", "summary"]
 """Every lease is written, or only arrivals and completions."""
 

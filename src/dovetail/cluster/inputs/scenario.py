@@ -14,8 +14,9 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dovetail.cluster.inputs.accelerators import ACCELERATORS
 from dovetail.cluster.inputs.analytic import analytic
-from dovetail.cluster.inputs.choices import CLOUDS, Widths, one_of
+from dovetail.cluster.inputs.choices import CLOUDS, OnError, Widths, one_of
 from dovetail.cluster.inputs.cluster_spec import ClusterSpec, parse_cluster
 from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT, given_rows
 from dovetail.cluster.inputs.estimate import estimate
@@ -38,6 +39,7 @@ from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Policy
 from dovetail.core import registry
 from dovetail.core.errors import InputError, did_you_mean, within
+from dovetail.core.files import checked
 from dovetail.core.plain import plain, scalar
 from dovetail.core.rates import RateTable
 
@@ -64,6 +66,9 @@ class Scenario(Struct, frozen=True, kw_only=True):
     trace: Path | list[Any] | None = None
     trace_format: str = ""
     widths: Widths | None = None
+    map: dict[str, str] = field(default_factory=dict)  # of a scheduler's log: which key holds what
+    model: dict[str, str] = field(default_factory=dict)  # which model a name there is; "": all others
+    on_error: OnError = "fail"
     lam_s: float = 0.0
     jobs: int | None = None
     window: tuple[int, int] | None = None
@@ -141,8 +146,18 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         known = profiled.throughputs
     if scenario.trace is not None:
         rows = given_rows("trace", scenario.trace) if isinstance(scenario.trace, list) else scenario.trace
-        how: dict[str, Any] = {"format": scenario.trace_format, "widths": scenario.widths, "most": scenario.jobs}
-        trace = read_trace(rows, known, profiled=profiled, **how)
+        trace = read_trace(
+            rows,
+            known,
+            profiled=profiled,
+            format=scenario.trace_format,
+            widths=scenario.widths,
+            most=scenario.jobs,
+            map=scenario.map,
+            model=scenario.model,
+            on_error=scenario.on_error,
+            elsewhere=None if scenario.throughputs or table.rates else lambda: analytic(list(ACCELERATORS)),
+        )
         known, trace_format = trace.throughputs or known, trace.format
         jobs = trace.jobs
         notes += trace.notes + [f"left out: {count} x {what}" for what, count in trace.dropped.items()]
@@ -227,6 +242,9 @@ def _check(scenario: Scenario) -> None:
             raise InputError(f"{name} {getattr(scenario, name)!r}: expected True or False")
     if scenario.widths is not None:
         one_of("widths", scenario.widths, get_args(Widths))
+    one_of("on_error", scenario.on_error, get_args(OnError))
+    for name in ("map", "model"):
+        checked(getattr(scenario, name), dict[str, str], name)
     tables = dict.fromkeys(("trace", "prices", "throughput_params"), (Path, list))
     for name, kinds in (tables | {"throughputs": (Path, list, dict), "profiles": (Path,)}).items():
         if not isinstance(value := getattr(scenario, name), (*kinds, type(None))):

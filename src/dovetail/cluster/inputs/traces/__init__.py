@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from os import PathLike
 from typing import get_args
 
-from dovetail.cluster.inputs.choices import TraceKind, Widths, one_of
+import msgspec
+
+from dovetail.cluster.inputs.choices import OnError, TraceKind, Widths, one_of
 from dovetail.cluster.inputs.csv_rows import GivenRows, Source, header_of
-from dovetail.cluster.inputs.traces import alibaba, gavel, logs, pollux, simulators, table
+from dovetail.cluster.inputs.traces import alibaba, gavel, kubernetes, logs, pollux, ray_jobs, simulators, slurm, table
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.traces.gavel import write_gavel
 from dovetail.cluster.inputs.traces.mapping import Mapper
 from dovetail.cluster.inputs.traces.table import write_table
 from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import as_path
+from dovetail.core.files import as_path, open_bytes
 
 __all__ = ["FORMATS", "JobTrace", "detect", "read_trace", "write_gavel", "write_table", "write_trace"]
 
 FORMATS: dict[str, TraceFormat] = {
-    each.name: each for module in (table, gavel, logs, pollux, alibaba, simulators) for each in module.FORMATS
+    each.name: each
+    for module in (table, gavel, logs, pollux, alibaba, simulators, slurm, kubernetes, ray_jobs)
+    for each in module.FORMATS
 }
 
 
@@ -55,6 +59,10 @@ def read_trace(
     widths: Widths | None = None,
     most: int | None = None,
     profiled: Mapper | None = None,
+    map: Mapping[str, str] | None = None,
+    model: Mapping[str, str] | None = None,
+    on_error: OnError = "fail",
+    elsewhere: Callable[[], Throughputs] | None = None,
 ) -> JobTrace:
     """Read a trace of any known format.
 
@@ -62,11 +70,19 @@ def read_trace(
     throughputs do not have; a log of a real cluster is full of them, so there they are guessed by default. `most` are
     read at most: the first to arrive, so that notes tell of these alone. With `profiled`, models and steps are those of
     applications' profiles.
+
+    Of a scheduler's log, `map` says which key holds what (`model`, `steps`, `width`, `weight`, `due_s`, `entity`,
+    `name`, `type`), `model` which model a name there is, by pattern or as "" for all others. `elsewhere` gives
+    throughputs of types that jobs ran on and that are not among those given.
     """
     if format and format not in FORMATS:
         raise InputError(f"trace format {format!r}: unknown{did_you_mean(format, FORMATS)}")
     how = FORMATS[format] if format else detect(path)
-    reading = TraceReading(path, profiled or Mapper(throughputs, widths or how.widths))
+    if not how.mapped and (map or model or on_error != "fail"):
+        named = ", ".join(name for name, each in FORMATS.items() if each.mapped)
+        raise InputError(f"{path}: map, model and on_error are for logs of schedulers ({named}), found {how.name}")
+    mapper = profiled or Mapper(throughputs, widths or how.widths, elsewhere if how.mapped else None)
+    reading = TraceReading(path, mapper, map=dict(map or {}), model=dict(model or {}), on_error=on_error)
     jobs = list(how.read(reading))
     if not jobs:
         dropped = reading.dropped(())
@@ -102,15 +118,29 @@ def detect(path: Source) -> TraceFormat:
     """The format of a file: by its header, of those that fit the one with most columns; else by how many it has."""
     if isinstance(path, GivenRows) and not path.rows:
         raise InputError(f"{path}: expected jobs, found none")
+    begin = _beginning(path)
+    for each in FORMATS.values():
+        if each.looks is not None and each.looks(begin):
+            return each
     cells = header_of(path, delimiter="\t")
     for each in FORMATS.values():
-        if not each.header and len(cells) == len(each.columns):
+        if not each.header and each.looks is None and len(cells) == len(each.columns):
             return each
     header = header_of(path)
-    fitting = [each for each in FORMATS.values() if each.header and set(each.columns) <= set(header)]
+    fitting = [
+        each for each in FORMATS.values() if each.header and each.looks is None and set(each.columns) <= set(header)
+    ]
     if fitting:
         return max(fitting, key=lambda each: len(each.columns))
     found = f"a header with {', '.join(header)[:100] or 'nothing'}"
     if len(cells) > 1:
         found = f"{len(cells)} columns with tabs between"
     raise InputError(f"{path}:1: not a trace that is known: found {found}; known formats: {', '.join(FORMATS)}")
+
+
+def _beginning(path: Source) -> str:
+    """The first lines of a file; of rows that were given, the first one as JSON would have it, under its names."""
+    if isinstance(path, GivenRows):
+        return msgspec.json.encode(path.rows[:1], enc_hook=str).decode()
+    with open_bytes(path) as file:
+        return file.read(65536).decode("utf-8-sig", errors="replace")

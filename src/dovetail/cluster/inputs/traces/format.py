@@ -6,31 +6,52 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Protocol
 
-from dovetail.cluster.inputs.choices import Widths
+from dovetail.cluster.inputs.choices import OnError, Widths
 from dovetail.cluster.inputs.csv_rows import CsvRow, Source
 from dovetail.cluster.inputs.throughputs import Kind
 from dovetail.cluster.inputs.traces.mapping import Mapper
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError
 
+_SHOWN = 3  # rows that could not be read, in a note
+
+
+class TraceEntry(Protocol):
+    """What is read now, and where it is in its file."""
+
+    def error(self, column: str, message: str) -> InputError: ...
+
 
 @dataclass(slots=True)
 class TraceReading:
-    """A trace that is being read: its file, the mapper of models and steps, and what was left out and why."""
+    """A trace that is being read: its file, the mapper of models and steps, and what was left out and why.
+
+    `map` says which key of a log's record holds what, `model` what the names there are."""
 
     path: Source
     mapper: Mapper
     left_out: list[tuple[str, int]] = field(default_factory=list)  # what, and how many jobs were read before it
     drawn: dict[int, tuple[str, str]] = field(default_factory=dict)  # by job: the trace's model, and ours for it
     count: int = 0
+    map: dict[str, str] = field(default_factory=dict)
+    model: dict[str, str] = field(default_factory=dict)
+    on_error: OnError = "fail"
+    skipped: list[str] = field(default_factory=list)  # rows that could not be read
+    ended: Counter[str] = field(default_factory=Counter)  # how jobs ended that did not end well
+    ran_on: Counter[str] = field(default_factory=Counter)  # types that steps were told from
+
+    def skip(self, why: str) -> None:
+        self.skipped.append(why)
+        self.leave_out("rows that could not be read")
 
     def leave_out(self, what: str) -> None:
         self.left_out.append((what, self.count))
 
     def job(
         self,
-        row: CsvRow,
+        row: TraceEntry,
         *,
         model: str,
         width: int,
@@ -42,14 +63,22 @@ class TraceReading:
         slack: float | None = None,
         entity: str = "",
         name: str = "",
+        ran_on: str = "",
     ) -> Job:
-        """A job of this row: steps are told from its duration, or the other way round; `slack` is due in durations."""
+        """A job of this row: steps are told from its duration, or the other way round; `slack` is due in durations.
+
+        With `ran_on` the duration is on that type, else on the reference type."""
         rate = 0.0
         if self.mapper.ready or steps is None or slack is not None:
             try:
                 rate = self.mapper.rate(model, width)
             except InputError as error:
                 raise row.error("", str(error)) from None
+            if ran_on and steps is None and duration_s is not None:
+                steps, duration_s = duration_s * self.mapper.rate_on(model, width, ran_on), None
+                if not steps:
+                    raise row.error("", f"{model} at width {width} does not run on {ran_on}")
+                self.ran_on[ran_on] += 1
             if rate == 0 and (steps is None or (slack is not None and duration_s is None)):
                 raise row.error("", f"{model} at width {width} does not run on {self.mapper.reference}")
         if steps is None:
@@ -74,7 +103,7 @@ class TraceReading:
             name=name,
         )
 
-    def draw(self, row: CsvRow, key: str, width: int, like: str = "") -> str:
+    def draw(self, row: TraceEntry, key: str, width: int, like: str = "") -> str:
         """A model for a row that does not name one, or one that is not known."""
         try:
             model = self.mapper.draw(key, width, like)
@@ -93,15 +122,23 @@ class TraceReading:
         drawn = [self.drawn[i] for i in ids if i in self.drawn]
         notes = []
         if drawn:
-            reference = self.mapper.reference
-            notes.append(f"models drawn by hash for {len(drawn)} jobs, steps told from their time on {reference}")
+            rest = [self.mapper.reference] if self.ran_on.total() < self.count else []
+            on = ", ".join(dict.fromkeys([*self.ran_on, *rest]))
+            notes.append(f"models drawn by hash for {len(drawn)} jobs, steps told from their time on {on}")
         stood_in = {theirs: ours.partition(" (")[0] for theirs, ours in reversed(drawn) if theirs}
+        stood_in = {theirs: ours for theirs, ours in stood_in.items() if theirs != ours}
         if stood_in:
             pairs = ", ".join(f"{theirs} by {ours}" for theirs, ours in sorted(stood_in.items()))
             notes.append(f"models that are not known were stood for: {pairs}")
         guessed = sorted({width for _, width in self.mapper.guessed(kinds)})
         if guessed:
-            notes.append(f"throughputs guessed from other widths for widths {', '.join(map(str, guessed))}")
+            notes.append(f"throughputs guessed from other widths for widths {', '.join(str(each) for each in guessed)}")
+        if self.ended:
+            how = ", ".join(f"{state} {count}" for state, count in self.ended.most_common())
+            notes.append(f"the time of jobs counts that did not end well: {how}")
+        notes += [f"could not be read: {why}" for why in self.skipped[:_SHOWN]]
+        if len(self.skipped) > _SHOWN:
+            notes.append(f"could not be read: {len(self.skipped) - _SHOWN} more")
         return notes
 
 
@@ -116,6 +153,8 @@ class TraceFormat:
     header: bool = True
     widths: Widths = "guess"  # what is done by default with widths that the throughputs do not have
     from_zero: bool = True  # whether the first arrival becomes time 0
+    looks: Callable[[str], bool] | None = None  # whether a file begins so, where that is not told by its columns
+    mapped: bool = False  # whether a user may say which key holds what
 
 
 def timestamp_s(row: CsvRow, column: str) -> float:

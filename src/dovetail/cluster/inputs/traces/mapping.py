@@ -6,7 +6,8 @@ as many steps as that model does in this time on the reference type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from zlib import crc32
 
 import numpy as np
@@ -54,8 +55,15 @@ class Mapper:
     refused.
     """
 
-    def __init__(self, throughputs: Throughputs | None, widths: Widths = "error") -> None:
+    def __init__(
+        self,
+        throughputs: Throughputs | None,
+        widths: Widths = "error",
+        elsewhere: Callable[[], Throughputs] | None = None,
+    ) -> None:
+        """`elsewhere` gives those of types that are not here, for jobs that ran there."""
         self._given = throughputs
+        self._elsewhere = elsewhere
         self._widths = widths
         self._rates: dict[Kind, float] = {}
         self._choices: dict[tuple[str, int], list[str]] = {}
@@ -90,6 +98,31 @@ class Mapper:
         """Whether there are throughputs to go by."""
         return self._given is not None
 
+    @property
+    def models(self) -> list[str]:
+        """Models and families that are known."""
+        return [*self._models, *dict.fromkeys(_family(model) for model in self._models)]
+
+    @cached_property
+    def everywhere(self) -> Throughputs | None:
+        """Throughputs of more types than those here, if there are any."""
+        return self._given if self._elsewhere is None else self._elsewhere()
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Those here, and those of which it is known how fast jobs run there."""
+        here, more = self._given, self.everywhere
+        return () if here is None or more is None else tuple(dict.fromkeys((*here.types, *more.types)))
+
+    def rate_on(self, model: str, width: int, on: str) -> float:
+        """Steps per second on a type that is known, here or elsewhere; models are those of `rate`."""
+        assert self._given is not None
+        assert self.everywhere is not None
+        self.rate(model, width)
+        source = self._given if on in self._given.types else self.everywhere
+        plain = self._plain.get(model, (model, ()))[0]
+        return float(rates_at(source, plain, width)[0][source.types.index(on)])
+
     def rate(self, model: str, width: int) -> float:
         """Steps per second on the reference type, perhaps 0. An error says what is wrong; the row knows where."""
         kind = (model, width)
@@ -121,7 +154,7 @@ class Mapper:
         """A model for a job that is called `key`: `like` itself if it is known, else one of its kind, else any."""
         if like in self._models:
             return like
-        family = STANDS_FOR.get(like.lower(), "")
+        family = STANDS_FOR.get(like.lower(), like)
         choices = self._choices.get((family, width))
         if choices is None:
             choices = self._choices[family, width] = self._able(family, width)
@@ -158,7 +191,12 @@ class Mapper:
             able = [m for m in self._models if any(k == m and w > 1 for k, w in runs)] or list(self._models)
         if not able:
             raise InputError(f"no throughputs for any model at width {width} (--widths guess guesses it)")
-        return [m for m in able if m.partition(" (")[0] == family] or able
+        return [m for m in able if _family(m) == family] or able
+
+
+def _family(model: str) -> str:
+    """A model without its batch size."""
+    return model.partition(" (")[0]
 
 
 def _restricted(

@@ -1,0 +1,215 @@
+"""Kubernetes: Kueue's workloads, jobs of any kind, and events about them, as `kubectl get ... -o json` prints them.
+
+A job arrives when its object was created. A workload runs from its admission to its end, a job from `startTime` to
+`completionTime`; where the file has events too, the times between admissions and evictions are summed. Accelerators are
+those that were assigned, else what containers ask for, times their replicas. Of a workload and the job that
+owns it, the workload counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
+from dovetail.cluster.inputs.traces.json_objects import JsonObject, objects
+from dovetail.cluster.inputs.traces.records import JobRecord, jobs_of
+from dovetail.cluster.inputs.workload import Job
+from dovetail.core.errors import InputError
+
+_JOBS = ("Job", "PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "TrainJob", "JobSet", "RayJob")
+_GPU = re.compile(r"[^/]+/(gpu|mig-(\d)g\.\d+gb)(\.shared)?")
+_TYPE_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "accelerator", "gpu.nvidia.com/class")
+_ENDS = ("Finished", "Complete", "Failed", "Succeeded", "Completed")
+_BEGINS = ("Admitted", "Started", "Resumed")
+_STOPS = ("Preempted", "Stopped", "Suspended")
+_NEED = "kubectl get workloads,jobs,events -A -o json has both"
+
+
+def _read(reading: TraceReading) -> Iterator[Job]:
+    found: dict[str, JsonObject] = {}  # the last version of each object
+    events: dict[str, list[tuple[float, str]]] = {}
+    wrong: list[InputError] = []
+    owned: set[str] = set()
+    for each in objects(reading.path):
+        try:
+            if isinstance(each, InputError):
+                raise each
+            _sort(each, found, events, owned)
+        except InputError as error:
+            wrong.append(error)
+    if events and not found:
+        raise InputError(
+            f"{reading.path}: expected workloads or jobs, found events alone, which do not say how many accelerators: "
+            f"{_NEED}"
+        )
+    yield from jobs_of(reading, _records(found, events, owned, wrong))
+
+
+def _sort(
+    each: JsonObject, found: dict[str, JsonObject], events: dict[str, list[tuple[float, str]]], owned: set[str]
+) -> None:
+    """Put an object where it belongs: an event to what it is about, another by its id."""
+    if isinstance(each.data.get("object"), dict) and "type" in each.data:  # as a watch tells it
+        each = JsonObject(each.place, each.data["object"])
+    kind = each.data.get("kind")
+    if not isinstance(kind, str):
+        raise each.error("kind", "expected an object of Kubernetes, found none")
+    if kind == "Event":
+        about = each.look("involvedObject") or each.look("regarding") or {}
+        at_s = next((t for key in ("eventTime", "firstTimestamp", "lastTimestamp") if (t := each.time_s(key))), None)
+        if at_s is not None and isinstance(about, dict):
+            for key in _keys(about.get("kind"), about):
+                events.setdefault(key, []).append((at_s, str(each.data.get("reason", ""))))
+        return
+    meta = each.look("metadata")
+    if not isinstance(meta, dict) or "name" not in meta:
+        raise each.error("metadata.name", "expected a name, found none")
+    if kind == "Workload":
+        owned.update(str(owner.get("uid")) for owner in meta.get("ownerReferences") or [] if isinstance(owner, dict))
+    found[_keys(kind, meta)[-1]] = each
+
+
+def _keys(kind: Any, meta: Mapping[str, Any]) -> list[str]:
+    """What an object is known by: its place, and its id where it has one."""
+    place = f"{kind} {meta.get('namespace', '')}/{meta.get('name', '')}"
+    return [place, str(meta["uid"])] if meta.get("uid") else [place]
+
+
+def _records(
+    found: Mapping[str, JsonObject],
+    events: Mapping[str, list[tuple[float, str]]],
+    owned: set[str],
+    wrong: list[InputError],
+) -> Iterator[JobRecord | InputError | str]:
+    yield from wrong
+    for each in found.values():
+        kind, meta = each.data["kind"], each.data["metadata"]
+        if kind not in (*_JOBS, "Workload"):
+            yield f"objects that are no jobs ({kind})"
+        elif meta.get("uid") in owned:
+            yield "jobs that a workload stands for"
+        else:
+            try:
+                heard = next((events[key] for key in reversed(_keys(kind, meta)) if key in events), [])
+                yield _record(each, sorted(heard))
+            except InputError as error:
+                yield error
+
+
+def _record(each: JsonObject, heard: list[tuple[float, str]]) -> JobRecord | str:
+    arrival_s = each.time_s("metadata.creationTimestamp")
+    if arrival_s is None:
+        raise each.error("metadata.creationTimestamp", "expected when it was created, found nothing")
+    conditions = {c.get("type"): c for c in each.look("status.conditions") or [] if isinstance(c, dict)}
+    ended = next((c for name in _ENDS if (c := conditions.get(name)) and c.get("status") == "True"), None)
+    end_s = each.time_s("status.completionTime") or each.time_s("status.endTime")
+    if end_s is None and ended is not None:
+        end_s = JsonObject(each.place, ended).time_s("lastTransitionTime")
+    admitted = conditions.get("Admitted") or {}
+    start_s = each.time_s("status.startTime") or JsonObject(each.place, admitted).time_s("lastTransitionTime")
+    if start_s is None and not any(reason in _BEGINS for _, reason in heard):
+        return "jobs that never ran"
+    if end_s is None:
+        return "jobs that still run"
+    ran_s = _told_s(heard, end_s)
+    if ran_s is None:
+        past_s = each.look("status.accumulatedPastExecutionTimeSeconds") or 0.0
+        ran_s = end_s - (start_s or end_s) + (past_s if isinstance(past_s, int | float) else 0.0)
+    width, share, flavor = _assigned(each)
+    wants = tuple(sorted({str(value) for value in _labels(each.look("spec") or {}) if value}))
+    meta = each.data["metadata"]
+    owners = [owner for owner in meta.get("ownerReferences") or [] if isinstance(owner, dict)]
+    queue = each.look("status.admission.clusterQueue") or each.look("spec.queueName")
+    failed = ended is not None and (ended.get("type") == "Failed" or "Fail" in str(ended.get("reason", "")))
+    return JobRecord(
+        place=each.place,
+        look=each.look,
+        key=f"{meta.get('namespace', '')}/{meta['name']}",
+        arrival_s=arrival_s,
+        ran_s=ran_s,
+        width=width,
+        name=str(owners[0].get("name", meta["name"]) if owners else meta["name"]),
+        entity=str(queue or meta.get("namespace", "")),
+        ran_on=flavor,
+        wants=wants,
+        share=share,
+        ended="Failed" if failed else "",
+    )
+
+
+def _told_s(heard: list[tuple[float, str]], end_s: float) -> float | None:
+    """How long it ran by its events; None if they do not tell of a beginning.
+
+    >>> _told_s([(0.0, "Admitted"), (5.0, "EvictedDueToPreempted"), (9.0, "Admitted")], end_s=20.0)
+    16.0
+    """
+    began_s, ran_s, told = None, 0.0, False
+    for at_s, reason in heard:
+        if reason in _BEGINS and began_s is None and at_s < end_s:
+            began_s, told = at_s, True
+        elif began_s is not None and (reason.startswith("Evicted") or reason in _STOPS):
+            ran_s, began_s = ran_s + at_s - began_s, None
+    return None if not told else ran_s + (0.0 if began_s is None else end_s - began_s)
+
+
+def _assigned(each: JsonObject) -> tuple[int | None, float, str]:
+    """Accelerators of a job, which part of one each is, and what their kind is called."""
+    sets = [s for s in each.look("status.admission.podSetAssignments") or [] if isinstance(s, dict)]
+    flavors = {str(name) for s in sets for key, name in (s.get("flavors") or {}).items() if _GPU.fullmatch(key)}
+    flavor = flavors.pop() if len(flavors) == 1 else ""
+    usage = [(key, value) for s in sets for key, value in (s.get("resourceUsage") or {}).items()]
+    asked = [(key, value, 1) for key, value in usage] or list(_requests(each.look("spec") or {}, 1))
+    total, share = 0, 1.0
+    for key, value, times in asked:
+        if found := _GPU.fullmatch(key):
+            if not re.fullmatch(r"\d+", str(value)):
+                raise each.error(key, f"expected a whole number of accelerators, found {value!r}")
+            total += int(value) * times
+            share = int(found.group(2)) / 7 if found.group(2) else share
+    return total, share, flavor
+
+
+def _requests(node: Any, times: int) -> Iterator[tuple[str, Any, int]]:
+    """What all containers under a node ask for, times the replicas of what they are in."""
+    if isinstance(node, list):
+        for each in node:
+            yield from _requests(each, times)
+    elif isinstance(node, dict):
+        for key in ("replicas", "parallelism", "count", "numNodes"):
+            if isinstance(count := node.get(key), int) and not isinstance(count, bool):
+                times *= count
+        if isinstance(containers := node.get("containers"), list):
+            for container in containers:
+                resources = (container.get("resources") if isinstance(container, dict) else None) or {}
+                asked = (resources.get("limits") or {}) | (resources.get("requests") or {})
+                yield from ((key, value, times) for key, value in asked.items())
+            return
+        for value in node.values():
+            yield from _requests(value, times)
+
+
+def _labels(node: Any) -> Iterator[Any]:
+    """The types that pods under a node are bound to."""
+    if isinstance(node, list):
+        for each in node:
+            yield from _labels(each)
+    elif isinstance(node, dict):
+        selector = node.get("nodeSelector")
+        yield from (selector[key] for key in _TYPE_LABELS if isinstance(selector, dict) and key in selector)
+        for value in node.values():
+            yield from _labels(value)
+
+
+def _looks(text: str) -> bool:
+    begin = text.lstrip()
+    kinds = ("Event", "List", "Workload", "WorkloadList", "EventList", "JobList", *_JOBS)
+    return (
+        begin[:1] in ("{", "[")
+        and '"apiVersion"' in begin
+        and any(re.search(rf'"kind"\s*:\s*"{kind}"', begin) for kind in kinds)
+    )
+
+
+FORMATS = (TraceFormat("kubernetes", "Kubernetes' and Kueue's objects", (), _read, looks=_looks, mapped=True),)

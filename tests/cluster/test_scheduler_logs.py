@@ -1,0 +1,401 @@
+"""Logs of Slurm, Kubernetes and Ray as traces: what is read, what is told from a mapping, what is left out and why."""
+
+# ruff: noqa: E501  (lines are as they are printed)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import cli, cluster
+from dovetail.cluster.inputs.analytic import analytic
+from dovetail.cluster.inputs.traces import JobTrace, detect, read_trace
+from dovetail.cluster.inputs.workload import Job
+from dovetail.core.errors import InputError
+
+HERE = ("v100", "a100")
+SACCT = """\
+JobID|JobName|Account|State|Submit|Start|End|Elapsed|Timelimit|AllocTRES|ReqTRES
+100|bert-large|nlp|COMPLETED|2024-11-13T08:00:00|2024-11-13T09:00:00|2024-11-13T11:00:00|02:00:00|UNLIMITED|billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=64G,node=1|cpu=8,gres/gpu=4
+100.batch|batch||COMPLETED|2024-11-13T09:00:00|2024-11-13T09:00:00|2024-11-13T11:00:00|02:00:00||cpu=8,gres/gpu:a100=4,gres/gpu=4|
+100.extern|extern||COMPLETED|2024-11-13T09:00:00|2024-11-13T09:00:00|2024-11-13T11:00:00|02:00:00||cpu=8|
+101_3|sweep|vision|TIMEOUT|2024-11-13T08:10:00|2024-11-13T08:20:00|2024-11-14T08:20:00|1-00:00:00|1-00:00:00|cpu=4,gres/gpu=1,mem=8G|cpu=4,gres/gpu:v100=1
+101_[4-9%2]|sweep|vision|PENDING|2024-11-13T08:10:00|Unknown|Unknown|00:00:00|1-00:00:00||cpu=4,gres/gpu:v100=1
+102|later|nlp|RUNNING|2024-11-13T08:30:00|2024-11-13T08:31:00|Unknown|05:00:00|UNLIMITED|gres/gpu=2|gres/gpu=2
+103|prep|nlp|COMPLETED|2024-11-13T08:40:00|2024-11-13T08:41:00|2024-11-13T08:42:00|00:01:00|10:00|cpu=2,mem=4G,node=1|cpu=2
+104|gone|nlp|CANCELLED by 42|2024-11-13T08:50:00|None|2024-11-13T08:55:00|00:00:00|10:00||gres/gpu=8
+105|small|nlp|CANCELLED by 42|2024-11-13T09:00:00|2024-11-13T09:00:00|2024-11-13T09:07:00|07:00|10:00|gres/gpu:a100_3g.20gb=1|gres/gpu=1
+"""
+
+
+def _read(tmp_path: Path, text: str, name: str = "log.txt", **how: Any) -> JobTrace:
+    path = tmp_path / name
+    path.write_text(text)
+    known = analytic(HERE)
+    return read_trace(path, known, elsewhere=lambda: analytic(["v100", "a100", "h100"]), **how)
+
+
+def _rate(model: str, width: int, on: str) -> float:
+    known = analytic((*HERE, "h100"))
+    return float(known.alone[known.index()[model, width], known.types.index(on)])
+
+
+def _bare(model: str) -> str:
+    return model.partition(" on ")[0]
+
+
+def test_sacct(tmp_path: Path) -> None:
+    found = _read(tmp_path, SACCT)
+    assert found.format == "slurm"
+    assert [(job.name, job.arrival_s, job.width, job.entity) for job in found] == [
+        ("bert-large", 0.0, 4, "nlp"),
+        ("sweep", 600.0, 1, "vision"),
+        ("small", 3600.0, 1, "nlp"),
+    ]
+    assert found.dropped == {
+        "steps of jobs": 2,
+        "jobs that never ran": 2,
+        "jobs that still run": 1,
+        "jobs without a GPU": 1,
+    }
+    first, second, third = found.jobs
+    # Two hours on the type that it had are as many steps as the model does there in two hours.
+    assert first.steps == pytest.approx(7200 * _rate(first.model, 4, "a100"))
+    assert second.model.endswith(" on v100")  # it asked for that type, and only that
+    assert second.steps == pytest.approx(86400 * _rate(_bare(second.model), 1, "v100"))
+    assert third.steps == pytest.approx(420 * 3 / 7 * _rate(third.model, 1, "a100"))  # three sevenths of one
+    assert any("TIMEOUT 1, CANCELLED 1" in note for note in found.notes)
+
+
+def test_the_table_that_sacct_prints_without_options_for_parsing(tmp_path: Path) -> None:
+    table = """\
+
+       JobID    JobName              Submit    Elapsed                                    AllocTRES      State
+------------ ---------- ------------------- ---------- -------------------------------------------- ----------
+3445652      slurm_bat+ 2024-11-13T08:00:00   02:00:00 billing=8,cpu=8,gres/gpu:v100=2,gres/gpu=2  COMPLETED
+3445652.bat+      batch 2024-11-13T08:00:00   02:00:00 cpu=8,gres/gpu:v100=2,gres/gpu=2            COMPLETED
+3445653      omp_mem_t+ 2024-11-13T08:01:00   00:30:00 billing=8,cpu=8,gres/gpu=1                  OUT_OF_ME+
+"""
+    found = _read(tmp_path, table)
+    assert [(job.name, job.width, job.duration_s) for job in found] == [
+        ("slurm_bat+", 2, 7200),
+        ("omp_mem_t+", 1, 1800),
+    ]
+    cut = table.replace("billing=8,cpu=8,gres/gpu=1                 ", "billing=8,cpu=8,gres/g+                    ")
+    with pytest.raises(InputError, match=r"log.txt:6: alloctres: expected all of it, found 'billing=8,cpu=8,gres/g\+'"):
+        _read(tmp_path, cut)
+    with pytest.raises(InputError, match=r"log.txt:2: expected a line of dashes under the names, found '1 '"):
+        _read(tmp_path, "JobID  Submit\n1 \n")
+
+
+@pytest.mark.parametrize(
+    ("cells", "wrong"),
+    [
+        ("1|2024-11-13T08:00:00|soon|gres/gpu=1", "2: elapsed: expected seconds or DAYS-HH:MM:SS, found 'soon'"),
+        ("1|Tomorr 10:00|1:00|gres/gpu=1", "2: submit: expected a time such as 2024-11-13T13:03:31, .* found 'Tomorr"),
+        ("1|Unknown|1:00|gres/gpu=1", "2: Submit: expected when it came, found 'Unknown'"),
+        ("1|2024-11-13T08:00:00|1:00", "2: expected 4 columns, found 3"),
+        ("|2024-11-13T08:00:00|1:00|gres/gpu=1", "2: JobID: expected a job, found nothing"),
+    ],
+)
+def test_lines_that_cannot_be_read(tmp_path: Path, cells: str, wrong: str) -> None:
+    text = f"JobID|Submit|Elapsed|AllocTRES\n{cells}\n2|2024-11-13T08:00:00|1:00|gres/gpu=1\n"
+    with pytest.raises(InputError, match=f"log.txt:{wrong}"):
+        _read(tmp_path, text)
+    found = _read(tmp_path, text, on_error="skip")
+    assert (len(found), found.dropped) == (1, {"rows that could not be read": 1})
+    assert any(note.startswith("could not be read: ") and "log.txt:2: " in note for note in found.notes)
+
+
+def test_a_name_with_a_bar_in_the_last_column(tmp_path: Path) -> None:
+    found = _read(tmp_path, "JobID|Submit|Elapsed|AllocTRES|JobName\n1|1000|60|gres/gpu=1|a|b\n")
+    assert found.jobs[0].name == "a|b"
+
+
+def test_older_accounts_count_accelerators_by_node(tmp_path: Path) -> None:
+    found = _read(tmp_path, "JobID|Submit|Elapsed|AllocGRES|AllocNodes|\n1|1000|60|gpu:v100:2|4|\n2|1001|60|gpu:1|1|\n")
+    assert [job.width for job in found] == [8, 1]
+
+
+def test_a_table_that_cannot_say_what_is_needed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"log.txt:1: missing column 'AllocTRES'; found jobid, .*\(as by sacct -a -X"):
+        _read(tmp_path, "JobID|JobName|Submit|Elapsed\n1|x|1000|60\n")
+
+
+def test_what_a_log_does_not_say_is_told(tmp_path: Path) -> None:
+    how: dict[str, Any] = {
+        "map": {"entity": "State", "weight": "3", "due_s": "Timelimit", "type": ""},
+        "model": {"bert*": "Transformer"},
+    }
+    first, second, third = _read(tmp_path, SACCT, **how)
+    assert first.model.startswith("Transformer (batch size ")
+    assert [job.entity for job in (first, second, third)] == ["COMPLETED", "TIMEOUT", "CANCELLED by 42"]
+    assert [job.weight for job in (first, second, third)] == [3, 3, 3]
+    assert [job.due_s for job in (first, second, third)] == [None, 86400, 600]
+    assert " on " not in second.model  # a type that nobody asks for any more
+    exact = _read(tmp_path, SACCT, model={"": "LM (batch size 10)"}, map={"steps": "500"})
+    assert {(job.model.partition(" on ")[0], job.steps) for job in exact} == {("LM (batch size 10)", 500)}
+
+
+@pytest.mark.parametrize(
+    ("how", "wrong"),
+    [
+        ({"map": {"modle": "JobName"}}, "map: unknown name 'modle'; did you mean 'model'"),
+        ({"map": {"model": "Jobname2"}}, "log.txt:2: expected a column 'Jobname2', found jobid, jobname"),
+        ({"map": {"weight": "JobName"}}, "log.txt:2: JobName: expected a number from 1e-06 .* found 'bert-large'"),
+        ({"model": {"": "Transformr"}}, "model 'Transformr': no throughputs for it; did you mean 'Transformer'"),
+    ],
+)
+def test_a_mapping_that_is_wrong(tmp_path: Path, how: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(InputError, match=wrong):
+        _read(tmp_path, SACCT, **how)
+
+
+def test_other_formats_have_no_mapping(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"map, model and on_error are for logs of schedulers \(slurm, kubernetes, ray\)"
+    ):
+        _read(tmp_path, "arrival_s,model,steps\n0,LM,5\n", map={"model": "model"})
+
+
+# --- Kubernetes -------------------------------------------------------------------------------------------------------
+
+
+def _meta(name: str, uid: str, at: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "namespace": "team-a", "uid": uid, "creationTimestamp": f"2026-09-02T{at}Z", **more}
+
+
+def _pod(gpus: Any, **spec: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": gpus}}}], **spec}}
+
+
+def _condition(kind: str, at: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "status": "True", "lastTransitionTime": f"2026-09-02T{at}Z", **more}
+
+
+def _event(about: str, reason: str, at: str) -> dict[str, Any]:
+    involved = {"kind": "Workload", "namespace": "team-a", "name": about}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "involvedObject": involved,
+        "reason": reason,
+        "firstTimestamp": f"2026-09-02T{at}Z",
+    }
+
+
+WORKLOAD = {
+    "apiVersion": "kueue.x-k8s.io/v1beta1",
+    "kind": "Workload",
+    "metadata": _meta("job-train", "w1", "10:00:00", ownerReferences=[{"kind": "Job", "name": "train", "uid": "j1"}]),
+    "spec": {"queueName": "user-queue", "podSets": [{"name": "main", "count": 2, "template": _pod("4")}]},
+    "status": {
+        "conditions": [
+            _condition("QuotaReserved", "10:29:00"),
+            _condition("Admitted", "10:30:00"),
+            _condition("Finished", "11:30:00", reason="Succeeded"),
+        ],
+        "admission": {
+            "clusterQueue": "research",
+            "podSetAssignments": [
+                {
+                    "name": "main",
+                    "flavors": {"cpu": "c", "nvidia.com/gpu": "pool-h100-spot"},
+                    "resourceUsage": {"cpu": "16", "nvidia.com/gpu": "8"},
+                }
+            ],
+        },
+    },
+}
+JOBS = [
+    {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta("train", "j1", "10:00:00"), "spec": {"template": _pod(4)}, "status": {}},
+    {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _meta("wide", "j2", "10:05:00"),
+        "spec": {"parallelism": 2, "template": _pod(1, nodeSelector={"nvidia.com/gpu.product": "Tesla-V100-SXM2-16GB"})},
+        "status": {"startTime": "2026-09-02T10:06:00Z", "conditions": [_condition("Failed", "10:16:00")]},
+    },
+    {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _meta("set", "j3", "10:07:00"),
+        "spec": {"replicatedJobs": [{"replicas": 2, "template": {"spec": {"parallelism": 2, "template": _pod("1")}}}]},
+        "status": {"startTime": "2026-09-02T10:08:00Z", "conditions": [_condition("Completed", "10:18:00")]},
+    },
+    {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta("open", "j4", "10:08:00"), "spec": {"template": _pod(1)}, "status": {"startTime": "2026-09-02T10:09:00Z"}},
+    {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta("held", "j5", "10:08:00"), "spec": {"template": _pod(1)}, "status": {}},
+    {"apiVersion": "v1", "kind": "Pod", "metadata": _meta("p", "p1", "10:08:00")},
+]  # fmt: skip
+
+
+def _listed(items: Sequence[Any]) -> str:
+    return json.dumps(
+        {"apiVersion": "v1", "items": items, "kind": "List", "metadata": {"resourceVersion": ""}}, indent=4
+    )
+
+
+def _told(found: JobTrace) -> list[tuple[str, float, int, str]]:
+    return [(job.name, job.arrival_s, job.width, job.entity) for job in found]
+
+
+def test_workloads_and_jobs(tmp_path: Path) -> None:
+    found = _read(tmp_path, _listed([WORKLOAD, *JOBS]), "k8s.json")
+    assert found.format == "kubernetes"
+    assert _told(found) == [("train", 0.0, 8, "research"), ("wide", 300.0, 2, "team-a"), ("set", 420.0, 4, "team-a")]
+    assert found.dropped == {
+        "jobs that a workload stands for": 1,
+        "jobs that still run": 1,
+        "jobs that never ran": 1,
+        "objects that are no jobs (Pod)": 1,
+    }
+    train, wide, jobset = found.jobs
+    assert train.steps == pytest.approx(3600 * _rate(train.model, 8, "h100"))  # by the flavor that it had
+    assert wide.model.endswith(" on v100")
+    assert wide.steps == pytest.approx(600 * _rate(_bare(wide.model), 2, "v100"))
+    assert jobset.duration_s == pytest.approx(600)
+    assert any("Failed 1" in note for note in found.notes)
+
+
+def test_events_tell_of_evictions(tmp_path: Path) -> None:
+    events = [
+        _event("job-train", "Admitted", "10:05:00"),
+        _event("job-train", "EvictedDueToPreempted", "10:15:00"),
+        _event("job-train", "Admitted", "10:30:00"),
+    ]
+    found = _read(tmp_path, _listed([*events, WORKLOAD]), "k8s.json")
+    assert found.jobs[0].steps == pytest.approx((600 + 3600) * _rate(found.jobs[0].model, 8, "h100"))
+    past = json.loads(json.dumps(WORKLOAD))
+    past["status"]["accumulatedPastExecutionTimeSeconds"] = 600
+    same = _read(tmp_path, json.dumps(past), "k8s.json", map={"width": "8"})
+    assert same.jobs[0].steps == found.jobs[0].steps
+    with pytest.raises(InputError, match="found events alone, which do not say how many accelerators: kubectl get"):
+        _read(tmp_path, _listed(events), "k8s.json")
+
+
+def test_lines_and_watched_objects_are_the_same(tmp_path: Path) -> None:
+    before = json.loads(json.dumps(WORKLOAD))
+    before["status"] = {}
+    watched = [{"type": "ADDED", "object": before}, {"type": "MODIFIED", "object": WORKLOAD}]
+    for text in ("\n".join(map(json.dumps, watched)), "".join(json.dumps(each, indent=2) for each in watched)):
+        assert _told(_read(tmp_path, text, "watch.jsonl")) == [("train", 0.0, 8, "research")]
+    given = cluster.load(cluster="h100=8", trace=[WORKLOAD], model={"": "Transformer"})
+    assert [job.width for job in given.setup.jobs] == [8]
+
+
+def test_objects_that_cannot_be_read_are_named_by_their_line(tmp_path: Path) -> None:
+    broken = json.loads(json.dumps(WORKLOAD))
+    broken["metadata"]["uid"] = "w2"
+    broken["status"]["admission"]["podSetAssignments"][0]["resourceUsage"]["nvidia.com/gpu"] = "many"
+    text = _listed([WORKLOAD, broken])
+    line = 1 + text[: text.rindex('"apiVersion": "kueue')].count("\n") - 1
+    with pytest.raises(InputError, match=f"k8s.json:{line}: nvidia.com/gpu: expected a whole number .* found 'many'"):
+        _read(tmp_path, text, "k8s.json")
+    text = json.dumps(WORKLOAD) + '\n{"kind": \n'
+    with pytest.raises(InputError, match=r"k8s.json:2: expected an object as JSON"):
+        _read(tmp_path, text, "k8s.json")
+    assert len(_read(tmp_path, text, "k8s.json", on_error="skip")) == 1
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+PRINTED = """\
+Job submission server address: http://10.130.0.158:8265
+[JobDetails(type=<JobType.SUBMISSION: 'SUBMISSION'>, job_id='02000000', submission_id='raysubmit_a', driver_info=DriverInfo(id='02000000', node_ip_address='10.130.0.158', pid='10377'), status=<JobStatus.SUCCEEDED: 'SUCCEEDED'>, entrypoint='python run_hp_search.py', message='Job finished.', error_type=None, start_time=1692980228147, end_time=1692980828147, metadata={'gpus': '2', 'team': 'vision'}, runtime_env={'working_dir': 'gcs://x.zip'}, driver_agent_http_address=None, driver_node_id=None),
+ JobDetails(type=<JobType.SUBMISSION: 'SUBMISSION'>, job_id=None, submission_id='raysubmit_b', driver_info=None, status=<JobStatus.PENDING: 'PENDING'>, entrypoint='python test.py', message='Job has not started yet.', error_type=None, start_time=1701271760641, end_time=None, metadata={}, runtime_env={}, driver_agent_http_address=None, driver_node_id=None),
+ JobDetails(type=<JobType.DRIVER: 'DRIVER'>, job_id='05000000', submission_id=None, driver_info=None, status=<JobStatus.FAILED: 'FAILED'>, entrypoint='', message=None, error_type=None, start_time=1692980300000, end_time=1692980330000, metadata=None, runtime_env=None, driver_agent_http_address=None, driver_node_id=None)]
+"""
+
+
+def _jobs(found: JobTrace) -> list[tuple[str, float, int, float | None, str]]:
+    return [(job.name, job.arrival_s, job.width, job.duration_s, job.entity) for job in found]
+
+
+def test_what_ray_prints(tmp_path: Path) -> None:
+    found = _read(tmp_path, PRINTED, map={"width": "metadata.gpus", "entity": "metadata.team"})
+    assert found.format == "ray"
+    assert _jobs(found) == [("raysubmit_a", 0.0, 2, 600.0, "vision")]
+    assert found.dropped == {
+        "jobs that never ran": 1,
+        "jobs that do not say how many accelerators they had (--map width=KEY tells)": 1,
+    }
+    with pytest.raises(InputError, match="expected jobs, found none"):
+        _read(tmp_path, PRINTED)
+    both = _read(tmp_path, PRINTED, map={"width": "1"})
+    assert [job.name for job in both] == ["raysubmit_a", "05000000"]
+
+
+def test_what_ray_answers_and_writes(tmp_path: Path) -> None:
+    job = {
+        "submission_id": "raysubmit_a",
+        "status": "SUCCEEDED",
+        "entrypoint": "x",
+        "start_time": 1_000_000,
+        "end_time": 1_600_000,
+        "entrypoint_num_gpus": 0.5,
+    }
+    found = _read(tmp_path, json.dumps([job]), "jobs.json")
+    assert _jobs(found) == [("raysubmit_a", 0.0, 1, 300.0, "")]
+    events = [
+        {"timestamp": 1000 + at, "event_id": "e", "source_type": "EXPORT_SUBMISSION_JOB", "event_data": {"submission_job_id": "s", "status": status, "start_time": "1000000", "end_time": end, "metadata": {"gpus": "4"}}}
+        for at, status, end in ((0, "PENDING", None), (200, "RUNNING", None), (500, "SUCCEEDED", "1500000"))
+    ]  # fmt: skip
+    other = {"timestamp": 1, "event_id": "e", "source_type": "EXPORT_ACTOR", "event_data": {}}
+    text = "\n".join(map(json.dumps, [*events, other]))
+    found = _read(tmp_path, text, "event_EXPORT_SUBMISSION_JOB.log", map={"width": "metadata.gpus"})
+    assert _jobs(found) == [("s", 0.0, 4, 300.0, "")]  # it ran from 200 s on
+    assert found.dropped == {"events of other things": 1}
+    with pytest.raises(InputError, match=r"jobs.json:1: end_time: expected milliseconds, found 'late'"):
+        _read(tmp_path, json.dumps([job | {"end_time": "late"}]), "jobs.json")
+
+
+def test_what_this_version_of_ray_prints(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray.dashboard.modules.job.pydantic_models")
+    details = ray.JobDetails(
+        type="SUBMISSION",
+        submission_id="s",
+        status="SUCCEEDED",
+        entrypoint="it's",
+        start_time=10**6,
+        end_time=2 * 10**6,
+    )
+    from pprint import pformat
+
+    found = _read(tmp_path, pformat([details, details.model_copy(update={"submission_id": "t"})]), map={"width": "1"})
+    assert [job.name for job in found] == ["s", "t"]
+
+
+# --- all --------------------------------------------------------------------------------------------------------------
+
+
+def test_formats_are_told_apart(tmp_path: Path) -> None:
+    for text, name in ((SACCT, "slurm"), (_listed([WORKLOAD]), "kubernetes"), (PRINTED, "ray")):
+        path = tmp_path / "trace"
+        path.write_text(text)
+        assert detect(path).name == name
+
+
+def test_a_frame_of_accounts() -> None:
+    rows = [{"JobID": 7, "Submit": "2024-11-13T08:00:00", "Elapsed": "1:00:00", "AllocTRES": "gres/gpu=2"}]
+    jobs = cluster.load(cluster="v100=4", trace=rows).setup.jobs
+    assert isinstance(jobs, list)
+    assert [(job.width, job.duration_s) for job in jobs if isinstance(job, Job)] == [(2, 3600)]
+
+
+def test_the_command_writes_what_simulate_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, out = tmp_path / "sacct.txt", tmp_path / "jobs.csv"
+    log.write_text(SACCT)
+    words = ["cluster", "import", str(log), str(out), "-c", "v100=4,a100=8", "--map", "entity=State,weight=2"]
+    assert cli.main([*words, "--model", "LM", "bert*=Transformer", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["format"], told["jobs"]) == ("slurm", 3)
+    assert "left out: 2 x steps of jobs" in told["notes"]
+    assert cli.main(["cluster", "simulate", "-t", str(out), "-c", "v100=4,a100=8", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["completed"] == 3
+    log.write_text("JobID|Submit|Elapsed|AllocTRES\n1|never ever|1:00|gres/gpu=1\n")
+    assert cli.main(words) == 2
+    assert "sacct.txt:2: submit: expected a time" in capsys.readouterr().err
