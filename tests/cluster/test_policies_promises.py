@@ -222,7 +222,7 @@ def test_a_strategy_proof_share_is_at_least_1_over_e_of_the_nash_share() -> None
 
 
 def test_first_come_first_served() -> None:
-    for seed, name in product(range(15), ("fifo", "fifo_perf", "fifo_packed")):
+    for seed, name in product(range(15), ("fifo", "fifo_moving", "fifo_perf", "fifo_packed")):
         problem = drawn(seed, widths=(1, 2, 4), pairs=True, unfit=0.1)
         found = make(name).allocate(problem)
         runs = found.share.sum(axis=1) + np.bincount(found.pairs.ravel(), minlength=problem.jobs)

@@ -38,6 +38,9 @@ class Placement:
         return best if best is not None and rates[best] > 0 else None
 
     def put(self, job: int, on: int) -> None:
+        """Give a job a type, in the place of the one that it had."""
+        if (before := self.type_of.get(job)) is not None:
+            self.free[before] += self._width[job]
         self.free[on] -= self._width[job]
         self.type_of[job] = on
 

@@ -9,6 +9,15 @@ from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.core.registry import policy
 
 
+def kept(problem: Problem, type_of: dict[int, int]) -> Placement:
+    """Jobs where they were, by id, as far as there is still room."""
+    placed = Placement(problem)
+    for job, one in enumerate(problem.ids.tolist()):
+        if (on := type_of.get(one)) is not None and on in placed.fits(job):
+            placed.put(job, on)
+    return placed
+
+
 @policy("fifo", level="cluster")
 class Fifo:
     """Jobs run to the end where they started; the head of the queue takes the type that a finished job left, or any.
@@ -24,13 +33,10 @@ class Fifo:
         self._type_of: dict[int, int] = {}  # by id
 
     def allocate(self, problem: Problem) -> Allocation:
-        placed = Placement(problem)
+        placed = kept(problem, self._type_of)
         ids = problem.ids.tolist()
         present = set(ids)
         left_by_finished = [on for job, on in self._type_of.items() if job not in present]
-        for job, one in enumerate(ids):
-            if (on := self._type_of.get(one)) is not None and on in placed.fits(job):
-                placed.put(job, on)
         waiting = [job for job in range(len(ids)) if job not in placed.type_of]
         for job in waiting:
             runs_on = [on for on in placed.fits(job) if problem.rates[problem.kind[job], on] > 0]
