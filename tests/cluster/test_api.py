@@ -252,6 +252,7 @@ def test_runs_without_leases_are_recorded_too(how: Any) -> None:
         ({"journal": 3}, "journal: expected a path, found 3"),
         ({"journal_mode": "full"}, "journal_mode 'full': expected changes or summary"),
         ({"longest_queue": 0}, "longest_queue 0: expected more than 0"),
+        ({"ideal": True, "allocate_every_s": 60.0}, "an ideal run has new shares whenever something changes"),
         ({"resume": True}, "resume needs checkpoint_file"),
         ({"options": "alpha=1"}, "options: expected values by name, found 'alpha=1'"),
         ({"ideal": 1}, "ideal 1: expected True or False"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cluster.inputs.cluster_spec import parse_cluster
-from dovetail.cluster.inputs.scenario import load
+from dovetail.cluster.inputs.scenario import Scenario, load
 from dovetail.core.errors import InputError
 
 FILE = """types:
@@ -88,6 +88,9 @@ def test_no_accelerator_is_lost_in_servers(count: int, size: int) -> None:
     assert len(sizes) == -(-count // size)
 
 
+OF_SCENARIO = ("cluster", "per_server", "entities", "jobs", "window", "throughputs", "rates", "prices")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -100,12 +103,45 @@ def test_no_accelerator_is_lost_in_servers(count: int, size: int) -> None:
         ({"weight": 1e-30}, r"trace\[0\]: weight: expected a number >= 1e-06"),
         ({"duration_s": 1e308}, r"trace\[0\]: duration_s: expected a number <= 1e\+12"),
         ({"duration_s": 1e11}, r"trace: job 0: expected at most 1e\+09 s of work"),
+        ({"duration_s": 1e-30}, r"trace: job 0: expected no work, or 1e-09 s of it or more"),
+        ({"due_s": 5e-324}, "trace: job 0: due_s: expected 0, or 1e-09 or more"),
+        ({"jobs": 10**9}, "jobs 1e.09: expected 1 or more, at most 1e.07"),
+        ({"window": (0, 10**15)}, "window .* up to 10,000,000"),
+        (
+            {"throughputs": [{"model": "A3C", "type": "v100", "steps_per_s": 1e-30}]},
+            "throughputs: A3C, width 1, on v100: expected 0, or 1e-09 to 1e.12 steps per second, found 1e-30",
+        ),
+        (
+            {"rates": {"rates": [{"kind": "A3C", "device": "v100", "rate": 1e30, "unit": "steps/s"}]}},
+            "rates: A3C, width 1, on v100: expected 0, or 1e-09 to 1e.12 steps per second, found 1e.30",
+        ),
+        ({"prices": [{"time_s": 0, "type": "v100", "price": 5e-324}]}, "price: expected 0, or a number >= 1e-09"),
+        ({"prices": [{"time_s": 0, "type": "v100", "price": 1e30}]}, "price: expected a number <= 1e.12"),
+        (
+            {"cluster": {"types": {"v100": {"count": 1, "price_per_hour": 1e-30}}}},
+            "price_per_hour: expected 0, or 1e-09 or more",
+        ),
+        (
+            {"cluster": {"types": {"v100": {"count": 8, "failure_s": 1, "repair_s": 0}}}},
+            "v100: expected at most 10,000,000 failures in two years, found a failure_s of 1 for 8 servers",
+        ),
         ({"width": 1e30}, r"trace\[0\]: width: expected a whole number <= 10000000"),
-        ({"entity": "a", "entities": {"a": 1e30}}, "the weight of entity 'a' 1e\\+30: expected more than 0, 1e-06"),
+        (
+            {"entity": "a", "entities": {"a": 1e30}},
+            "the weight of entity 'a' 1e\\+30: expected more than 0, 1e-06 or more, at most 1e\\+06",
+        ),
     ],
 )
 def test_numbers_that_no_run_could_cope_with_are_refused(fields: dict[str, Any], message: str) -> None:
-    scenario = {name: fields[name] for name in ("cluster", "per_server", "entities") if name in fields}
+    scenario = {name: fields[name] for name in OF_SCENARIO if name in fields}
     row = {"arrival_s": 0, "model": "A3C", "duration_s": 60} | {k: v for k, v in fields.items() if k not in scenario}
     with pytest.raises(InputError, match=message):
         load(**{"cluster": "v100=1", "trace": [row]} | scenario)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"entities": {"a": 1e30}}, {"jobs": 10**9}, {"lam_s": 1e30}, {"window": (0, 10**15)}]
+)
+def test_a_scenario_that_commands_made_is_looked_at_too(fields: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        load(Scenario(**fields))

@@ -154,3 +154,24 @@ def test_an_allocation_at_the_very_beginning_counts_as_one() -> None:
     assert not mechanism.update(999.0)
     assert mechanism.update(1000.0)
     assert mechanism.jobs.share.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("begin_s", [0.0, 360.0, 5e5])
+@pytest.mark.parametrize("often", [False, True])
+def test_between_two_allocations_at_least_so_much_time_passes(begin_s: float, often: bool) -> None:
+    """Whenever the first was, at 0 s too, for policies that want to be asked before every round too; at the very time
+    the next one is due."""
+
+    class Asked(Table):
+        every_round = often
+
+    mechanism = _mechanism(Asked({i: [1.0, 0.0] for i in range(9)}), RoundRules(allocate_every_s=720.0))
+    found = []
+    for i in range(9):
+        mechanism.arrive(_arrived([0]) | {"id": [i], "at_s": [begin_s + 360.0 * i]})
+        found.append(mechanism.update(begin_s + 360.0 * i))
+    assert found == [True, False] * 4 + [True]
+    assert not mechanism.update(begin_s + 8 * 360.0)  # at the same time again: nothing is due
+    always = _mechanism(Asked({0: [1.0, 0.0]}), RoundRules())
+    always.arrive(_arrived([0]))
+    assert [always.update(begin_s), always.update(begin_s)] == [True, often]

@@ -76,6 +76,8 @@ def options_of(
             raise InputError(f"{name} {value!r}: expected True or False")
     if compat is not None and (ideal or restart_s is not None):
         raise InputError("compat gavel has rounds, and restarts that are free: not with ideal or restart_s")
+    if ideal and allocate_every_s:
+        raise InputError("an ideal run has new shares whenever something changes: not with allocate_every_s")
     rules = GAVEL if compat else RoundRules()
     rules = replace(
         rules,

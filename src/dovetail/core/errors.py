@@ -111,14 +111,18 @@ def within(
     >>> within("jobs", 2.5, "1 or more", 1, whole=True)
     Traceback (most recent call last):
     dovetail.core.errors.InputError: jobs 2.5: expected 1 or more, a whole number
+    >>> within("--lam", 1e30, "seconds, 0 or more")
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: --lam 1e+30: expected seconds, 0 or more, at most 1e+12
     """
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not least <= value <= most:
-        found = f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
-        raise InputError(
-            f"{name} {found}: expected {expected}{', a whole number' if isinstance(value, float) and whole else ''}"
-        )
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        found = f"{value:g}" if number else repr(value)
+        expected += ", a whole number" if isinstance(value, float) and whole else ""
+        expected += f", at most {most:g}" if number and value > most else ""
+        raise InputError(f"{name} {found}: expected {expected}")
 
 
 def check_functions(**given: Any) -> None:

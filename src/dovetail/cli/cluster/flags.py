@@ -213,6 +213,7 @@ def entities_of(given: tuple[str, ...]) -> dict[str, float]:
     ({'entity-0': 1.0, 'entity-1': 1.0}, {'research': 2.0, 'product': 1.0})
     """
     if len(given) == 1 and given[0].isdecimal() and int(given[0]):
+        within("--entities", int(given[0]), "1 or more", 1, 1e6)
         return {f"entity-{i}": 1.0 for i in range(int(given[0]))}
     weights = {}
     for item in given:

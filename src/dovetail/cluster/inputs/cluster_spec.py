@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from dovetail.cluster.inputs.csv_rows import MOST, MOST_WHOLE
+from dovetail.cluster.inputs.csv_rows import LEAST, MOST, MOST_WHOLE
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
 
@@ -108,6 +108,8 @@ def _from_document(doc: Document, gpus_per_server: str) -> ClusterSpec:
             if value is not None and not least <= value <= most:
                 wanted = f"at most {most:g}" if value > most else f"{least} or more"
                 raise doc.error(("types", name, key), f"expected {wanted}, found {value}")
+            if value is not None and 0 < value < LEAST:
+                raise doc.error(("types", name, key), f"expected 0, or {LEAST:g} or more, found {value}")
     for i, name in enumerate(content.order):
         if name not in types or content.order.index(name) != i:
             hint = did_you_mean(name, types) if name not in types else ""

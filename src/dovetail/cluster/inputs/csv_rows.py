@@ -17,6 +17,7 @@ from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import open_bytes
 
 MOST = 1e12  # seconds, steps or money: more than that is a slip, and no solver would cope with it
+LEAST = 1e-9  # of what is not 0
 MOST_WHOLE = 10_000_000  # accelerators: every one has its place in the simulator's tables
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from dovetail.cluster.inputs.choices import CLOUDS
-from dovetail.cluster.inputs.csv_rows import GivenRows, Source, check_columns, header_of, read_rows
+from dovetail.cluster.inputs.csv_rows import LEAST, MOST, GivenRows, Source, check_columns, header_of, read_rows
 from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
@@ -94,12 +94,22 @@ def read_prices(path: Source, types: Sequence[str], clouds: Iterable[str] = CLOU
     return _prices(types, merged)
 
 
+def _price(text: str) -> float:
+    """A price that policies can weigh: 0, or neither next to nothing nor beyond counting."""
+    value = float(text)
+    if value != 0 and not LEAST <= value <= MOST:
+        raise ValueError(text)
+    return value
+
+
 def _own(path: Source, types: Sequence[str]) -> Prices:
     columns = ("time_s", "type", "price")
     check_columns(path, header_of(path), columns, columns)
     steps: dict[str, _Steps] = {}
     for row in read_rows(path):
         at_s, name, price = row.number("time_s", least=0), row.text("type"), row.number("price", least=0)
+        if 0 < price < LEAST:
+            raise row.error("price", f"expected 0, or a number >= {LEAST:g}, found {price:g}")
         before = steps.setdefault(name, [])
         if before and before[-1][0] >= at_s:
             raise row.error("time_s", f"expected more than {before[-1][0]:g}, the time before it, found {at_s:g}")
@@ -126,7 +136,7 @@ def _aws(folder: Path, types: Sequence[str]) -> dict[str, _Steps]:
         doc = Document.read(path)
         for i, spot in enumerate(doc.convert(doc.data, _History).SpotPriceHistory):
             try:
-                price = float(spot.SpotPrice)
+                price = _price(spot.SpotPrice)
             except ValueError:
                 place = ("SpotPriceHistory", i, "SpotPrice")
                 raise doc.error(place, f"expected a price, found {spot.SpotPrice!r}") from None
@@ -155,7 +165,7 @@ def _azure(folder: Path, types: Sequence[str]) -> dict[str, _Steps]:
                 text = row.text(column, "").removeprefix("$")
                 if text:
                     try:
-                        zones.setdefault(column, {}).setdefault(path.stem, []).append((day, float(text)))
+                        zones.setdefault(column, {}).setdefault(path.stem, []).append((day, _price(text)))
                     except ValueError:
                         raise row.error(column, f"expected a price such as $0.90, found {text!r}") from None
     by_type = {name: AZURE.get(name.lower(), "") for name in types}

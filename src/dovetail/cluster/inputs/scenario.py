@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
 from os import PathLike
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from dovetail.cluster.inputs.accelerators import ACCELERATORS
 from dovetail.cluster.inputs.analytic import analytic
 from dovetail.cluster.inputs.choices import CLOUDS, OnError, Widths, one_of
 from dovetail.cluster.inputs.cluster_spec import ClusterSpec, parse_cluster
-from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT, given_rows
+from dovetail.cluster.inputs.csv_rows import LEAST, LEAST_WEIGHT, MOST_WEIGHT, MOST_WHOLE, given_rows
 from dovetail.cluster.inputs.estimate import estimate
 from dovetail.cluster.inputs.generate import GeneratedJobs
 from dovetail.cluster.inputs.generate import jobs_per_hour as between_arrivals_s
@@ -28,6 +28,7 @@ from dovetail.cluster.inputs.profiles import ProfileMapper, read_profiles
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.throughputs import (
     ThroughputsError,
+    check_rates,
     from_rates,
     overlaid,
     read_throughputs,
@@ -191,11 +192,11 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
 
 
 _NUMBERS = {  # what is expected, the least, the most
-    "jobs": ("1 or more", 1, 1e9, True),
+    "jobs": ("1 or more", 1, MOST_WHOLE, True),
     "lam_s": ("seconds, 0 or more", 0, 1e12, False),
     "duration_s": ("seconds, more than 0", 1e-9, 1e12, False),
     "profiled": ("0 to 1", 0, 1, False),
-    "references": ("1 or more", 1, 1e9, True),
+    "references": ("1 or more", 1, MOST_WHOLE, True),
 }
 _FILES = ("throughputs", "rates", "profiles", "throughput_params", "trace", "prices")
 
@@ -220,8 +221,7 @@ def given(scenario: Scenario | None = None, /, jobs_per_hour: float | None = Non
         within("entities", number, "1 or more", 1, 1e6, whole=True)
         fields["entities"] = {f"entity-{i}": 1.0 for i in range(number)}
     found = Scenario(**fields) if scenario is None else replace(scenario, **fields)
-    if fields:
-        _check(found)
+    _check(found)
     return found
 
 
@@ -233,10 +233,13 @@ def _check(scenario: Scenario) -> None:
     if not isinstance(scenario.seed, int) or isinstance(scenario.seed, bool):
         raise InputError(f"seed {scenario.seed!r}: expected a whole number")
     match scenario.window:
-        case None | [int(), int()]:
+        case None:
+            pass
+        case [int(), int(end)] if end <= MOST_WHOLE:
             pass
         case other:
-            raise InputError(f"window {other!r}: expected the first job and the one after the last")
+            wanted = f"the first job and the one after the last, up to {MOST_WHOLE:,}"
+            raise InputError(f"window {other!r}: expected {wanted}")
     for name in ("multi_gpu", "priorities", "deadlines", "steady_state"):
         if not isinstance(getattr(scenario, name), bool):
             raise InputError(f"{name} {getattr(scenario, name)!r}: expected True or False")
@@ -252,8 +255,8 @@ def _check(scenario: Scenario) -> None:
     if not isinstance(scenario.entities, dict):
         raise InputError(f"entities {scenario.entities!r}: expected weights by name, or a number")
     for name, weight in scenario.entities.items():
-        expected = f"more than 0, {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
-        within(f"the weight of entity {name!r}", weight, expected, LEAST_WEIGHT, MOST_WEIGHT)
+        wanted = f"more than 0, {LEAST_WEIGHT:g} or more"
+        within(f"the weight of entity {name!r}", weight, wanted, LEAST_WEIGHT, MOST_WEIGHT)
 
 
 def generated(scenario: Scenario, known: Throughputs, spec: ClusterSpec) -> Iterable[Job]:
@@ -288,13 +291,17 @@ def _check_window(scenario: Scenario, jobs: int) -> None:
 
 
 def _check_length(jobs: list[Job], rates: Throughputs, where: str) -> None:
-    """Refuse jobs that would take longer than any run is simulated."""
+    """Refuse jobs that would take longer than any run is simulated, or next to no time."""
     fastest = dict(zip(rates.kinds, rates.alone.max(axis=1, initial=0.0).tolist(), strict=True))
     for job in jobs:
         rate = fastest.get((job.model, job.width), 0.0)
+        took = f"{job.steps:g} steps at {rate:g} per second"
         if rate > 0 and job.steps / rate > _LONGEST_S:
-            took = f"{job.steps:g} steps at {rate:g} per second"
             raise InputError(f"{where}: job {job.id}: expected at most {_LONGEST_S:g} s of work, found {took}")
+        if 0 < job.steps < LEAST * max(rate, 1.0):
+            raise InputError(f"{where}: job {job.id}: expected no work, or {LEAST:g} s of it or more, found {took}")
+        if job.due_s is not None and 0 < job.due_s < LEAST:
+            raise InputError(f"{where}: job {job.id}: due_s: expected 0, or {LEAST:g} or more, found {job.due_s:g}")
 
 
 def _profiled(scenario: Scenario, spec: ClusterSpec) -> tuple[ProfileMapper | None, list[str]]:
@@ -340,7 +347,7 @@ def _from_table(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> Thro
         raise InputError(f"{_named(scenario.rates, 'rates')}: {error}") from None
     if scenario.throughputs is not None:
         found = overlaid(_from_file(scenario.throughputs, scenario), found)
-    return _covering(found, spec, scenario.rates)
+    return _covering(check_rates(found, _named(scenario.rates, "rates")), spec, scenario.rates)
 
 
 def _covering(found: Throughputs, spec: ClusterSpec, path: Any) -> Throughputs:
@@ -358,7 +365,7 @@ def _named(source: Any, name: str) -> str:
 
 def _from_file(path: Any, scenario: Scenario) -> Throughputs:
     if not isinstance(path, Path):
-        return read_throughputs(path)
+        return check_rates(read_throughputs(path), "throughputs")
     version = path.stat().st_mtime_ns if path.is_file() else 0
     return _read_throughputs(path, version)
 
@@ -366,7 +373,7 @@ def _from_file(path: Any, scenario: Scenario) -> Throughputs:
 @lru_cache(maxsize=2)
 def _read_throughputs(path: Path, version_ns: int) -> Throughputs:
     """Runs of one sweep share the file within a process, until it changes."""
-    return read_throughputs(path)
+    return check_rates(read_throughputs(path), str(path))
 
 
 def _prices(scenario: Scenario, spec: ClusterSpec) -> Prices:
@@ -397,6 +404,15 @@ def outages(spec: ClusterSpec, seed: int) -> list[Outage]:
     []
     """
     rng, found, first = Random(seed + 8), [], 0
+    for name, count, size, mean_s, repair_s in zip(
+        spec.types, spec.counts, spec.per_server, spec.failure_s, spec.repair_s, strict=True
+    ):
+        expected = ceil(count / size) * _FAILURES_UNTIL_S / (mean_s + repair_s)
+        if expected > MOST_WHOLE:
+            raise InputError(
+                f"cluster: {name}: expected at most {MOST_WHOLE:,} failures in two years, found a failure_s of "
+                f"{mean_s:g} for {ceil(count / size):,} servers: some {expected:.2g}"
+            )
     for at, name in enumerate(spec.types):
         for size in spec.servers(name):
             devices, now_s = tuple(range(first, first + size)), 0.0

@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from dovetail.cluster.inputs.csv_rows import GivenRows, Source, check_columns, given_rows, header_of, read_rows
+from dovetail.cluster.inputs.csv_rows import (
+    LEAST,
+    MOST,
+    GivenRows,
+    Source,
+    check_columns,
+    given_rows,
+    header_of,
+    read_rows,
+)
 from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
@@ -44,6 +53,18 @@ class RateEntry(Struct, forbid_unknown_fields=True):
 
 class ThroughputsError(InputError):
     """Entries that do not fit together, wherever they came from."""
+
+
+def check_rates(found: Throughputs, where: str) -> Throughputs:
+    """Refuse rates that no solver would cope with, wherever they came from."""
+    for rates in (found.alone, found.spread, np.zeros(0) if found.pairs is None else found.pairs):
+        wrong = np.argwhere((rates != 0) & ~((rates >= LEAST) & (rates <= MOST)))
+        if len(wrong):
+            *kinds, at = wrong[0].tolist()
+            names = " beside ".join(f"{model}, width {width}" for model, width in (found.kinds[kind] for kind in kinds))
+            wanted = f"expected 0, or {LEAST:g} to {MOST:g} steps per second"
+            raise InputError(f"{where}: {names}, on {found.types[at]}: {wanted}, found {rates[tuple(wrong[0])]:g}")
+    return found
 
 
 class _ThroughputsFile(Struct, forbid_unknown_fields=True):

@@ -172,7 +172,7 @@ class Mechanism:
     def update(self, now: float) -> bool:
         """Settle what is owed, and ask the policy for new shares if it is time; whether it was asked."""
         due = self._allotted_at is None or now - self._allotted_at >= self.rules.allocate_every_s
-        asked = (self._outdated and due) or self.every_round
+        asked = due and (self._outdated or self.every_round)
         if asked or not self._by_fraction:
             self._settle(now)
         if asked and len(self.jobs):
