@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from dovetail.core.errors import InputError
 from dovetail.testing.workflow.random_models import write_model
 from dovetail.workflow.live.backends import device_copy
+from dovetail.workflow.live.backends.batched_decoder import BatchedDecoder, DecodedCall
 from dovetail.workflow.live.backends.device_copy import DeviceCopy, spread
 from dovetail.workflow.live.backends.sampling import TokenChoice, sampling_of
 from dovetail.workflow.live.backends.text_stream import TextStream
@@ -257,6 +258,31 @@ def test_a_call_that_is_stopped_ends_and_the_others_go_on(folders: Callable[...,
         assert 0 < ended.written < 200
         never = back_end.call(call, take, stopped)
         assert (never.finish_reason, never.written, never.outputs) == ("cancelled", 0, {"text": ""})
+
+
+def test_a_call_that_is_stopped_while_it_waits_for_room_ends_at_once(folders: Callable[..., Path]) -> None:
+    with loaded(folders()) as back_end, ThreadPoolExecutor(2) as threads:
+        decoder = BatchedDecoder(back_end._built, 1, torch.device("cpu"))
+        began, goes_on, taken, stopped = Event(), Event(), list[int](), Event()
+
+        def take(token: int) -> bool:
+            taken.append(token)
+            began.set()
+            assert goes_on.wait(300)
+            return not waits.ended.is_set() and len(taken) < 9
+
+        runs = DecodedCall([1, 2], TokenChoice(sampling_of({}), [1, 2]), take, Event())
+        waits = DecodedCall([1, 2], TokenChoice(sampling_of({}), [1, 2]), lambda token: True, stopped)
+        ends = [threads.submit(decoder.decode, runs)]
+        assert began.wait(300)
+        ends.append(threads.submit(decoder.decode, waits))
+        until(lambda: waits in decoder._waiting)
+        stopped.set()
+        goes_on.set()
+        for end in ends:
+            end.result()
+        assert len(taken) < 9
+        decoder.close()
 
 
 def test_a_conversation_is_put_in_the_models_own_words_or_in_plain_ones(folders: Callable[..., Path]) -> None:

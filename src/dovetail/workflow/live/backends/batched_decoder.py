@@ -94,6 +94,10 @@ class BatchedDecoder:
                     for call in (*self._waiting, *self._rows):
                         call.end(BackEndError("the model was unloaded"))
                     return
+                for call in self._waiting:  # whoever gave up need not wait for room
+                    if call.stopped.is_set():
+                        call.end()
+                self._waiting = [call for call in self._waiting if not call.ended.is_set()]
                 room = self.slots - len(self._rows)
                 joining, self._waiting = self._waiting[:room], self._waiting[room:]
             for call in joining:
