@@ -24,6 +24,7 @@ from dovetail.workflow.live.protocol import (
     CallFailed,
     Loaded,
     LoadFailed,
+    Memory,
     ModelCall,
     Report,
     ServedModel,
@@ -229,6 +230,33 @@ def test_a_status_that_is_none_is_an_illness(tmp_path: Path, status: str) -> Non
         engine.load(0, "m", (0,))
         assert "expected" in heard.next(Unhealthy).why
         assert not [report for report in heard.passed if isinstance(report, WorkerLost)]
+
+
+@pytest.mark.parametrize("memory", ["1 / 0", "None", "{'device_mib': 'much'}"])
+def test_a_model_that_cannot_say_what_it_holds_is_called_all_the_same(tmp_path: Path, memory: str) -> None:
+    source = f"""
+        from dovetail.workflow.live.protocol import Answer
+
+        class Mine:
+            def __init__(self, model): self.asked = 0
+            def load(self, devices): pass
+            def unload(self, keep): pass
+            def memory(self): return {memory}
+            def status(self):
+                self.asked += 1
+                return {{}}
+            def call(self, call, emit, stopped):
+                while self.asked < 2 and not stopped.wait(0.01):
+                    pass
+                return Answer(call.id, {{"text": "here"}})
+    """
+    (tmp_path / "mine.py").write_text(textwrap.dedent(source))
+    with running({"m": {"factory": f"{tmp_path / 'mine.py'}:Mine"}}) as (engine, heard):
+        engine.load(0, "m", (0,))
+        assert heard.next(Loaded).memory == Memory()
+        engine.call(0, call("1"))
+        assert heard.next(Answer).outputs == {"text": "here"}
+        assert not [report for report in heard.passed if isinstance(report, WorkerLost | Unhealthy)]
 
 
 @pytest.mark.parametrize(("fault", "oom"), [("oom", True), ("fail", False)])

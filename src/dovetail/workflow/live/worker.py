@@ -28,6 +28,7 @@ from dovetail.workflow.live.protocol import (
     CallFailed,
     Loaded,
     LoadFailed,
+    Memory,
     ModelCall,
     OutOfMemoryError,
     ServedModel,
@@ -60,6 +61,13 @@ class _Held:
         self.back_end = back_end
         self.loaded = False
         self.calls = 0
+
+    def memory(self) -> Memory:
+        """A model that cannot say what it holds can be called all the same."""
+        with suppress(Exception):
+            found = self.back_end.memory()
+            return msgspec.convert(msgspec.to_builtins(found), Memory)
+        return Memory()
 
 
 class ModelWorker:
@@ -115,7 +123,7 @@ class ModelWorker:
             if held is None:
                 held = self._held[model] = _Held(self._make(self._served[model]))
             held.back_end.load(command.devices)
-            memory = held.back_end.memory()
+            memory = held.memory()
         except BaseException as error:
             self._tell(error)
             if (held := self._held.pop(model, None)) is not None:
@@ -196,7 +204,7 @@ class ModelWorker:
             status = held.back_end.status()
             if not isinstance(status, dict):
                 raise BackEndError(f"its status is {type(status).__name__}; expected a mapping")
-            told = status | {"memory": msgspec.to_builtins(held.back_end.memory()), "calls": held.calls}
+            told = status | {"memory": msgspec.to_builtins(held.memory()), "calls": held.calls}
             size_of(told)
             encode(WorkerBeat(self._number, {model: told}))
         except BaseException as error:
