@@ -19,6 +19,7 @@ from dovetail.core.store import Store, StoreError
 from dovetail.journals import check_journal
 from dovetail.workflow.live.book import RunBook
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
+from dovetail.workflow.live.protocol import AnswerPiece
 from dovetail.workflow.live.runs import (
     BusyError,
     ConflictError,
@@ -469,14 +470,17 @@ def test_an_end_that_is_not_kept_is_not_told(tmp_path: Path, monkeypatch: pytest
         keep(book, outputs, ends)
 
     monkeypatch.setattr(RunBook, "keep", fails)
-    with service(tmp_path) as bench:
+    with service(tmp_path, hold=True) as bench:
+        run, other, heard = bench.submit(workflow="llm"), bench.submit(workflow="llm", stream=True), list[RunEvent]()
+        until(lambda: len(bench.carrier.calls) == 2)
         full.set()
-        run, heard = bench.submit(workflow="llm"), list[RunEvent]()
+        bench.carrier.let_go()
         until(lambda: "the disk is full" in bench.service.trouble)
         bench.service.follow(run, heard.append)
+        bench.service.piece(other, "llm", AnswerPiece("c", "of another's answer"))
         assert bench.service.status(run).state == bench.service.result(run).state == "running"
         assert bench.service.wait(run, 0.0).state == "running"
-        assert [told.id for told in bench.service.runs("running")] == [run]
+        assert [told.id for told in bench.service.runs("running")] == [other, run]
         assert not bench.service.drain(0.0)
         assert "completed" not in [event.kind for event in heard]
         full.clear()

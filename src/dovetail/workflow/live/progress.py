@@ -120,7 +120,7 @@ class LiveRun:
 class ProgressTable:
     """All runs by id. Followers are called under the lock of all, in order: they must not block, nor raise.
 
-    A step is first followed and then, once it is kept, told to those who follow.
+    A step is first followed and then, once it is kept, told to those who follow; what comes meanwhile is told with it.
     """
 
     def __init__(self, base: int, outputs: Outputs) -> None:
@@ -132,6 +132,7 @@ class ProgressTable:
         self.open: dict[str, LiveRun] = {}
         self.graphs: Mapping[str, TaskGraph] = {}  # of the journal's segment
         self._untold: list[tuple[LiveRun, RunEvent]] = []
+        self._keeping = False  # a step was followed, and is not kept yet
         self._emptied: set[tuple[str, str]] = set()  # nodes whose GPU was emptied while they were there
 
     def add(self, run: LiveRun) -> None:
@@ -177,11 +178,12 @@ class ProgressTable:
         with self.lock:
             if (run := self.open.get(job)) is not None and run.record.stream:
                 self._untold.append((run, run.tell("piece", t, task, text, tokens)))
-                self.tell()
+                self._tell_kept()
 
     def step(self, t: float, events: Sequence[Any]) -> list[LiveRun]:
         """Follow a step, `t` in seconds since the service first began; gives the runs that ended in it."""
         ended: list[LiveRun] = []
+        self._keeping = True
         for event in events:
             run = self.open.get(getattr(event, "job", "")) if type(event) is not Observed else None
             if run is not None:
@@ -207,10 +209,15 @@ class ProgressTable:
         with self.lock:
             self._end(run, t, state)
             del self.open[run.record.id]
+            self._tell_kept()
+
+    def _tell_kept(self) -> None:
+        if not self._keeping:
             self.tell()
 
     def tell(self) -> None:
         """What was followed is kept: let those know who follow it."""
+        self._keeping = False
         told, self._untold = self._untold, []
         for run, event in told:
             whole = self._whole(run, event) if run.followers else event
