@@ -23,6 +23,22 @@ LOOK = {"id": "look", "model": "eye", "then": {"look": {"chance": 0.5, "at_most"
 CONFIG = {"models": {"eye": MODEL, "ear": MODEL}, "workflows": {"see": {"nodes": [LOOK]}}}
 
 
+def test_large_values_of_ended_runs_count_in_what_is_kept(tmp_path: Path) -> None:
+    engine, log = FakeEngine(1), LogLines(io.StringIO())
+    problem = workflow.load(CONFIG, [], gpus=1, mode="online")
+    with WorkflowService.over(problem, engine, tmp_path, LiveSettings(keep_mib=8), log=log) as service:
+        for n in range(2):
+            run = service.submit(RunRequest(workflow="ear", input={"prompt": "sea"}))
+            if not n:
+                until(lambda: engine.told)
+                engine.report(Loaded(0, "ear"))
+            until(lambda n=n: len(engine.calls) == n + 1)  # type: ignore[misc]
+            engine.report(Answer(engine.calls[n].id, {"sound": Reference(f"sound {n}", 5 << 20)}))
+            service.wait(run)
+        until(lambda: ("drop", Reference("sound 0", 5 << 20)) in engine.told)
+        assert [told.id for told in service.runs()] == [run]
+
+
 def test_others_are_served_while_a_large_value_is_brought(tmp_path: Path) -> None:
     engine, log = FakeEngine(2), LogLines(io.StringIO())
     problem = workflow.load(CONFIG, [], gpus=2, mode="online")

@@ -47,10 +47,12 @@ class RunRecord(Struct, kw_only=True, omit_defaults=True):
 
 
 class NodeOutput(Struct, kw_only=True, omit_defaults=True):
-    """What a node gave: values by name, packed; what that added to its run; the `seq`-th of it to come."""
+    """What a node gave: values by name, packed, and how much of it stays `elsewhere`, in bytes; what that added to its
+    run; the `seq`-th of it to come."""
 
     seq: int
     data: bytes
+    elsewhere: int = 0
     grew: Grew | None = None
     read: int | None = None
     written: int | None = None
@@ -58,7 +60,7 @@ class NodeOutput(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def size(self) -> int:
-        return len(self.data)
+        return len(self.data) + self.elsewhere
 
     @property
     def values(self) -> dict[str, Any]:

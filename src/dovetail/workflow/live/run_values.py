@@ -59,12 +59,14 @@ class RunValues:
         with self._lock, self._with(brought):
             data = self._data_of(job)
             outputs, grew = data.ended(task, answer.outputs)
+            stays = list(references_in(outputs))
             if self.references is not None:
-                self.references.hold(job, references_in(outputs))
+                self.references.hold(job, stays)
             self._estimator.answered(data, task, answer.read, answer.written)
             output = NodeOutput(
                 seq=self._book.next_seq,
                 data=pack(outputs),
+                elsewhere=sum(reference.bytes for reference in stays),
                 grew=grew,
                 read=answer.read,
                 written=answer.written,
