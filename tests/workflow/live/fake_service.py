@@ -95,6 +95,9 @@ class FakeService:
         self.followed = 0
         self.read: int | None = 3
 
+    def output(self, run: str, node: str) -> dict[str, Any]:
+        return {"text": f"{node} of {run}"}
+
     def submit(self, request: RunRequest) -> str:
         with self._lock:
             if self.draining:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import random
 import socket
@@ -13,7 +14,9 @@ import msgspec
 import pytest
 
 from dovetail.core.service.client import HttpClient, ServiceError
+from dovetail.workflow.live.http.desk import Desk
 from dovetail.workflow.live.http.face import WorkflowServer
+from dovetail.workflow.live.runs import RunRequest
 from tests.waiting import until
 from tests.workflow.live.fake_service import FakeService
 
@@ -134,6 +137,36 @@ def test_who_looks_and_goes_cancels_nothing(raw: HttpClient, service: FakeServic
     told.close()  # type: ignore[attr-defined]
     until(lambda: service.followed == 0)
     assert service.open[run].state == "running"
+
+
+def test_who_does_not_read_is_not_told_more_until_he_does(service: FakeService) -> None:
+    words = [f"{n}" + "x" * 400_000 for n in range(20)]
+
+    async def follow() -> tuple[int, list[str]]:
+        desk = Desk(service)
+        waiting = await desk.follow(run)
+        service.open[run].say(*words)
+        await desk.do(lambda: None)
+        held = waiting._told.qsize()
+        service.release(run)
+        texts = []
+        while (event := await waiting.next()) is not None and event.kind != "completed":
+            texts += [event.text] if event.kind == "piece" else []
+        waiting.close()
+        desk.close()
+        return held, texts
+
+    run = service.submit(RunRequest(workflow="slow", stream=True))
+    held, texts = asyncio.run(follow())
+    assert held < 10
+    assert texts == ["one ", *words, "two"]
+    assert service.followed == 0
+
+
+def test_events_tell_what_nodes_gave(raw: HttpClient) -> None:
+    run = raw.ask("POST", "/v1/runs", {"workflow": "chain"})["id"]
+    told = [event.data for event in raw.events(f"/v1/runs/{run}/events") if event.name == "node done"]
+    assert [(event["node"], event["data"]) for event in told] == [("draft", {"text": f"draft of {run}"})]
 
 
 def test_a_stream_shows_that_it_lives(raw: HttpClient, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,10 @@ class Mailbox(Generic[T]):
         """Let this be the next once more."""
         self._first.append(what)
 
+    @property
+    def empty(self) -> bool:
+        return not self._first and self._told.empty()
+
     async def next(self, within_s: float | None = None) -> T | None:
         """The next that was told; None if there is nothing within a time."""
         if self._first:

@@ -27,7 +27,6 @@ from dovetail.workflow.live.protocol import unloadable
 from dovetail.workflow.live.runs import Blame, EventKind, NodeStatus, RunEvent, RunState, RunStatus
 
 Follower = Callable[[RunEvent], None]
-Outputs = Callable[[str, str], dict[str, Any]]  # of a run and its node
 
 
 class LiveRun:
@@ -123,9 +122,9 @@ class ProgressTable:
     A step is first followed and then, once it is kept, told to those who follow; what comes meanwhile is told with it.
     """
 
-    def __init__(self, base: int, outputs: Outputs) -> None:
-        """`base` is what events are numbered on from, `outputs` gives what a node gave that has ended."""
-        self.base, self._outputs = base, outputs
+    def __init__(self, base: int) -> None:
+        """`base` is what events are numbered on from."""
+        self.base = base
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.runs: dict[str, LiveRun] = {}
@@ -156,7 +155,7 @@ class ProgressTable:
             for event in run.events:
                 last = run.ended_s is not None and event is run.events[-1]
                 if (event.n > after or last) and event.n not in untold:
-                    callback(self._whole(run, event))
+                    callback(event)
             if run.ended_s is None or not run.kept:
                 run.followers.append(callback)
 
@@ -166,12 +165,6 @@ class ProgressTable:
                     run.followers.remove(callback)
 
         return unsubscribe
-
-    def _whole(self, run: LiveRun, event: RunEvent) -> RunEvent:
-        """With the outputs, which are not kept here."""
-        if event.kind != "node done" or event.node is None:
-            return event
-        return replace(event, data=self._outputs(run.record.id, event.node))
 
     def piece(self, job: str, task: str, text: str, tokens: int, t: float) -> None:
         """A part of a streamed answer."""
@@ -220,9 +213,8 @@ class ProgressTable:
         self._keeping = False
         told, self._untold = self._untold, []
         for run, event in told:
-            whole = self._whole(run, event) if run.followers else event
             for follower in tuple(run.followers):
-                follower(whole)
+                follower(event)
             if run.ended_s is not None and event is run.events[-1]:
                 run.followers.clear()
         self.changed.notify_all()

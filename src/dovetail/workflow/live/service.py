@@ -330,8 +330,14 @@ class WorkflowService:
 
     def follow(self, run: str, callback: Follower, after: int = 0) -> Callable[[], None]:
         """Be told what has happened to a run after its `after`-th event, and then what comes, each once and in order;
-        gives what ends that. The callback may come from any thread, and must neither block nor raise."""
+        gives what ends that. The callback may come from any thread, and must neither block nor raise. What a node gave
+        is not among it: `output` tells that."""
         return self._progress.follow(self._found(run), callback, after)
+
+    def output(self, run: str, node: str) -> dict[str, Any]:
+        """What a node has given; large values that stay elsewhere are told by their size."""
+        found = self._book.output(run, node)
+        return {} if found is None else found.values
 
     def workflows(self) -> list[WorkflowInfo]:
         """What can be asked for: the configuration's workflows, and each model as one of a single node."""

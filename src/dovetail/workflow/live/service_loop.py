@@ -76,7 +76,7 @@ class ServiceLoop:
         self.values = RunValues(problem.system, flows, self.book, settings.max_values_mib)
         starts = self.book.store.get("starts", int) or 0
         self.book.store.set("starts", starts + 1)
-        self.progress = ProgressTable(starts * _EVENTS, lambda run, node: _values(self.book.output(run, node)))
+        self.progress = ProgressTable(starts * _EVENTS)
         self.lock = self.progress.lock
         self.door = Door(settings, problem.tenancy, len(problem.pool))
         self.inbox = SegmentInbox()
@@ -387,7 +387,3 @@ class ServiceLoop:
             self.inbox.put(self._arrival(record))
         else:
             self._held_back.append(self._arrival(record))
-
-
-def _values(output: NodeOutput | None) -> dict[str, Any]:
-    return {} if output is None else output.values

@@ -37,6 +37,8 @@ T = TypeVar("T")
 _THREADS = 16
 _DRAINING_RETRY_S = 5.0
 _BUSY_RETRY_S = 1.0
+_MOST_BEHIND = 1 << 20  # characters that wait here for a client; more stay with the run until he comes for them
+_EVENT = 100  # what an event without text counts as
 
 
 class RunService(Protocol):
@@ -53,6 +55,8 @@ class RunService(Protocol):
     def follow(self, run: str, callback: Callable[[RunEvent], None], after: int = 0) -> Callable[[], None]: ...
 
     def runs(self, state: RunState | None = None, after: str | None = None, limit: int = 50) -> Sequence[RunStatus]: ...
+
+    def output(self, run: str, node: str) -> dict[str, Any]: ...
 
     def workflows(self) -> Sequence[WorkflowInfo]: ...
 
@@ -125,7 +129,9 @@ class Desk:
 
 
 class Waiting(Mailbox[RunEvent]):
-    """Somebody who waits for a run, and is told what happens to it; a context, or to be closed."""
+    """Somebody who waits for a run, and is told what happens to it; a context, or to be closed. To who is far behind
+    nothing more is told until he has taken what there is; then he follows on from there, and pieces of a run that has
+    ended meanwhile are left out."""
 
     def __init__(self, desk: Desk) -> None:
         super().__init__()
@@ -134,6 +140,9 @@ class Waiting(Mailbox[RunEvent]):
         self.run = ""
         self.cancels = False  # when it is closed before the end
         self._closed = False
+        self._told_chars = self._taken_chars = 0
+        self._missed = False  # something was not told
+        self._last = 0  # the number of the last event that was taken
 
     def begin(self, request: RunRequest) -> None:
         """In a thread, and to its end also if nobody waits for that any more."""
@@ -147,11 +156,37 @@ class Waiting(Mailbox[RunEvent]):
         if self._closed:
             self.close()
 
+    def tell(self, event: RunEvent) -> None:
+        if self._missed or self._told_chars - self._taken_chars > _MOST_BEHIND:
+            self._missed = True
+            return
+        self._told_chars += _EVENT + len(event.text)
+        super().tell(event)
+
+    def _look_on(self) -> None:
+        if self._unfollow is not None:
+            self._unfollow()
+        self._missed = False
+        self.look(self.run, self._last)
+
     async def next(self, within_s: float | None = None) -> RunEvent | None:
-        event = await super().next(within_s)
-        if event is not None and event.kind in ENDED:
-            self.cancels = False
-        return event
+        while True:
+            if self._missed and self.empty:
+                await self._desk.do(self._look_on)
+            event = await super().next(within_s)
+            if event is None:
+                return None
+            self._taken_chars += _EVENT + len(event.text)
+            if event.kind in ENDED:
+                self.cancels = False
+            if event.n > self._last or event.kind in ENDED:  # else it was told twice, as it had missed something
+                self._last = event.n
+                return event
+
+    def put_back(self, event: RunEvent) -> None:
+        self._last = event.n - 1
+        self._taken_chars -= _EVENT + len(event.text)
+        super().put_back(event)
 
     async def result(self) -> RunResult:
         """Wait for the end; gives what came of the run."""

@@ -158,15 +158,23 @@ class RunHandlers:
                     return
                 yield HEARTBEAT
                 continue
-            yield server_event(encode(replace(event, data=to_json(event.data))), event.kind, event.n)
+            yield await self._desk.do(self._sent, waiting.run, event) if event.kind == "node done" else _sent(event)
             if event.kind in ENDED:
                 return
+
+    def _sent(self, run: str, event: RunEvent) -> bytes:
+        """With what the node gave, in a thread: it may be large."""
+        return _sent(replace(event, data=to_json(self._desk.service.output(run, event.node or ""))))
 
     async def _told(self, result: RunResult) -> Response:
         return await self._desk.do(lambda: reply(result.plain()))
 
     async def explain(self, request: Request) -> Response:
         return reply(await self._desk.do(self._desk.service.explain, request.path_params["run"]))
+
+
+def _sent(event: RunEvent) -> bytes:
+    return server_event(encode(event), event.kind, event.n)
 
 
 def _values(given: dict[str, Any]) -> dict[str, Any]:
