@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.inputs.setup import ClusterSetup
-from dovetail.cluster.policies.base import Floats, Policy
+from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup
+from dovetail.cluster.policies.base import Floats, Ints, Policy
 
 
 def fastest(setup: ClusterSetup, policy: Policy, *, anywhere: bool = False) -> tuple[Floats, Floats]:
@@ -13,6 +13,8 @@ def fastest(setup: ClusterSetup, policy: Policy, *, anywhere: bool = False) -> t
     and the most per accelerator. Of an elastic policy, as whatever kind of the same model is best. With `anywhere` it
     does not matter in which servers accelerators are, as by the older rules."""
     found, widths = setup.throughputs, np.array([width for _, width in setup.throughputs.kinds])
+    if setup.adaptive is not None:
+        return _fastest_adaptive(setup, setup.adaptive, widths, getattr(policy, "elastic", False))
     # Measured rates over several servers, or beside another job, are not always lower.
     alone = found.alone if anywhere else setup.rates()
     rates = np.maximum(alone, found.spread)
@@ -27,6 +29,29 @@ def fastest(setup: ClusterSetup, policy: Policy, *, anywhere: bool = False) -> t
             top = np.zeros(len(names))
             np.maximum.at(top, model, values)
             values[:] = top[model]
+    return best, each
+
+
+def _fastest_adaptive(
+    setup: ClusterSetup, adaptive: AdaptiveKinds, widths: Ints, elastic: bool
+) -> tuple[Floats, Floats]:
+    """The same of jobs that go through the epochs of an application: each epoch at its best, whatever the batch."""
+    best, each = np.zeros((2, len(widths)))
+    most = int(widths.max(initial=1))
+    for i, of in enumerate(adaptive.applications):
+        rates = np.zeros((most, len(of.progress)))
+        for on, size, count in zip(setup.types, setup.per_server.tolist(), setup.counts.tolist(), strict=True):
+            if on in of.types:
+                here = of.best_rates(on, size, min(most, count))
+                np.maximum(rates[: len(here)], here, out=rates[: len(here)])
+        kinds = np.flatnonzero(adaptive.application == i)
+        work = np.diff(of.progress, prepend=0.0)
+        per_accelerator = rates / np.arange(1, most + 1)[:, None]
+        if elastic:
+            rates[:], per_accelerator[:] = rates.max(axis=0), per_accelerator.max(axis=0)
+        for found, speeds in ((best, rates), (each, per_accelerator)):
+            seconds = np.divide(work, speeds, out=np.full(speeds.shape, np.inf), where=speeds > 0).sum(axis=1)
+            found[kinds] = of.size / seconds[widths[kinds] - 1]
     return best, each
 
 

@@ -19,7 +19,8 @@ from msgspec import Struct
 from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import ClusterMetrics, metrics_for, summary
 from dovetail.cluster.rounding.devices import Devices
-from dovetail.cluster.rounding.records import KEPT
+from dovetail.cluster.rounding.phase_accounts import PhaseAccounts
+from dovetail.cluster.rounding.records import CHANGED, KEPT
 from dovetail.cluster.rounding.schema import LARGEST, sound_steps
 from dovetail.core.check.follow import did_not_end
 from dovetail.core.events import Rows
@@ -37,6 +38,8 @@ CODES = {
     "finish": "an end of a lease that does not run, or with another beginning",
     "reason": "a lease without a reason",
     "kind": "a lease as another model than the job's",
+    "batch": "a batch that does not fit where it runs, or that the job did not ask for",
+    "phase": "an end of a phase that was not reached, or was passed over",
     "price": "prices that are not those that the header lists for that time",
     "restart": "a lease with another price of its start than a restart, or none for a job that was there",
     "used": "more accelerator time than there was",
@@ -65,6 +68,7 @@ class _OpenLease(Struct):
     from_s: float
     restart_s: float
     kind: int
+    phased_rate: float | None = None
 
 
 class _JobAccount(Struct):
@@ -84,6 +88,8 @@ class LeaseChecker:
         self._brief = facts.mode == "summary"
         self._devices = Devices(facts.counts, facts.per_server)
         self._jobs: dict[int, _JobAccount] = {}
+        self._phases = PhaseAccounts(facts.types, facts.kinds, facts.adaptive())
+        self._tunes = bool(facts.tunes)
         self._leases: dict[int, _OpenLease] = {}
         self._holders: list[set[int]] = [set() for _ in range(len(self._devices))]
         self._down: set[int] = set()
@@ -132,9 +138,9 @@ class LeaseChecker:
         return account
 
     def _see_arrived(self, columns: dict[str, Any]) -> None:
-        for job, kind, steps, at_s in zip(
-            columns["id"], columns["kind"], columns["steps"], columns["at_s"], strict=True
-        ):
+        keys = (columns[key] for key in ("id", "kind", "steps", "at_s"))
+        phases = columns.get("phases") or [()] * len(columns["id"])
+        for job, kind, steps, at_s, changes in zip(*keys, phases, strict=True):
             if job in self._jobs:
                 self._fault("arrival", job, "it arrived before")
             elif job != len(self._jobs):
@@ -145,15 +151,24 @@ class LeaseChecker:
             if at_s > self._now:
                 self._fault("arrival", job, f"it is known before its arrival at {at_s} s")
             self._jobs[job] = _JobAccount(kind, steps, at_s)
+            if fault := self._phases.arrive(job, kind, steps, changes):
+                self._unsound("phase", job, fault)
+
+    def _see_phase(self, columns: dict[str, Any]) -> None:
+        for job in columns["id"]:
+            if self._open(job, "reached the end of a phase") and (fault := self._phases.reach(job)):
+                self._fault("phase", job, fault)
 
     def _see_started(self, columns: dict[str, Any]) -> None:
         count = len(columns["id"])
         besides = columns.get("beside") or [-1] * count
         prices = columns.get("setup_s") or [self._facts.restart_s] * count
         kinds = columns.get("kind") or [None] * count
+        batches = zip(*(columns.get(key) or [0] * count for key in ("local", "accumulation")), strict=True)
         begun = []
         keys = (columns[key] for key in ("id", "on", "devices", "why"))
-        for job, on, devices, why, beside, price_s, other_kind in zip(*keys, besides, prices, kinds, strict=True):
+        more = (besides, prices, kinds, batches)
+        for job, on, devices, why, beside, price_s, other_kind, batch in zip(*keys, *more, strict=True):
             account = self._open(job, "started")
             if account is None:
                 continue
@@ -172,27 +187,39 @@ class LeaseChecker:
             if wrong:
                 self._fault("device", job, f"devices {wrong} do not exist, are down, or are not of type {on}")
             self._leases[job] = _OpenLease(on, tuple(known), beside, self._now, price_s, kind)
+            if known:
+                self._check_batch(job, self._leases[job], batch)
             self._check_price(job, devices, why, price_s, self._restart_s(kind, on))
             begun.append(job)
             for device in known:
                 self._holders[device].add(job)
         for job in begun:
             lease = self._leases[job]
+            if self._facts.phased:
+                lease.phased_rate = self._rate(lease)  # now, because whoever is beside may change its phase
             others = set().union(*(self._holders[d] for d in lease.devices)) - {job}
             allowed = {lease.beside} if lease.beside >= 0 else set()
             if others != allowed:
                 self._fault("overlap", job, f"found {sorted(others)} on its devices, expected {sorted(allowed)}")
 
+    def _check_batch(self, job: int, lease: _OpenLease, batch: tuple[int, int]) -> None:
+        """What a lease says of a batch, of a job that has an application, and its rate with it."""
+        shape = self._devices.shape(lease.devices)
+        if fault := self._phases.width_fault(job, len(lease.devices), self._tunes):
+            self._fault("width", job, fault)
+        if fault := self._phases.batch_fault(job, lease.on, shape, *batch, self._tunes):
+            self._fault("batch", job, fault)
+        elif batch[0]:
+            lease.phased_rate = self._phases.rate(job, lease.on, shape, *batch, self._tunes)
+
     def _kind(self, job: int, account: _JobAccount, claimed: int | None) -> int:
         """What a job runs as: another width is fine, another model is not."""
-        kinds = self._facts.kinds
+        kinds, kind = self._facts.kinds, self._phases.kind(job, account.kind)
         if claimed is None:
-            return account.kind
-        if not 0 <= claimed < len(kinds) or kinds[claimed][0] != kinds[account.kind][0]:
-            self._unsound(
-                "kind", job, f"it runs as kind {claimed}, expected one of the model {kinds[account.kind][0]!r}"
-            )
-            return account.kind
+            return kind
+        if not 0 <= claimed < len(kinds) or not self._phases.may_run_as(job, account.kind, claimed):
+            self._unsound("kind", job, f"it runs as kind {claimed}, expected one of the model {kinds[kind][0]!r}")
+            return kind
         return claimed
 
     def _restart_s(self, kind: int, on: int) -> float:
@@ -202,7 +229,7 @@ class LeaseChecker:
         """A start costs a restart, unless the job was there until now and only its company changes."""
         if not 0 <= why < len(self._facts.why):
             self._unsound("reason", job, f"there is no reason {why}")
-        expected = 0.0 if why == KEPT and self._left.get(job) == tuple(devices) else restart_s
+        expected = 0.0 if why in (KEPT, CHANGED) and self._left.get(job) == tuple(devices) else restart_s
         if price_s != expected:
             self._fault("restart", job, f"found {price_s} s, expected {expected} s")
 
@@ -227,6 +254,8 @@ class LeaseChecker:
             if account is not None:
                 account.done += steps
                 self._check_steps(job, lease, steps)
+                if fault := self._phases.stop(job, account.done):
+                    self._fault("phase", job, fault)
 
     def _check_steps(self, job: int, lease: _OpenLease, steps: float) -> None:
         """A lease works at its rate after its restart; what it did may be lost if a device failed."""
@@ -239,11 +268,13 @@ class LeaseChecker:
 
     def _rate(self, lease: _OpenLease) -> float:
         facts = self._facts
+        if lease.phased_rate is not None:
+            return lease.phased_rate
         if lease.beside >= 0:
             other = self._jobs.get(lease.beside)
             if other is None or facts.pairs is None:
                 return 0.0
-            return float(facts.pairs[lease.kind][other.kind][lease.on])
+            return float(facts.pairs[lease.kind][self._phases.kind(lease.beside, other.kind)][lease.on])
         spread = self._devices.servers(lease.devices) > 1
         return float((facts.spread if spread else facts.alone)[lease.kind][lease.on])
 

@@ -11,15 +11,16 @@ import numpy as np
 from msgspec import Struct, field
 
 from dovetail.cluster.bounds import fastest, least_makespan_s
+from dovetail.cluster.goodput.application import Application
 from dovetail.cluster.inputs.choices import Clock, JournalMode
 from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.prices import constant
-from dovetail.cluster.inputs.setup import ClusterSetup, PriceSource
+from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup, PriceSource
 from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Policy
 from dovetail.cluster.rounding.devices import Devices
-from dovetail.cluster.rounding.records import WHY
+from dovetail.cluster.rounding.records import WHY, WHY_IN_PHASES
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.words import WORDS
 from dovetail.core.errors import InputError
@@ -51,6 +52,21 @@ class ClusterFacts(Struct, kw_only=True):
     believed: list[list[list[float]]] | None = None  # pair rates that the policy went by at first
     restarts: list[list[float]] | None = None  # seconds by kind and type, where they are not all `restart_s`
     prices: list[tuple[float, list[float]]] | None = None  # from which second on they hold; None if there are too many
+    applications: list[Application] | None = None  # of jobs whose rate depends on batch, placement and progress
+    kind_application: list[int] | None = None  # by kind; -1: none
+    kind_batch: list[int] | None = None  # total, as asked for
+    phased: bool | None = None  # whether jobs come with lists of phases
+    tunes: bool | None = None  # whether jobs with an application choose their batch
+
+    def adaptive(self) -> AdaptiveKinds | None:
+        """Which kinds are applications."""
+        if self.applications is None or self.kind_application is None or self.kind_batch is None:
+            return None
+        return AdaptiveKinds(
+            applications=tuple(self.applications),
+            application=np.array(self.kind_application),
+            batch=np.array(self.kind_batch),
+        )
 
 
 def facts_of(header: Header, path: Path | None = None) -> ClusterFacts:
@@ -86,6 +102,8 @@ def _fault(facts: ClusterFacts, header: Header) -> str:
             return f"{name}: {fault}"
     if not types or not kinds:
         return "types, kinds: expected at least one of each"
+    if fault := _adaptive_fault(facts):
+        return fault
     for name, least, whole in (("counts", 0, facts.counts), ("per_server", 1, facts.per_server)):
         if min(whole) < least:
             return f"{name}: found {min(whole)}, expected {least} or more"
@@ -103,6 +121,21 @@ def _fault(facts: ClusterFacts, header: Header) -> str:
     for device, j, server in zip(header.pool.devices, placed.type_of, placed.server_of, strict=True):
         if (device.type, device.host) != (facts.types[j], server):
             return f"counts: accelerator {device.id} is not of the type and server that the pool says"
+    return ""
+
+
+def _adaptive_fault(facts: ClusterFacts) -> str:
+    """What is wrong with what is said of applications."""
+    which, batches = facts.kind_application, facts.kind_batch
+    if facts.applications is None:
+        return "" if which is None and batches is None else "kind_application, kind_batch: expected applications"
+    if which is None or batches is None or not len(which) == len(batches) == len(facts.kinds):
+        return f"kind_application, kind_batch: expected {len(facts.kinds)} values each"
+    if min(which) < -1 or max(which) >= len(facts.applications):
+        return f"kind_application: expected -1 to {len(facts.applications) - 1}"
+    for i, each in enumerate(facts.applications):
+        if fault := each.fault():
+            return f"applications[{i}]: {fault}"
     return ""
 
 
@@ -151,6 +184,14 @@ def header(
         restarts=None if restarts_s is None else restarts_s.tolist(),
         prices=_price_list(setup.prices),
     )
+    if setup.in_phases:
+        facts.why = list(WHY_IN_PHASES)
+    if setup.phased:
+        facts.phased = True
+    if (adaptive := setup.adaptive) is not None:
+        facts.applications = list(adaptive.applications)
+        facts.kind_application, facts.kind_batch = adaptive.application.tolist(), adaptive.batch.tolist()
+        facts.tunes = bool(getattr(policy, "elastic", False))
     placed = Devices(setup.counts.tolist(), setup.per_server.tolist())
     places = zip(placed.type_of, placed.server_of, strict=True)
     pool = Pool(
@@ -164,9 +205,14 @@ def header(
         options=options | {"rules": msgspec.to_builtins(rules)},
         seed=setup.seed,
         pool=pool,
-        facts=msgspec.to_builtins(facts),
+        facts={name: value for name, value in msgspec.to_builtins(facts).items() if _told(name, value)},
         order="written" if clock == "gavel" else "step",  # its rounds are told when they are over
     )
+
+
+def _told(name: str, value: Any) -> bool:
+    """Whether a header says something: of phases only if there are some."""
+    return value is not None or name not in ("applications", "kind_application", "kind_batch", "phased", "tunes")
 
 
 def _price_list(prices: PriceSource) -> list[tuple[float, list[float]]] | None:
@@ -195,6 +241,8 @@ def setup_of(header: Header) -> ClusterSetup:
         window=facts.window,
         entities=facts.entities,
         restarts=None if facts.restarts is None else np.array(facts.restarts),
+        adaptive=facts.adaptive(),
+        phased=bool(facts.phased),
         seed=header.seed,
     )
 

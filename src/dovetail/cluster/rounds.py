@@ -23,12 +23,13 @@ from dovetail.cluster.rounding.admission import admit
 from dovetail.cluster.rounding.ends import ExpectedEnds
 from dovetail.cluster.rounding.leases import NOBODY, Ids, Leases
 from dovetail.cluster.rounding.mechanism import Mechanism
+from dovetail.cluster.rounding.phases import Phases
 from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import InputError, ReplayError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
 
-_INSIDE = ("completed", "failed", "mended")  # what is acted on at once, and does not begin a round
+_INSIDE = ("completed", "phase", "failed", "mended")  # what is acted on at once, and does not begin a round
 
 
 class Rounds:
@@ -39,6 +40,8 @@ class Rounds:
 
     def __init__(self, setup: ClusterSetup, policy: Policy, rules: RoundRules) -> None:
         self.rules = rules
+        tunes = getattr(policy, "elastic", False)
+        self._phases = Phases(setup.types, setup.per_server, setup.adaptive, tunes) if setup.in_phases else None
         self.mechanism = Mechanism(
             policy,
             setup.types,
@@ -49,9 +52,10 @@ class Rounds:
             random.Random(setup.seed + 5),
             setup.entities,
             kinds=setup.throughputs.kinds,
+            phases=self._phases,
         )
         restarts_s = setup.restarts_s(rules.restart_s)
-        if restarts_s is not None and restarts_s.max() >= rules.round_s:
+        if restarts_s is not None and restarts_s.max() >= rules.round_s and not (tunes and setup.adaptive):
             raise InputError(
                 f"a restart of {restarts_s.max():g} s in rounds of {rules.round_s:g} s: jobs that take turns would "
                 "never work; expected longer rounds"
@@ -84,9 +88,13 @@ class Rounds:
         """When the next job is expected to end."""
         return self._ends.next_s()
 
-    def ending(self, now: float) -> list[int]:
-        """The jobs that are expected to end now."""
-        return self._ends.take(now)
+    def ending(self, now: float) -> list[Rows]:
+        """What is expected to happen now: jobs end, or reach the end of a phase."""
+        ids = self._ends.take(now)
+        going_on = [] if self._phases is None else [job for job in ids if self._phases.ongoing(job)]
+        done = [job for job in ids if job not in going_on] if going_on else ids
+        found = [records.completed(done, [now] * len(done))] if done else []
+        return [*found, records.phase(going_on)] if going_on else found
 
     # --- what happened in, what is decided out ----------------------------------------------------------
 
@@ -101,6 +109,8 @@ class Rounds:
         for rows in at_once:
             if rows.of == "completed":
                 self._finish(rows, now, found)
+            elif rows.of == "phase":
+                self._advance(rows, now, found)
             elif rows.of == "failed":
                 self._fail(rows.columns["device"], now, found)
             else:
@@ -130,6 +140,8 @@ class Rounds:
         mechanism, jobs = self.mechanism, self.jobs
         if mechanism.outdated or mechanism.policy.agnostic or mechanism.every_round:
             return 0
+        if self._phases is not None and self._phases.tunes:
+            return 0
         if self._done or self._leases.scattered or len(mechanism.pairs) or np.count_nonzero(jobs.on < 0):
             return 0
         if not (jobs.share[np.arange(len(jobs)), jobs.on] > 1 - 1e-9).all():
@@ -152,6 +164,8 @@ class Rounds:
             mechanism.hurry()  # nobody runs: only new shares can help
             self._ask(now, found)
             self._leases.apply(now, mechanism.choose(), found)
+        if self._phases is not None and self._phases.tunes:
+            self._tune(now, found)
         self._waiting = [None] * len(mechanism.types)
         self.rounds += 1
         self.next_round_s = now + self.rules.round_s
@@ -178,6 +192,8 @@ class Rounds:
     def _settle(self, now: float) -> None:
         """Credit running jobs with the time that they had, and forget those that are done."""
         self._leases.credit(now)
+        if self._phases is not None:
+            self._phases.learn(self.jobs.id[self._working(now)].tolist())
         if self._done:
             gone = np.zeros(len(self.jobs), dtype=np.bool_)
             gone[self._done] = True
@@ -191,6 +207,21 @@ class Rounds:
                 found += admitted.records
                 if admitted.columns["id"]:
                     self.mechanism.arrive(admitted.columns)
+                    if self._phases is not None:
+                        self._phases.arrive(admitted.columns)
+                        if self._phases.tunes:
+                            self.mechanism.begin_narrow(len(admitted.columns["id"]))
+
+    def _working(self, now: float) -> Ints:
+        """Jobs that run and have done some work there."""
+        return np.flatnonzero((self.jobs.on >= 0) & (self.jobs.ready_s < now))
+
+    def _tune(self, now: float, found: list[Rows]) -> None:
+        """Jobs that stay where they are choose their batch by what they have learned in the last round."""
+        assert self._phases is not None
+        ids = self._phases.retuned(self.jobs.id[self._working(now)].tolist())
+        if ids:
+            self._leases.change(now, self._leases.rows(ids), found)
 
     # --- inside a round -----------------------------------------------------------------------------------
 
@@ -210,6 +241,16 @@ class Rounds:
                 if speed[j] > 0 and self._leases.devices.free[j] >= jobs.width[row]:
                     self._start(now, np.array([row]), np.array([j]), records.FREE, found)
                     break
+
+    def _advance(self, over: Rows, now: float, found: list[Rows]) -> None:
+        """Jobs have reached the end of a phase: they go on where they are, at another rate."""
+        assert self._phases is not None
+        found.append(over)
+        ids = over.columns["id"]
+        self._phases.learn(ids)
+        rows = self._leases.rows(ids)
+        self._leases.change(now, rows, found, set(ids))
+        self._ends.add(rows)
 
     def _finish(self, completed: Rows, now: float, found: list[Rows]) -> None:
         """Jobs end now; who was beside goes on alone, and free devices go to whoever waits."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Policy
-from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.mechanism import Mechanism
 from dovetail.cluster.rounding.stimuli import Stimuli
 from dovetail.cluster.rounds import Rounds
@@ -111,11 +110,7 @@ class RoundsInVirtualTime(VirtualTime):
         if at > rounds.next_round_s or (at == rounds.next_round_s and at not in (end, outage)):
             return False
         self.now = at
-        if at == end:
-            ids = rounds.ending(at)
-            happened = [records.completed(ids, [at] * len(ids))]
-        else:
-            happened = [stimuli.outage()] if at == outage else stimuli.arrivals(at)
+        happened = rounds.ending(at) if at == end else [stimuli.outage()] if at == outage else stimuli.arrivals(at)
         self.tell(rounds.handle(happened, at))
         return True
 

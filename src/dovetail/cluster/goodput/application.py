@@ -72,6 +72,27 @@ class TypeProfile(Struct, frozen=True, dict=True, kw_only=True):
         found = [(weight, *_along(self._by_size[size], local)) for size, weight in around]
         return sum(w * step for w, step, _ in found), sum(w * sync for w, _, sync in found)  # type: ignore[return-value]
 
+    def shapes(self, width: int, per_server: int) -> list[Shape]:
+        """Placements of so many accelerators that were measured, and the usual one."""
+        found = {compact(width, per_server), (1, width - 1) if width > 1 else (1,)}
+        found |= {tuple(map(int, name)) for name in self.placements if sum(map(int, name)) == width}
+        found |= {_even(*size) for size in self._by_size if size[1] == width}
+        return sorted(found)
+
+    def least_s(self, shape: Shape, totals: Floats) -> Floats:
+        """Seconds that an optimiser step takes at least with these total batches or larger ones.
+
+        Between two measured local batches it takes no less than at the shorter of both."""
+        local = np.array(sorted({row[0] for rows in self.placements.values() for row in rows}))
+        local = np.geomspace(self.least_local, self.most_local, 20) if self.numbers else local
+        step, sync = self.step_s(shape, local)
+        if len(local) == 1:
+            local, step, sync = np.repeat([local, step, sync], 2, axis=1)
+        quick, work = np.minimum(step[:-1], step[1:]), np.minimum((step - sync)[:-1], (step - sync)[1:])
+        before = np.maximum(np.ceil(totals[:, None] / (sum(shape) * local[1:]) - 1e-9) - 1, 0.0)
+        found: Floats = (quick + before * work).min(axis=1)
+        return found
+
     @cached_property
     def _by_size(self) -> dict[tuple[int, int], Floats]:
         """Rows by servers and accelerators: means over placements of the same size, and the scalability rows."""
@@ -107,6 +128,31 @@ class Application(Struct, frozen=True, dict=True, kw_only=True):
     slowdown: float = 1.0
     restart_s: float | None = None  # None: what the rules say
 
+    def fault(self) -> str:
+        """Why nothing could be computed with it; nothing if all fits together."""
+        epochs = len(self.progress)
+        if not epochs or sorted(set(self.progress)) != self.progress or not 0 < self.progress[0] <= self.size < 1e15:
+            return "progress: expected one or more numbers, each above the one before"
+        for name, values in (("grad_sqr", self.grad_sqr), ("grad_var", self.grad_var)):
+            if len(values) != len(self.batches) or any(len(of_batch) != epochs for of_batch in values):
+                return f"{name}: expected {len(self.batches)} lists of {epochs} values"
+            if not all(0 <= value < np.inf for of_batch in values for value in of_batch):
+                return f"{name}: expected numbers from 0 on"
+        if not self.batches or sorted(set(self.batches)) != self.batches or self.batches[0] < 1:
+            return "batches: expected one or more, each above the one before"
+        if not 1 <= self.initial <= self.most or not 0 < self.slowdown < np.inf:
+            return "initial, most, slowdown: expected 1 <= initial <= most, and a slowdown above 0"
+        for name, profile in self.types.items():
+            times = [row[-2:] for rows in profile.placements.values() for row in rows]
+            times += [row[-2:] for row in profile.scalability]
+            if not all(0 <= sync < step < np.inf for step, sync in times):
+                return f"types.{name}: expected steps longer than their exchange"
+            if not 1 <= profile.least_local <= profile.most_local or len(profile.numbers) not in (0, 7):
+                return f"types.{name}: expected 1 <= least_local <= most_local, and seven numbers or none"
+            if not profile.numbers and not profile.placements:
+                return f"types.{name}: expected placements or seven numbers"
+        return ""
+
     @property
     def size(self) -> float:
         """All that a job has to do."""
@@ -119,9 +165,9 @@ class Application(Struct, frozen=True, dict=True, kw_only=True):
     def statistics(self, batch: float, epoch: int | slice = _ALL) -> tuple[Floats, Floats]:
         """`grad_sqr` and `grad_var` at a total batch in an epoch, or in all; between two batches they are linear."""
         batches, sqr, var = self._statistics
-        above = int(np.clip(np.searchsorted(batches, batch), 1, max(len(batches) - 1, 1)))
         if len(batches) == 1:
             return sqr[0, epoch], var[0, epoch]
+        above = min(max(int(batches.searchsorted(batch)), 1), len(batches) - 1)
         low, high = batches[above - 1], batches[above]
         part = min(max((batch - low) / (high - low), 0.0), 1.0)
         mixed = [values[above - 1, epoch] * (1 - part) + values[above, epoch] * part for values in (sqr, var)]
@@ -138,6 +184,26 @@ class Application(Struct, frozen=True, dict=True, kw_only=True):
         """How long a whole job takes that keeps its placement and batch."""
         return float((np.diff(self.progress, prepend=0.0) / self.rate(on, shape, how)).sum())
 
+    def best_rates(self, on: str, per_server: int, widest: int) -> Floats:
+        """By width and epoch, progress per second that no batch and no placement can beat."""
+        totals = np.geomspace(self.initial, self.most, 2 * len(self.batches))
+        noise = np.array([var / np.maximum(sqr, 1e-300) for sqr, var in map(self.statistics, totals)])
+        files = np.array(self.batches)
+        for low, noisiest in zip(totals[:-1], noise, strict=False):  # between two totals, no more than around them
+            inside = (files >= low) & (files <= low * totals[1] / totals[0])
+            for sqr, var in map(self.statistics, files[inside]):
+                np.maximum(noisiest, var / np.maximum(sqr, 1e-300), out=noisiest)
+        scale = np.append(totals[1:], self.most)[:, None] / self.initial
+        noise = np.maximum(noise, np.append(noise[1:], noise[-1:], axis=0))
+        worth = (noise + 1) / (noise / scale + 1)
+        found: Floats = np.zeros((widest, len(self.progress)))
+        for width in range(1, min(widest, self.most // self.types[on].least_local) + 1):
+            took_s = np.min(
+                [self.types[on].least_s(shape, totals) for shape in self.types[on].shapes(width, per_server)], axis=0
+            )
+            found[width - 1] = (worth / took_s[:, None]).max(axis=0) / self.slowdown
+        return found
+
     def fixed(self, on: str, shape: Shape, total: int) -> Batch | None:
         """A given total batch, split over accelerators; None if they are too many for it.
 
@@ -145,13 +211,13 @@ class Application(Struct, frozen=True, dict=True, kw_only=True):
         profile, width = self.types[on], sum(shape)
         total = max(total, profile.least_local * width)
         local, steps = (int(value) for value in split(total, width, self.initial, profile.most_local_at(shape)))
-        return self.within(on, shape, Batch(local, steps, total))
+        local = self.cut(shape, local, steps).local
+        return Batch(local, steps, min(total, self.most)) if profile.least_local <= local else None
 
-    def within(self, on: str, shape: Shape, how: Batch) -> Batch | None:
-        """The same with no more than the largest total batch; None if that is less than the profile knows."""
-        local = min(how.local, self.most // (sum(shape) * (how.steps + 1)))
-        found = how._replace(local=local, total=min(how.total, self.most))
-        return found if self.types[on].least_local <= local else None
+    def cut(self, shape: Shape, local: int, steps: int) -> Batch:
+        """A batch that was chosen, with no more than the largest total."""
+        local = min(local, self.most // (sum(shape) * (steps + 1)))
+        return Batch(local, steps, sum(shape) * local * (steps + 1))
 
     def most_width(self, widest: int, on: str | None = None) -> int:
         """How many accelerators a job may have next that had `widest`: it at most doubles.
@@ -179,6 +245,11 @@ def compact(width: int, per_server: int) -> Shape:
     """
     whole, rest = divmod(width, per_server)
     return (per_server,) * whole + ((rest,) if rest else ())
+
+
+def _even(nodes: int, replicas: int) -> Shape:
+    """So many accelerators over so many servers."""
+    return tuple(sorted(replicas // nodes + (i < replicas % nodes) for i in range(nodes)))
 
 
 def _along(rows: Floats, local: ArrayLike) -> tuple[Floats, Floats]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +56,7 @@ class ClusterSetup:
     outages: list[Outage] = field(default_factory=list)
     restarts: Floats | None = None  # seconds by kind and type; nan: what the rules say
     adaptive: AdaptiveKinds | None = None  # jobs whose rate depends on batch, placement and progress
+    phased: bool = False  # whether jobs come with lists of phases
     seed: int = 0
 
     @property
@@ -65,6 +66,11 @@ class ClusterSetup:
     def accelerators(self) -> dict[str, int]:
         """How many there are of each type."""
         return dict(zip(self.types, self.counts.tolist(), strict=True))
+
+    @property
+    def in_phases(self) -> bool:
+        """Whether the rate of jobs may change with their progress."""
+        return self.adaptive is not None or self.phased
 
     def restarts_s(self, usual_s: float) -> Floats | None:
         """Seconds of a restart by kind and type; None if all are the usual ones."""
@@ -92,6 +98,10 @@ class JobKinds:
             known = f"its widths are {widths}" if widths else "there is no such model"
             raise InputError(f"job {job.id}: no throughput for {job.model!r} on {job.width} accelerators ({known})")
         return found
+
+    def phases(self, job: Job) -> list[tuple[float, int]]:
+        """What is done when each phase of a job ends, and what it runs as until then."""
+        return [(end, self.kind(replace(job, model=model))) for end, model in job.phases]
 
     def entity(self, job: Job) -> int:
         if not self._entities:

@@ -23,6 +23,7 @@ class Job:
     duration_s: float | None = None  # alone on the reference type, where that is known
     entity: str = ""
     name: str = ""
+    phases: tuple[tuple[float, str], ...] = ()  # steps that are done when each ends, and the model that it runs as
 
 
 _BATCH = " (batch size "

@@ -58,6 +58,17 @@ class Devices:
         """How many servers these devices are in."""
         return len({self.server_of[device] for device in devices})
 
+    def shape(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """How many of these devices are in each server, in order.
+
+        >>> Devices(counts=[8], per_server=[4]).shape((1, 2, 5))
+        (2, 1)
+        """
+        inside: dict[int, int] = {}
+        for device in sorted(devices):
+            inside[self.server_of[device]] = inside.get(self.server_of[device], 0) + 1
+        return tuple(inside.values())
+
     def could_gather(self, devices: Sequence[int]) -> bool:
         """Whether one server could hold as many, if these were given back."""
         j, width = self.type_of[devices[0]], len(devices)

@@ -12,6 +12,7 @@ from math import inf
 
 import numpy as np
 
+from dovetail.cluster.goodput.application import Batch
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.devices import Devices
@@ -34,6 +35,7 @@ class Leases:
     ) -> None:
         """`restarts_s` are seconds by kind and type, where they are not all the rules'."""
         self._mechanism = mechanism
+        self._phases = mechanism.phases
         self._rules = mechanism.rules
         self._per_server = per_server
         self._spread = spread
@@ -138,6 +140,8 @@ class Leases:
         jobs.steps_left[rows] = left = jobs.left(now if saved_s is None else saved_s, rows)
         to_s = np.full(len(rows), now)
         events.append(records.stopped(ids, jobs.on[rows], beside, jobs.since_s[rows], to_s, before - left))
+        if self._phases is not None:
+            self._phases.idle(ids.tolist())
         for job, other in zip(ids.tolist(), beside.tolist(), strict=True):
             if job in kept:
                 continue
@@ -153,6 +157,24 @@ class Leases:
     def complete(self, rows: Sequence[int]) -> None:
         """These jobs, whose leases have ended, have nothing left to do, whatever rounding says."""
         self._mechanism.jobs.steps_left[rows] = 0.0
+        if self._phases is not None:
+            self._phases.leave(self._mechanism.jobs.id[rows].tolist())
+
+    def change(self, now: float, rows: Ints, events: list[Rows], over: Ids = NOBODY) -> None:
+        """Jobs have another rate from now on, where they are, as have those beside them; `over` have reached the end of
+        a phase."""
+        jobs, phases = self._mechanism.jobs, self._phases
+        assert phases is not None
+        beside = jobs.beside[rows]
+        rows = np.unique(np.concatenate((rows, self.rows(beside[beside >= 0]))))
+        on, beside, ids = jobs.on[rows], jobs.beside[rows], jobs.id[rows].tolist()
+        self.stop(now, rows, events, set(ids))
+        for row, job in zip(rows.tolist(), ids, strict=True):
+            if job in over:
+                jobs.steps_left[row] = phases.left_after(job, float(jobs.steps[row]))
+                phases.advance([job])
+                self._mechanism.run_as(row, phases.kind(job))
+        self.begin(now, rows, on, beside, records.CHANGED, events, set(ids))
 
     def holders(self, device: int) -> list[int]:
         return [job for job, devices in self.held.items() if device in devices]
@@ -177,6 +199,7 @@ class Leases:
             beside = None
         rate = self._rates(rows, on, beside)
         places = self._places(rows, ids, on.tolist(), beside, rate, kept)
+        batches = None if self._phases is None else self._batches(ids, on.tolist(), places, rate, kept)
         # A first start costs as much as a restart: a program and its data must be loaded.
         price_s = np.array([0.0 if job in kept else restart_s for job in ids]) if kept and restart_s else None
         if self._restarts_s is not None:
@@ -187,11 +210,29 @@ class Leases:
         jobs.beside[rows] = -1 if beside is None else beside
         jobs.since_s[rows] = jobs.credited_s[rows] = now
         jobs.ready_s[rows] = ready_s
-        work_s = np.divide(jobs.steps_left[rows], rate, out=np.full(len(rows), inf), where=rate > 0)
+        steps = jobs.steps_left[rows]
+        if self._phases is not None:
+            total = jobs.steps[rows].tolist()
+            steps = steps - [self._phases.left_after(job, of) for job, of in zip(ids, total, strict=True)]
+        work_s = np.divide(steps, rate, out=np.full(len(rows), inf), where=rate > 0)
         jobs.finish_s[rows] = ready_s + work_s
-        whys = [records.KEPT if job in kept else why for job in ids] if kept else [why] * len(ids)
+        stays = records.CHANGED if why == records.CHANGED else records.KEPT
+        whys = [stays if job in kept else why for job in ids] if kept else [why] * len(ids)
         kinds = jobs.kind[rows] if self._mechanism.elastic else None
-        events.append(records.started(ids, on, places, whys, beside, price_s, kinds))
+        events.append(records.started(ids, on, places, whys, beside, price_s, kinds, batches))
+
+    def _batches(
+        self, ids: list[int], on: list[int], places: list[tuple[int, ...]], rate: Floats, kept: Ids
+    ) -> list[Batch] | None:
+        """The batches of jobs that have an application, if any has; their rates are those of batch and place."""
+        assert self._phases is not None
+        batches = []
+        for i, (job, j, devices) in enumerate(zip(ids, on, places, strict=True)):
+            found = self._phases.place(job, j, self.devices.shape(devices), job not in kept)
+            if found is not None:
+                rate[i] = found[1]
+                batches.append(found[0])
+        return batches or None
 
     def _places(
         self, rows: Ints, ids: list[int], on: list[int], beside: Ints | None, rate: Floats, kept: Ids

@@ -16,6 +16,7 @@ from dovetail.cluster.policies.base import Floats, Ints, Policy, Problem
 from dovetail.cluster.rounding.active import Active
 from dovetail.cluster.rounding.envy import envy
 from dovetail.cluster.rounding.pairing import Pairs
+from dovetail.cluster.rounding.phases import Phases
 from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import DovetailError
 
@@ -52,10 +53,12 @@ class Mechanism:
         kinds: Sequence[tuple[str, int]],
         resizes: bool = True,
         pairs: type[Pairs] = Pairs,
+        phases: Phases | None = None,
     ) -> None:
         """`entities` have weights; `kinds` are models and widths; jobs keep theirs unless an elastic policy `resizes`
-        them."""
+        them. `phases` are of jobs whose rate changes."""
         self.policy = policy
+        self.phases = phases
         self.types = types
         self.counts = counts.copy()
         self.rates = rates
@@ -152,6 +155,29 @@ class Mechanism:
         _ = self.speed  # looks both up again if jobs have come or gone
         return self._positive
 
+    def begin_narrow(self, count: int) -> None:
+        """The last jobs that came choose their batch: whoever chooses widths begins with the narrowest."""
+        if self._scaled is None:
+            return
+        jobs = self.jobs
+        for row in range(len(jobs) - count, len(jobs)):
+            same = self._scaled[jobs.kind[row]]
+            kind = min(same[same >= 0].tolist(), key=lambda k: int(self.kind_width[k]))
+            jobs.kind[row], jobs.width[row] = kind, self.kind_width[kind]
+
+    def run_as(self, row: int, kind: int | None) -> None:
+        """A job is of another kind in its next phase, as wide as it is; None, or not known at that width: of the
+        same."""
+        if kind is None:
+            return
+        if self._scaled is not None:
+            width = self.jobs.width[row]
+            kind = next((k for k in self._scaled[kind].tolist() if k >= 0 and self.kind_width[k] == width), None)
+        if kind is not None:
+            self.jobs.kind[row] = kind
+            self._compactions += 1
+            self._outdated = True
+
     def resize(self, rows: Ints) -> None:
         """These jobs, which do not run, have the widths that they should have from now on."""
         assert self.runs_as is not None
@@ -201,6 +227,8 @@ class Mechanism:
         if fault := found.fault(problem):
             raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
         jobs = self.jobs
+        if self.phases is not None and self.elastic and found.kind is not None:
+            self._check_widths(found.kind, found.share.max(axis=1, initial=0.0) > 0)
         jobs.share[:] = found.share
         jobs.allotted[:] = True
         if not self._by_fraction:
@@ -215,6 +243,14 @@ class Mechanism:
         self.envy = envy(problem, found) if looked_at else None
         self.allocations += 1
         self.value, self.why, self.runs_as = found.value, found.why, found.kind
+
+    def _check_widths(self, kind: Ints, runs: NDArray[np.bool_]) -> None:
+        """A job that chooses its batch at most doubles, and needs a batch that can be split over its accelerators."""
+        assert self.phases is not None
+        for job, width in zip(self.jobs.id[runs].tolist(), self.kind_width[kind[runs]].tolist(), strict=True):
+            most = self.phases.most_width(job)
+            if most is not None and width > most:
+                raise DovetailError(f"the policy gave job {job} {width} accelerators; it may have {most} by now")
 
     def problem(self, now: float) -> Problem:
         """What the policy sees."""
@@ -238,7 +274,12 @@ class Mechanism:
             pair_rates=self.seen_pair_rates,
             scaled=self._scaled,
             kind_width=self.kind_width if self.elastic else None,
+            adaptive=None if self.phases is None else self.phases.columns(jobs.id, jobs.kind, self._pauses(now)),
         )
+
+    def _pauses(self, now: float) -> Floats:
+        """Seconds until running jobs work that are in the middle of a restart."""
+        return np.where(self.jobs.on >= 0, np.maximum(self.jobs.ready_s - now, 0.0), 0.0)
 
     # --- the next round -------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class _Arrived(Struct):
     due_s: list[_Number | None] = []
     duration_s: list[_Amount | None] = []
     entity: list[_Place] = []
+    phases: list[list[tuple[_Amount, _Place]]] = []
 
 
 class _Started(Struct):
@@ -45,6 +46,12 @@ class _Started(Struct):
     kind: list[_Place] = []
     beside: list[_Other] = []
     setup_s: list[_Amount] = []
+    local: list[_Place] = []
+    accumulation: list[_Place] = []
+
+
+class _Phase(Struct):
+    id: _Ids
 
 
 class _Stopped(Struct):
@@ -92,6 +99,7 @@ _SCHEMAS: dict[str, type[Struct]] = {
     "arrived": _Arrived,
     "started": _Started,
     "stopped": _Stopped,
+    "phase": _Phase,
     "completed": _Completed,
     "rejected": _Rejected,
     "failed": _Failed,

@@ -77,7 +77,8 @@ class Stimuli:
         if not arrived:
             return []
         entities = [self._kinds.entity(job) for job in arrived] if self._setup.entities else None
-        return [records.arrived(arrived, [self._kinds.kind(job) for job in arrived], entities)]
+        phases = [self._kinds.phases(job) for job in arrived] if self._setup.phased else None
+        return [records.arrived(arrived, [self._kinds.kind(job) for job in arrived], entities, phases)]
 
     def prices(self, now: float) -> list[Rows]:
         """The prices, if they have changed."""

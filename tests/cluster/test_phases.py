@@ -1,0 +1,211 @@
+"""Jobs whose rate changes: epochs and batches by an application's profile, phases that a job comes with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from dovetail import cluster
+from dovetail.cluster.check import check_journal
+from dovetail.cluster.inputs.scenario import LoadedScenario
+from dovetail.cluster.policies.base import AdaptiveJobs, Allocation, Problem
+from dovetail.core.errors import DovetailError
+
+LOCAL = (4, 8, 16, 32)
+PLACES = {"1": 0.0, "2": 0.05, "4": 0.08, "44": 0.3, "22": 0.2}
+
+
+class Doubling:
+    """Jobs in order of arrival have twice what they had, as far as there is room; in a pause they keep it."""
+
+    agnostic, packs, strict, elastic, every_round = False, False, True, True, True
+    seen: ClassVar[list[tuple[int, AdaptiveJobs]]] = []  # by all copies
+
+    def __init__(self, times: int = 1, most: int = 8) -> None:
+        self.times, self.most = times, most
+
+    def allocate(self, problem: Problem) -> Allocation:
+        assert problem.adaptive is not None
+        self.seen.append((int(problem.ids[0]), problem.adaptive))
+        known, free = problem.adaptive, problem.counts.copy()
+        assert problem.scaled is not None
+        assert problem.kind_width is not None
+        share, kind = np.zeros((problem.jobs, len(problem.types))), problem.kind.copy()
+        for job in range(problem.jobs):
+            of = known.applications[known.application[job]]
+            width = min(self.times * of.most_width(int(known.widest[job].max())), self.most)
+            if known.pause_s[job] > 0:
+                width = int(problem.width[job])
+            while width > free[0]:
+                width //= 2
+            if width:
+                same = problem.scaled[problem.kind[job]]
+                kind[job] = next(k for k in same if k >= 0 and problem.kind_width[k] == width)
+                share[job, 0] = 1.0
+                free[0] -= width
+        return Allocation(share=share, kind=kind, why="twice as many")
+
+
+@pytest.fixture
+def profiles(tmp_path: Path) -> Path:
+    """An application of ten epochs that can use larger batches later, and one of three."""
+    for name, epochs, noise in (("vision", 10, 2.0), ("speech", 3, 0.5)):
+        folder = tmp_path / "profiles" / name
+        folder.mkdir(parents=True)
+        rows = ["placement,local_bsz,step_time,sync_time"]
+        for place, sync in PLACES.items():
+            rows += [f"{place},{local},{0.1 + 0.02 * local + sync},{sync + 0.001}" for local in LOCAL]
+        (folder / "placements-t.csv").write_text("\n".join(rows))
+        for batch in (16, 64, 256):
+            ends = (f"{100 * (e + 1) + batch / 64},1.0,{noise * (e + 1) ** 2}" for e in range(epochs))
+            (folder / f"validation-{batch}.csv").write_text("\n".join(["progress,grad_sqr,grad_var", *ends]))
+    return tmp_path / "profiles"
+
+
+@pytest.fixture
+def jobs(profiles: Path) -> LoadedScenario:
+    rows = [
+        {"name": f"{of}-{i}", "time": 70 * i, "application": of, "num_replicas": 2, "batch_size": 64}
+        for i, of in enumerate(["vision", "speech", "vision", "speech"])
+    ]
+    return cluster.load(cluster="t=8", per_server=4, profiles=profiles, trace=rows)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The journal with rows changed; `change` is called for every one until it says that it did something."""
+    done, lines = False, []
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        done = done or bool(change(record))
+        lines.append(json.dumps(record))
+    assert done
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("policy", [Doubling(), "max_min_fairness_perf", "fifo"])
+def test_runs_are_valid_and_decided_the_same_again(jobs: LoadedScenario, policy: Any) -> None:
+    run = cluster.simulate(jobs, policy, interval=60 if isinstance(policy, Doubling) else 360)
+    report = run.check()
+    assert report.valid, report
+    assert run.figures.completed == 4
+    assert run.replay().difference is None
+    assert run.metrics["bound_avg_jct_s"] < run.metrics["avg_jct_s"]
+
+
+def test_a_rigid_job_alone_takes_its_epochs_at_the_batch_that_it_asked_for(profiles: Path) -> None:
+    row = {"name": "a", "time": 0, "application": "vision", "num_replicas": 2, "batch_size": 64}
+    loaded = cluster.load(cluster="t=8", per_server=4, profiles=profiles, trace=[row])
+    run = cluster.simulate(loaded, "fifo")
+    seconds = 0.0
+    for epoch in range(10):
+        work = 100 * (epoch + 1) + 16 / 64 - (100 * epoch + 16 / 64 if epoch else 0)
+        noise = 2.0 * (epoch + 1) ** 2
+        seconds += work * (0.1 + 0.02 * 32 + 0.05) / ((noise + 1) / (noise / 4 + 1))
+    assert run.completion_s[0] == pytest.approx(10 + seconds)  # and a restart
+
+
+def test_jobs_choose_larger_batches_as_their_noise_grows(jobs: LoadedScenario) -> None:
+    Doubling.seen.clear()
+    cluster.simulate(jobs, Doubling(), interval=60)
+    first = [known for job, known in Doubling.seen if job == 0]
+    batches = [int(a.widest[0, 0] * a.local[0] * (a.steps[0] + 1)) for a in first]
+    assert batches[1] == 16
+    assert batches[-1] > 64
+    assert np.isnan(first[0].numbers).all()
+    assert np.isfinite(first[3].numbers[0]).all()
+    assert len(first[-1].points[0][0]) > 1
+
+
+def test_a_policy_that_more_than_doubles_is_stopped(jobs: LoadedScenario) -> None:
+    with pytest.raises(DovetailError, match="it may have 1 by now"):
+        cluster.simulate(jobs, Doubling(times=2), interval=60)
+
+
+@pytest.mark.parametrize("policy", [Doubling(), "max_min_fairness_perf"])
+def test_a_checkpoint_goes_on_with_the_same_bytes(jobs: LoadedScenario, tmp_path: Path, policy: Any) -> None:
+    whole, parts, kept = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl", tmp_path / "run.ckpt"
+    interval = 60.0 if isinstance(policy, Doubling) else 360.0
+    cluster.simulate(jobs, policy, journal=whole, interval=interval)
+    how: dict[str, Any] = {"journal": parts, "checkpoint_file": kept, "checkpoint_every": 3, "interval": interval}
+    cluster.simulate(jobs, policy, **how)  # the last checkpoint is some rounds before the end
+    parts.write_bytes(parts.read_bytes()[:-200])
+    cluster.simulate(jobs, policy, **how, resume=True)
+    assert parts.read_bytes() == whole.read_bytes()
+
+
+def of(record: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = record["columns"] if record.get("of") == kind else None
+    return found
+
+
+def larger_batch(record: dict[str, Any]) -> bool:
+    columns = of(record, "started")
+    if columns is None or columns["local"][0] >= 32:
+        return False
+    columns["local"][0] += 1
+    return True
+
+
+def batch_beyond_memory(record: dict[str, Any]) -> bool:
+    columns = of(record, "started")
+    if columns is None:
+        return False
+    columns["local"][0] = 33
+    return True
+
+
+def batch_beyond_the_largest(record: dict[str, Any]) -> bool:
+    columns = of(record, "started")
+    if columns is None:
+        return False
+    columns["accumulation"][0] = 64
+    return True
+
+
+def four_at_once(record: dict[str, Any]) -> bool:
+    columns = of(record, "started")
+    if columns is None:
+        return False
+    columns["kind"][0], columns["devices"][0] = columns["kind"][0] + 3, [0, 1, 2, 3]  # the first start of all
+    return True
+
+
+def pause_left_out(record: dict[str, Any]) -> bool:
+    columns = of(record, "started")
+    if columns is None or not columns["setup_s"][0]:
+        return False
+    columns["setup_s"][0] = 0.0
+    return True
+
+
+def phase_left_out(record: dict[str, Any]) -> bool:
+    if of(record, "phase") is None:
+        return False
+    record.update({"of": "envy", "columns": {"share": [0.0]}, "decided": True})
+    return True
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (larger_batch, "steps"),
+        (batch_beyond_memory, "batch"),
+        (batch_beyond_the_largest, "batch"),
+        (four_at_once, "width"),
+        (pause_left_out, "restart"),
+        (phase_left_out, "phase"),
+    ],
+)
+def test_planted_faults_are_found(
+    jobs: LoadedScenario, tmp_path: Path, fault: Callable[[dict[str, Any]], bool], code: str
+) -> None:
+    path = tmp_path / "run.jsonl"
+    cluster.simulate(jobs, Doubling(), interval=60, journal=path)
+    assert check_journal(path).valid
+    assert code in check_journal(rewrite(path, fault)).faults_by_code
