@@ -21,7 +21,7 @@ from typing import Any
 
 from bench import show
 from dovetail import workflow
-from dovetail.core.events import Change, Finished, Start
+from dovetail.core.events import Finished, Order, Start
 from dovetail.core.inbox import Inbox
 from dovetail.workflow.live.protocol import Answer
 from dovetail.workflow.live.runs import RunRequest, Runs
@@ -49,7 +49,7 @@ class NoModels:
     def status(self) -> list[dict[str, Any]]:
         return []
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         self.started += [order for order in orders if isinstance(order, Start)]
 
     def end(self) -> None:

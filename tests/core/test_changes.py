@@ -13,12 +13,12 @@ from dovetail.core.errors import DovetailError, PolicyError
 from dovetail.core.events import (
     Arrived,
     Asked,
-    Change,
     Complete,
     Defer,
     Failed,
     Finished,
     Instruction,
+    Order,
     Pause,
     Reject,
     Resize,
@@ -221,11 +221,11 @@ class Hands:
 
     def __init__(self, inbox: Inbox, reports: Mapping[str, Sequence[Stimulus]] | None = None) -> None:
         self.inbox = inbox
-        self.orders: list[Start | Change] = []
+        self.orders: list[Order] = []
         self.restored: dict[tuple[str, str], tuple[int, ...]] = {}
         self._reports = reports or {}
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         self.orders += orders
         for order in orders:
             self.inbox.put(*self._reports.get(type(order).__name__, ()))

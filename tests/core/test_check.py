@@ -197,7 +197,7 @@ def test_a_planted_fault_is_found(code: str, what: str, plant: Callable[[Steps],
 
 
 def test_every_code_has_a_planted_fault() -> None:
-    assert {code for code, _, _ in PLANTED} | {"batch", "bound", "change", "growth", "slots"} == set(CODES)
+    assert {code for code, _, _ in PLANTED} | {"batch", "bound", "change", "growth", "preload", "slots"} == set(CODES)
 
 
 # --- changes of what runs ---------------------------------------------------------------------------

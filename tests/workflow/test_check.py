@@ -352,6 +352,11 @@ JOURNAL: list[tuple[str, str, Plant]] = [
     ("closed", "completes twice", double("completed", "r1")),
     ("reason", "rejected without a reason", change("rejected", "r4", why="")),
     ("running", "never ends", drop("finished", "r3", "image")),
+    (
+        "preload",
+        "ends without a beginning",
+        lambda x: x.insert(2, {"n": x[1]["n"], "t": 0.0, "k": "prepared", "id": 1}),
+    ),
     ("unclosed", "neither completed nor rejected", drop("completed", "r2")),
     ("end", "no end", lambda x: x.pop()),
     ("summary", "a shorter makespan", claim(makespan_s=30.0)),
@@ -664,7 +669,20 @@ EARLY_FAILURE: Row = {
     "reason": "injected",
 }
 # What an execution log has no place for: instants in order, ends without starts, requests and nodes left open, an end.
-NOT_IN_LOGS = {"time", "finish", "running", "unclosed", "end", "change", "admission", "quota", "turn", "seen", "cancel"}
+NOT_IN_LOGS = {
+    "time",
+    "finish",
+    "running",
+    "preload",
+    "unclosed",
+    "end",
+    "change",
+    "admission",
+    "quota",
+    "turn",
+    "seen",
+    "cancel",
+}
 
 
 @pytest.mark.parametrize(("code", "what", "plant"), LOG, ids=[f"{code}: {what}" for code, what, _ in LOG])

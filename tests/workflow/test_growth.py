@@ -19,7 +19,7 @@ from dovetail.cli import main
 from dovetail.core.check import Check
 from dovetail.core.engine import serve
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Change, Finished, Grew, Start
+from dovetail.core.events import Arrived, Finished, Grew, Order, Start
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Observer, Reader, Writer
 from dovetail.core.replay import replay_journal
@@ -526,7 +526,7 @@ class Model:
         self._inbox, self._growth, self._outputs = inbox, growth, outputs
         self.calls: list[str] = []
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         for order in orders:
             assert isinstance(order, Start)
             self.calls.append(order.task)

@@ -16,11 +16,11 @@ from dovetail.core.events import (
     Added,
     Arrived,
     Asked,
-    Change,
     Failed,
     Finished,
     Instruction,
     Observed,
+    Order,
     Reject,
     Settled,
     Start,
@@ -226,7 +226,7 @@ def test_nobody_joins_a_window_whose_model_was_lost() -> None:
 class Deaf:
     """An executor that carries nothing out."""
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None: ...
+    def carry(self, orders: Sequence[Order], now: float) -> None: ...
 
     def restore(self, desired: object, now: float) -> None: ...
 

@@ -17,12 +17,13 @@ from dovetail.core.events import (
     Grew,
     Measured,
     Observed,
+    PrepareEnded,
     Settled,
     Stimulus,
     Woke,
 )
 
-_KINDS = (Added, Grew, Finished, Failed, Settled, Measured, Observed, Woke, Arrived)
+_KINDS = (Added, Grew, Finished, Failed, Settled, PrepareEnded, Measured, Observed, Woke, Arrived)
 ORDER: dict[type, int] = {kind: place for place, kind in enumerate(_KINDS)}
 ORDER[Asked] = ORDER[Arrived]  # who comes and who asks is heard in the order in which they spoke
 # Of what really happens, all that is reported is taken in the order in which it was.

@@ -18,9 +18,11 @@ from dovetail.core.errors import DovetailError, PolicyError, ReplayError
 from dovetail.core.events import (
     Arrived,
     Asked,
-    Change,
     Instruction,
+    Order,
     Pause,
+    Prepare,
+    PrepareEnded,
     Reject,
     Resize,
     Resume,
@@ -55,7 +57,7 @@ class Executor(Protocol):
     """Carries orders out, on virtual time or for real. Nothing here may block: what takes time goes elsewhere, and what
     comes of it (ends, failures, settled changes) is reported to where the loop takes its stimuli from."""
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         """The orders of one step, in their order: one that takes a device waits for those before it that give it up."""
         ...
 
@@ -72,7 +74,8 @@ class SimulatedExecutor(Executor, Protocol):
 
 
 _PATIENCE = 100_000  # wakes in a row, with nothing running, after which a policy is taken to be stuck
-_CARRIED = (Start, Pause, Resume, Resize, Stop)
+_WAITS = (Woke, PrepareEnded, WakeAt, Prepare)  # of all that happens and is decided, what brings no task on
+_CARRIED = (Start, Prepare, Pause, Resume, Resize, Stop)
 
 
 class _Loop:
@@ -101,7 +104,7 @@ class _Loop:
         orders = self._scheduler.handle(stimuli, now)
         if recorded is not None and orders != recorded:
             raise ReplayError(f"step {self.n} at {now} s: {orders} was decided now, {recorded} when it was recorded")
-        carried: list[Start | Change] = []
+        carried: list[Order] = []
         for order in orders:
             allow(order, now)
             if isinstance(order, _CARRIED):
@@ -171,7 +174,7 @@ def simulate(
         now = at_s
         wakes.discard(now)
         orders = loop.step(now, stimuli)
-        idle = idle + 1 if type(stimuli[0]) is Woke and not guard.running and _only_waits(stimuli, orders) else 0
+        idle = idle + 1 if type(stimuli[0]) in _WAITS and not guard.running and _only_waits(stimuli, orders) else 0
         if idle == _PATIENCE:
             raise PolicyError(f"[{now:.2f}s] the policy was woken {idle} times in a row to start nothing; nothing runs")
     now = now if loop.n else 0.0
@@ -180,7 +183,7 @@ def simulate(
 
 
 def _only_waits(stimuli: Sequence[Stimulus], orders: Sequence[Instruction]) -> bool:
-    return all(type(stimulus) is Woke for stimulus in stimuli) and all(type(order) is WakeAt for order in orders)
+    return all(type(stimulus) in _WAITS for stimulus in stimuli) and all(type(order) in _WAITS for order in orders)
 
 
 def serve(
@@ -211,6 +214,7 @@ def serve(
             loop.step(now, stimuli, recorded)
     if loop.n:
         executor.restore(loop.guard.desired, now)
+        inbox.put(*(PrepareEnded(id, "it was lost in a restart") for id in loop.guard.preparing))
     onward = _Onward(clock, now)
     while True:
         taken = inbox.take(wakes.wait_s(onward()))

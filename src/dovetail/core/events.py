@@ -84,6 +84,13 @@ class Settled(Event, frozen=True, gc=False, tag="settled"):
     devices: tuple[int, ...] = ()
 
 
+class PrepareEnded(Event, frozen=True, gc=False, tag="prepared"):
+    """What a `Prepare` asked for is resident, or is not after all, and why."""
+
+    id: int
+    why: str = ""
+
+
 class Measured(Event, frozen=True, gc=False, tag="measured"):
     """A running task was seen to do so much per second on so many devices; in which unit, the level says."""
 
@@ -145,6 +152,19 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     first_s: float | None = None
     cached: int = 0
     slots: int = 0
+
+
+class Prepare(Event, frozen=True, gc=False, tag="preparing"):
+    """Make `kind` resident on these devices before any task needs it, which is expected to take `setup_s`. They are
+    held until `PrepareEnded`, or until a task of that kind starts on these same devices: it has what is left of that as
+    its `setup_s`, and `PrepareEnded` is told all the same. `replaces` is as for a start."""
+
+    id: int
+    kind: str
+    devices: tuple[int, ...]
+    setup_s: float
+    why: str
+    replaces: str | None = None
 
 
 class Pause(Event, frozen=True, gc=False, tag="paused"):
@@ -221,5 +241,6 @@ class WakeAt(Event, frozen=True, gc=False, tag="wake_at"):
 
 
 Change = Pause | Resume | Resize | Stop
-Stimulus = Arrived | Grew | Finished | Failed | Woke | Asked | Settled | Measured | Observed | Added
-Instruction = Start | Change | Defer | Complete | Reject | Decided | WakeAt
+Order = Start | Prepare | Change  # what an executor carries out
+Stimulus = Arrived | Grew | Finished | Failed | Woke | Asked | Settled | PrepareEnded | Measured | Observed | Added
+Instruction = Start | Prepare | Change | Defer | Complete | Reject | Decided | WakeAt

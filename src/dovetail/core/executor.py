@@ -8,7 +8,7 @@ from hashlib import blake2b
 from statistics import NormalDist
 
 from dovetail.core.agenda import Agenda, TotalOrder
-from dovetail.core.events import Change, Failed, Finished, Pause, Start, Stimulus, Stop
+from dovetail.core.events import Change, Failed, Finished, Order, Pause, Prepare, PrepareEnded, Start, Stimulus, Stop
 
 _NORMAL = NormalDist()
 
@@ -48,12 +48,14 @@ class SimExecutor:
     def report_to(self, agenda: Agenda) -> None:
         self._agenda = agenda
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         coming, push = self._coming, self._agenda.push
         for order in orders:
             if isinstance(order, Start):
                 end = coming[order.job, order.task] = self.start(order, now)
                 push(*end)
+            elif isinstance(order, Prepare):
+                push(now + order.setup_s, PrepareEnded(order.id))
             else:
                 self._change(order, now)
         if len(coming) > self._many:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
+from types import MappingProxyType
 
 from dovetail.core.errors import DovetailError, InputError, PolicyError
 from dovetail.core.events import (
@@ -18,6 +19,8 @@ from dovetail.core.events import (
     Grew,
     Instruction,
     Pause,
+    Prepare,
+    PrepareEnded,
     Reject,
     Resize,
     Resume,
@@ -78,9 +81,12 @@ def _extend(opened: _Open, event: Grew, now: float) -> str | None:
 
 
 class Guard:
-    """Keeps its own account and refuses what the rules do not allow, whatever the scheduler believes."""
+    """Keeps its own account and refuses what the rules do not allow, whatever the scheduler believes. `kinds` are those
+    that may be prepared, and on how many devices."""
 
-    def __init__(self, pool: Pool, graphs: Mapping[str, TaskGraph]) -> None:
+    def __init__(
+        self, pool: Pool, graphs: Mapping[str, TaskGraph], kinds: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         self._ledger = Ledger(pool)
         self._graphs = graphs
         self._open: dict[str, _Open] = {}
@@ -92,6 +98,10 @@ class Guard:
         self._in_batch: dict[tuple[str, str], int] = {}
         self._ended_batches: set[int] = set()
         self._shared: dict[tuple[int, ...], tuple[Start, int]] = {}  # devices with slots: the first task, how many run
+        self._kinds = kinds
+        self._preparing: dict[int, Prepare] = {}
+        self._ahead: dict[tuple[int, ...], Prepare] = {}  # those on whose devices no task has started yet
+        self._last_id = 0
 
     @property
     def open_jobs(self) -> list[str]:
@@ -105,6 +115,10 @@ class Guard:
     def desired(self) -> dict[tuple[str, str], tuple[int, ...]]:
         """What was started and has not ended, and the devices it should have now; without any it is paused."""
         return {**self._held, **dict.fromkeys(self._paused, ())}
+
+    @property
+    def preparing(self) -> list[int]:
+        return list(self._preparing)
 
     def see(self, stimulus: Stimulus, now: float) -> None:
         """Follow what happened."""
@@ -129,6 +143,8 @@ class Guard:
             self._arrive(stimulus, now)
         elif type(stimulus) is Grew:
             self._grow(stimulus, now)
+        elif type(stimulus) is PrepareEnded:
+            self._prepared(stimulus)
         elif type(stimulus) is Added:
             self._ledger.extend(len(stimulus.devices))
             self._graphs = {**self._graphs, **{record.name: record.build() for record in stimulus.graphs}}
@@ -210,6 +226,13 @@ class Guard:
                 raise PolicyError(f"[{now:.2f}s] asked to be woken at {order.at_s} s, which is not in the future")
         elif type(order) is Reject or type(order) is Defer:
             self._put_off(order, now)
+        elif type(order) is Prepare:
+            problem = self._unpreparable(order)
+            if problem is not None:
+                raise PolicyError(f"[{now:.2f}s] preload of {order.kind} on {list(order.devices)} refused: {problem}")
+            self._last_id = order.id
+            self._preparing[order.id] = self._ahead[order.devices] = order
+            self._ledger.take(order.devices, ("preload", str(order.id)))
         elif type(order) is Decided:
             if not order.why:
                 raise PolicyError(f"[{now:.2f}s] {order.what} was decided without a reason")
@@ -321,15 +344,41 @@ class Guard:
         if order.slots:
             return self._slot_problem(order)
         if not order.batch:
-            return self._ledger.conflict(order.devices)
+            return self._conflict(order)
         return self._batch_problem(order, now)
+
+    def _conflict(self, order: Start) -> str | None:
+        """Why its devices cannot be taken, or None: what was prepared for its kind is there for it."""
+        ahead = self._ahead.get(order.devices) if self._ahead else None
+        return None if ahead is not None and ahead.kind == order.kind else self._ledger.conflict(order.devices)
+
+    def _unpreparable(self, order: Prepare) -> str | None:
+        """Why something cannot be prepared, or None."""
+        width = self._kinds.get(order.kind)
+        if not width:
+            return "there is no such kind"
+        if len(order.devices) != width:
+            return f"it needs {width} devices, found {len(order.devices)}"
+        if order.id <= self._last_id:
+            return f"number {order.id} was given before"
+        if not 0 <= order.setup_s < inf:
+            return f"expected seconds, found a setup of {order.setup_s} s"
+        return self._ledger.conflict(order.devices) if order.why else "no reason is given"
+
+    def _prepared(self, event: PrepareEnded) -> None:
+        order = self._preparing.pop(event.id, None)
+        if order is None:
+            raise DovetailError(f"preload {event.id} ended, but there is none")
+        if self._ahead.get(order.devices) is order:
+            del self._ahead[order.devices]
+            self._ledger.free(order.devices)
 
     def _slot_problem(self, order: Start) -> str | None:
         """Those who share devices are of one kind, and no more than there are slots."""
         if order.slots < 0 or order.batch:
             return f"expected slots or a batch, found {order.slots} slots and batch {order.batch}"
         if order.devices not in self._shared:
-            return self._ledger.conflict(order.devices)
+            return self._conflict(order)
         first, members = self._shared[order.devices]
         if (order.kind, order.slots) != (first.kind, first.slots):
             return f"they are shared by {first.kind} in {first.slots} slots, found {order.kind} in {order.slots}"
@@ -340,7 +389,7 @@ class Guard:
         if order.batch in self._ended_batches:
             return f"batch {order.batch} ended before"
         if order.batch not in self._batches:
-            return self._ledger.conflict(order.devices)
+            return self._conflict(order)
         first, began, _ = self._batches[order.batch]
         for name, found, expected in (
             ("at", now, began),
@@ -370,4 +419,6 @@ class Guard:
             self._shared[order.devices] = (start, members + 1)
             if members:
                 return
+        if self._ahead:
+            self._ahead.pop(order.devices, None)
         self._ledger.take(order.devices, key)

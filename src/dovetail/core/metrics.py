@@ -16,6 +16,8 @@ from dovetail.core.events import (
     Finished,
     Grew,
     Pause,
+    Prepare,
+    PrepareEnded,
     Reject,
     Resize,
     Resume,
@@ -80,6 +82,8 @@ class Figures(Struct, frozen=True):
     resizes: int = 0
     paused_s: float = 0.0
     grown: int = 0  # tasks that the ends of others added
+    preloads: int = 0
+    preloads_used: int = 0  # of which a task found something: it was resident there, or soon
 
     @property
     def device_s(self) -> float:
@@ -109,10 +113,10 @@ def recount(figures: Figures) -> dict[str, float]:
 class _Running:
     """A task that was started: its devices since its last change (none: it is paused), and what went before."""
 
-    __slots__ = ("began", "devices", "service_s", "setup_s", "since", "start", "wait")
+    __slots__ = ("began", "devices", "replaces", "service_s", "setup_s", "since", "start", "wait")
 
     def __init__(self, t: float, start: Start, devices: tuple[int, ...], wait: int) -> None:
-        self.began, self.start, self.wait = t, start, wait
+        self.began, self.start, self.wait, self.replaces = t, start, wait, start.replaces
         self.since, self.devices, self.service_s = t, devices, 0.0
         self.setup_s: float | None = None  # as it was counted, if it was
 
@@ -147,7 +151,9 @@ class Metrics:
         self._executions: list[int] = []
         self._extend(len(pool))
         self._kinds: dict[str, int] = {}
-        self._grown = 0
+        self._grown = self._preloads = self._used = 0
+        self._preparing: dict[int, tuple[float, Prepare]] = {}  # and no task has started there
+        self._unused: set[tuple[tuple[int, ...], str]] = set()  # devices and kinds of preloads that nobody has used
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
@@ -175,6 +181,8 @@ class Metrics:
                 self._extend(len(event.devices))
             elif kind is Settled:
                 self._settle(t, event)
+            elif kind is Prepare or kind is PrepareEnded:
+                self._prepare(t, event)
 
     def _extend(self, devices: int) -> None:
         self._busy += [0.0] * devices
@@ -199,7 +207,9 @@ class Metrics:
                 return
         elif start.slots and self._joins(t, start):
             return
-        if start.replaces is not None or start.setup_s:
+        if self._unused and self._finds_prepared(t, run):
+            self._set_up(run, start.setup_s)
+        elif start.replaces is not None or start.setup_s:
             self._switches += start.replaces is not None
             self._loads += start.replaces is None
             self._set_up(run, start.setup_s)
@@ -207,10 +217,47 @@ class Metrics:
     def _set_up(self, run: _Running, setup_s: float) -> None:
         """Count a set-up as so long, whatever it was counted as before."""
         more_s, run.setup_s = setup_s - (run.setup_s or 0.0), setup_s
-        if run.start.replaces is not None:
-            self._switch_s += more_s
+        self._spend(more_s, run.replaces)
+
+    def _spend(self, setup_s: float, replaces: str | None) -> None:
+        if replaces is not None:
+            self._switch_s += setup_s
         else:
-            self._load_s += more_s
+            self._load_s += setup_s
+
+    def _prepare(self, t: float, order: Prepare | PrepareEnded) -> None:
+        if isinstance(order, PrepareEnded):
+            ended = self._end_preparing(t, order.id) if order.id in self._preparing else None
+            if ended is not None and order.why:
+                self._unused.discard((ended.devices, ended.kind))
+            return
+        self._preloads += 1
+        self._switches += order.replaces is not None
+        self._loads += order.replaces is None
+        self._preparing[order.id] = (t, order)
+        self._unused.add((order.devices, order.kind))
+
+    def _end_preparing(self, t: float, id: int) -> Prepare:
+        """It is over, or a task goes on with it: its devices were set up so far."""
+        began, order = self._preparing.pop(id)
+        self._spend(t - began, order.replaces)
+        for device in self._known(order.devices):
+            self._busy[device] += t - began
+            self._setup[device] += t - began
+        return order
+
+    def _finds_prepared(self, t: float, run: _Running) -> bool:
+        """Whether a task goes on with what was being prepared for its kind, and counts its rest."""
+        start = run.start
+        if (start.devices, start.kind) not in self._unused:
+            return False
+        self._unused.remove((start.devices, start.kind))
+        of = (start.devices, start.kind)
+        under_way = [id for id, (_, order) in self._preparing.items() if (order.devices, order.kind) == of]
+        for id in under_way:
+            run.replaces = self._end_preparing(t, id).replaces
+        self._used += bool(under_way) or not start.setup_s
+        return bool(under_way)
 
     def _settle(self, t: float, event: Settled) -> None:
         """A set-up was seen to be over: it took as long as it did."""
@@ -319,4 +366,6 @@ class Metrics:
             resizes=self._resizes,
             paused_s=self._paused_s,
             grown=self._grown,
+            preloads=self._preloads,
+            preloads_used=self._used,
         )

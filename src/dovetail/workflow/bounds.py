@@ -22,6 +22,7 @@ GPU that setup is a load; on another GPU a node of another model has run before,
 end of any load onto an empty GPU (the first start of a run has only such): it is `min(R + load, max(R, T) + switch)`.
 `R` follows from the nodes before, and so from other models' loads: from the first arrival on it is raised until nothing
 changes, and each step of that is a bound. An adapter's base is loaded by nodes of all its adapters, and before them.
+A model that was loaded ahead of need may have been from the first arrival on.
 
 The figures hold for the sizes given: noise that shortens nodes, or rates above the pool's speeds, void them. They are
 exact up to floating-point rounding; compare with a relative tolerance.
@@ -42,7 +43,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Prepare, Reject, Start
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
@@ -154,6 +155,8 @@ class BoundsAccumulator:
                 self._grow(event)
             elif kind is Failed:
                 self._dropped = True
+            elif kind is Prepare:
+                self._prepare(event.kind)
 
     def _reject(self, request: str) -> None:
         """A request that was waiting for what never comes has run all that it could, unless something was dropped."""
@@ -176,6 +179,12 @@ class BoundsAccumulator:
         known = store.graph, store.arrivals[row], tuple(store.sizes[slice(*first)])
         graph, arrival_s, sizes = self._grown.get(event.job, known)
         self._grown[event.job] = graph.grown(event.tasks, event.edges), arrival_s, (*sizes, *event.sizes)
+
+    def _prepare(self, model: str) -> None:
+        """It was loaded, maybe before any node of it was ready."""
+        self._later |= {model}
+        if self._setup_min and model not in self._setup_min:
+            self.void = "a model was loaded ahead that no workflow uses, and made room for others at another price"
 
     def _count(self, request: str, store: _Store, row: int) -> None:
         """A request is complete."""

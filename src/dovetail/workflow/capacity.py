@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from dovetail.core.events import Added, Decided, Failed, Finished, Instruction, Observed, Start, WakeAt
+from dovetail.core.events import (
+    Added,
+    Decided,
+    Failed,
+    Finished,
+    Instruction,
+    Observed,
+    Prepare,
+    PrepareEnded,
+    Start,
+    WakeAt,
+)
 from dovetail.core.resources import devices_text
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.policies.base import View
@@ -73,12 +84,19 @@ class GpuHours:
             if type(event) is Start:
                 self._began[event.job, event.task] = (t, event.devices)
             elif type(event) is Finished or type(event) is Failed:
-                began, gpus = self._began.pop((event.job, event.task), (t, ()))
                 self._end_s = t
-                for gpu in gpus:
-                    for _, gone in self._wanted[gpu]:
-                        if began < gone < t:
-                            self._late[gpu][gone] = t
+                self._ended((event.job, event.task), t)
+            elif type(event) is Prepare:
+                self._began["preload", str(event.id)] = (t, event.devices)
+            elif type(event) is PrepareEnded:
+                self._ended(("preload", str(event.id)), t)
+
+    def _ended(self, key: tuple[str, str], t: float) -> None:
+        began, gpus = self._began.pop(key, (t, ()))
+        for gpu in gpus:
+            for _, gone in self._wanted[gpu]:
+                if began < gone < t:
+                    self._late[gpu][gone] = t
 
     def total(self) -> float:
         paid_s = 0.0

@@ -89,6 +89,8 @@ def metrics_block(
     lines += ["", "Model switching:", f"  Total switches: {figures.switches}"]
     lines.append(f"  Total switch time: {figures.switch_time_s:.2f} seconds")
     lines.append(f"  First loads: {figures.loads} ({figures.load_time_s:.2f} seconds)")
+    if figures.preloads:
+        lines.append(f"  Preloads: {figures.preloads}, of which {figures.preloads_used} were of use")
     lines.append(f"  Switch overhead: {100 * switch_overhead(figures):.1f}% of GPU time")
     if hit_rate is not None:
         lines += ["", f"Prefix blocks found cached: {100 * hit_rate:.1f}%"]
@@ -117,6 +119,7 @@ def summary(
         "gpus": len(header.pool),
         **recount(figures),
         **({"grown": figures.grown} if figures.grown else {}),
+        **({"preloads": figures.preloads, "preloads_used": figures.preloads_used} if figures.preloads else {}),
         "skipped": skipped,
         "switch_overhead": switch_overhead(figures),
         **(more or {}),

@@ -17,6 +17,7 @@ from dovetail.core.events import (
     Grew,
     Instruction,
     Observed,
+    PrepareEnded,
     Reject,
     Settled,
     Start,
@@ -40,6 +41,7 @@ from dovetail.workflow.policies.base import (
     WorkflowPolicy,
     tokens_of_node,
 )
+from dovetail.workflow.policies.preloading import Preloading
 from dovetail.workflow.tenants.accounts import Tenants, tenant_of
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.tenants.turns import Turns
@@ -72,7 +74,8 @@ class WorkflowScheduler:
         self._policy, self._choose = policy, policy.choose
         self._retries, self._lost_retries = retries, lost_retries
         self._requests = view.requests
-        self._running: dict[tuple[str, str], tuple[ReadyNode, Window]] = {}
+        self._running = view.running
+        self._preloading = Preloading(view, policy)
         self._batches: dict[int, int] = {}
         self._batch_of: dict[tuple[str, str], int] = {}
         self._seq = count()
@@ -107,8 +110,8 @@ class WorkflowScheduler:
                 self._grew(stimulus, now, out)
             elif type(stimulus) is Failed:
                 self._failed(stimulus, now, out)
-            elif type(stimulus) is Asked:
-                self._asked(stimulus, out)
+            elif type(stimulus) is Asked or type(stimulus) is PrepareEnded:
+                self._heard(stimulus, out)
         if self._capacity is not None:
             resized = self._capacity.follow(now, out) or resized
         if resized:
@@ -208,6 +211,12 @@ class WorkflowScheduler:
         what = f"was lost {lost} times" if event.lost else f"failed {node.attempt} times"
         self._reject(node.request, f"node {event.task!r} {what}: {event.why}", out)
 
+    def _heard(self, event: Asked | PrepareEnded, out: list[Instruction]) -> None:
+        if isinstance(event, PrepareEnded):
+            self._learned(self._preloading.ended(event, self.view.now))
+        else:
+            self._asked(event, out)
+
     def _asked(self, event: Asked, out: list[Instruction]) -> None:
         """Somebody wants a request no more; about one that is closed there is nothing to say."""
         request = self._requests.get(event.job)
@@ -306,18 +315,19 @@ class WorkflowScheduler:
         view, turns = self.view, self._turns
         if now < 0:  # only in files read as the older scheduler did: its GPUs were there from 0 on
             return
+        wake_s = inf
         while view.free_count:
             choice = self._ask() if turns is None else turns.choose(out)
-            if choice is None:
-                return
-            if isinstance(choice, Wait):
-                if now < choice.until_s < inf and choice.until_s != self._wake_s:
-                    self._wake_s = choice.until_s
-                    out.append(WakeAt(choice.until_s))
-                return
+            if not isinstance(choice, Place):
+                wake_s = choice.until_s if choice is not None else inf
+                break
             if choice.node.gone:
                 raise PolicyError(f"[{now:.2f}s] the policy chose {choice.node.request.id}/{choice.node.name} twice")
             self._start(choice, now, out)
+        wake_s = min(wake_s, self._preloading.decide(now, out))
+        if now < wake_s < inf and wake_s != self._wake_s:
+            self._wake_s = wake_s
+            out.append(WakeAt(wake_s))
 
     def _ask(self) -> Place | Wait | None:
         """The policy's choice."""
@@ -360,11 +370,8 @@ class WorkflowScheduler:
             run_s = max([view.run_s(member, window) for member in nodes]) * slower
         slots = view.models[node.model].slots if view.shares and window else 0
         share = view.share(node.model, window) if slots else 1.0
-        setup_s, replaces = (view.setup_s if slots else view.residents.setup)(window, node.model), None
         loads = view.residents.load_case(window, node.model) if self.learning is not None else None
-        if setup_s and not (slots and window in view.shared):
-            replaces = view.residents.replaced(window, node.model)
-            setup_s = view.residents.visible(setup_s, run_s)
+        setup_s, replaces = self._setup(node.model, window, run_s)
         for member in nodes:
             request = member.request
             key = (request.id, member.name)
@@ -383,6 +390,7 @@ class WorkflowScheduler:
             view.demand[member.model] -= member.gpu_s
             if window:
                 view.dequeue(member)
+        self._preloading.started(node.model)
         if slots:
             view.join(node, window, setup_s, run_s)
         elif window:
@@ -392,6 +400,19 @@ class WorkflowScheduler:
             self._tenants.start([tenant_of(member.request.facts) for member in nodes], starts, now)
         if view.prefixes is not None:
             view.remember(nodes, window)
+
+    def _setup(self, model: str, window: Window, run_s: float) -> tuple[float, str | None]:
+        """What a start there must wait for its model, and which one that replaces; a load ahead of need is its own."""
+        view = self.view
+        ahead = bool(view.preparing) and window in view.preparing and view.can_start(window, model)
+        if ahead or (view.shares and window in view.shared):
+            setup_s = view.setup_s(window, model)
+            if ahead:
+                view.prepared(window)
+            return setup_s, None
+        if not (setup_s := view.residents.setup(window, model)):
+            return 0.0, None
+        return view.residents.visible(setup_s, run_s), view.residents.replaced(window, model)
 
     def _batch(self, node: ReadyNode) -> Sequence[ReadyNode]:
         """The node and those that may ride along: the next of its model, as many as the curve allows."""

@@ -15,6 +15,7 @@ from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError, check_functions
 from dovetail.core.events import Complete, Reject
 from dovetail.core.executor import SimExecutor
+from dovetail.core.guard import Guard
 from dovetail.core.journal import Header, Observer, Reader, Writer
 from dovetail.core.metrics import Figures, Metrics
 from dovetail.core.output import refuse_overwrite
@@ -191,8 +192,10 @@ def run(
         if writer is not None:
             followers.append(writer)
         began = time.perf_counter()
-        guard = None if tenancy is None else QuotaGuard(problem.pool, problem.graphs, tenancy)
-        steps, end_s = simulate(scheduler, problem.pool, problem.graphs, (), executor, followers, agenda, guard)
+        pool, graphs = problem.pool, problem.graphs
+        kinds = {name: model.width for name, model in problem.models.items()}
+        guard = Guard(pool, graphs, kinds) if tenancy is None else QuotaGuard(pool, graphs, tenancy, kinds)
+        steps, end_s = simulate(scheduler, pool, graphs, (), executor, followers, agenda, guard)
         took = time.perf_counter() - began
         figures, lower = metrics.figures(), bounds.result()
         more = hits.figures() | tokens.figures(figures.makespan_s)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.core.events import Change, Failed, Finished, Observed, Start, Stop
+from dovetail.core.events import Failed, Finished, Observed, Order, Start, Stop
 from dovetail.core.inbox import Inbox
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall
 from dovetail.workflow.live.runs import Runs
@@ -29,7 +29,7 @@ class TestCarrier:
     def start(self) -> None:
         self._thread.start()
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         for order in orders:
             if isinstance(order, Stop):
                 self._drop(order)

@@ -154,6 +154,8 @@ class Check:
             faults.add("end", "", "a torn line follows the end of the run")
         for job, task in self._rules.running:
             faults.add("running", f"{job}/{task}", "still runs at the end")
+        for id in self._rules.preparing:
+            faults.add("running", f"preload {id}", "has not ended at the end")
         for name in self._rules.open:
             faults.add("unclosed", name, "arrived, but was neither completed nor rejected")
         figures = self._metrics.figures()

@@ -17,6 +17,8 @@ from dovetail.core.events import (
     Finished,
     Grew,
     Pause,
+    Prepare,
+    PrepareEnded,
     Reject,
     Resize,
     Resume,
@@ -94,7 +96,11 @@ class JobRules:
             Added: self._added,
             Grew: self._grew,
             WakeAt: self._wake_at,
+            Prepare: self._prepare,
+            PrepareEnded: self._prepared,
         }
+        self.preparing: dict[int, Holder] = {}
+        self._last_id = 0
 
     def handle(self, n: int, t: float, event: Any) -> bool:
         """Note what happened and what is wrong with it; whether followers can make sense of it."""
@@ -119,6 +125,8 @@ class JobRules:
             return event.job not in self._seen if opened is None else opened.left > 0 or opened.running > 0
         if isinstance(event, Reject):
             return event.job not in self._seen
+        if isinstance(event, PrepareEnded):
+            return event.id > self._last_id
         if isinstance(event, Pause | Resume | Resize | Stop):
             return self._why_not(event) is not None
         return False
@@ -194,6 +202,35 @@ class JobRules:
             self.faults.add("reason", event.job, "rejected without a reason")
         return self._close(event.job, "rejected") is not None
 
+    # --- preloads ---------------------------------------------------------------------------------
+
+    def _prepare(self, t: float, event: Prepare) -> bool:
+        who = f"preload {event.id}"
+        if event.id <= self._last_id:
+            self.faults.add("preload", who, f"found after preload {self._last_id}; expected another number")
+            return False
+        self._last_id = event.id
+        if not 0 <= event.setup_s < inf:
+            self.faults.add("number", who, f"found setup_s {event.setup_s}, expected seconds")
+        if not event.why:
+            self.faults.add("reason", who, "given without a reason")
+        if not event.devices:
+            self.faults.add("width", who, "found no devices, expected some")
+        order = Start("preload", str(event.id), event.kind, event.devices, t, 0.0, event.why, event.setup_s)
+        run = self.preparing[event.id] = Holder(t, order)
+        return self.holders.take(self._n, t, run, event.devices, who)
+
+    def _prepared(self, t: float, event: PrepareEnded) -> bool:
+        run, who = self.preparing.pop(event.id, None), f"preload {event.id}"
+        if run is None:
+            self.faults.add("preload", who, "ended, but it had not begun, or had ended before")
+            return False
+        self.holders.give_up(t, run)
+        ends = run.t + run.start.setup_s
+        if self._virtual and not event.why and not self._allowance.close(t, ends):
+            self.faults.add("duration", who, f"ended at {t} s, expected {ends} s ({run.t} + {run.start.setup_s} setup)")
+        return True
+
     # --- tasks ------------------------------------------------------------------------------------
 
     def _started(self, t: float, start: Start) -> bool:
@@ -223,6 +260,9 @@ class JobRules:
             self._check_start(start, who, job, index)
         again = key in self.running
         run = _Run(t, start, job, index)
+        for ahead in self.preparing.values():  # what was prepared for its kind is there for it
+            if (ahead.devices, ahead.start.kind) == (start.devices, start.kind):
+                self.holders.give_up(t, ahead)
         run.sound = self.holders.start(self._n, run, who, job is not None and job.loose) and not again
         self.running.setdefault(key, []).append(run)
         if job is not None:

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.events import Change, Failed, Finished, Pause, Settled, Start, Stop
+from dovetail.core.events import Change, Failed, Finished, Order, Pause, Prepare, Settled, Start, Stop
 from dovetail.core.inbox import Inbox
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
@@ -81,14 +81,15 @@ class Reconciler:
 
     # --- orders -----------------------------------------------------------------------------------------
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
+        of_programs = [order for order in orders if not isinstance(order, Prepare)]  # which none is, says the guard
         with self._lock:
-            for order in orders:
+            for order in of_programs:
                 if type(order) is Start:
                     self._attempt(order.job, order.devices)
                 elif order.job in self._attempts:  # if not, it has ended, and that is about to be heard
                     self._want(self._attempts[order.job], order)
-            for order in orders:
+            for order in of_programs:
                 if order.job in self._attempts:
                     self._wake(self._attempts[order.job])
 

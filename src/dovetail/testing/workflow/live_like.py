@@ -20,11 +20,13 @@ from dovetail.core.events import (
     Added,
     Arrived,
     Asked,
-    Change,
     Failed,
     Finished,
     Grew,
     Observed,
+    Order,
+    Prepare,
+    PrepareEnded,
     Settled,
     Start,
     Stimulus,
@@ -94,6 +96,7 @@ class LiveLikeExecutor:
         self._residents = Residents(header.pool, facts.models, facts.costs, facts.table)
         self._calls: dict[Key, _Call] = {}
         self._loading: dict[tuple[int, ...], float] = {}  # until when a window is loaded
+        self._preloads: dict[int, tuple[Prepare, list[Stimulus]]] = {}
         self._away: set[int] = set()
         self._attempts: dict[Key, int] = {}
         self._arrived: dict[str, Arrived] = {}
@@ -108,10 +111,12 @@ class LiveLikeExecutor:
         for job, task in desired:
             self._agenda.push(now, Failed(job, task, "it was lost in a restart", lost=True))
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         for order in orders:
             if isinstance(order, Start):
                 self._start(order, now)
+            elif isinstance(order, Prepare):
+                self._prepare(order, now)
             elif isinstance(order, Stop):
                 self._end((order.job, order.task), now, order.why, lost=False)
 
@@ -127,6 +132,8 @@ class LiveLikeExecutor:
             elif isinstance(event, Grew):
                 names = [task.name for task in event.tasks]
                 self._sizes[event.job] |= dict(zip(names, event.sizes, strict=True))
+            elif isinstance(event, PrepareEnded):
+                self._prepared(event, t)
             elif isinstance(event, Added):
                 self._pool = self._pool.joined(event.devices, event.types)
                 self._residents.extend(self._pool)
@@ -144,6 +151,7 @@ class LiveLikeExecutor:
             if gpu in call.start.devices:
                 self._forget((job, task))
                 out.append(Failed(job, task, "its worker died", lost=True))
+        out += self._lose_preloads({gpu}, "its worker died")
         for window in [window for window in self._loading if gpu in window]:
             del self._loading[window]
         if mishap.away_s:
@@ -159,11 +167,46 @@ class LiveLikeExecutor:
         for key in lost:
             self._forget(key)
         why = "the service was restarted"
-        return [Observed(EMPTIED, {"gpus": gpus, "why": why}), *[Failed(*key, why, lost=True) for key in lost]]
+        ended = [
+            *[Failed(*key, why, lost=True) for key in lost],
+            *self._lose_preloads(set(range(len(self._pool))), why),
+        ]
+        return [Observed(EMPTIED, {"gpus": gpus, "why": why}), *ended]
 
     def back(self, gpu: int) -> list[Stimulus]:
         self._away.discard(gpu)
         return [Observed(BACK, {"gpus": [gpu]})]
+
+    # --- preloads ---------------------------------------------------------------------------------
+
+    def _prepare(self, order: Prepare, now: float) -> None:
+        alone_s = self._residents.setup(order.devices, order.kind)
+        self._residents.load(order.devices, order.kind)
+        ready_s = now + alone_s * self._factor("load", order.kind) * self._luck("load", "preload", order.id)
+        self._loading[order.devices] = ready_s
+        coming: list[Stimulus] = [PrepareEnded(order.id)]
+        if chance(self._seed, "preload fails", order.id) < self._reality.load_failure_rate:
+            emptied = Observed(EMPTIED, {"gpus": list(order.devices), "why": "a load failed"})
+            coming = [emptied, PrepareEnded(order.id, "out of memory")]
+        self._preloads[order.id] = (order, coming)
+        for stimulus in coming:
+            self._agenda.push(ready_s, stimulus)
+
+    def _prepared(self, event: PrepareEnded, now: float) -> None:
+        """With a load that fails goes what waits for it."""
+        order, _ = self._preloads.pop(event.id, (None, []))
+        if order is not None and event.why:
+            for gpu in order.devices:
+                self._residents.clear(gpu)
+            for key in [key for key, call in self._calls.items() if call.start.devices == order.devices]:
+                self._end(key, now, event.why, lost=True)
+
+    def _lose_preloads(self, gpus: set[int], why: str) -> list[Stimulus]:
+        lost = [id for id, (order, _) in self._preloads.items() if not gpus.isdisjoint(order.devices)]
+        for id in lost:
+            for stimulus in self._preloads.pop(id)[1]:
+                self._agenda.cancel(stimulus)
+        return [PrepareEnded(id, why) for id in lost]
 
     # --- calls ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from dovetail.core.events import Failed, Finished, Start
+from dovetail.core.events import Failed, Finished, Prepare, PrepareEnded, Start
 from dovetail.core.findings import Findings, close
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
@@ -55,15 +55,19 @@ class GpusOnRules:
         self._return(lambda at_s: at_s < t)
         for event in events:
             if type(event) is Finished or type(event) is Failed:
-                self._ended(event.job, event.task, t)
+                self._ended((event.job, event.task), t)
+                self._end_s = max(self._end_s, t)
+            elif type(event) is PrepareEnded:
+                self._ended(("preload", str(event.id)), t)
         self._return(lambda at_s: at_s == t)
         for event in events:
-            if type(event) is Start:
-                self._began[event.job, event.task] = (t, event.devices)
+            if isinstance(event, Start | Prepare):
+                key = (event.job, event.task) if isinstance(event, Start) else ("preload", str(event.id))
+                self._began[key] = (t, event.devices)
                 self._running.update(event.devices)
                 for gpu in event.devices:
                     if gpu < self._size and not self._on(gpu, t):
-                        who = f"{event.job}/{event.task}"
+                        who = "/".join(key)
                         self._faults.add("off", who, f"started at {t} s on GPU {gpu}, which is off then")
 
     def _return(self, due: Any) -> None:
@@ -73,10 +77,9 @@ class GpusOnRules:
                 self._rules.empty(gpu)
             self._next += 1
 
-    def _ended(self, job: str, task: str, t: float) -> None:
-        began, gpus = self._began.pop((job, task), (t, ()))
+    def _ended(self, key: tuple[str, str], t: float) -> None:
+        began, gpus = self._began.pop(key, (t, ()))
         self._running.subtract(gpus)
-        self._end_s = max(self._end_s, t)
         for gpu in gpus:
             if gpu < self._size and ((since := self._since(gpu, t)) is None or since > began):
                 self._late[gpu].append((began, t))

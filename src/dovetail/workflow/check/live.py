@@ -13,6 +13,7 @@ from dovetail.core.events import (
     Failed,
     Finished,
     Observed,
+    Prepare,
     Reject,
     Settled,
     Start,
@@ -47,6 +48,9 @@ class LiveRules:
             kind = type(event)
             if kind is Start:
                 self._start(t, event)
+            elif kind is Prepare and (gone := self._away.intersection(event.devices)):
+                where = f"begun at {t} s on GPU {min(gone)}, which is gone then"
+                self._faults.add("off", f"preload {event.id}", where)
             elif kind is Finished or kind is Failed:
                 self._running.pop((event.job, event.task), None)
                 self._told.pop((event.job, event.task), None)

@@ -53,9 +53,7 @@ class PrefixRecount:
 
     def start(self, start: Start, arrived: Arrived | None, held: Sequence[Mapping[str, Any]]) -> None:
         """It has begun, on GPUs that now hold these models."""
-        for gpu, kind in [key for key in self._caches if key[0] in start.devices]:
-            if kind not in held[gpu]:
-                del self._caches[gpu, kind]
+        self.evict(start.devices, held)
         rules = self._rules.get(start.kind)
         if arrived is None or rules is None or not (blocks := self._blocks(arrived, start)):
             return
@@ -69,6 +67,12 @@ class PrefixRecount:
                 at, block = heappop(cache.heap)
                 if cache.used.get(block) == at:
                     del cache.used[block]
+
+    def evict(self, gpus: Sequence[int], held: Sequence[Mapping[str, Any]]) -> None:
+        """Another model was loaded on these GPUs, which now hold these."""
+        for gpu, kind in [key for key in self._caches if key[0] in gpus]:
+            if kind not in held[gpu]:
+                del self._caches[gpu, kind]
 
     def _blocks(self, arrived: Arrived, start: Start) -> list[Any]:
         """As far as the journal says them in a way that can be understood, of a model that keeps any."""

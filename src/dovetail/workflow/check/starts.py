@@ -1,11 +1,24 @@
-"""What each start must cost and take: prices, residents, durations, memory, retries."""
+"""What each start and each preload must cost and take: prices, residents, durations, memory, retries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Settled, Start
+from dovetail.core.events import (
+    Added,
+    Arrived,
+    Complete,
+    Failed,
+    Finished,
+    Grew,
+    Observed,
+    Prepare,
+    PrepareEnded,
+    Reject,
+    Settled,
+    Start,
+)
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.rates import PREFILL
@@ -15,6 +28,7 @@ from dovetail.workflow.check.prefixes import PrefixRecount
 from dovetail.workflow.check.sharing import SharingRules
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.gpus.learning import Learning
+from dovetail.workflow.gpus.preloads import PreloadUnderWay
 from dovetail.workflow.gpus.residents import Residents
 from dovetail.workflow.gpus.sharing import TOKENS
 from dovetail.workflow.inputs.costs import ModelCost, room_mib
@@ -44,6 +58,8 @@ class StartRules:
         if facts.live:
             self.learning = learning(header.pool, facts.models, facts.costs, self._rates)
         self._sharing = SharingRules(header, facts, faults, self._rates, self.learning)
+        self._preparing: dict[int, PreloadUnderWay] = {}
+        self._ahead: dict[tuple[int, ...], PreloadUnderWay] = {}  # those on whose GPUs no node has started yet
         self._t = 0.0
         for graph in self._graphs.values():
             self._check_models(graph.name, graph.tasks)
@@ -94,6 +110,33 @@ class StartRules:
                     self._count(event)
             elif kind is Settled and self.learning is not None:
                 self._learn(self.learning.settled(t, (event.job, event.task)))
+            elif kind is Prepare or kind is PrepareEnded:
+                self._ahead_of_need(t, event)
+
+    def _ahead_of_need(self, t: float, event: Prepare | PrepareEnded) -> None:
+        if isinstance(event, Prepare):
+            self._prepare(t, event)
+        elif (load := self._preparing.pop(event.id, None)) is not None:
+            if self._ahead.get(load.window) is load:
+                del self._ahead[load.window]
+            if self.learning is not None and not event.why:
+                self._learn(self.learning.prepared(load.model, load.window, t - load.began_s, load.case))
+
+    def _prepare(self, t: float, event: Prepare) -> None:
+        gpus, who, model = event.devices, f"preload {event.id}", self._facts.models.get(event.kind)
+        if model is None:
+            self._faults.add("model", who, f"found {event.kind!r}, which is not described")
+            return
+        if not model.width or gpus != tuple(range(gpus[0], gpus[0] + model.width)):
+            self._faults.add("window", who, f"found GPUs {list(gpus)}, expected {model.width} side by side")
+        self._check_memory(event.kind, gpus, who)
+        case = self.residents.load_case(gpus, event.kind) if self.learning is not None else None
+        whole_s = self.residents.setup(gpus, event.kind)
+        replaces = self.residents.replaced(gpus, event.kind) if whole_s else None
+        self._check_price(event, who, whole_s, replaces)
+        self._prefixes.evict(gpus, self.residents.held)
+        load = PreloadUnderWay(event.id, event.kind, gpus, t, event.setup_s, case)
+        self._preparing[event.id] = self._ahead[gpus] = load
 
     def _end(self, t: float, event: Finished | Failed) -> None:
         self._sharing.end(t, event)
@@ -145,11 +188,7 @@ class StartRules:
             self._faults.add("batch", who, f"found {len(members)} nodes in one batch, expected at most {allowed}")
         else:
             self._check_run(members, who, model)
-        for gpu in start.devices:
-            memory = self._memories[gpu]
-            if memory is not None and memory < (room := room_mib(self._facts.models, start.kind)):
-                found = f"{start.kind!r} needs {room} MiB, GPU {gpu} has {memory}"
-                self._faults.add("memory", who, found)
+        self._check_memory(start.kind, start.devices, who)
         loads = self.residents.load_case(start.devices, start.kind) if self.learning is not None else None
         beside = self._sharing.beside(self._t, start)
         self._check_setup(start, who)
@@ -159,6 +198,12 @@ class StartRules:
             if self.learning is not None:
                 self.learning.started(self._t, member, 1.0 if beside is None else beside[1], loads)
             self._sharing.start(self._t, member)
+
+    def _check_memory(self, model: str, gpus: Sequence[int], who: str) -> None:
+        for gpu in gpus:
+            memory = self._memories[gpu]
+            if memory is not None and memory < (room := room_mib(self._facts.models, model)):
+                self._faults.add("memory", who, f"{model!r} needs {room} MiB, GPU {gpu} has {memory}")
 
     def _check_prefixes(self, members: Sequence[Start]) -> None:
         """Those of a batch find what was there before it."""
@@ -233,10 +278,18 @@ class StartRules:
         expected = residents.visible(whole, start.run_s)
         if (beside := self._sharing.beside(self._t, start)) is not None:
             expected = beside[0]
-        if self.priced and not close(start.setup_s, expected):
+        ahead = self._ahead.pop(gpus, None)
+        if ahead is not None and ahead.model == start.kind and not whole:
+            expected = ahead.left_s(self._t, self.learning is not None)
+        self._check_price(start, who, expected, replaces)
+
+    def _check_price(self, order: Start | Prepare, who: str, expected: float, replaces: str | None) -> None:
+        """And let the model be resident from here on."""
+        residents, gpus = self.residents, order.devices
+        if self.priced and not close(order.setup_s, expected):
             held = {gpu: list(residents.held[gpu]) for gpu in gpus}
-            message = f"found setup_s {start.setup_s}, expected {expected} for {start.kind!r} on GPUs that hold {held}"
+            message = f"found setup_s {order.setup_s}, expected {expected} for {order.kind!r} on GPUs that hold {held}"
             self._faults.add("price", who, message)
-        if self.names_replaced and start.replaces != replaces:
-            self._faults.add("replaces", who, f"found {start.replaces!r}, expected {replaces!r}")
-        residents.load(gpus, start.kind)
+        if self.names_replaced and order.replaces != replaces:
+            self._faults.add("replaces", who, f"found {order.replaces!r}, expected {replaces!r}")
+        residents.load(gpus, order.kind)

@@ -8,9 +8,10 @@ start.
   the seconds that it took, from `Settled` (or its start, if nothing had to be loaded) to `Finished`. Where tokens are
   told, the work is that of the tokens there were. Calls that share a window count for the number that were there at
   once on average, so that the speed of each at 2, 3, ... at once is learned too.
-* A **load** is the time from a start to its `Settled`, by what left the GPU; where a pair was not seen often enough, by
-  the model alone (`from: "*"`). Of two in the middle the shorter one counts: the first load of a process brings its
-  libraries along, and a model that seems dear is not loaded again to show that it is not.
+* A **load** is the time from a start to its `Settled`, or from `Prepare` to `PrepareEnded`, by what left the GPU; where
+  a pair was not seen often enough, by the model alone (`from: "*"`). Of two in the middle the shorter one counts: the
+  first load of a process brings its libraries along, and a model that seems dear is not loaded again to show that it is
+  not.
 
 Each number is the median of the last `RECENT` samples, and counts from `FEW_RUNS` or `FEW_LOADS` of them on; it takes
 the place of the one before only if it differs by more than `NOTICED`. Nothing is learned from failures, from windows of
@@ -167,7 +168,7 @@ class Learning:
         """A start, the speed of each on its window beside those who are there (alone 1), and what it must load."""
         if not start.devices:
             return
-        place = self._place(start)
+        place = self._place(start.kind, start.devices)
         pace = 1.0 if place is None else self._paces.get(place, 1.0)
         call = self._calls[start.job, start.task] = _Call(start, now, start.run_s * share * pace, case)
         self._on |= dict.fromkeys(start.devices, call)
@@ -188,12 +189,18 @@ class Learning:
         call.settled_s = now
         if call.shared is not None:
             call.shared.settle(now)
-        place = self._place(call.start)
-        if call.case is None or place is None or not self._loads or place[0] in self._adapters:
+        return self._loaded(call.case, self._place(call.start.kind, call.start.devices), now - call.began_s)
+
+    def prepared(self, model: str, gpus: Sequence[int], took_s: float, case: LoadCase | None) -> str | None:
+        """A model was loaded ahead of need: the model, if what its load takes is another number now."""
+        return self._loaded(case, self._place(model, gpus), took_s)
+
+    def _loaded(self, case: LoadCase | None, place: Place | None, took_s: float) -> str | None:
+        if case is None or place is None or not self._loads or place[0] in self._adapters:
             return None
-        seconds = max(0.0, now - call.began_s - call.case.extra_s)
-        self.load_seen(call.case.previous, place, seconds)
-        changed = [self._load(previous, place, seconds) for previous in (call.case.previous, ANY)]
+        seconds = max(0.0, took_s - case.extra_s)
+        self.load_seen(case.previous, place, seconds)
+        changed = [self._load(previous, place, seconds) for previous in (case.previous, ANY)]
         return place[0] if any(changed) else None
 
     def counted(self, key: Key, expected: Sequence[int], facts: Mapping[str, Any], size_s: float) -> None:
@@ -219,7 +226,7 @@ class Learning:
                 del self._shared[start.devices]
         elif start.batch:
             last = self._leave_batch(start.batch)
-        place, begins_s = self._place(start), self._begin_s(call)
+        place, begins_s = self._place(start.kind, start.devices), self._begin_s(call)
         if not good or begins_s > now:
             return None
         number = min(max(1, round(at_once)), max(1, self._models[start.kind].slots))
@@ -254,9 +261,9 @@ class Learning:
 
     # --- what is known ----------------------------------------------------------------------------
 
-    def _place(self, start: Start) -> Place | None:
-        types = {self._types[gpu] for gpu in start.devices}
-        return (start.kind, types.pop()) if len(types) == 1 else None
+    def _place(self, model: str, gpus: Sequence[int]) -> Place | None:
+        types = {self._types[gpu] for gpu in gpus}
+        return (model, types.pop()) if len(types) == 1 else None
 
     def loading_s(self, window: tuple[int, ...], now: float) -> float:
         """What is left of the load of a window that calls share."""
@@ -268,7 +275,7 @@ class Learning:
     def overrun_s(self, gpu: int, now: float) -> float:
         """How long what should have left a GPU by now is expected to go on."""
         call = self._on[gpu]
-        place = self._place(call.start)
+        place = self._place(call.start.kind, call.start.devices)
         samples = None if place is None else self._runs.get(place, {}).get(1)
         spread = samples.spread if samples is not None and samples.count >= FEW_RUNS else USUAL_SPREAD
         return max(LEAST_SPREAD, spread) * (now - call.began_s)

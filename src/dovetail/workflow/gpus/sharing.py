@@ -14,7 +14,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from dovetail.core.agenda import TotalOrder
-from dovetail.core.events import Arrived, Asked, Change, Failed, Finished, Observed, Start, Stimulus
+from dovetail.core.events import Arrived, Asked, Failed, Finished, Observed, Order, Start, Stimulus
 from dovetail.core.executor import SimExecutor
 
 Window = tuple[int, ...]
@@ -92,7 +92,7 @@ class SharingExecutor(SimExecutor):
         self._where: dict[tuple[str, str], Window] = {}
         self._order = count()
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         joined: dict[Window, None] = {}
         for order in orders:
             if isinstance(order, Start) and order.slots:

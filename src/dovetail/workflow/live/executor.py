@@ -16,7 +16,19 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dovetail.core.events import Added, Change, Failed, Finished, Observed, Settled, Start, Stimulus, Stop
+from dovetail.core.events import (
+    Added,
+    Failed,
+    Finished,
+    Observed,
+    Order,
+    Prepare,
+    PrepareEnded,
+    Settled,
+    Start,
+    Stimulus,
+    Stop,
+)
 from dovetail.core.inbox import Inbox
 from dovetail.core.resources import Device, Pool
 from dovetail.workflow.gpus.residents import Residents
@@ -60,6 +72,7 @@ class _Instance(Struct, eq=False):
     loaded: bool = False
     alone: bool = True  # nothing else was on its window when it was loaded
     attempts: dict[str, _Attempt] = {}
+    preloads: list[int] = []  # that have not ended
     failures: int = 0  # of calls in a row, by the fault of the place
     waits_for: list[_Instance] = []  # what is still to leave its window, at other workers
 
@@ -134,6 +147,7 @@ class LiveExecutor:
                 row["state"], row["why"] = "gone", why
         for instance in list(self._instances.values()):
             running = [f"{attempt.start.job}/{attempt.start.task}" for attempt in list(instance.attempts.values())]
+            running += [f"preload/{id}" for id in list(instance.preloads)]
             for gpu in instance.window:
                 told[gpu]["models"] += [instance.model] * instance.loaded
                 told[gpu]["running"] += running
@@ -143,11 +157,13 @@ class LiveExecutor:
 
     # --- orders -----------------------------------------------------------------------------------------
 
-    def carry(self, orders: Sequence[Start | Change], now: float) -> None:
+    def carry(self, orders: Sequence[Order], now: float) -> None:
         with self._lock:
             for order in orders:
                 if isinstance(order, Start):
                     self._start(order)
+                elif isinstance(order, Prepare):
+                    self._prepare(order)
                 elif isinstance(order, Stop) and (order.job, order.task) in self._by_node:
                     self._stop(self._by_node[order.job, order.task], order.why)
 
@@ -159,6 +175,15 @@ class LiveExecutor:
             back = [gpu for gpu in gpus if gpu not in self._away]
             self._inbox.put(Observed("emptied", {"gpus": gpus, "why": why}), Observed("back", {"gpus": back}), *lost)
 
+    def _prepare(self, order: Prepare) -> None:
+        if (worker := order.devices[0]) in self._away:
+            self._inbox.put(PrepareEnded(order.id, f"the worker of GPU {worker} is gone: {self._away[worker]}"))
+            return
+        instance = self._instance(order.kind, order.devices, order.setup_s)
+        instance.preloads.append(order.id)
+        if instance.loaded:
+            self._end_preloads(instance)
+
     def _start(self, order: Start) -> None:
         window, model = order.devices, order.kind
         worker = window[0] if window else _NO_GPU
@@ -166,18 +191,24 @@ class LiveExecutor:
             why = f"the worker of GPU {worker} is gone: {self._away[worker]}"
             self._inbox.put(Failed(order.job, order.task, why, lost=True))
             return
-        instance = self._instances.get((worker, model))
-        held = all(model in self._residents.held[gpu] for gpu in window)
-        if instance is None or instance.window != window or not held:
-            instance = _Instance(model, window, worker, self._limits.load_s(order.setup_s))
-            self._make_room(instance)
-            self._load(instance)
-        else:
-            self._residents.load(window, model)  # the last used there
+        instance = self._instance(model, window, order.setup_s)
         attempt = _Attempt(f"{order.job}/{order.task}/{next(self._ids)}", order, instance)
         self._attempts[attempt.id] = self._by_node[order.job, order.task] = instance.attempts[attempt.id] = attempt
         if instance.loaded:
             self._call(attempt)
+
+    def _instance(self, model: str, window: tuple[int, ...], setup_s: float) -> _Instance:
+        """The model there; if it is not, it is about to be."""
+        worker = window[0] if window else _NO_GPU
+        instance = self._instances.get((worker, model))
+        held = all(model in self._residents.held[gpu] for gpu in window)
+        if instance is None or instance.window != window or not held:
+            instance = _Instance(model, window, worker, self._limits.load_s(setup_s))
+            self._make_room(instance)
+            self._load(instance)
+        else:
+            self._residents.load(window, model)  # the last used there
+        return instance
 
     def _make_room(self, instance: _Instance) -> None:
         """What its GPUs are no longer held to have leaves; so does the model itself where it was loaded otherwise."""
@@ -215,6 +246,7 @@ class LiveExecutor:
 
     def _unload(self, instance: _Instance) -> None:
         del self._instances[instance.worker, instance.model]
+        self._end_preloads(instance, "its GPUs were given to another model")
         if instance.waits_for:
             return  # it was never told to load
         keep = self._residents.in_host_memory(instance.worker, instance.model)
@@ -408,6 +440,7 @@ class LiveExecutor:
             return
         instance.loaded = True
         del self._failed_loads[instance.model]
+        self._end_preloads(instance)
         for attempt in list(instance.attempts.values()):
             if instance.window:
                 self._inbox.put(Settled(attempt.start.job, attempt.start.task, instance.window))
@@ -420,8 +453,8 @@ class LiveExecutor:
         if instance.alone or not report.out_of_memory:
             self._failed_loads[instance.model] += 1
         del self._instances[report.worker, report.model]
-        if not instance.attempts:  # all were stopped, and others may be at work there: who asks for it next loads it
-            return
+        if not instance.attempts and not instance.preloads:
+            return  # all were stopped, and others may be at work there: who asks for it next loads it
         for other in self._on(instance.window):  # so that what is said of these GPUs is true
             self._unload(other)
         why = f"{unloadable(report.model)}: {report.why}"
@@ -438,8 +471,13 @@ class LiveExecutor:
     def _give_up(self, instance: _Instance, why: str) -> None:
         """All that waits for a load, or was called, where that is gone."""
         hopeless = not instance.loaded and self._failed_loads[instance.model] >= self._limits.load_tries
+        self._end_preloads(instance, why)
         for attempt in list(instance.attempts.values()):
             self._end(attempt, why, lost=not hopeless)
+
+    def _end_preloads(self, instance: _Instance, why: str = "") -> None:
+        ended, instance.preloads = instance.preloads, []
+        self._inbox.put(*(PrepareEnded(id, why) for id in ended))
 
     def _emptied(self, gpus: Iterable[int], why: str) -> None:
         emptied = sorted(set(gpus))

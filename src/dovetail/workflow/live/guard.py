@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.core.errors import InputError, PolicyError
-from dovetail.core.events import Added, Instruction, Observed, Start, Stimulus
+from dovetail.core.events import Added, Instruction, Observed, Prepare, Start, Stimulus
 from dovetail.core.journal import Header
 from dovetail.workflow.capacity import BACK, EMPTIED, GONE
 from dovetail.workflow.facts import WorkflowFacts
@@ -17,8 +17,10 @@ class LiveGuard(QuotaGuard):
     """Knows which GPUs are there. Made from the header of the run that it guards."""
 
     def __init__(self, header: Header, path: Path = Path("journal")) -> None:
-        tenancy = WorkflowFacts.of(header, path).tenancy
-        super().__init__(header.pool, header.build_graphs(), tenancy if tenancy is not None else Tenancy())
+        facts = WorkflowFacts.of(header, path)
+        tenancy = facts.tenancy if facts.tenancy is not None else Tenancy()
+        kinds = {name: model.width for name, model in facts.models.items()}
+        super().__init__(header.pool, header.build_graphs(), tenancy, kinds)
         self._size = len(header.pool)
         self._away: set[int] = set()
 
@@ -37,7 +39,8 @@ class LiveGuard(QuotaGuard):
                 self._away.difference_update(gpus)
 
     def allow(self, order: Instruction, now: float) -> None:
-        if isinstance(order, Start) and (gone := self._away.intersection(order.devices)):
-            where = f"[{now:.2f}s] start of {order.job}/{order.task} on {list(order.devices)} refused: "
+        if isinstance(order, Start | Prepare) and (gone := self._away.intersection(order.devices)):
+            what = f"start of {order.job}/{order.task}" if isinstance(order, Start) else f"preload of {order.kind}"
+            where = f"[{now:.2f}s] {what} on {list(order.devices)} refused: "
             raise PolicyError(f"{where}GPU {min(gone)} is gone")
         super().allow(order, now)

@@ -19,7 +19,18 @@ from msgspec.structs import replace
 
 from dovetail.core.engine import serve
 from dovetail.core.errors import InputError, ReplayError
-from dovetail.core.events import Added, Arrived, Asked, Failed, Finished, Observed, Start, Stimulus
+from dovetail.core.events import (
+    Added,
+    Arrived,
+    Asked,
+    Failed,
+    Finished,
+    Observed,
+    Prepare,
+    PrepareEnded,
+    Start,
+    Stimulus,
+)
 from dovetail.core.journal import Header, Step
 from dovetail.core.service.access import own_folder
 from dovetail.core.service.clock import LastingClock
@@ -316,6 +327,10 @@ class ServiceLoop:
         for event in events:
             if isinstance(event, Start):
                 self._running.add((event.job, event.task))
+            elif isinstance(event, Prepare):
+                self._running.add(("preload", str(event.id)))
+            elif isinstance(event, PrepareEnded):
+                self._running.discard(("preload", str(event.id)))
             elif isinstance(event, Finished | Failed):
                 self._running.discard((event.job, event.task))
 

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from dovetail.core.events import Failed, Observed, Reject, Settled, Start
+from dovetail.core.events import Failed, Observed, Prepare, PrepareEnded, Reject, Settled, Start
 from dovetail.core.service.prometheus import PrometheusText
 from dovetail.workflow.live.progress import LiveRun
 from dovetail.workflow.live.runs import ENDED
@@ -54,6 +54,8 @@ class Telemetry:
         self.starts = figures.counter("starts_total", "Nodes that were started, by model.")
         self.loads = figures.counter("loads_total", "Models that were loaded, by model.")
         self.switches = figures.counter("switches_total", "Starts that replaced another model.")
+        self.preloads = figures.counter("preloads_total", "Loads ahead of need, by model.")
+        self.preloads_used = figures.counter("preloads_used_total", "Of these, those that a start found.")
         self.failures = figures.counter("failed_attempts_total", "Attempts at nodes that failed.")
         self.lost = figures.counter("worker_losses_total", "Workers that died or were ended.")
         self.decisions = figures.histogram("decision_seconds", "Time that one decision took.", _DECISION)
@@ -61,12 +63,16 @@ class Telemetry:
         for family in (self.switches, self.failures, self.lost, self.steps):
             family.add(0)  # there from the start: a rate sees the first one
         self._model_of: dict[tuple[str, str], str] = {}
+        self._preparing: dict[int, tuple[tuple[int, ...], str]] = {}
+        self._unused: set[tuple[tuple[int, ...], str]] = set()  # GPUs and models of preloads that nobody has used
 
     def expect(self, models: Iterable[str], workflows: Iterable[str]) -> None:
         """What may be counted is there from the start, as 0."""
         for model in models:
             self.starts.add(0, model=model)
             self.loads.add(0, model=model)
+            self.preloads.add(0, model=model)
+            self.preloads_used.add(0, model=model)
         for workflow in workflows:
             self.accepted.add(0, workflow=workflow)
             for state in sorted(ENDED):
@@ -83,11 +89,15 @@ class Telemetry:
                 self._model_of[event.job, event.task] = event.kind
                 if event.replaces is not None:
                     self.switches.add()
+                if (event.devices, event.kind) in self._unused:
+                    self._use_preload(event)
                 run = run_of(event.job)
                 if run is not None and run.started_s is None:
                     self.waited.observe(now - run.record.arrived_s)
             elif type(event) is Settled:
                 self.loads.add(model=self._model_of.get((event.job, event.task), ""))
+            elif type(event) is Prepare or type(event) is PrepareEnded:
+                self._preload(event)
             elif type(event) is Failed:
                 self.failures.add()
                 self._fault(event, run_of(event.job))
@@ -95,6 +105,28 @@ class Telemetry:
                 self._observe(event, now, run_of)
             elif type(event) is Reject:
                 self._model_of = {key: model for key, model in self._model_of.items() if key[0] != event.job}
+
+    def _use_preload(self, start: Start) -> None:
+        """A start finds its model there, or goes on with the load, which is told to be over with the start's own."""
+        of = (start.devices, start.kind)
+        self._unused.remove(of)
+        under_way = [id for id, preparing in self._preparing.items() if preparing == of]
+        for id in under_way:
+            del self._preparing[id]
+        self.preloads_used.add(int(bool(under_way) or not start.setup_s), model=start.kind)
+
+    def _preload(self, event: Prepare | PrepareEnded) -> None:
+        if isinstance(event, Prepare):
+            self.preloads.add(model=event.kind)
+            self.switches.add(int(event.replaces is not None))
+            self._preparing[event.id] = (event.devices, event.kind)
+            self._unused.add((event.devices, event.kind))
+        elif (of := self._preparing.pop(event.id, None)) is not None:
+            if event.why:
+                self._unused.discard(of)
+                self.log.write("preload failed", model=of[1], gpus=list(of[0]), why=event.why)
+            else:
+                self.loads.add(model=of[1])
 
     def _observe(self, event: Observed, now: float, run_of: Callable[[str], LiveRun | None]) -> None:
         facts = event.facts

@@ -15,6 +15,7 @@ from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.gpus.learning import Learning
 from dovetail.workflow.gpus.prefixes import PrefixCaches, blocks_of, saved_s
+from dovetail.workflow.gpus.preloads import PreloadUnderWay
 from dovetail.workflow.gpus.residents import Residents
 from dovetail.workflow.gpus.sharing import SharedWindow
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, room_mib, window_shares
@@ -250,7 +251,9 @@ class View:
         cached = any(model.prefix is not None for model in models.values())
         self.prefixes = PrefixCaches(models, self.residents.held) if cached else None
         self.shared: dict[Window, SharedSlots] = {}  # windows with slots, while any is taken
-        self._with_slots = 0  # GPUs of those that have one left
+        self.preparing: dict[Window, PreloadUnderWay] = {}  # windows that get a model before a node needs it
+        self.running: dict[tuple[str, str], tuple[ReadyNode, Window]] = {}  # by request and node
+        self._with_slots = 0  # GPUs of those that have one left, or get a model
         self._known_shares: dict[tuple[str, ...], list[float]] = {}
         self._free_mask = (1 << len(pool)) - 1  # bit i: GPU i is free
         self._masks: dict[tuple[int | str, bool], list[tuple[Window, int]]] = {}
@@ -289,8 +292,9 @@ class View:
     # --- what a policy may ask --------------------------------------------------------------------
 
     def free_windows(self, model: str, aligned: bool = True) -> list[Window]:
-        """The windows of GPUs that are free now and have room for the model, and those with a free slot of it."""
-        key = (model if self.limited or self.shares else self.models[model].width, aligned)
+        """The windows of GPUs that are free now and have room for the model, those with a free slot of it, and those
+        that get it ahead of need."""
+        key = (model if self.limited or self.shares or self.preparing else self.models[model].width, aligned)
         found = self._windows.get(key)
         if found is None:
             masks = self._masks.get(key)
@@ -301,14 +305,32 @@ class View:
             found = [w for w, mask in masks if mask & free == mask]
             if self.shares and self.models[model].slots:
                 found = sorted({*found, *[window for window in self.shared if self._has_slot(window, model)]})
+            if self.preparing:
+                found = sorted({*found, *[window for window in self.preparing if self._gets(window, model)]})
             self._windows[key] = found
         return found
 
     def can_start(self, window: Window, model: str) -> bool:
-        """Whether a node of the model can start there now: the window is free, or has a free slot."""
+        """Whether a node of the model can start there now: the window is free, has a free slot, or gets the model."""
         if all(self.free[gpu] for gpu in window):
             return True
-        return self.shares and self._has_slot(window, model)
+        return (self.shares and self._has_slot(window, model)) or self._gets(window, model)
+
+    def preloadable(self, model: str) -> list[Window]:
+        """The free windows that have room for the model, and do not hold it."""
+        held = self.residents.held
+        return [
+            window
+            for window in self.free_windows(model)
+            if all(self.free[gpu] for gpu in window) and any(model not in held[gpu] for gpu in window)
+        ]
+
+    def _gets(self, window: Window, model: str) -> bool:
+        """Whether the model is being loaded there ahead of need, and not lost again."""
+        load = self.preparing.get(window)
+        if load is None or load.model != model or not self.off.keys().isdisjoint(window):
+            return False
+        return all(model in self.residents.held[gpu] for gpu in window)
 
     def _has_slot(self, window: Window, model: str) -> bool:
         sharing = self.shared.get(window)
@@ -372,6 +394,8 @@ class View:
             if self.learning is not None:
                 return self.learning.loading_s(window, self.now)
             return max(0.0, self.shared[window].ready_s - self.now)
+        if self.preparing and self._gets(window, model):
+            return self.preparing[window].left_s(self.now, self.learning is not None)
         return self.residents.setup(window, model)
 
     def run_s(self, node: ReadyNode, window: Window) -> float:
@@ -464,7 +488,7 @@ class View:
 
     def ready_at(self, window: Window, model: str) -> float:
         """When a node of the model is expected to begin to run there: window or slot are free, the model is loaded."""
-        free_s = self.now if self.shares and self._has_slot(window, model) else self.free_at(window)
+        free_s = self.now if self.can_start(window, model) else self.free_at(window)
         return free_s + self.setup_s(window, model)
 
     # --- what only the scheduler does -------------------------------------------------------------
@@ -503,17 +527,34 @@ class View:
             for gpu in window:
                 self.until[gpu] = sharing.until()
         with_slots = sum([len(w) for w, shared in self.shared.items() if self._has_slot(w, shared.model)])
+        with_slots += sum([len(w) for w, load in self.preparing.items() if self._gets(w, load.model)])
         self.free_count += with_slots - self._with_slots
         self._with_slots = with_slots
         self._windows.clear()
 
+    def prepare(self, load: PreloadUnderWay) -> None:
+        """A free window gets a model ahead of need."""
+        self._take(load.window, load.model, load.ready_s)
+        self.preparing[load.window] = load
+        self._slots_changed()
+
+    def prepared(self, window: Window) -> None:
+        """It has it, or a node goes on with that."""
+        del self.preparing[window]
+        self._slots_changed()
+        self.release(window)
+
     def occupy(self, window: Window, model: str, until: float) -> None:
+        self._take(window, model, until)
+        for gpu in window:
+            self.executions[gpu] += 1
+
+    def _take(self, window: Window, model: str, until: float) -> None:
         self.residents.load(window, model)
         for gpu in window:
             self.free[gpu] = False
             self._free_mask &= ~(1 << gpu)
             self.until[gpu] = until
-            self.executions[gpu] += 1
         self.free_count -= len(window)
         self._windows.clear()
 
@@ -590,10 +631,11 @@ class View:
     def look_again(self) -> None:
         """What should have ended by now goes on: nobody may count on it to be over."""
         assert self.learning is not None
-        now = self.now
+        now, ahead = self.now, {gpu: load for window, load in self.preparing.items() for gpu in window}
         for gpu, until in enumerate(self.until):
             if until < now and not self.free[gpu] and gpu not in self.off:
-                self.until[gpu] = now + self.learning.overrun_s(gpu, now)
+                late_s = ahead[gpu].left_s(now, live=True) if gpu in ahead else self.learning.overrun_s(gpu, now)
+                self.until[gpu] = now + late_s
 
     def empty(self, gpus: Collection[int]) -> None:
         """GPUs have lost what they held. What runs there is not told to have ended yet, but nobody joins it."""
@@ -648,6 +690,14 @@ class Place(NamedTuple):
     why: str
 
 
+class Preload(NamedTuple):
+    """Load this model on these GPUs now, which are free, because: before any node needs it."""
+
+    model: str
+    window: Window
+    why: str
+
+
 class Wait(NamedTuple):
     """Start nothing; look again at `until_s` at the latest."""
 
@@ -677,6 +727,15 @@ class WorkflowPolicy:
     def choose(self, view: View) -> Place | Wait | None:
         """The next node to start, or nothing. Asked again after each start, until it starts nothing."""
         raise NotImplementedError
+
+    def preload(self, view: View) -> Preload | Wait | None:
+        """A model to load on GPUs that are idle now, or nothing. Asked when nothing more is started and some GPU is
+        free (also while nothing waits), again after each, until it preloads nothing.
+
+        GPUs are held until the load is over, unless a node of the model starts there first: it waits for the rest.
+        What could not be loaded is not preloaded again until a node of that model has been started.
+        """
+        return None
 
     def refuse(self, node: ReadyNode, view: View) -> str | None:
         """Why a ready node's request should be rejected now, or None (admission control)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Instruction, Reject, Start, Stimulus
@@ -16,8 +17,14 @@ from dovetail.workflow.tenants.accounts import EPS, held_share, tenant_of
 class QuotaGuard(Guard):
     """Counts the GPUs that each tenant holds."""
 
-    def __init__(self, pool: Pool, graphs: Mapping[str, TaskGraph], tenancy: Tenancy) -> None:
-        super().__init__(pool, graphs)
+    def __init__(
+        self,
+        pool: Pool,
+        graphs: Mapping[str, TaskGraph],
+        tenancy: Tenancy,
+        kinds: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(pool, graphs, kinds)
         self._tenancy = tenancy
         self._tenant: dict[str, str] = {}  # of each open request
         self._holds: dict[tuple[str, str], tuple[str, int, float]] = {}  # tenant, batch, GPUs
