@@ -43,6 +43,12 @@ def group(kind: Ints, *traits: NDArray[Any]) -> Classes:
     return Classes(of, first, count, key)
 
 
+def apart(jobs: int) -> Classes:
+    """Every job a class of its own."""
+    each = np.arange(jobs)
+    return Classes(each, each, np.ones(jobs, dtype=np.int64), [])
+
+
 def _compact(code: Ints) -> tuple[Ints, Ints]:
     """The same groups, numbered without gaps in the order of their codes, and their sizes."""
     count = np.bincount(code)

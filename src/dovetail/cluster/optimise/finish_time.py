@@ -6,16 +6,19 @@ f is measured against. For the makespan t = 0 and D = 1, so that f is the time u
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.classes import apart, group
 from dovetail.cluster.optimise.demands import DemandProgram
 from dovetail.cluster.optimise.equal_shares import by_demand
+from dovetail.cluster.optimise.prices import NoPricesError
 from dovetail.cluster.optimise.shares import nothing
+from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 
 
@@ -69,9 +72,13 @@ class FinishProgram:
 
     def __init__(self) -> None:
         self._program = DemandProgram()
+        self._unlike = UnlikeShares()
         self._z = np.inf
 
     def allocate(self, problem: Problem, finish: FinishDemand, *, packs: bool, what: str) -> Allocation:
+        if not packs and too_many(len(np.unique(problem.kind))):
+            with suppress(NoPricesError):
+                return self._by_prices(problem, finish, what)
         ids = problem.ids.tolist()
         alone: set[int] = set()  # jobs that must be a class of their own
         program = self._program
@@ -93,3 +100,14 @@ class FinishProgram:
                 found.value = finish.factor(found.throughput(problem), normal > 0)
                 return found
             alone |= {ids[job] for job in found.tolist()}
+
+    def _by_prices(self, problem: Problem, finish: FinishDemand, what: str) -> Allocation:
+        unlike = self._unlike
+        unlike.load(problem, apart(problem.jobs))
+        if not unlike.runs.any():
+            return nothing(problem, "no job runs on any type")
+        steps = finish.times(unlike.normal)
+        self._z = unlike.program.highest(steps.wanted, steps.limit(unlike.program.top), self._z)
+        found = unlike.settle(problem, value=None, why=f"{what} {1.0 / self._z if self._z > 0 else inf:.6g}")
+        found.value = finish.factor(found.throughput(problem), unlike.normal > 0)
+        return found

@@ -6,11 +6,15 @@ on k accelerators gets 1/k of the time.
 
 from __future__ import annotations
 
-from dovetail.cluster.optimise.classes import group
+from contextlib import suppress
+
+from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
+from dovetail.cluster.optimise.prices import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, spread, water_level
-from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
 
 
@@ -36,18 +40,30 @@ class MaxMinFairnessPerf:
 
     def __init__(self) -> None:
         self._program = ShareProgram()
+        self._unlike = UnlikeShares()
 
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
         classes = group(problem.kind, problem.weight)
+        speed = problem.weight[classes.first] / problem.width[classes.first]
+        if not self.packs and too_many(len(classes.key)):
+            with suppress(NoPricesError):
+                return self._by_prices(problem, classes, speed)
         program = self._program
         program.load(problem, classes, problem.rates, problem.pair_rates if self.packs else None)
-        step = program.fits() * problem.weight[classes.first] / problem.width[classes.first]
-        if not step.any():
+        if not (step := program.fits() * speed).any():
             return nothing(problem, "no job runs on any type")
         level = program.settle_highest(step)
         return equally(problem, classes, program, value=level, why=f"nobody has less than {level:.3g}")
+
+    def _by_prices(self, problem: Problem, classes: Classes, speed: Floats) -> Allocation:
+        unlike = self._unlike
+        unlike.load(problem, classes)
+        if not unlike.runs.any():
+            return nothing(problem, "no job runs on any type")
+        level = unlike.highest(speed * unlike.runs)
+        return unlike.settle(problem, value=level, why=f"nobody has less than {level:.3g}")
 
 
 @policy("max_min_fairness_packed", level="cluster")

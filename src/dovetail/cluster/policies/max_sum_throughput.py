@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from dovetail.cluster.optimise.classes import group
 from dovetail.cluster.optimise.equal_shares import equally
+from dovetail.cluster.optimise.prices import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing
+from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.errors import InputError
 from dovetail.core.registry import policy
@@ -37,6 +41,7 @@ class MaxSumThroughput:
 
     def __init__(self) -> None:
         self._program = ShareProgram()
+        self._unlike = UnlikeShares()
 
     def worth(self, problem: Problem) -> Floats:
         return np.ones(len(problem.types))
@@ -45,11 +50,16 @@ class MaxSumThroughput:
         if not problem.jobs:
             return nothing(problem, "no jobs")
         classes = group(problem.kind)
+        if too_many(len(classes.key)):
+            with suppress(NoPricesError):
+                self._unlike.load(problem, classes)
+                total = self._unlike.most(self.worth(problem))
+                return self._unlike.settle(problem, value=total, why=f"{total:.6g} in total")
         program = self._program
         program.load(problem, classes, problem.rates, worth=self.worth(problem))
-        total = program.best_worth()
-        assert total is not None  # no share at all is always possible
-        program.settle(worth=total)
+        best = program.best_worth()
+        assert best is not None  # no share at all is always possible
+        program.settle(worth=(total := best))
         return equally(problem, classes, program, value=total, why=f"{total:.6g} in total")
 
 

@@ -6,6 +6,8 @@ Duality tells who is stuck: a class whose level row has a price would have to fa
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -14,8 +16,10 @@ from numpy.typing import NDArray
 
 from dovetail.cluster.optimise.classes import group
 from dovetail.cluster.optimise.equal_shares import equally
+from dovetail.cluster.optimise.prices import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, spread, water_level
+from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.registry import policy
@@ -65,6 +69,7 @@ class Tide:
         self._weight, self._count, self._oldest_first = problem.weight[first], count, oldest_first
         self._width = problem.width[first]
         self._by_age = np.argsort(first)
+        self._by_age_rank = np.argsort(self._by_age)
         self._entity = None if problem.entity is None else problem.entity[first]
         self.flat = self._entity is None  # then nobody's speed depends on who else is stuck
         top = 0 if problem.entity is None else int(problem.entity.max()) + 1
@@ -86,6 +91,54 @@ class Tide:
                 share[rising[oldest]] = self._entity_weight[entities]
         rise: Floats = share / self._width
         return rise
+
+    def levels(self, time: float, top: Floats) -> tuple[Floats, Floats]:
+        """Everybody's level after this time, and how fast it rises then, if nobody is stuck but at its top.
+
+        What an entity has risen in all is its weight times the time. Where it is fair, its jobs have risen to one
+        height, each times its weight, but those at their top; else the older ones are at their top.
+        """
+        full, share = top * self._width, self._weight * time
+        moves = np.where(share < full, self._weight, 0.0)
+        if self._entity is not None:
+            share, moves = self._within(time * self._entity_weight, full)
+        return np.minimum(share, full) / self._width, moves / self._width
+
+    def until(self, top: Floats) -> float:
+        """The time after which everybody is at its top."""
+        full = top * self._width
+        if self._entity is None:
+            return float((full / self._weight).max())
+        total = np.bincount(self._entity, full * self._count, minlength=len(self._entity_weight))
+        return float((total / self._entity_weight).max())
+
+    def _within(self, risen: Floats, full: Floats) -> tuple[Floats, Floats]:
+        """By class: its height and speed, where entities have risen so far in all."""
+        share, moves = np.zeros(len(full)), np.zeros(len(full))
+        assert self._entity is not None
+        for entity in np.unique(self._entity).tolist():
+            mine = np.flatnonzero(self._entity == entity)
+            if self._oldest_first[entity]:
+                mine = mine[np.argsort(self._by_age_rank[mine])]
+                before = np.cumsum(full[mine]) - full[mine]
+                share[mine] = np.clip(risen[entity] - before, 0.0, full[mine])
+                rising = (risen[entity] >= before) & (risen[entity] < before + full[mine])
+                moves[mine] = np.where(rising, self._entity_weight[entity], 0.0)
+                continue
+            weight, count = self._weight[mine], self._count[mine]
+            height = full[mine] / weight  # at which a class is at its top
+            order = np.argsort(height, kind="stable")
+            wide = np.cumsum((weight * count)[order][::-1])[::-1]  # of those who are not yet
+            past = np.cumsum((full[mine] * count)[order]) - (full[mine] * count)[order]
+            total = past + height[order] * wide  # risen in all, when each reaches its top
+            at = int(np.searchsorted(total, risen[entity], side="right"))
+            if at == len(mine):
+                share[mine] = full[mine]
+                continue
+            reached = (risen[entity] - past[at]) / wide[at]
+            share[mine] = np.minimum(weight * reached, full[mine])
+            moves[mine] = np.where(height > reached, weight * self._entity_weight[entity] / wide[at], 0.0)
+        return share, moves
 
 
 @policy("max_min_fairness_water_filling", level="cluster")
@@ -139,6 +192,7 @@ class WaterFillingPerf:
     def __init__(self, inner: str = "fairness") -> None:
         self._inner = InnerRules(inner)
         self._program = ShareProgram()
+        self._unlike = UnlikeShares()
         self._tides: list[float] = []  # how high the tide was at each step of the last allocation
 
     def allocate(self, problem: Problem) -> Allocation:
@@ -149,14 +203,22 @@ class WaterFillingPerf:
         if problem.entity is not None:  # where the oldest goes first, every job is a class of its own
             traits += [problem.entity, np.where(oldest_first[problem.entity], problem.ids, -1)]
         classes = group(problem.kind, *traits)
-        self._program.load(problem, classes, problem.rates, problem.pair_rates if self.packs else None)
         tide = Tide(problem, classes.first, classes.count, oldest_first)
+        if not self.packs and too_many(len(classes.key)):
+            with suppress(NoPricesError):
+                self._unlike.load(problem, classes)
+                level, steps = self._levels_by_prices(tide)
+                value = self._least(problem, classes.first, level, self._unlike.runs)
+                return self._unlike.settle(problem, value=value, why=f"levels from {value:.3g} up in {steps} steps")
+        self._program.load(problem, classes, problem.rates, problem.pair_rates if self.packs else None)
         level, steps = self._levels(tide)
         self._program.settle(level)
-        fits = self._program.fits() > 0
-        scaled = (level * problem.width[classes.first] / problem.weight[classes.first])[fits]
-        value = float(scaled.min()) if len(scaled) else 0.0
+        value = self._least(problem, classes.first, level, self._program.fits())
         return equally(problem, classes, self._program, value=value, why=f"levels from {value:.3g} up in {steps} steps")
+
+    def _least(self, problem: Problem, first: Ints, level: Floats, fits: Floats) -> float:
+        scaled = (level * problem.width[first] / problem.weight[first])[fits > 0]
+        return float(scaled.min()) if len(scaled) else 0.0
 
     def _levels(self, tide: Tide) -> tuple[Floats, int]:
         """The final level of every class, and in how many steps it was reached."""
@@ -177,6 +239,23 @@ class WaterFillingPerf:
             if tide.flat and (level < top * (1 - 1e-9))[held_up].any():
                 self._tides.append(reached)
                 guess = next(before, inf)
+        return level, steps
+
+    def _levels_by_prices(self, tide: Tide) -> tuple[Floats, int]:
+        """The same, where a step ends when a type is used up: who is at its top holds nobody up."""
+        program = self._unlike.program
+        level, time, steps, before, self._tides = np.zeros(program.blocks), 0.0, 0, self._tides, []
+        program.demand(level)
+        while steps < program.types + 1:
+            top = program.top
+            until = tide.until(top)
+            start = before[steps] if steps < len(before) else until
+            time = program.highest(partial(tide.levels, top=top), until, start, time)
+            level = tide.levels(time, top)[0]
+            self._tides.append(time)
+            steps += 1
+            if program.freeze(level).all():
+                break
         return level, steps
 
     def _rise(self, speed: Floats, level: Floats, top: Floats, guess: float) -> tuple[NDArray[np.bool_], float]:

@@ -1,0 +1,387 @@
+"""Shares of many unlike jobs, found by the prices of few types.
+
+Jobs meet only in the accelerators that they share. Given a price of every type, each chooses for itself, so what has to
+be found are as many numbers as there are types: the prices at which what all choose fits. A job that must reach a level
+has few choices: one type, or two that it divides its time between so that it just gets there (idling counts as a type).
+
+The search goes from prices to prices. At any, a job's distance is how far prices can move before it would choose
+otherwise. The nearest jobs are undecided: one small program finds the best prices within the reach of the first of the
+others, with every choice of the undecided in it. If these prices are at the border, they are the next to start from;
+if not, they are the best of all. Shares are then a vertex of the whole program: at most as many jobs as there are types
+divide their time between choices, and all others have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.core.errors import DovetailError
+from dovetail.solve import LinearProgram
+
+Bools = NDArray[np.bool_]
+FEW = 64  # so many jobs can all be undecided
+NEAREST = 24  # undecided at first
+STEPS = 100
+CORRECTIONS = 3
+WIDE = 1e4  # times what is typical: no price is higher
+TIE = 1e-9  # choices that differ by less, over what they cost, are equally good
+FIT = 1e-9  # of a type's accelerators
+NEWTON = 1e-13
+
+
+class NoPricesError(DovetailError):
+    """Numbers of too different size: the program over all classes must be solved instead."""
+
+
+@dataclass(slots=True)
+class Choices:
+    """Every choice of every job, by choice and job: the part of its time on `second`, the rest on `first`."""
+
+    first: Ints  # by choice: 0 is idle, then the types
+    second: Ints
+    part: Floats
+    open: Bools
+
+    def take(self, values: Floats) -> Floats:
+        """What every choice gives, from what every type gives to each job."""
+        first, second = values[self.first], values[self.second]
+        return first + self.part * (second - first)
+
+    def use(self, job: Ints, choice: Ints, size: Floats) -> Floats:
+        """Accelerators of every type that jobs of this size take if each has this choice."""
+        part, types = self.part[choice, job], int(self.second.max())
+        on_first = np.bincount(self.first[choice], size * (1 - part), minlength=types + 1)
+        on_second = np.bincount(self.second[choice], size * part, minlength=types + 1)
+        return np.add(on_first, on_second, dtype=np.float64)[1:]
+
+    def only(self, jobs: Ints) -> Choices:
+        return replace(self, part=self.part[:, jobs], open=self.open[:, jobs])
+
+
+@dataclass(slots=True)
+class PricedChoice:
+    """Prices, and what every job chooses at them."""
+
+    price: Floats  # by type
+    best: Ints  # by job: its choice
+    worth: Floats  # by job: of its choice, less what it pays
+    job: Ints  # of those who divide their time: job, choice, and how much of it
+    choice: Ints
+    weight: Floats
+
+
+class PricedShares:
+    """Blocks of alike jobs on few types. Arrays have a row for idling and one per type, and a column per block.
+
+    `level` is what a job reaches that is on a type all the time, 0 where it cannot run; `size` is how many accelerators
+    all jobs of a block need; `counts` what there is of each type, at least one somewhere.
+    """
+
+    def __init__(self, level: Floats, size: Floats, counts: Floats, start: dict[str, Floats] | None = None) -> None:
+        """`start`: the prices of the last time, by objective; it is kept up to date."""
+        self.level, self.size, self.counts = level, size, counts
+        self.start = {} if start is None else start
+        self.levels = 0  # how many were looked for
+        self.types, self.blocks = len(counts), level.shape[1]
+        self.runs: Bools = level > 0
+        self.runs[0] = True
+        self.top: Floats = level.max(axis=0)
+        self.price = np.zeros(len(counts))  # at the end of the last stage
+        self.frozen = np.zeros(self.blocks, dtype=bool)  # who was stuck at a level
+        self.spent = np.zeros(self.types, dtype=bool)  # types that an earlier objective has used up
+        self.first, self.second = np.triu_indices(self.types + 1)
+        self.allowed: Bools = self.runs[self.first] & self.runs[self.second]
+        self.choices: Choices
+
+    # ------------------------------------------------------------------ objectives, one after another
+
+    def highest(
+        self, demand: Callable[[float], tuple[Floats, Floats]], cap: float, start: float, least: float = 0.0
+    ) -> float:
+        """The largest z from `least` (which can be had) up to `cap` at which everybody's demand can be met.
+
+        `demand` gives levels and their derivatives, which rise with z. How much of the cluster the demands of z need at
+        least rises with z too, and is 1 at the answer: Newton's method, kept between what is too low and too high.
+        Afterwards shares are free only where that allows.
+        """
+        low, high, z = least, cap, max(min(start, cap), least)
+        self.levels += 1
+        price = self.start.get(name := f"level {self.levels}")
+        while True:
+            want, slope = demand(z)
+            self.demand(want)
+            found = self._search(np.zeros_like(self.level), price, normal=True)
+            price = found.price
+            use, growth = self._use(found, slope)
+            step = (1.0 - use) / growth if growth > 0 else np.inf if use <= 1.0 else -np.inf
+            if use <= 1.0:
+                low = z
+                if z >= cap:
+                    break
+            else:
+                high = z
+            if abs(step) <= NEWTON * z or high - low <= NEWTON * high:
+                break
+            after = min(z + step, cap)
+            if not low < after < high and after != cap:
+                after = (low + high) / 2
+            if after == z:
+                break
+            z = after
+        self.start[name] = price
+        self.price = np.zeros(self.types)
+        if use >= 1.0 - FIT:
+            self._hold(found, np.zeros_like(self.level))
+        return z
+
+    def best(self, gain: Floats) -> float:
+        """The most that levels asked for leave of an objective; shares stay free only where that allows."""
+        found = self._search(gain, self.start.get("best"), normal=False)
+        self.start["best"] = found.price
+        value = float(found.price @ self.counts + found.worth.sum())
+        self._hold(found, gain)
+        return value
+
+    def settle(self, gain: Floats) -> Floats:
+        """The shares, by type and block, that are best for a last objective."""
+        found = self._search(gain, self.start.get("settle"), normal=False)
+        self.start["settle"] = found.price
+        return self._times(found)
+
+    def demand(self, want: Floats) -> None:
+        """Ask for these levels, by block."""
+        want = np.minimum(want, self.top)
+        low, high = self.level[self.first], self.level[self.second]
+        single = (self.first == self.second)[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = np.where(single, 0.0, (want - low) / (high - low))
+        enough = np.where(single, low >= want * (1 - 1e-12), (part > 0) & (part < 1))
+        self.choices = Choices(self.first, self.second, np.where(enough, part, 0.0), self.allowed & enough)
+
+    def _use(self, found: PricedChoice, slope: Floats) -> tuple[float, float]:
+        """The part of the cluster that is needed, and how it grows as demands do."""
+        price = np.append(0.0, found.price)
+        first, second = self.first[found.best], self.second[found.best]
+        block = np.arange(self.blocks)
+        rise = self.level[second, block] - self.level[first, block]
+        more = np.where(rise != 0, (price[second] - price[first]) * self.size / np.where(rise != 0, rise, 1.0), 0.0)
+        everything = float(self.counts[~self.spent].sum())
+        held = float(found.price[self.spent] @ self.counts[self.spent])
+        return (-found.worth.sum() - held) / everything, float(more @ slope) / everything
+
+    def _hold(self, found: PricedChoice, gain: Floats) -> None:
+        """Close every choice that is worse than another at these prices: it is in no best shares."""
+        typical = float(found.price[~self.spent].max(initial=0.0))
+        price = np.where(self.spent | (found.price > TIE * typical), found.price, 0.0)
+        with_idle = np.append(0.0, price)[:, None]
+        value = np.where(self.choices.open, self.choices.take(gain - with_idle * self.size), -np.inf)
+        about = gain.max(axis=0) + typical * self.size
+        self.choices.open &= value >= value.max(axis=0) - TIE * about
+        self.choices.open[found.choice, found.job] = True  # whatever rounding says, these shares are possible
+        self.spent |= price > 0
+        self.price = price
+
+    def freeze(self, want: Floats) -> Bools:
+        """After a highest level: who cannot have more. The others do without the types that are used up."""
+        block = np.arange(self.blocks)
+        scarce = np.append(False, self.spent)
+        touches = (scarce[self.first] | scarce[self.second])[:, None]
+        paid = np.append(0.0, self.price)
+        best = self.choices.open.argmax(axis=0)
+        first, second, part = self.first[best], self.second[best], self.choices.part[best, block]
+        stuck: Bools = self.frozen | (paid[first] + part * (paid[second] - paid[first]) > TIE)
+        self.frozen = stuck
+        self.allowed = np.where(stuck, self.choices.open, self.allowed & ~touches)
+        rest = np.where(scarce[:, None], 0.0, self.level).max(axis=0)
+        self.top = np.where(stuck, np.minimum(want, self.top), np.minimum(rest, self.top))
+        return stuck | (self.top <= want * (1 + TIE))
+
+    # ------------------------------------------------------------------ the search
+
+    def _search(self, gain: Floats, price: Floats | None, *, normal: bool) -> PricedChoice:
+        """The best prices. With `normal` they add up to the number of accelerators, and say what is scarce."""
+        several = np.flatnonzero(self.choices.open.sum(axis=0) > 1)
+        counts, fixed = self.counts.copy(), self.choices.open.argmax(axis=0)
+        one = np.ones(self.blocks, dtype=bool)
+        one[several] = False
+        use = self.choices.use(np.flatnonzero(one), fixed[one], self.size[one])
+        search = PriceSearch(self.choices.only(several), gain[:, several], self.size[several], counts, use, self.spent)
+        found = search.run(price, normal=normal)
+        best, worth = fixed, np.zeros(self.blocks)
+        best[several] = found.best
+        best[several[found.job]] = found.choice  # all that have a weight are equally good
+        block = np.arange(self.blocks)
+        net = gain - np.append(0.0, found.price)[:, None] * self.size
+        low, high = net[self.first[best], block], net[self.second[best], block]
+        worth = low + self.choices.part[best, block] * (high - low)
+        return replace(found, best=best, worth=worth, job=several[found.job])
+
+    def _times(self, found: PricedChoice) -> Floats:
+        """The time of every block on every type."""
+        block = np.arange(self.blocks)
+        weight = np.ones(self.blocks)
+        weight[found.job] = 0.0
+        block, choice = np.append(block, found.job), np.append(found.best, found.choice)
+        weight = np.append(weight, found.weight)
+        part = self.choices.part[choice, block]
+        time = np.zeros((self.types + 1, self.blocks))
+        np.add.at(time, (self.first[choice], block), weight * (1 - part))
+        np.add.at(time, (self.second[choice], block), weight * part)
+        return time[1:]
+
+
+class PriceSearch:
+    """One search for prices, over the blocks that have a choice."""
+
+    def __init__(
+        self, choices: Choices, gain: Floats, size: Floats, counts: Floats, used: Floats, spent: Bools
+    ) -> None:
+        self.choices, self.gain, self.size = choices, gain, size
+        self.counts, self.used, self.spent = counts, used, spent
+        self.types, self.blocks = len(counts), len(size)
+        # A type that is used up has a price of either sign: those who may still change must leave it used up.
+        touches = np.append(False, spent)
+        both = (touches[choices.first] | touches[choices.second])[:, None]
+        self.held: Bools = (choices.open & both).any(axis=0)
+
+    def run(self, price: Floats | None, *, normal: bool, roughly: bool = False) -> PricedChoice:
+        """PriceSearch from a price; `roughly` takes the last prices even if what is chosen does not fit."""
+        if not self.blocks:
+            return self._nothing(normal)
+        price = self._from_sample(normal) if price is None else np.where(self.spent, 0.0, price)
+        undecided = NEAREST
+        for _ in range(STEPS):
+            price, found, border = self._step(price, undecided, normal)
+            if not border or (roughly and undecided >= self.blocks):
+                return found
+            undecided *= 2
+        raise NoPricesError("prices that fit were not found")
+
+    def _nothing(self, normal: bool) -> PricedChoice:
+        """Nobody has a choice: with `normal`, all of the price is on the type that is needed most."""
+        none, price = np.zeros(0, dtype=np.int64), np.zeros(self.types)
+        if normal:
+            scarce = ~self.spent & (self.counts > 0)
+            need = np.where(scarce, self.used / np.maximum(self.counts, 1.0), -np.inf)
+            price[need.argmax()] = self.counts[scarce].sum() / self.counts[need.argmax()]
+        return PricedChoice(price, none, np.zeros(0), none, none, np.zeros(0))
+
+    def _from_sample(self, normal: bool) -> Floats:
+        """Near the best prices: those for one job in eight, corrected by what all the others would use at them."""
+        price = np.where(self.spent, 0.0, 1.0)
+        if self.blocks <= FEW:
+            return price
+        sample = np.arange(0, self.blocks, 8)
+        sample = sample[~self.held[sample]]
+        if not len(sample):
+            return price
+        part = float(self.size[sample].sum() / self.size.sum())
+        choices = self.choices.only(sample)
+        used, start = part * self.used, None
+        for _ in range(CORRECTIONS):
+            inner = PriceSearch(choices, self.gain[:, sample], self.size[sample], part * self.counts, used, self.spent)
+            price = inner.run(start, normal=normal, roughly=True).price
+            if not normal:
+                price = np.minimum(price, 10.0 * self._typical())
+            price = start = np.where(self.spent, 0.0, price)
+            chosen = self.values(price).argmax(axis=0)
+            everybody = self.choices.use(np.arange(self.blocks), chosen, self.size)
+            used = part * (self.used + everybody) - self.choices.use(sample, chosen[sample], self.size[sample])
+        return price
+
+    def values(self, price: Floats) -> Floats:
+        """What every choice is worth to every block, less what it pays."""
+        net = self.gain - np.append(0.0, price)[:, None] * self.size
+        return np.where(self.choices.open, self.choices.take(net), -np.inf)
+
+    def _step(self, price: Floats, undecided: int, normal: bool) -> tuple[Floats, PricedChoice, bool]:
+        """The best prices within reach, what is decided at them, and whether they are at the border."""
+        value = self.values(price)
+        best = value.argmax(axis=0)
+        block = np.arange(self.blocks)
+        worth = value[best, block]
+        typical = max(float(price[~self.spent].max(initial=0.0)), 0.0 if normal else self._typical())
+        scale = np.where(self.spent, 0.0, np.maximum(price, 0.1 * typical))
+        cost = self.choices.take(np.append(0.0, scale)[:, None] * self.size)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            distance = (worth - value) / (cost + cost[best, block])
+        distance[np.isnan(distance)] = 0.0
+        distance[best, block] = np.inf
+        nearest = np.where(self.held, 0.0, distance.min(axis=0))
+        undecided = max(undecided, int(self.held.sum()) + NEAREST)
+        if undecided >= self.blocks or self.blocks <= FEW:
+            reach, near = np.inf, block
+        else:
+            order = np.argpartition(nearest, undecided)
+            reach, near = float(nearest[order[undecided]]), np.sort(order[:undecided])
+        distance[best, block] = 0.0
+        choice, at = np.nonzero((distance[:, near] <= reach) & self.choices.open[:, near])
+        return self._solve(price, scale, reach, near, choice, at, best, worth, normal)
+
+    def _typical(self) -> float:
+        """What an accelerator is worth to a job, about."""
+        return float((self.gain.max(axis=0) / self.size).mean()) or 1.0
+
+    def _solve(
+        self,
+        price: Floats,
+        scale: Floats,
+        reach: float,
+        near: Ints,
+        choice: Ints,
+        at: Ints,
+        best: Ints,
+        worth: Floats,
+        normal: bool,
+    ) -> tuple[Floats, PricedChoice, bool]:
+        """The program over prices and the worth of every undecided block, which is at least that of each choice."""
+        block = near[at]
+        decided = np.ones(self.blocks, dtype=bool)
+        decided[near] = False
+        fixed = np.flatnonzero(decided)
+        used = self.used + self.choices.use(fixed, best[fixed], self.size[fixed])
+        left = (0.0 if normal else self.counts) - used
+        wide = WIDE * (1.0 if normal else self._typical()) if self.held.any() else 0.0
+        most = WIDE * (float(self.counts.sum()) if normal else self._typical())
+        low = np.maximum(price - reach * scale, 0.0) if reach < np.inf else np.zeros(self.types)
+        high = price + reach * scale if reach < np.inf else np.full(self.types, most)
+        low, high = np.where(self.spent, -wide, low), np.where(self.spent, wide, high)
+        if normal:
+            left = np.where(self.spent, left + self.counts, left)
+        lp = LinearProgram(maximise=False)
+        lp.add_columns(cost=left, lower=low, upper=high, starts=np.zeros(self.types), rows=[], values=[])
+        many = len(near)
+        free = np.full(many, np.inf)
+        lp.add_columns(cost=np.ones(many), lower=-free, upper=free, starts=np.zeros(many), rows=[], values=[])
+        if normal:
+            scarce = np.flatnonzero(~self.spent)
+            everything = float(self.counts[scarce].sum())
+            lp.add_rows([1.0], [1.0], [0], scarce, self.counts[scarce] / everything)
+        part, first, second = self.choices.part[choice, block], self.choices.first[choice], self.choices.second[choice]
+        size = self.size[block]
+        gained = self.gain[first, block] + part * (self.gain[second, block] - self.gain[first, block])
+        # Rows: worth + price x use >= gain. Where a choice has one type, or idles, its entries are fewer.
+        columns = np.stack([self.types + at, first - 1, second - 1], axis=1)
+        values = np.stack([np.ones(len(at)), size * (1 - part), size * part], axis=1)
+        keep = np.stack([np.ones(len(at), dtype=bool), first > 0, (second > 0) & (second != first)], axis=1)
+        starts = np.cumsum(keep.sum(axis=1)) - keep.sum(axis=1)
+        lp.add_rows(gained, np.full(len(at), np.inf), starts, columns[keep], values[keep])
+        if lp.solve().status != "optimal":
+            raise NoPricesError("a program of prices has no solution")
+        after = np.clip(lp.values()[: self.types], low, high)
+        weight = np.abs(lp.row_prices()[1 if normal else 0 :])
+        used = used + self.choices.use(block, choice, size * weight)
+        room = self.counts.copy()
+        if normal:
+            total = float(after[scarce] @ used[scarce]) / everything
+            room[scarce] *= total
+        lack = (used - room) / np.maximum(self.counts, 1.0)
+        fits = np.where((after > 0) | self.spent, np.abs(lack) <= FIT, lack <= FIT)
+        some = weight > 0
+        found = PricedChoice(after, best, worth, block[some], choice[some], weight[some])
+        return after, found, not bool(fits.all())

@@ -1,0 +1,79 @@
+"""Shares of jobs that are too many and too unlike for one linear program over classes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.cluster.optimise.classes import Classes
+from dovetail.cluster.optimise.prices import PricedShares
+from dovetail.cluster.optimise.share_lp import STAY, TIE_BREAK
+from dovetail.cluster.optimise.shares import proportional_rate, within_limits
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
+
+MANY = 128  # classes: with more, prices are faster than the program over all classes
+SQUARE_FREE = 3  # 4 j + 3 is never a square, so its root is irrational
+
+
+def too_many(classes: int) -> bool:
+    """Whether shares of so many classes are found by prices."""
+    return classes > MANY
+
+
+class UnlikeShares:
+    """The objectives of a policy, one after another, by prices; remembers prices and shares between calls."""
+
+    program: PricedShares
+    level: Floats  # by type and class, with a row for idling: of a job that is there all the time
+    normal: Floats  # by class: the rate of a proportional share
+    z = np.inf  # the last one
+
+    def __init__(self) -> None:
+        self._start: dict[str, Floats] = {}
+        self._ids = np.zeros(0, dtype=np.int64)
+        self._last = np.zeros((0, 0))
+
+    def load(self, problem: Problem, classes: Classes) -> None:
+        first, types = classes.first, len(problem.counts)
+        rates = np.where(problem.width[first][:, None] > problem.counts, 0.0, problem.rates[problem.kind[first]])
+        self.normal = proportional_rate(rates, problem.counts)
+        level = rates / np.where(self.normal > 0, self.normal, 1.0)[:, None]
+        self.level = np.vstack([np.zeros(len(first)), level.T])
+        self.rates, self.classes = rates, classes
+        if any(len(price) != types for price in self._start.values()):
+            self._start = {}
+        size = (problem.width[first] * classes.count).astype(np.float64)
+        self.program = PricedShares(self.level, size, problem.counts.astype(np.float64), self._start)
+
+    @property
+    def runs(self) -> Floats:
+        """By class: 1 if there is any type that it runs on, else 0."""
+        return (self.normal > 0).astype(np.float64)
+
+    def highest(self, step: Floats) -> float:
+        """The largest z so that every job of a class can have the level `step * z`."""
+        rises = step > 0
+        cap = float((self.program.top[rises] / step[rises]).min())
+        self.z = self.program.highest(lambda z: (step * z, step), cap, self.z)
+        return self.z
+
+    def most(self, worth: Floats, want: Floats | None = None) -> float:
+        """The largest total of steps per second, each times what it is worth on its type, with these levels."""
+        self.program.demand(np.zeros(len(self.normal)) if want is None else want)
+        gain = np.vstack([np.zeros(len(self.normal)), (self.rates * worth).T]) * self.classes.count
+        scale = float(gain.max()) or 1.0  # so that numbers are about 1
+        return self.program.best(gain / scale) * scale
+
+    def settle(self, problem: Problem, *, value: float | None, why: str) -> Allocation:
+        """Of the shares that are left: most normalised throughput, then least change, then a fixed preference."""
+        ids, types = problem.ids[self.classes.first], len(problem.counts)
+        gain = (
+            self.level + TIE_BREAK * np.modf((ids + 1) * np.sqrt(4.0 * np.arange(types + 1) + SQUARE_FREE)[:, None])[0]
+        )
+        if self._last.shape[1] == types:
+            _, old, new = np.intersect1d(self._ids, ids, return_indices=True)
+            gain[1:, new] += STAY * self._last[old].T
+        gain[0] = 0.0
+        share = self.program.settle(gain * self.classes.count).T
+        self._ids, self._last = ids, share
+        share, _ = within_limits(problem, share[self.classes.of])
+        return Allocation(share=share, value=value, why=why)
