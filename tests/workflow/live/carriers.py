@@ -20,6 +20,7 @@ class TestCarrier:
     def __init__(self, inbox: Inbox, runs: Runs, hold: bool = False, gpus: int = 2) -> None:
         self.inbox, self.runs, self.hold, self.gpus = inbox, runs, hold, gpus
         self.calls: list[ModelCall] = []
+        self.large = ""  # what to answer with
         self._changed = threading.Condition()
         self._waiting: list[tuple[Start, ModelCall]] = []
         self._allowed = 0
@@ -75,7 +76,7 @@ class TestCarrier:
         if "fail" in told:
             self.inbox.put(Failed(start.job, start.task, "it cannot be done"))
             return
-        text = f"{start.kind}({told})"
+        text = self.large or f"{start.kind}({told})"
         self.runs.piece(start.job, start.task, AnswerPiece(call.id, text))
         given = {"text": text, "then": "think"} if start.task.startswith("think") else {"text": text}
         grew = self.runs.answered(start.job, start.task, Answer(call.id, given, 1, 2))

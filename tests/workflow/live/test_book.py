@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dovetail.workflow.live.book import NodeOutput, RunBook, RunEnd, RunRecord
+from dovetail.workflow.live.book import NodeOutput, PackedInput, RunBook, RunEnd, RunRecord
 from dovetail.workflow.live.runs import NodeStatus, UnknownRunError
 from dovetail.workflow.live.wire import pack
 
@@ -23,6 +23,8 @@ VALUES = st.dictionaries(st.text(max_size=5), st.binary(max_size=40) | st.text(m
 class BookMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("dovetail.workflow.live.book.LARGE", 30)  # larger values have a file of their own
         self.folder = Path(tempfile.mkdtemp(prefix="book"))
         self.book = RunBook(self.folder / "runs.db")
         self.open: dict[str, dict[str, dict[str, Any]]] = {}
@@ -32,6 +34,7 @@ class BookMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.book.close()
+        self.patch.undo()
         shutil.rmtree(self.folder)
 
     @rule(given=VALUES, with_key=st.booleans())
@@ -41,7 +44,7 @@ class BookMachine(RuleBasedStateMachine):
         key = f"k{number}" if with_key else None
         packed = pack(given)
         record = RunRecord(id=run, number=number, workflow="w", key=key, created=0, arrived_s=0, bytes=len(packed))
-        self.book.add(record, packed)
+        self.book.add(record, self.book.set_aside(run, packed))
         self.open[run], self.inputs[run] = {}, given
 
     @precondition(lambda self: self.open)
@@ -91,6 +94,11 @@ class BookMachine(RuleBasedStateMachine):
         self.book = RunBook(self.folder / "runs.db")
 
     @invariant()
+    def files_are_of_runs_that_are_known(self) -> None:
+        folders = list((self.folder / "values").glob("*"))
+        assert len(folders) <= len(self.open) + len(self.ended)
+
+    @invariant()
     def what_is_kept_is_read(self) -> None:
         assert self.book.open() == sorted(self.open, key=lambda run: int(run[1:]))
         assert list(self.book.ends) == list(self.ended)
@@ -111,7 +119,7 @@ def test_bytes_and_age_bound_what_is_kept(tmp_path: Path) -> None:
     book = RunBook(tmp_path / "runs.db")
     for i in range(4):
         record = RunRecord(id=f"r{i}", number=i, workflow="w", key="k" if i == 0 else None, created=0, arrived_s=0)
-        book.add(record, b"")
+        book.add(record, PackedInput(b""))
         book.keep({}, {f"r{i}": RunEnd(state="failed", ended_s=float(i), bytes=1 << 20)})
     assert book.tidy(4.0, 10, 2.5, 1e9) == 2
     assert list(book.ends) == ["r2", "r3"]

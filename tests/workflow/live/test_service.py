@@ -33,6 +33,7 @@ from dovetail.workflow.live.segments import JournalSegment, JournalSegments
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.telemetry import LogLines
+from dovetail.workflow.live.value_files import ValueFiles
 from tests.waiting import until
 from tests.workflow.live.carriers import TestCarrier
 
@@ -494,7 +495,7 @@ def test_an_end_that_is_not_kept_is_not_told(tmp_path: Path, monkeypatch: pytest
 def test_a_request_that_cannot_be_kept_is_one_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full, add, room = threading.Event(), RunBook.add, Store.set
 
-    def fails(book: RunBook, record: Any, packed: bytes) -> None:
+    def fails(book: RunBook, record: Any, packed: Any) -> None:
         if full.is_set():
             raise StoreError("the disk is full")
         add(book, record, packed)
@@ -526,6 +527,59 @@ def test_who_waited_too_long_just_as_it_started_is_told_of_the_queue(tmp_path: P
         status = bench.service.wait(run)
         assert status.started_s is not None
         assert (status.state, status.blame) == ("failed", "queue")
+
+
+@pytest.mark.parametrize("gives", ["input", "output"])
+def test_nobody_waits_while_a_large_value_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gives: str
+) -> None:
+    began, goes_on, write = threading.Event(), threading.Event(), ValueFiles.write
+
+    def slow(files: ValueFiles, run: str, data: bytes) -> str:
+        if run == "slow":
+            began.set()
+            assert goes_on.wait(300)
+        return write(files, run, data)
+
+    monkeypatch.setattr(ValueFiles, "write", slow)
+    text = "x" * (2 << 20)
+    with service(tmp_path) as bench:
+        asked = {"workflow": "llm", "id": "slow", "input": {"prompt": text}}
+        if gives == "output":
+            asked["input"] = HELLO
+            bench.carrier.large = text
+        taken = threading.Thread(target=bench.submit, kwargs=asked)
+        taken.start()
+        assert began.wait(300)
+        bench.carrier.large = ""
+        others = threading.Thread(target=lambda: [bench.service.wait(bench.submit(workflow="llm")) for _ in range(2)])
+        others.start()
+        if gives == "input":
+            others.join()  # the carrier of this test makes one call at a time
+        assert bench.service.status(bench.submit(workflow="llm")).state
+        goes_on.set()
+        taken.join()
+        others.join()
+        assert bench.service.wait("slow").state == "completed"
+        result = bench.service.result("slow")
+        assert result.answer == {"text": f"llm({text})" if gives == "input" else text}
+        assert sum(path.is_file() for path in (tmp_path / "values").rglob("*")) == (2 if gives == "input" else 1)
+        assert result.plain(once=True)["outputs"] == {"llm": {}}
+    with service(tmp_path) as bench:
+        assert bench.service.result("slow") == result
+    with service(tmp_path, keep_runs=2) as bench:
+        for _ in range(3):
+            bench.service.wait(bench.submit(workflow="llm"))
+        until(lambda: not any(path.is_file() for path in (tmp_path / "values").rglob("*")))
+
+
+def test_a_large_request_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    with service(tmp_path, hold=True) as bench:
+        asked = {"workflow": "llm", "id": "a"}
+        bench.submit(**asked)
+        with pytest.raises(ConflictError):
+            bench.submit(**asked, input={"prompt": "x" * (2 << 20)})
+        assert not any(path.is_file() for path in (tmp_path / "values").rglob("*"))
 
 
 def test_what_was_added_last_answers(tmp_path: Path) -> None:

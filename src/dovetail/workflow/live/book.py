@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core.events import Grew
 from dovetail.core.store import Store
 from dovetail.workflow.live.runs import Blame, NodeStatus, RunState, UnknownRunError
+from dovetail.workflow.live.value_files import ValueFiles
 from dovetail.workflow.live.values import MIB
 from dovetail.workflow.live.wire import unpack
 
+LARGE = MIB  # bytes of which somebody else should not have to wait for the writing
 _RUN, _INPUT, _OUTPUT = "run", "input", "output"
 
 
@@ -47,11 +50,12 @@ class RunRecord(Struct, kw_only=True, omit_defaults=True):
 
 
 class NodeOutput(Struct, kw_only=True, omit_defaults=True):
-    """What a node gave: values by name, packed, and how much of it stays `elsewhere`, in bytes; what that added to its
-    run; the `seq`-th of it to come."""
+    """What a node gave: values by name, packed, here or in a `file`, and how many bytes of it are `elsewhere`; what
+    that added to its run; the `seq`-th of it to come."""
 
     seq: int
     data: bytes
+    file: str = ""
     elsewhere: int = 0
     grew: Grew | None = None
     read: int | None = None
@@ -82,8 +86,11 @@ class RunEnd(Struct, kw_only=True, omit_defaults=True):
     bytes: int = 0
 
 
-class _Packed(Struct):
+class PackedInput(Struct, omit_defaults=True):
+    """What a request brings along, here or in a file."""
+
     data: bytes
+    file: str = ""
 
 
 class RunBook:
@@ -91,6 +98,7 @@ class RunBook:
 
     def __init__(self, path: Path, synchronous: Literal["full", "normal"] = "normal") -> None:
         self.store = Store(path, synchronous)
+        self._files = ValueFiles(path.with_name("values"), sync=synchronous == "full")
         self._lock = threading.Lock()
         self.records: dict[str, RunRecord] = {}
         self.ends: dict[str, RunEnd] = {}  # in the order of ending
@@ -104,6 +112,7 @@ class RunBook:
         for run, _, end in sorted((t for t in found if t[2] is not None), key=lambda thing: thing[2].ended_s):
             self.ends[run] = end
             self._kept_bytes += end.bytes
+        self._files.keep_only(self.records)
         self._number = max((record.number for record in self.records.values()), default=0)
         for run in self.open():
             self._outputs[run] = self._stored_outputs(run)
@@ -130,11 +139,20 @@ class RunBook:
         self._number += 1
         return self._number
 
-    def add(self, record: RunRecord, packed: bytes) -> None:
+    def set_aside(self, run: str, packed: bytes) -> PackedInput:
+        """What a request brings along, as it is kept: written already, if it is large."""
+        return PackedInput(b"", self._files.write(run, packed)) if len(packed) > LARGE else PackedInput(packed)
+
+    def drop_aside(self, given: PackedInput) -> None:
+        """Its request was not taken."""
+        if given.file:
+            self._files.drop(given.file)
+
+    def add(self, record: RunRecord, given: PackedInput) -> None:
         """Keep a request: it is accepted when this returns."""
         with self.store.together():
             self.store.put(_RUN, record.id, record)
-            self.store.put(_INPUT, record.id, _Packed(packed))
+            self.store.put(_INPUT, record.id, given)
         with self._lock:
             self._enter(record.id, record)
             self._outputs[record.id] = {}
@@ -143,8 +161,10 @@ class RunBook:
         self.store.put(_RUN, record.id, record)
 
     def input(self, run: str) -> dict[str, Any]:
-        found = self.store.find(_INPUT, run, _Packed)
-        values: dict[str, Any] = {} if found is None else unpack(found.data)
+        found = self.store.find(_INPUT, run, PackedInput)
+        if found is None:
+            return {}
+        values: dict[str, Any] = unpack(self._files.read(found.file) if found.file else found.data)
         return values
 
     # --- what comes of them -----------------------------------------------------------------------------
@@ -158,6 +178,7 @@ class RunBook:
         """Outputs of nodes, and ends of runs: all of it, or nothing."""
         if not outputs and not ends:
             return
+        outputs = {key: self._aside(key[0], output) for key, output in outputs.items()}
         with self.store.together():
             for (run, node), output in outputs.items():
                 self.store.put(_OUTPUT, _name(run, node), output)
@@ -170,6 +191,13 @@ class RunBook:
                 self.ends[run] = end
                 self._kept_bytes += end.bytes
                 self._outputs.pop(run, None)
+
+    def _aside(self, run: str, output: NodeOutput) -> NodeOutput:
+        """With what is large in a file."""
+        size = len(output.data)
+        if size <= LARGE:
+            return output
+        return replace(output, data=b"", file=self._files.write(run, output.data), elsewhere=output.elsewhere + size)
 
     def reopen(self, run: str) -> None:
         """An end that the journal does not know has not been."""
@@ -195,7 +223,11 @@ class RunBook:
         return list(self._outputs.get(run, ()))
 
     def output(self, run: str, node: str) -> NodeOutput | None:
-        return self.store.find(_OUTPUT, _name(run, node), NodeOutput)
+        found = self.store.find(_OUTPUT, _name(run, node), NodeOutput)
+        if found is None or not found.file:
+            return found
+        data = self._files.read(found.file)
+        return replace(found, data=data, file="", elsewhere=found.elsewhere - len(data))
 
     def outputs(self, run: str) -> dict[str, NodeOutput]:
         """What the nodes of a run have given, in the order in which it came."""
@@ -241,6 +273,7 @@ class RunBook:
                 self.store.drop(_OUTPUT, _name(run, node))
             self.store.drop(_INPUT, run)
             self.store.drop(_RUN, run)
+        self._files.forget(run)
 
     def close(self) -> None:
         self.store.close()

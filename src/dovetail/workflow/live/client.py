@@ -126,12 +126,14 @@ class WorkflowClient:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _LONGEST_WAIT_S if until is None else max(until - time.monotonic(), 0.0)
-            found = self._line.get(f"/v1/runs/{_quoted(run)}/result", wait=round(min(left, _LONGEST_WAIT_S), 3))
+            wait_s = round(min(left, _LONGEST_WAIT_S), 3)
+            found = self._line.get(f"/v1/runs/{_quoted(run)}/result", wait=wait_s, once="true")
             if found["state"] in ENDED:
                 result = msgspec.convert(found, RunResult)
-                return msgspec.structs.replace(
-                    result, outputs=from_json(result.outputs), answer=from_json(result.answer)
-                )
+                answer, outputs = from_json(result.answer), from_json(result.outputs)
+                if result.answered_by in outputs:  # its values are sent once
+                    outputs[result.answered_by] = answer
+                return msgspec.structs.replace(result, outputs=outputs, answer=answer)
             if until is not None and time.monotonic() >= until:
                 raise DovetailError(f"run {run} has not ended after {timeout:g} s: it is {found['state']}")
 

@@ -11,7 +11,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Failed, Finished, Grew
 from dovetail.core.store import StoreError
 from dovetail.workflow.inputs.system import System
-from dovetail.workflow.live.book import NodeOutput, RunBook
+from dovetail.workflow.live.book import LARGE, NodeOutput, RunBook
 from dovetail.workflow.live.data_flow import DataFlow
 from dovetail.workflow.live.estimates import TokenEstimator
 from dovetail.workflow.live.protocol import Answer, BackEndError, Reference
@@ -20,8 +20,6 @@ from dovetail.workflow.live.run_data import RunData
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.values import fetched
 from dovetail.workflow.live.wire import pack
-
-_LARGE = 1 << 20  # bytes
 
 
 class RunValues:
@@ -63,18 +61,19 @@ class RunValues:
             if self.references is not None:
                 self.references.hold(job, stays)
             self._estimator.answered(data, task, answer.read, answer.written)
-            output = NodeOutput(
-                seq=self._book.next_seq,
-                data=pack(outputs),
-                elsewhere=sum(reference.bytes for reference in stays),
-                grew=grew,
-                read=answer.read,
-                written=answer.written,
-                finish_reason=answer.finish_reason,
-            )
+            seq = self._book.next_seq
             self._book.next_seq += 1
+        output = NodeOutput(
+            seq=seq,
+            data=pack(outputs),
+            elsewhere=sum(reference.bytes for reference in stays),
+            grew=grew,
+            read=answer.read,
+            written=answer.written,
+            finish_reason=answer.finish_reason,
+        )
         with suppress(StoreError):  # then it is kept with its step
-            if output.size > _LARGE:  # so that nobody waits for it there
+            if len(output.data) > LARGE:  # so that nobody waits for it there
                 self._book.keep({(job, task): output}, {})
                 return grew
         with self._lock:

@@ -78,22 +78,25 @@ class RunStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a run: the outputs of each node that completed, those of the node that answers, and the tokens of
-    all calls that counted them."""
+    """What came of a run: the outputs of each node that completed, those of the node that answers and its name, and the
+    tokens of all calls that counted them."""
 
     id: str
     state: RunState
     outputs: dict[str, dict[str, Any]] = {}
     answer: dict[str, Any] = {}
+    answered_by: str = ""
     read: int | None = None
     written: int | None = None
     finish_reason: str = ""
     error: str = ""
     blame: Blame | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON can hold it: bytes in base64, tensors with shape and dtype."""
-        told: dict[str, Any] = to_json(asdict(self))
+    def plain(self, once: bool = False) -> dict[str, Any]:
+        """As JSON can hold it: bytes in base64, tensors with shape and dtype. With `once` the values of the answer are
+        not among the outputs too: of its node nothing is told there."""
+        hidden: dict[str, Any] = {self.answered_by: {}} if once and self.answered_by in self.outputs else {}
+        told: dict[str, Any] = to_json(asdict(self) | {"outputs": self.outputs | hidden})
         return told
 
 

@@ -29,7 +29,7 @@ from dovetail.core.store import StoreError
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.explain import account
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
-from dovetail.workflow.live.book import RunRecord
+from dovetail.workflow.live.book import LARGE, PackedInput, RunRecord
 from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.loop import ServiceExecutor
 from dovetail.workflow.live.progress import Follower, LiveRun
@@ -184,42 +184,56 @@ class WorkflowService:
         if len(packed) > self.settings.max_input_mib * MIB:
             found = f"{len(packed) / MIB:.1f} MiB"
             raise InputError(f"input: expected at most {self.settings.max_input_mib:g} MiB, found {found}")
-        with self._lock:
-            known = self._same(request)
-            if known is not None:
-                if known.digest != digest:
-                    what = "idempotency_key" if request.idempotency_key is not None else "id"
-                    raise ConflictError(f"{what}: it is that of run {known.id}, which asks for something else")
-                return known.id
-            run = request.id or f"run-{secrets.token_hex(8)}"
-            sizes, facts = self._values.expected(run, request)
-            self._let_in(request)
-            record = RunRecord(
-                id=run,
-                number=self._book.next_number(),
-                workflow=request.workflow,
-                tenant=request.tenant,
-                weight=request.weight,
-                due_s=request.due_s,
-                key=request.idempotency_key,
-                digest=digest,
-                stream=request.stream,
-                options=request.options,
-                trace_id=request.trace_id or secrets.token_hex(16),
-                created=time.time(),
-                arrived_s=self.now(),
-                sizes=sizes,
-                facts=facts,
-                shape=self._loop.shape_of(request.workflow),
-                bytes=len(packed),
-            )
-            try:
-                self._loop.accept(record, packed)
-            except StoreError as error:
-                self._no_room = f"{error}; no request is taken until there is room"
-                self.telemetry.refused.add(reason="no room")
-                raise DrainingError(self._no_room) from error
-        return record.id
+        run, given = request.id or f"run-{secrets.token_hex(8)}", PackedInput(packed)
+        try:
+            if len(packed) > LARGE:  # nobody else waits while it is written
+                with self._lock:
+                    if self._same(request) is None:
+                        self._let_in(request)
+                given = self._book.set_aside(run, packed)
+            return self._accept(request, run, digest, given, len(packed))
+        except StoreError as error:
+            self._no_room = f"{error}; no request is taken until there is room"
+            self.telemetry.refused.add(reason="no room")
+            raise DrainingError(self._no_room) from error
+
+    def _accept(self, request: RunRequest, run: str, digest: str, given: PackedInput, size: int) -> str:
+        taken = False
+        try:
+            with self._lock:
+                known = self._same(request)
+                if known is not None:
+                    if known.digest != digest:
+                        what = "idempotency_key" if request.idempotency_key is not None else "id"
+                        raise ConflictError(f"{what}: it is that of run {known.id}, which asks for something else")
+                    return known.id
+                sizes, facts = self._values.expected(run, request)
+                self._let_in(request)
+                record = RunRecord(
+                    id=run,
+                    number=self._book.next_number(),
+                    workflow=request.workflow,
+                    tenant=request.tenant,
+                    weight=request.weight,
+                    due_s=request.due_s,
+                    key=request.idempotency_key,
+                    digest=digest,
+                    stream=request.stream,
+                    options=request.options,
+                    trace_id=request.trace_id or secrets.token_hex(16),
+                    created=time.time(),
+                    arrived_s=self.now(),
+                    sizes=sizes,
+                    facts=facts,
+                    shape=self._loop.shape_of(request.workflow),
+                    bytes=size,
+                )
+                self._loop.accept(record, given)
+                taken = True
+                return run
+        finally:
+            if not taken:
+                self._book.drop_aside(given)
 
     def _check(self, request: RunRequest) -> None:
         graph = self.problem.graphs.get(request.workflow)
@@ -312,6 +326,7 @@ class WorkflowService:
             state=status.state,
             outputs=values,
             answer={} if answering is None else values[answering],
+            answered_by=answering or "",
             read=_sum(output.read for output in outputs.values()),
             written=_sum(output.written for output in outputs.values()),
             finish_reason="" if answering is None else outputs[answering].finish_reason,

@@ -37,7 +37,7 @@ from dovetail.core.service.clock import LastingClock
 from dovetail.core.store import StoreError
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.capacity import GONE
-from dovetail.workflow.live.book import NodeOutput, RunBook, RunEnd, RunRecord
+from dovetail.workflow.live.book import NodeOutput, PackedInput, RunBook, RunEnd, RunRecord
 from dovetail.workflow.live.data_flow import data_flows
 from dovetail.workflow.live.door import Door
 from dovetail.workflow.live.guard import LiveGuard
@@ -392,9 +392,9 @@ class ServiceLoop:
         record.wish = (state, why)
         self.inbox.put(Asked(record.id, "cancel"))
 
-    def accept(self, record: RunRecord, packed: bytes) -> None:
+    def accept(self, record: RunRecord, given: PackedInput) -> None:
         """Keep a request, and let it arrive."""
-        self.book.add(record, packed)
+        self.book.add(record, given)
         self.progress.add(LiveRun(record, self.progress.base))
         self._enter(record)
         self.telemetry.accepted.add(workflow=record.workflow)

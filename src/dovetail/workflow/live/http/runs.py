@@ -61,7 +61,7 @@ class RunHandlers:
                 "Idempotency-Key and body are the same run, however often they are sent.",
                 takes=RunBody,
                 gives=RunStatus,
-                query=("wait",),
+                query=("wait", "once"),
             ),
             Operation("GET", "/v1/runs", self.list, "The runs.", gives=RunPage, query=("state", "limit", "after")),
             Operation("GET", run, self.status, "One run.", gives=RunStatus),
@@ -71,9 +71,10 @@ class RunHandlers:
                 "GET",
                 f"{run}/result",
                 self.result,
-                "What came of it; 202 with its status while it is open and wait=SECONDS have passed.",
+                "What came of it; 202 with its status while it is open and wait=SECONDS have passed. With once=true "
+                "the values of the answer are not among the outputs too.",
                 gives=RunResult,
-                query=("wait",),
+                query=("wait", "once"),
             ),
             Operation(
                 "GET",
@@ -94,14 +95,14 @@ class RunHandlers:
         if wait_s is None:
             run = await self._desk.do(self._desk.service.submit, asked)
             return await self._status(run, 202)
-        return await unless_gone(request, self._waited_for(asked, wait_s))
+        return await unless_gone(request, self._waited_for(asked, wait_s, _once(request)))
 
-    async def _waited_for(self, asked: RunRequest, wait_s: float) -> Response:
+    async def _waited_for(self, asked: RunRequest, wait_s: float, once: bool) -> Response:
         """Whoever goes meanwhile never knew the id: the run is cancelled. At the end of the time it is told."""
         with await self._desk.submit(asked) as waiting:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    return await self._told(await waiting.result())
+                    return await self._told(await waiting.result(), once)
             waiting.cancels = False
         return await self._status(waiting.run, 202)
 
@@ -130,17 +131,17 @@ class RunHandlers:
 
     async def result(self, request: Request) -> Response:
         wait_s = number_in(request, "wait", 0.0, _LONGEST_WAIT_S) or 0.0
-        return await unless_gone(request, self._result(request.path_params["run"], wait_s))
+        return await unless_gone(request, self._result(request.path_params["run"], wait_s, _once(request)))
 
-    async def _result(self, run: str, wait_s: float) -> Response:
+    async def _result(self, run: str, wait_s: float, once: bool) -> Response:
         status = await self._desk.do(self._desk.service.status, run)
         if status.state not in ENDED:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     with await self._desk.follow(run) as waiting:
-                        return await self._told(await waiting.result())
+                        return await self._told(await waiting.result(), once)
             return await self._status(run, 202)
-        return await self._told(await self._desk.do(self._desk.service.result, run))
+        return await self._told(await self._desk.do(self._desk.service.result, run), once)
 
     async def events(self, request: Request) -> Response:
         run, seen = request.path_params["run"], request.headers.get("last-event-id", "0")
@@ -166,11 +167,18 @@ class RunHandlers:
         """With what the node gave, in a thread: it may be large."""
         return _sent(replace(event, data=to_json(self._desk.service.output(run, event.node or ""))))
 
-    async def _told(self, result: RunResult) -> Response:
-        return await self._desk.do(lambda: reply(result.plain()))
+    async def _told(self, result: RunResult, once: bool) -> Response:
+        return await self._desk.do(lambda: reply(result.plain(once)))
 
     async def explain(self, request: Request) -> Response:
         return reply(await self._desk.do(self._desk.service.explain, request.path_params["run"]))
+
+
+def _once(request: Request) -> bool:
+    said = request.query_params.get("once", "false")
+    if said not in ("true", "false"):
+        raise HttpError(400, f"once: expected true or false, found {said!r}", param="once")
+    return said == "true"
 
 
 def _sent(event: RunEvent) -> bytes:
