@@ -139,6 +139,54 @@ def test_a_checkpoint_goes_on_with_the_same_bytes(jobs: LoadedScenario, tmp_path
     assert parts.read_bytes() == whole.read_bytes()
 
 
+def shockwave(tmp_path: Path) -> LoadedScenario:
+    line = "{}\trun\tfolder\t--steps\t1\t{}\t{}\t{}\t1\t-1\t1418\t{}\n"
+    jobs = [("LM (batch size 10)", 200000, 1, "gns"), ("ResNet-18 (batch size 64)", 90000, 2, "accordion")] * 4
+    path = tmp_path / "jobs.trace"
+    path.write_text("".join(line.format(*job, 100 * i) for i, job in enumerate(jobs)))
+    return cluster.load(cluster="v100=3,k80=2", per_server=2, trace=path)
+
+
+@pytest.mark.parametrize("policy", ["max_min_fairness_packed", "fifo", "goodput", "shortest_remaining"])
+def test_phases_that_jobs_come_with_are_valid_alone_and_beside_others(tmp_path: Path, policy: str) -> None:
+    run = cluster.simulate(shockwave(tmp_path), policy)
+    report = run.check()
+    assert report.valid, report
+    assert run.replay().difference is None
+
+
+def test_a_job_alone_runs_through_its_phases(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.trace"
+    path.write_text("LM (batch size 10)\trun\tfolder\t--steps\t1\t200000\t1\tgns\t1\t-1\t1418\t0\n")
+    loaded = cluster.load(cluster="v100=1", trace=path)
+    rates = dict(zip(loaded.setup.throughputs.kinds, loaded.setup.throughputs.alone[:, 0], strict=True))
+    epoch = 5968.0
+    parts = {"": 11 * epoch, " now 20": 10 * epoch, " now 40": 200000 - 21 * epoch}
+    seconds = sum(steps / rates[f"LM (batch size 10){name}", 1] for name, steps in parts.items())
+    run = cluster.simulate(loaded, "fifo")
+    assert run.completion_s[0] == pytest.approx(10 + seconds)
+    assert run.metrics["bound_avg_jct_s"] == pytest.approx(seconds)
+    assert run.metrics["rho_mean"] == pytest.approx((10 + seconds) / seconds, rel=1e-3)
+
+
+def test_policies_see_what_was_done_in_each_mode(tmp_path: Path) -> None:
+    seen: list[tuple[list[list[int]], list[list[float]], list[float]]] = []
+
+    def first_come(problem: Problem) -> Allocation:
+        assert problem.phased is not None
+        left = problem.steps_left.tolist()
+        seen.append((problem.phased.modes.tolist(), problem.phased.done.tolist(), left))
+        return Allocation(share=np.ones((problem.jobs, len(problem.types))))
+
+    loaded = shockwave(tmp_path)
+    cluster.simulate(loaded, first_come)
+    for modes, done, left in seen:
+        for of_job, steps, rest in zip(modes, done, left, strict=True):
+            assert sum(steps) + rest in (pytest.approx(200000), pytest.approx(90000))
+            assert all(n == 0 for mode, n in zip(of_job, steps, strict=True) if mode < 0)
+    assert max(sum(n > 0 for n in steps) for _, done, _ in seen for steps in done) > 1
+
+
 def of(record: dict[str, Any], kind: str) -> dict[str, Any] | None:
     found: dict[str, Any] | None = record["columns"] if record.get("of") == kind else None
     return found

@@ -55,7 +55,26 @@ def test_older_and_newer_tab_formats(tmp_path: Path) -> None:
         2836.0,
         55.0,
     )
-    assert new.dropped == {"changes of batch size while a job runs": 1}
+    assert job.phases == ()  # a model that says no batch keeps it
+    with pytest.raises(InputError, match="mode: unknown 'gnss'; did you mean 'gns'"):
+        read(tmp_path, "LM\trun\tfolder\t--steps\t1\t600\t1\tgnss\t5\t2.0\t1418\t55\n")
+
+
+def test_a_job_of_shockwave_changes_its_batch_in_steps_of_the_first(tmp_path: Path) -> None:
+    known = {10: 50.0, 20: 40.0, 80: 20.0}
+    rates = table([RateEntry(model=f"LM (batch size {b})", type="v100", steps_per_s=rate) for b, rate in known.items()])
+    path = tmp_path / "jobs.trace"
+    path.write_text("LM (batch size 10)\trun\tfolder\t--steps\t1\t400000\t1\tgns\t1\t-1\t1418\t0\n")
+    trace = read_trace(path, rates)
+    # 5,968 steps of 10 samples are an epoch; it doubles after 11, 21 and 41 of them, and nothing is known of 40
+    assert trace.jobs[0].phases == (
+        (11 * 5968.0, "LM (batch size 10)"),
+        (41 * 5968.0, "LM (batch size 10) now 20"),
+        (400000.0, "LM (batch size 10) now 80"),
+    )
+    assert trace.throughputs is not None
+    found = trace.throughputs.alone[trace.throughputs.index()["LM (batch size 10) now 20", 1], 0]
+    assert found == 40 * 5968 / 2984
 
 
 def test_our_table_needs_steps_or_a_duration(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup
@@ -55,6 +57,17 @@ def _fastest_adaptive(
     return best, each
 
 
+def parts_of(steps: float, kind: int, phases: Sequence[tuple[float, int]] = ()) -> list[tuple[float, int]]:
+    """How many steps a job does as which kind.
+
+    >>> parts_of(10.0, 3), parts_of(10.0, 3, [(4.0, 3), (12.0, 5)])
+    ([(10.0, 3)], [(4.0, 3), (6.0, 5)])
+    """
+    ends = [0.0, *(end for end, _ in phases[:-1]), steps]
+    kinds = [of for _, of in phases] or [kind]
+    return [(max(end - begin, 0.0), of) for begin, end, of in zip(ends[:-1], ends[1:], kinds, strict=True)]
+
+
 def least_makespan_s(setup: ClusterSetup, policy: Policy, *, anywhere: bool = False) -> float:
     """A lower bound of the makespan of jobs that are all known; 0 for jobs without end.
 
@@ -72,8 +85,9 @@ def least_makespan_s(setup: ClusterSetup, policy: Policy, *, anywhere: bool = Fa
         if kind < 0:
             return 0.0
         if best[kind] > 0:
-            longest_s = max(longest_s, job.arrival_s + job.steps / float(best[kind]))
-            work_s += job.steps / float(each[kind])
+            parts = parts_of(job.steps, kind, [(end, index[of, job.width]) for end, of in job.phases])
+            longest_s = max(longest_s, job.arrival_s + sum(part / float(best[k]) for part, k in parts))
+            work_s += sum(part / float(each[k]) for part, k in parts)
         else:
             longest_s = max(longest_s, job.arrival_s)
     return longest_s if policy.packs else max(longest_s, work_s / float(setup.counts.sum()))

@@ -295,7 +295,8 @@ class LeaseChecker:
 
     def _check_time(self, job: int, account: _JobAccount, took_s: float) -> None:
         """Without leases: nobody is done sooner than at its best."""
-        rate = inf if self._facts.fastest is None else self._facts.fastest[account.kind]
+        fastest = self._facts.fastest
+        rate = inf if fastest is None else max(fastest[kind] for kind in self._phases.kinds(job, account.kind))
         if took_s * rate * (1 + _CLOSE) < account.steps:
             self._fault("steps", job, f"found {account.steps} in {took_s} s at most {rate} per s")
 

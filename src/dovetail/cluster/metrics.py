@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from dovetail.cluster.bounds import parts_of
 from dovetail.cluster.header import ClusterFacts
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.core.charts import Chart, Series
@@ -64,6 +65,8 @@ _UNKNOWN: dict[str, float] = {  # what columns over jobs hold until it is known
     "due": inf,
     "end": nan,
     "equal": 0.0,  # steps with an equal share, up to its arrival; later, during its stay
+    "equal_steps": 0.0,  # what it has to do, in steps as it begins
+    "best_s": 0.0,
 }
 
 
@@ -149,9 +152,23 @@ class ClusterMetrics:
             jobs["weight"][ids] = columns["weight"]
         if "due_s" in columns:
             jobs["due"][ids] = columns["due_s"]
+        jobs["equal_steps"][ids] = columns["steps"]
+        jobs["best_s"][ids] = jobs["steps"][ids] / np.maximum(self._fastest[columns["kind"]], 1e-300)
+        if "phases" in columns:
+            self._in_phases(columns)
         for job, kind, at in zip(ids.tolist(), columns["kind"], at_s.tolist(), strict=True):
             self._change(at, 1)
             jobs["equal"][job] = self._equal[kind]
+
+    def _in_phases(self, columns: dict[str, Any]) -> None:
+        """Jobs that run as one kind after another: what they have to do, and their best time."""
+        equal, jobs = self._equal_share(int(self._counts.sum())), self._jobs
+        keys = (columns[key] for key in ("id", "steps", "kind", "phases"))
+        for job, steps, kind, phases in zip(*keys, strict=True):
+            parts = parts_of(steps, kind, phases)
+            jobs["best_s"][job] = sum(part / max(self._fastest[k], 1e-300) for part, k in parts)
+            if equal[kind] > 0:
+                jobs["equal_steps"][job] = sum(part * equal[kind] / max(equal[k], 1e-300) for part, k in parts)
 
     def _change(self, at_s: float, by: int) -> None:
         """The number of active jobs changes: settle what an equal share would have brought every kind until now."""
@@ -221,7 +238,7 @@ class ClusterMetrics:
             rejected=self._rejected,
             makespan_s=self.now,
             avg_jct_s=_mean(jct),
-            bound_avg_jct_s=_mean(jobs["steps"][done] / np.maximum(self._fastest[jobs["kind"][done]], 1e-300)),
+            bound_avg_jct_s=_mean(jobs["best_s"][done]),
             median_jct_s=_quantile(jct, 0.5),
             p95_jct_s=_quantile(jct, 0.95),
             avg_jct_low_s=_mean(jct[~heavy]) if heavy.any() else None,
@@ -249,7 +266,7 @@ class ClusterMetrics:
         """Of every measured and completed job, its completion time over that with an equal share of the cluster."""
         jobs = self._measured()
         done = np.isfinite(jobs["end"]) & (jobs["steps"] > 0)
-        rho: Floats = jobs["equal"][done] / jobs["steps"][done]
+        rho: Floats = jobs["equal"][done] / jobs["equal_steps"][done]
         return rho[rho > 0]
 
     def rho_of(self, job: int) -> float | None:
@@ -257,7 +274,7 @@ class ClusterMetrics:
         jobs = self._jobs
         if job >= self._known or not np.isfinite(jobs["end"][job]) or not jobs["steps"][job] > 0:
             return None
-        return float(jobs["equal"][job] / jobs["steps"][job])
+        return float(jobs["equal"][job] / jobs["equal_steps"][job])
 
     @property
     def arrived(self) -> int:

@@ -41,7 +41,9 @@ class Rounds:
     def __init__(self, setup: ClusterSetup, policy: Policy, rules: RoundRules) -> None:
         self.rules = rules
         tunes = getattr(policy, "elastic", False)
-        self._phases = Phases(setup.types, setup.per_server, setup.adaptive, tunes) if setup.in_phases else None
+        self._phases: Phases | None = None
+        if setup.in_phases:
+            self._phases = Phases(setup.types, setup.per_server, setup.adaptive, tunes, setup.phased)
         self.mechanism = Mechanism(
             policy,
             setup.types,
@@ -248,9 +250,7 @@ class Rounds:
         found.append(over)
         ids = over.columns["id"]
         self._phases.learn(ids)
-        rows = self._leases.rows(ids)
-        self._leases.change(now, rows, found, set(ids))
-        self._ends.add(rows)
+        self._ends.add(self._leases.change(now, self._leases.rows(ids), found, set(ids)))
 
     def _finish(self, completed: Rows, now: float, found: list[Rows]) -> None:
         """Jobs end now; who was beside goes on alone, and free devices go to whoever waits."""

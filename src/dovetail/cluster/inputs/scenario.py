@@ -186,6 +186,7 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         outages=outages(spec, scenario.seed),
         restarts=restart_prices(table, rates.kinds, rates.types) if profiled is None else profiled.restarts_s(),
         adaptive=None if profiled is None else profiled.kinds(),
+        phased=scenario.trace is not None and any(job.phases for job in jobs),
         seed=scenario.seed,
     )
     return LoadedScenario(scenario=scenario, setup=setup, believed=believed, notes=notes, trace_format=trace_format)

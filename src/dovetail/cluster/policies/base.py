@@ -42,6 +42,17 @@ class AdaptiveJobs:
 
 
 @dataclass(slots=True, kw_only=True)
+class PhasedJobs:
+    """Jobs that change what they run as while they run: columns over a problem's jobs.
+
+    Steps are of the first mode: `rates` of every mode are in them, as is `steps_left`.
+    """
+
+    modes: Ints  # jobs x modes: kinds that a job runs as in its life, the first one first, -1 to fill
+    done: Floats  # jobs x modes: steps so far as each
+
+
+@dataclass(slots=True, kw_only=True)
 class Problem:
     """The jobs that are active now, in order of arrival, and the accelerators that they share.
 
@@ -69,6 +80,7 @@ class Problem:
     scaled: Ints | None = None  # kinds x choices: the same model at every width it may have, -1 to fill; None: rigid
     kind_width: Ints | None = None  # accelerators of every kind, given with `scaled`
     adaptive: AdaptiveJobs | None = None  # what is known of jobs that choose their batch, if there are any
+    phased: PhasedJobs | None = None  # what is known of jobs that come with phases, if there are any
 
     @property
     def speed(self) -> Floats:

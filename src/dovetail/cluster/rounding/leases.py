@@ -160,9 +160,9 @@ class Leases:
         if self._phases is not None:
             self._phases.leave(self._mechanism.jobs.id[rows].tolist())
 
-    def change(self, now: float, rows: Ints, events: list[Rows], over: Ids = NOBODY) -> None:
+    def change(self, now: float, rows: Ints, events: list[Rows], over: Ids = NOBODY) -> Ints:
         """Jobs have another rate from now on, where they are, as have those beside them; `over` have reached the end of
-        a phase."""
+        a phase. Gives all of them."""
         jobs, phases = self._mechanism.jobs, self._phases
         assert phases is not None
         beside = jobs.beside[rows]
@@ -175,6 +175,7 @@ class Leases:
                 phases.advance([job])
                 self._mechanism.run_as(row, phases.kind(job))
         self.begin(now, rows, on, beside, records.CHANGED, events, set(ids))
+        return rows
 
     def holders(self, device: int) -> list[int]:
         return [job for job, devices in self.held.items() if device in devices]

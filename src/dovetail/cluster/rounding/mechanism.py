@@ -254,7 +254,7 @@ class Mechanism:
 
     def problem(self, now: float) -> Problem:
         """What the policy sees."""
-        jobs = self.jobs
+        jobs, left = self.jobs, self.jobs.left(now)
         return Problem(
             now_s=now,
             types=self.types,
@@ -265,7 +265,7 @@ class Mechanism:
             rates=self.rates,
             width=jobs.width,
             weight=jobs.weight,
-            steps_left=np.maximum(jobs.left(now), self._least_left[jobs.kind]),
+            steps_left=np.maximum(left, self._least_left[jobs.kind]),
             age_s=now - jobs.arrival_s,
             deadline_s=jobs.due_s - now,
             entity=jobs.entity if self._entities else None,
@@ -275,6 +275,7 @@ class Mechanism:
             scaled=self._scaled,
             kind_width=self.kind_width if self.elastic else None,
             adaptive=None if self.phases is None else self.phases.columns(jobs.id, jobs.kind, self._pauses(now)),
+            phased=None if self.phases is None else self.phases.modes(jobs.id, jobs.kind, jobs.steps - left),
         )
 
     def _pauses(self, now: float) -> Floats:

@@ -26,7 +26,6 @@ class PhaseAccounts:
 
     def __init__(self, types: Sequence[str], kinds: Sequence[tuple[str, int]], adaptive: AdaptiveKinds | None) -> None:
         self._types, self._kinds, self._adaptive = types, kinds, adaptive
-        self._known = set(kinds)
         self._jobs: dict[int, _InPhases] = {}
         self._over: set[int] = set()  # who has reached the end of a phase, and did not stop yet
 
@@ -69,14 +68,17 @@ class PhaseAccounts:
         me = self._jobs.get(job)
         return me.kinds[me.phase] if me is not None and me.kinds else kind
 
-    def may_run_as(self, job: int, kind: int, claimed: int) -> bool:
-        """Whether that is the same model at another width, or one of an earlier phase where this one's has no such."""
-        model, width = self._kinds[self.kind(job, kind)][0], self._kinds[claimed][1]
-        if self._kinds[claimed][0] == model:
-            return True
+    def kinds(self, job: int, kind: int) -> list[int]:
+        """All that a job that came as a kind runs as in its life."""
         me = self._jobs.get(job)
-        earlier = me.kinds[: me.phase] if me is not None else []
-        return (model, width) not in self._known and self._kinds[claimed][0] in {self._kinds[k][0] for k in earlier}
+        return me.kinds if me is not None and me.kinds else [kind]
+
+    def may_run_as(self, job: int, kind: int, claimed: int) -> bool:
+        """Whether that is the same model at another width, or one of an earlier phase: what is not known at a width
+        goes on as it was."""
+        me = self._jobs.get(job)
+        may = me.kinds[: me.phase + 1] if me is not None and me.kinds else [kind]
+        return self._kinds[claimed][0] in {self._kinds[k][0] for k in may}
 
     def batch_fault(self, job: int, on: int, shape: Shape, local: int, steps: int, tunes: bool) -> str:
         """What is wrong with the batch of a lease: too small, beyond what fits there, or not the one asked for."""

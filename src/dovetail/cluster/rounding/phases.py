@@ -19,7 +19,7 @@ from dovetail.cluster.goodput.application import Application, Batch, Shape
 from dovetail.cluster.goodput.batch import best_batch
 from dovetail.cluster.goodput.fitting import fit_all
 from dovetail.cluster.inputs.setup import AdaptiveKinds
-from dovetail.cluster.policies.base import AdaptiveJobs, Floats, Ints
+from dovetail.cluster.policies.base import AdaptiveJobs, Floats, Ints, PhasedJobs
 
 Point = tuple[float, float, float, float, float]
 _NOTHING = Batch(0, 0, 0)
@@ -52,9 +52,12 @@ class Training(Struct):
 class Phases:
     """Keeps what is known of jobs in phases, by id."""
 
-    def __init__(self, types: tuple[str, ...], per_server: Ints, adaptive: AdaptiveKinds | None, tunes: bool) -> None:
-        """Jobs choose their batch if the policy `tunes` widths."""
+    def __init__(
+        self, types: tuple[str, ...], per_server: Ints, adaptive: AdaptiveKinds | None, tunes: bool, phased: bool
+    ) -> None:
+        """Jobs choose their batch if the policy `tunes` widths, and may come `phased`."""
         self._types, self._per_server, self._kinds, self._tunes = types, per_server, adaptive, tunes
+        self._phased = phased
         self.jobs: dict[int, Training] = {}
 
     @property
@@ -191,6 +194,25 @@ class Phases:
         if me is None or me.application is None:
             return None
         return me.application.most_width(max(me.widest.values(), default=0))
+
+    def modes(self, ids: Ints, kind: Ints, done: Floats) -> PhasedJobs | None:
+        """What jobs that have done so many steps have run as, and may run as, if any come with phases."""
+        if not self._phased:
+            return None
+        steps: list[dict[int, float]] = []
+        for job, own, far in zip(ids.tolist(), kind.tolist(), done.tolist(), strict=True):
+            me = self.jobs.get(job)
+            each: dict[int, float] = {own: far} if me is None else {}
+            begin = 0.0
+            for end, of in zip(me.ends, me.kinds, strict=True) if me is not None else ():
+                each[of] = each.get(of, 0.0) + max(min(far, end) - begin, 0.0)
+                begin = end
+            steps.append(each)
+        most = max(map(len, steps), default=1)
+        return PhasedJobs(
+            modes=np.array([[*each, *[-1] * (most - len(each))] for each in steps], dtype=np.int64).reshape(-1, most),
+            done=np.array([[*each.values(), *[0.0] * (most - len(each))] for each in steps]).reshape(-1, most),
+        )
 
     def columns(self, ids: Ints, kind: Ints, pause_s: Floats) -> AdaptiveJobs | None:
         """What is known of these jobs, if any have applications."""

@@ -64,6 +64,7 @@ class TraceReading:
         entity: str = "",
         name: str = "",
         ran_on: str = "",
+        phases: tuple[tuple[float, str], ...] = (),
     ) -> Job:
         """A job of this row: steps are told from its duration, or the other way round; `slack` is due in durations.
 
@@ -101,6 +102,7 @@ class TraceReading:
             duration_s=duration_s,
             entity=entity,
             name=name,
+            phases=phases,
         )
 
     def draw(self, row: TraceEntry, key: str, width: int, like: str = "") -> str:

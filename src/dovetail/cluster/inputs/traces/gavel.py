@@ -1,16 +1,18 @@
 """Tab-separated traces without a header: Gavel's with 10 columns, its older ones with 7, and Shockwave's with 12.
 
-Commands and folders are not kept: they are written from the templates again. Shockwave's change of batch size while a
-job runs is left out; its jobs keep the batch size they start with.
+Commands and folders are not kept: they are written from the templates again. A job of Shockwave's may change its batch
+while it runs (`batch_changes.py`); its steps are counted at the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT, read_rows
 from dovetail.cluster.inputs.templates import BY_MODEL
+from dovetail.cluster.inputs.traces.batch_changes import MODES, phases_of
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError, did_you_mean
@@ -30,13 +32,16 @@ def _reader(name: str) -> TraceFormat:
     def read(reading: TraceReading) -> Iterator[Job]:
         for row in read_rows(reading.path, columns, delimiter="\t"):
             slack = row.number("slack", -1.0)
-            if row.text("mode", "static") != "static":
-                reading.leave_out("changes of batch size while a job runs")
+            model, width, steps = row.text("model"), row.whole("width"), row.number("steps", least=0)
+            mode = row.text("mode", "static")
+            if mode not in MODES:
+                raise row.error("mode", f"unknown {mode!r}{did_you_mean(mode, MODES)}")
             yield reading.job(
                 row,
-                model=row.text("model"),
-                width=row.whole("width"),
-                steps=row.number("steps", least=0),
+                model=model,
+                width=width,
+                steps=steps,
+                phases=phases_of(model, width, mode, steps, partial(reading.mapper.rescaled, model, width)),
                 arrival_s=row.number("arrival", least=0),
                 weight=row.number("weight", 1.0, least=LEAST_WEIGHT, most=MOST_WEIGHT),
                 slack=slack if slack >= 0 else None,

@@ -15,6 +15,7 @@ import numpy as np
 from dovetail.cluster.inputs.choices import Widths
 from dovetail.cluster.inputs.throughputs import Kind, rates_at, reference_type, with_widths
 from dovetail.cluster.inputs.workload import Throughputs
+from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
 
 ONLY_ON = " on "
@@ -71,6 +72,7 @@ class Mapper:
         self._models: dict[str, None] = {}
         self.used: dict[Kind, None] = {}
         self._plain: dict[str, tuple[str, tuple[str, ...]]] = {}  # restricted models: what they are, and where they run
+        self._scaled: dict[str, tuple[str, float]] = {}  # models in steps of another: what they are, and steps per step
         self.reference = ""
         if throughputs is not None:
             self._index = throughputs.index()
@@ -85,12 +87,18 @@ class Mapper:
         found = with_widths(self._given, self.guessed(self.used))
         for name, (model, types) in self._plain.items():
             widths = [width for used, width in self.used if used == name]
-            found = _restricted(found, model, name, widths, types)
+            runs = np.array([float(kind in types) for kind in found.types])
+            found = _copied(found, model, name, widths, runs, runs)
+        for name, (model, factor) in self._scaled.items():
+            widths = [width for used, width in self.used if used == name]
+            runs = np.ones(len(found.types))
+            found = _copied(found, model, name, widths, runs * factor, runs)
         return found
 
     def guessed(self, kinds: Iterable[Kind]) -> list[Kind]:
         """Of these kinds, those whose throughputs are guessed from other widths."""
-        plain = [(self._plain[model][0] if model in self._plain else model, width) for model, width in kinds]
+        others = self._plain | self._scaled
+        plain = [(others[model][0] if model in others else model, width) for model, width in kinds]
         return [kind for kind in plain if kind not in self._index]
 
     @property
@@ -160,6 +168,19 @@ class Mapper:
             choices = self._choices[family, width] = self._able(family, width)
         return choices[crc32(key.encode()) % len(choices)]
 
+    def rescaled(self, first: str, width: int, model: str, factor: float) -> str:
+        """What a job of `first` runs as with the batch of `model`, a step of which is worth so many of its own; nothing
+        if there are no throughputs of it."""
+        if self._given is None or (model, width) not in self._index:
+            return ""
+        name = f"{first} now {model.rpartition(' ')[2].rstrip(')')}"
+        self._scaled[name] = (model, factor)
+        for of, each in self._index:  # all widths, for policies that choose one
+            if of == model:
+                self._rates[name, each] = self.rate(model, each) * factor
+                self.used[name, each] = None
+        return name
+
     def restrict(self, model: str, width: int, types: Iterable[str]) -> str:
         """The same model as one that runs only on these types, `MODEL on TYPE|TYPE`; nothing if none is known."""
         assert self._given is not None
@@ -199,17 +220,17 @@ def _family(model: str) -> str:
     return model.partition(" (")[0]
 
 
-def _restricted(
-    found: Throughputs, model: str, name: str, widths: Iterable[int], types: tuple[str, ...]
+def _copied(
+    found: Throughputs, model: str, name: str, widths: Iterable[int], speed: Floats, runs: Floats
 ) -> Throughputs:
-    """Throughputs with copies of a model under another name, which run on some types only."""
+    """Throughputs with copies of a model under another name, `speed` times as fast by type, where it `runs`."""
     copied = list(dict.fromkeys(widths))
-    index = found.index()
-    rows = [*range(len(found.kinds)), *(index[model, width] for width in copied)]
-    runs = np.ones((len(rows), len(found.types)))
-    runs[len(found.kinds) :] = [kind in types for kind in found.types]
+    index, old = found.index(), len(found.kinds)
+    rows = [*range(old), *(index[model, width] for width in copied)]
+    faster, there = np.ones((2, len(rows), len(found.types)))
+    faster[old:], there[old:] = speed, runs
     pairs = None
     if found.pairs is not None:
-        pairs = found.pairs[np.ix_(rows, rows)] * runs[:, None, :] * runs[None, :, :]
+        pairs = found.pairs[np.ix_(rows, rows)] * faster[:, None, :] * there[None, :, :]
     kinds = [*found.kinds, *((name, width) for width in copied)]
-    return Throughputs(found.types, kinds, found.alone[rows] * runs, found.spread[rows] * runs, pairs, found.source)
+    return Throughputs(found.types, kinds, found.alone[rows] * faster, found.spread[rows] * faster, pairs, found.source)
