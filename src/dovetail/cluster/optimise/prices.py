@@ -27,7 +27,9 @@ Bools = NDArray[np.bool_]
 FEW = 64  # so many jobs can all be undecided
 NEAREST = 24  # undecided at first
 STEPS = 100
+ROUGH = 500  # undecided of a sample
 CORRECTIONS = 3
+ROUNDS = 40  # of a bisection
 WIDE = 1e4  # times what is typical: no price is higher
 TIE = 1e-9  # choices that differ by less, over what they cost, are equally good
 FIT = 1e-9  # of a type's accelerators
@@ -112,10 +114,13 @@ class PricedShares:
         low, high, z = least, cap, max(min(start, cap), least)
         self.levels += 1
         price = self.start.get(name := f"level {self.levels}")
+        if price is None:
+            high = z = self._bound(demand, least, cap)
+        nothing = np.zeros_like(self.level)
         while True:
             want, slope = demand(z)
             self.demand(want)
-            found = self._search(np.zeros_like(self.level), price, normal=True)
+            found = self._search(nothing, price, normal=True, enough=1.0 if z >= cap else 0.0)
             price = found.price
             use, growth = self._use(found, slope)
             step = (1.0 - use) / growth if growth > 0 else np.inf if use <= 1.0 else -np.inf
@@ -136,8 +141,22 @@ class PricedShares:
         self.start[name] = price
         self.price = np.zeros(self.types)
         if use >= 1.0 - FIT:
-            self._hold(found, np.zeros_like(self.level))
+            self._hold(found, nothing)
         return z
+
+    def _bound(self, demand: Callable[[float], tuple[Floats, Floats]], low: float, high: float) -> float:
+        """No less than the answer: as far as demands go if all accelerators were alike."""
+        alike = np.append(0.0, np.where(self.spent, 0.0, 1.0))[:, None] * self.size
+        everything = float(self.counts[~self.spent].sum())
+        z = high
+        for _ in range(ROUNDS):
+            self.demand(demand(z)[0])
+            need = float(np.where(self.choices.open, self.choices.take(alike), np.inf).min(axis=0).sum())
+            low, high = (z, high) if need <= everything else (low, z)
+            if high - low <= 1e-3 * high:
+                break
+            z = (low + high) / 2
+        return high
 
     def best(self, gain: Floats) -> float:
         """The most that levels asked for leave of an objective; shares stay free only where that allows."""
@@ -203,14 +222,16 @@ class PricedShares:
 
     # ------------------------------------------------------------------ the search
 
-    def _search(self, gain: Floats, price: Floats | None, *, normal: bool) -> PricedChoice:
+    def _search(self, gain: Floats, price: Floats | None, *, normal: bool, enough: float = 0.0) -> PricedChoice:
         """The best prices. With `normal` they add up to the number of accelerators, and say what is scarce."""
         several = np.flatnonzero(self.choices.open.sum(axis=0) > 1)
         counts, fixed = self.counts.copy(), self.choices.open.argmax(axis=0)
         one = np.ones(self.blocks, dtype=bool)
         one[several] = False
         use = self.choices.use(np.flatnonzero(one), fixed[one], self.size[one])
-        search = PriceSearch(self.choices.only(several), gain[:, several], self.size[several], counts, use, self.spent)
+        search = PriceSearch(
+            self.choices.only(several), gain[:, several], self.size[several], counts, use, self.spent, enough
+        )
         found = search.run(price, normal=normal)
         best, worth = fixed, np.zeros(self.blocks)
         best[several] = found.best
@@ -239,10 +260,18 @@ class PriceSearch:
     """One search for prices, over the blocks that have a choice."""
 
     def __init__(
-        self, choices: Choices, gain: Floats, size: Floats, counts: Floats, used: Floats, spent: Bools
+        self,
+        choices: Choices,
+        gain: Floats,
+        size: Floats,
+        counts: Floats,
+        used: Floats,
+        spent: Bools,
+        enough: float = 0.0,
     ) -> None:
+        """`enough`: of every type that is not used up, as much as need not be saved."""
         self.choices, self.gain, self.size = choices, gain, size
-        self.counts, self.used, self.spent = counts, used, spent
+        self.counts, self.used, self.spent, self.enough = counts, used, spent, enough
         self.types, self.blocks = len(counts), len(size)
         # A type that is used up has a price of either sign: those who may still change must leave it used up.
         touches = np.append(False, spent)
@@ -250,17 +279,54 @@ class PriceSearch:
         self.held: Bools = (choices.open & both).any(axis=0)
 
     def run(self, price: Floats | None, *, normal: bool, roughly: bool = False) -> PricedChoice:
-        """PriceSearch from a price; `roughly` takes the last prices even if what is chosen does not fit."""
+        """Start from a price; `roughly` takes the last prices even if what is chosen does not fit."""
         if not self.blocks:
             return self._nothing(normal)
         price = self._from_sample(normal) if price is None else np.where(self.spent, 0.0, price)
         undecided = NEAREST
         for _ in range(STEPS):
+            before = price
             price, found, border = self._step(price, undecided, normal)
-            if not border or (roughly and undecided >= self.blocks):
+            if not border or (roughly and undecided >= min(self.blocks, ROUGH)):
                 return found
             undecided *= 2
+            if normal and np.abs(price - before).max() <= TIE * price.max() and (price[~self.spent] == 0).any():
+                rest, other = self._among_free(price)
+                if rest is not None:
+                    return rest
+                price = 0.99 * price + 0.01 * other
         raise NoPricesError("prices that fit were not found")
+
+    def _among_free(self, price: Floats) -> tuple[PricedChoice | None, Floats]:
+        """Whether those whom types without a price suffice find room on them: who, or the prices of these types.
+
+        They are indifferent, so this price does not tell what each should choose: prices of the next order do.
+        """
+        value = self.values(price)
+        worth, typical = value.max(axis=0), float(price[~self.spent].max())
+        paid = self.spent | (price > TIE * typical)
+        everything = float(self.counts[~self.spent].sum())
+        need = float(price @ self.used - worth.sum() - price[self.spent] @ self.counts[self.spent]) / everything
+        opened = self.choices.open & (value >= worth - TIE * typical * self.size)
+        several = np.flatnonzero(opened.sum(axis=0) > 1)
+        fixed, one = opened.argmax(axis=0), np.ones(self.blocks, dtype=bool)
+        one[several] = False
+        choices = replace(self.choices, open=opened)
+        used = self.used + choices.use(np.flatnonzero(one), fixed[one], self.size[one])
+        counts = np.where(paid & ~self.spent, self.counts * need, self.counts)
+        inner = PriceSearch(choices.only(several), self.gain[:, several], self.size[several], counts, used, paid, need)
+        found = inner.run(None, normal=True)
+        fixed[several] = found.best
+        fixed[several[found.job]] = found.choice
+        job = several[found.job]
+        single = np.ones(self.blocks, dtype=bool)
+        single[job] = False
+        single = np.flatnonzero(single)
+        used = self.used + choices.use(single, fixed[single], self.size[single])
+        used = used + choices.use(job, found.choice, self.size[job] * found.weight)
+        if (used <= self.counts * np.where(self.spent, 1.0, need) + FIT * np.maximum(self.counts, 1.0)).all():
+            return PricedChoice(price, fixed, worth, job, found.choice, found.weight), price
+        return None, np.where(paid, 0.0, found.price)
 
     def _nothing(self, normal: bool) -> PricedChoice:
         """Nobody has a choice: with `normal`, all of the price is on the type that is needed most."""
@@ -381,6 +447,8 @@ class PriceSearch:
             total = float(after[scarce] @ used[scarce]) / everything
             room[scarce] *= total
         lack = (used - room) / np.maximum(self.counts, 1.0)
+        if normal and (used[scarce] <= self.counts[scarce] * (self.enough + FIT)).all():
+            lack[scarce] = 0.0
         fits = np.where((after > 0) | self.spent, np.abs(lack) <= FIT, lack <= FIT)
         some = weight > 0
         found = PricedChoice(after, best, worth, block[some], choice[some], weight[some])
