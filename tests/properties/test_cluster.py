@@ -116,6 +116,7 @@ class Killer:
         "gandiva",
         "fifo",
         "tiresias_gittins",
+        "shockwave",
         "optimus",
     ],
 )
