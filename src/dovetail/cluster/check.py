@@ -20,7 +20,7 @@ from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import ClusterMetrics, metrics_for, summary
 from dovetail.cluster.rounding.devices import Devices
 from dovetail.cluster.rounding.phase_accounts import PhaseAccounts
-from dovetail.cluster.rounding.records import CHANGED, KEPT
+from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
 from dovetail.cluster.rounding.schema import LARGEST, sound_steps
 from dovetail.core.check.follow import did_not_end
 from dovetail.core.events import Rows
@@ -82,7 +82,7 @@ class _JobAccount(Struct):
 class LeaseChecker:
     """Follows a run."""
 
-    def __init__(self, facts: ClusterFacts, faults: Findings, round_s: float = inf) -> None:
+    def __init__(self, facts: ClusterFacts, faults: Findings, round_s: float = inf, free_moves: bool = False) -> None:
         self._facts = facts
         self._faults = faults
         self._brief = facts.mode == "summary"
@@ -94,7 +94,8 @@ class LeaseChecker:
         self._holders: list[set[int]] = [set() for _ in range(len(self._devices))]
         self._down: set[int] = set()
         self._unlucky: set[int] = set()  # jobs that lost work because a device failed now
-        self._left: dict[int, tuple[int, ...]] = {}  # where jobs were until now
+        self._left: dict[int, _OpenLease] = {}  # where jobs were until now
+        self._free_moves = free_moves
         self._n, self._now, self._before = 0, -inf, 0.0
         self._prices, self._price = facts.prices or [], [nan]
         self._round_s = round_s
@@ -229,9 +230,18 @@ class LeaseChecker:
         """A start costs a restart, unless the job was there until now and only its company changes."""
         if not 0 <= why < len(self._facts.why):
             self._unsound("reason", job, f"there is no reason {why}")
-        expected = 0.0 if why in (KEPT, CHANGED) and self._left.get(job) == tuple(devices) else restart_s
+        was, expected = self._left.get(job), restart_s
+        if was is not None and why in (KEPT, CHANGED) and was.devices == tuple(devices):
+            expected = 0.0
+        elif was is not None and why == MOVED and self._free_moves and self._same_shape(was, self._leases[job]):
+            expected = max(was.from_s + was.restart_s - self._now, 0.0)
         if price_s != expected:
             self._fault("restart", job, f"found {price_s} s, expected {expected} s")
+
+    def _same_shape(self, was: _OpenLease, lease: _OpenLease) -> bool:
+        """Whether a job has as many accelerators of the same type in each server as it had."""
+        shapes = [sorted(self._devices.shape(each.devices)) for each in (was, lease)]
+        return was.on == lease.on and shapes[0] == shapes[1]
 
     def _see_stopped(self, columns: dict[str, Any]) -> None:
         self._check_prices()
@@ -248,7 +258,7 @@ class LeaseChecker:
                 self._fault("finish", job, f"found a lease on {found}, expected {expected}")
             for device in lease.devices:
                 self._holders[device].discard(job)
-            self._left[job] = lease.devices
+            self._left[job] = lease
             if from_s != lease.from_s or to_s != self._now:
                 self._fault("finish", job, f"found {from_s} to {to_s} s, expected {lease.from_s} to {self._now} s")
             if account is not None:
@@ -364,7 +374,7 @@ def check_journal(path: Path) -> Report:
     faults, notes = Findings(), []
     if rules.restart_s != facts.restart_s:
         faults.add("restart", "the header", f"facts say {facts.restart_s} s, the rules {rules.restart_s} s")
-    checker, metrics = LeaseChecker(facts, faults, rules.round_s), metrics_for(facts)
+    checker, metrics = LeaseChecker(facts, faults, rules.round_s, rules.free_moves), metrics_for(facts)
     if facts.mode == "summary":
         notes.append(f"{_SUMMARIES[facts.clock]}, only arrivals, ends and their figures were checked")
     claimed = _feed(reader, facts, checker, metrics)

@@ -202,12 +202,18 @@ def header(
         level="cluster",
         words=WORDS,
         policy=name,
-        options=options | {"rules": msgspec.to_builtins(rules)},
+        options=options | {"rules": _rules(rules)},
         seed=setup.seed,
         pool=pool,
         facts={name: value for name, value in msgspec.to_builtins(facts).items() if _told(name, value)},
         order="written" if clock == "gavel" else "step",  # its rounds are told when they are over
     )
+
+
+def _rules(rules: RoundRules) -> dict[str, Any]:
+    """Rules as a header has them: those that came later only where they are not the usual ones."""
+    later = ("on_grid", "free_moves")
+    return {name: value for name, value in msgspec.to_builtins(rules).items() if value or name not in later}
 
 
 def _told(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, inf
 from typing import Literal
 
 from msgspec import Struct
@@ -19,6 +20,16 @@ class RoundRules(Struct, frozen=True, kw_only=True):
     restart_s: float = 10.0  # to save, move and load a job, whenever it starts somewhere else
     inside: bool = True  # act on arrivals and completions inside a round
     global_queue: bool = False  # rank jobs over all types together instead of type by type
+    on_grid: bool = False  # rounds begin at multiples of their length, whenever the first job comes
+    free_moves: bool = False  # a job may move to other servers for nothing, if it has as many accelerators in each
+
+    def begins_s(self, arrival_s: float) -> float:
+        """When the first round begins of a job that arrives while nobody is there.
+
+        >>> RoundRules(round_s=60.0, on_grid=True).begins_s(107.0), RoundRules().begins_s(107.0)
+        (120.0, 107.0)
+        """
+        return ceil(arrival_s / self.round_s) * self.round_s if self.on_grid and arrival_s < inf else arrival_s
 
     def __post_init__(self) -> None:
         if not self.restart_s < self.round_s:

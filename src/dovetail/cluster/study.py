@@ -8,14 +8,14 @@ from importlib import import_module
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, TypedDict, Unpack, get_args
 
 from msgspec.structs import replace
 
-from dovetail.cluster.compat import GAVEL
+from dovetail.cluster.compat import GAVEL, SIA
 from dovetail.cluster.compat.log import old_log
 from dovetail.cluster.export import figures
-from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, JournalMode, SweepKind, one_of
+from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, Compat, JournalMode, SweepKind, one_of
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given, load
 from dovetail.cluster.metrics import ClusterFigures, ClusterResult
 from dovetail.cluster.policies import make, name_of
@@ -50,7 +50,7 @@ class RuleKeywords(TypedDict, total=False):
     allocate_every_s: float | None
     enable_global_queue: bool
     ideal: bool
-    compat: Literal["gavel"] | None
+    compat: Compat | None
 
 
 def options_of(
@@ -59,7 +59,7 @@ def options_of(
     allocate_every_s: float | None = None,
     enable_global_queue: bool = False,
     ideal: bool = False,
-    compat: Literal["gavel"] | None = None,
+    compat: Compat | None = None,
 ) -> ClusterOptions:
     """
     >>> options_of(restart_s=30).rules.restart_s, options_of(compat="gavel").rules.allocate_every_s
@@ -70,15 +70,17 @@ def options_of(
     within("restart_s", restart_s, "seconds, 0 or more")
     within("allocate_every_s", allocate_every_s, "seconds, 0 or more")
     if compat is not None:
-        one_of("compat", compat, ("gavel",))
+        one_of("compat", compat, get_args(Compat))
     for name, value in (("ideal", ideal), ("enable_global_queue", enable_global_queue)):
         if not isinstance(value, bool):
             raise InputError(f"{name} {value!r}: expected True or False")
-    if compat is not None and (ideal or restart_s is not None):
+    if compat == "gavel" and (ideal or restart_s is not None):
         raise InputError("compat gavel has rounds, and restarts that are free: not with ideal or restart_s")
+    if compat == "sia" and ideal:
+        raise InputError("compat sia has rounds: not with ideal")
     if ideal and allocate_every_s:
         raise InputError("an ideal run has new shares whenever something changes: not with allocate_every_s")
-    rules = GAVEL if compat else RoundRules()
+    rules = {None: RoundRules(), "gavel": GAVEL, "sia": SIA}[compat]
     rules = replace(
         rules,
         round_s=float(interval),
@@ -86,7 +88,7 @@ def options_of(
         restart_s=rules.restart_s if restart_s is None else float(restart_s),
         allocate_every_s=rules.allocate_every_s if allocate_every_s is None else float(allocate_every_s),
     )
-    return ClusterOptions(rules=rules, compat=compat is not None, ideal=ideal)
+    return ClusterOptions(rules=rules, compat=compat == "gavel", ideal=ideal)
 
 
 class ClusterRun(Run):

@@ -99,7 +99,7 @@ class RoundsInVirtualTime(VirtualTime):
         while self.stimuli.outage_s < self.stimuli.arrival_s:
             self.now = max(self.now, self.stimuli.outage_s)
             self.tell(self.rounds.handle([self.stimuli.outage()], self.now))
-        self.now = max(self.now, self.stimuli.arrival_s)
+        self.now = max(self.now, self.rounds.rules.begins_s(self.stimuli.arrival_s))
 
     def _inside(self) -> bool:
         """What happens next before the next round; whether something did."""

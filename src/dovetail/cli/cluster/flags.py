@@ -79,8 +79,8 @@ class RuleFlags:
     "Rank jobs over all types together instead of type by type."
     ideal: Flag = False
     "Carry shares out exactly: no rounds and no restarts."
-    compat: Literal["gavel"] | None = None
-    "gavel: the older simulator's rules and accounts, for comparison with its results."
+    compat: Literal["gavel", "sia"] | None = None
+    "gavel: the older simulator's rules and accounts, for comparison with its results; sia: rounds as in Sia's."
     prices: Path | None = None
     "Prices over time, CSV with time_s, type, price; without it those of the cluster's file, else GCP's."
     per_instance_type_prices_dir: Path | None = None

@@ -13,6 +13,9 @@ Widths = Literal["error", "guess"]
 OnError = Literal["fail", "skip"]
 """A row that cannot be read stops the reading, or is left out and told."""
 
+Compat = Literal["gavel", "sia"]
+"""The rules of older simulators: Gavel's, and those of Pollux and Sia."""
+
 JournalMode = Literal["changes", "summary"]
 """Every lease is written, or only arrivals and completions."""
 

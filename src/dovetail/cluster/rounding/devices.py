@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ class Devices:
             server_of += [before + i // size for i in range(count)]
             self._of_type.append(range(before, before + -(-count // size)))
         self.server_of = server_of
+        self._size = np.bincount(server_of).tolist()
         total = sum(map(len, self._of_type))
         self._idle: list[list[int]] = [[] for _ in range(total)]  # free devices of each server, the lowest last
         for device in reversed(range(len(server_of))):
@@ -64,20 +66,45 @@ class Devices:
         >>> Devices(counts=[8], per_server=[4]).shape((1, 2, 5))
         (2, 1)
         """
+        return tuple(self._inside(devices).values())
+
+    def _inside(self, devices: Sequence[int]) -> dict[int, int]:
+        """How many of these devices are in each server."""
         inside: dict[int, int] = {}
         for device in sorted(devices):
             inside[self.server_of[device]] = inside.get(self.server_of[device], 0) + 1
-        return tuple(inside.values())
+        return inside
+
+    def whole(self, devices: Sequence[int]) -> bool:
+        """Whether these are all devices of the servers that they are in."""
+        return all(count == self._size[server] for server, count in self._inside(devices).items())
+
+    def fit(self, j: int, widths: Sequence[int], per_server: int, given: Sequence[int] = ()) -> bool:
+        """Whether there is room for jobs of these widths, each in as few servers as possible, if these devices were
+        given back.
+
+        >>> devices = Devices(counts=[8], per_server=[4])
+        >>> _ = devices.take(0, 1)
+        >>> devices.fit(0, [4, 3], 4), devices.fit(0, [4, 4], 4), devices.fit(0, [5, 2], 4)
+        (True, False, True)
+        """
+        back = self._inside(given)
+        free = sorted(len(self._idle[server]) + back.get(server, 0) for server in self._of_type[j])
+        for width in sorted(widths, reverse=True):
+            whole, rest = divmod(width, per_server)
+            for size in [per_server] * whole + [rest] * bool(rest):
+                at = bisect_left(free, size)
+                if at == len(free):
+                    return False
+                insort(free, free.pop(at) - size)
+        return True
 
     def could_gather(self, devices: Sequence[int]) -> bool:
         """Whether one server could hold as many, if these were given back."""
         j, width = self.type_of[devices[0]], len(devices)
         if any(self._by_free[j][width:]):
             return True
-        own: dict[int, int] = {}
-        for device in devices:
-            own[self.server_of[device]] = own.get(self.server_of[device], 0) + 1
-        return any(len(self._idle[server]) + count >= width for server, count in own.items())
+        return any(len(self._idle[server]) + count >= width for server, count in self._inside(devices).items())
 
     def take(self, j: int, width: int) -> tuple[int, ...] | None:
         """Devices of a type: of one server, the fullest with enough, else of as few as possible; None if too few."""

@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from dovetail.cluster.goodput.application import Batch
+from dovetail.cluster.goodput.application import Batch, Shape
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.devices import Devices
@@ -21,7 +21,13 @@ from dovetail.core.errors import DovetailError
 from dovetail.core.events import Rows
 
 Ids = set[int] | frozenset[int]
+Moved = dict[int, tuple[Shape, float]]  # by id: the shape that a job had, seconds that are left of its pause
 NOBODY: Ids = frozenset()
+
+
+def sorted_shape(shape: Shape) -> Shape:
+    """A placement, in whichever order its servers are."""
+    return tuple(sorted(shape))
 
 
 class Leases:
@@ -87,13 +93,38 @@ class Leases:
         runs = was >= 0
         kept = self._kept(choice, rows[runs & (was == on)])
         self.stop(now, rows[runs], events, kept)
-        self._gather(now, events)
         begin = on >= 0
         rows, on = rows[begin], on[begin]
+        moved: Moved = {}
+        if self._rules.free_moves and self._phases is not None and self._restarts_s is not None and not paired:
+            rows, on, moved = self._make_room(now, rows, on, events)
+        else:
+            self._gather(now, events)
         if not self._mechanism.narrow:
             order = np.argsort(-jobs.width[rows], kind="stable")
             rows, on = rows[order], on[order]
-        self.begin(now, rows, on, beside[rows] if paired else None, records.ROUND, events, kept)
+        self.begin(now, rows, on, beside[rows] if paired else None, records.ROUND, events, kept, moved)
+
+    def _make_room(self, now: float, rows: Ints, on: Ints, events: list[Rows]) -> tuple[Ints, Ints, Moved]:
+        """Where jobs that begin now, or are scattered, find no whole servers, those that hold parts of servers move too
+        if then all fit. Gives all that begin, and of those that move, their shape and what is left of their pauses."""
+        jobs = self._mechanism.jobs
+        moved: Moved = {}
+        for j in sorted({*on.tolist(), *jobs.on[self.rows(sorted(self.scattered))].tolist()}):
+            stay, new = np.flatnonzero(jobs.on == j), rows[on == j]
+            part = stay[[not self.devices.whole(self.held[job]) for job in jobs.id[stay].tolist()]]
+            ids, size = jobs.id[part].tolist(), self._per_server[j]
+            if self.scattered.isdisjoint(ids) and self.devices.fit(j, jobs.width[new].tolist(), size):
+                continue
+            given = [device for job in ids for device in self.held[job]]
+            if not self.devices.fit(j, jobs.width[np.concatenate((new, part))].tolist(), size, given):
+                continue
+            for row, job in zip(part.tolist(), ids, strict=True):
+                left_s = max(float(jobs.ready_s[row]) - now, 0.0)
+                moved[job] = (sorted_shape(self.devices.shape(self.held[job])), left_s)
+            self.stop(now, part, events)
+            rows, on = np.concatenate((rows, part)), np.concatenate((on, np.full(len(part), j)))
+        return rows, on, moved
 
     def _kept(self, choice: Choice, stay: Ints) -> Ids:
         """Of jobs that change company but not place, the ids of those that keep it: of two that come together, the
@@ -189,6 +220,7 @@ class Leases:
         why: int,
         events: list[Rows],
         kept: Ids = NOBODY,
+        moved: Moved | None = None,
     ) -> None:
         """Begin leases beside the jobs with these ids, or alone (-1). A wide job that finds its devices only in several
         servers works at the rate for that."""
@@ -200,12 +232,15 @@ class Leases:
             beside = None
         rate = self._rates(rows, on, beside)
         places = self._places(rows, ids, on.tolist(), beside, rate, kept)
-        batches = None if self._phases is None else self._batches(ids, on.tolist(), places, rate, kept)
+        free_s = self._free_moves(ids, places, moved) if moved else {}
+        same = kept | free_s.keys() if free_s else kept
+        batches = None if self._phases is None else self._batches(ids, on.tolist(), places, rate, same)
         # A first start costs as much as a restart: a program and its data must be loaded.
         price_s = np.array([0.0 if job in kept else restart_s for job in ids]) if kept and restart_s else None
         if self._restarts_s is not None:
-            moved = np.array([job not in kept for job in ids])
-            price_s = self._restarts_s[jobs.kind[rows], on] * moved
+            changed = np.array([job not in kept for job in ids])
+            price_s = self._restarts_s[jobs.kind[rows], on] * changed
+            price_s = np.array([free_s.get(job, price) for job, price in zip(ids, price_s.tolist(), strict=True)])
         ready_s = now + (restart_s if price_s is None else price_s)
         jobs.on[rows], jobs.rate[rows] = on, rate
         jobs.beside[rows] = -1 if beside is None else beside
@@ -219,8 +254,18 @@ class Leases:
         jobs.finish_s[rows] = ready_s + work_s
         stays = records.CHANGED if why == records.CHANGED else records.KEPT
         whys = [stays if job in kept else why for job in ids] if kept else [why] * len(ids)
+        if free_s:
+            whys = [records.MOVED if job in free_s else given for job, given in zip(ids, whys, strict=True)]
         kinds = jobs.kind[rows] if self._mechanism.elastic else None
         events.append(records.started(ids, on, places, whys, beside, price_s, kinds, batches))
+
+    def _free_moves(self, ids: list[int], places: list[tuple[int, ...]], moved: Moved) -> dict[int, float]:
+        """Of jobs that moved, those that have the same shape as before, and what is left of their pauses."""
+        found = {}
+        for job, devices in zip(ids, places, strict=True):
+            if job in moved and sorted_shape(self.devices.shape(devices)) == moved[job][0]:
+                found[job] = moved[job][1]
+        return found
 
     def _batches(
         self, ids: list[int], on: list[int], places: list[tuple[int, ...]], rate: Floats, kept: Ids

@@ -15,14 +15,18 @@ from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.core.events import Rows
 
-ROUND, KEPT, FREE, GATHERED, CHANGED = 0, 1, 2, 3, 4
+ROUND, KEPT, FREE, GATHERED, CHANGED, MOVED = 0, 1, 2, 3, 4, 5
 WHY = (
     "its turn: it is owed the most time",
     "kept its place: only its company changed",
     "accelerators were free",
     "moved into one server: it was spread over several",
 )
-WHY_IN_PHASES = (*WHY, "kept its place: its batch or its phase changed")
+WHY_IN_PHASES = (
+    *WHY,
+    "kept its place: its batch or its phase changed",
+    "moved to other servers, as many accelerators in each: another job needs a whole one",
+)
 
 
 def arrived(
