@@ -98,6 +98,36 @@ def test_runs_are_valid_and_decided_the_same_again(jobs: LoadedScenario, policy:
     assert run.metrics["bound_avg_jct_s"] < run.metrics["avg_jct_s"]
 
 
+def test_rounds_as_in_sias_simulator(jobs: LoadedScenario, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    run = cluster.simulate(jobs, Doubling(), interval=60, compat="sia", journal=path)
+    assert run.check().valid
+    assert run.replay().difference is None
+    starts = [json.loads(line) for line in path.read_text().splitlines() if '"of":"started"' in line]
+    for record in starts:
+        if {0, 3} & set(record["columns"]["why"]):  # a new place; batches and epochs change in between
+            assert record["t"] % 60 == 0
+
+
+def test_small_jobs_move_for_nothing_where_a_wide_one_needs_a_server(profiles: Path, tmp_path: Path) -> None:
+    """Two servers of four: two jobs of one are spread over both by chance of who ended; then one wants four."""
+    rows = [
+        {"name": f"{i}", "time": at, "application": of, "num_replicas": width, "batch_size": 64}
+        for i, (at, of, width) in enumerate([(0, "speech", 3), (0, "vision", 1), (0, "vision", 2), (200, "vision", 4)])
+    ]
+    loaded = cluster.load(cluster="t=8", per_server=4, profiles=profiles, trace=rows)
+    path = tmp_path / "run.jsonl"
+    run = cluster.simulate(loaded, "fifo", interval=60, compat="sia", journal=path)
+    assert run.check().valid, run.check()
+    assert run.replay().difference is None
+    starts = [json.loads(line)["columns"] for line in path.read_text().splitlines() if '"of":"started"' in line]
+    moved = [(columns, i) for columns in starts for i, why in enumerate(columns["why"]) if why == 5]
+    assert moved
+    assert all(columns["setup_s"][i] == 0.0 for columns, i in moved)
+    [wide] = [columns["devices"][columns["id"].index(3)] for columns in starts if 3 in columns["id"]][:1]
+    assert len({device // 4 for device in wide}) == 1
+
+
 def test_a_rigid_job_alone_takes_its_epochs_at_the_batch_that_it_asked_for(profiles: Path) -> None:
     row = {"name": "a", "time": 0, "application": "vision", "num_replicas": 2, "batch_size": 64}
     loaded = cluster.load(cluster="t=8", per_server=4, profiles=profiles, trace=[row])
