@@ -2,7 +2,8 @@
 
     python -m bench.cluster                     speed and validity
     python -m bench.cluster --part paper        the published comparisons, three seeds each (some 10 minutes on 2 cores)
-    python -m bench.cluster --part fleet        a million jobs on 100,000 accelerators of 8 types
+    python -m bench.cluster --part fleet        a million jobs on 100,000 accelerators of 8 types, enough for all
+    python -m bench.cluster --part contended    the same at 95 % of what the accelerators can bear at most, and at 110 %
     python -m bench.cluster_golden              run by run against the older simulator
     python -m bench.cluster_policies            single allocations
 
@@ -16,7 +17,7 @@ import argparse
 import os
 import random
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -62,13 +63,13 @@ SEEDS = (0, 1, 2)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["speed", "paper", "fleet", "validity", "all"], default="")
+    parser.add_argument("--part", choices=["speed", "paper", "fleet", "contended", "validity", "all"], default="")
     parser.add_argument("--traces", type=int, default=200, help="random traces for validity")
     parser.add_argument("--jobs", type=int, default=1_000_000, help="jobs of the fleet")
     parser.add_argument("--accelerators", type=int, default=100_000, help="accelerators of the fleet")
     parser.add_argument("--share", type=float, default=1.0, help="of the jobs: less to see whether it works")
     arguments = parser.parse_args()
-    parts = {"": ["speed", "validity"], "all": ["speed", "validity", "paper", "fleet"]}.get(
+    parts = {"": ["speed", "validity"], "all": ["speed", "validity", "paper", "fleet", "contended"]}.get(
         arguments.part, [arguments.part]
     )
     result: dict[str, Any] = {}
@@ -79,6 +80,8 @@ def main() -> None:
             result["paper"] = paper(arguments.share)
         elif part == "validity":
             result["validity"] = validity(arguments.traces)
+        elif part == "contended":
+            result["contended"] = contended(arguments.jobs, arguments.accelerators)
         else:
             result["fleet"] = fleet(arguments.jobs, arguments.accelerators)
     show(result)
@@ -178,47 +181,130 @@ class _Fixed:
         return inf
 
 
-class FleetJobs:
-    """So many jobs of 26 models, 1 to 8 wide, of 8 h on average on their best type, close to what a fleet can do."""
+WIDTHS, OF_WIDTH, LASTS_S = (1, 2, 4, 8), (0.7, 0.1, 0.15, 0.05), 8 * 3600.0
+KINDS = [(f"m{model}", width) for model in range(26) for width in WIDTHS]
 
-    def __init__(self, jobs: int, accelerators: int, rates: Floats) -> None:
-        self._jobs, self._accelerators, self._rates = jobs, accelerators, rates
+
+class FleetJobs:
+    """So many jobs of 26 models, 1 to 8 wide, of 8 h on average on their best type, a mean gap apart."""
+
+    def __init__(self, jobs: int, gap_s: float, rates: Floats) -> None:
+        self._jobs, self._gap_s, self._rates = jobs, gap_s, rates
 
     def __iter__(self) -> Iterator[Job]:
         tie_break, now_s = random.Random(0), 0.0
-        widths = (1, 2, 4, 8)
-        gap_s = 1.9 * 8 * 3600 / (self._accelerators * 0.85)  # 1.9 wide on average
         for i in range(self._jobs):
-            width = tie_break.choices(range(4), (0.7, 0.1, 0.15, 0.05))[0]
-            model, seconds = tie_break.randrange(26), tie_break.expovariate(1 / (8 * 3600))
+            width = tie_break.choices(range(4), OF_WIDTH)[0]
+            model, seconds = tie_break.randrange(26), tie_break.expovariate(1 / LASTS_S)
             best = float(self._rates[4 * model + width].max())
-            yield Job(id=i, model=f"m{model}", width=widths[width], steps=max(1.0, seconds * best), arrival_s=now_s)
-            now_s += tie_break.expovariate(1 / gap_s)
+            yield Job(id=i, model=f"m{model}", width=WIDTHS[width], steps=max(1.0, seconds * best), arrival_s=now_s)
+            now_s += tie_break.expovariate(1 / self._gap_s)
+
+
+class Contention:
+    """How much of the accelerators is used while jobs arrive, and how many jobs are there at most."""
+
+    def __init__(self, begin_s: float, end_s: float, accelerators: int) -> None:
+        self._begin_s, self._end_s, self._accelerators = begin_s, end_s, accelerators
+        self._width: list[int] = []  # by id
+        self._jobs, self.most_jobs, self._held_s = 0, 0, 0.0
+
+    @property
+    def use(self) -> float:
+        return self._held_s / (self._accelerators * (self._end_s - self._begin_s))
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for rows in events:
+            columns = rows.columns
+            if rows.of == "arrived":
+                self._width += [KINDS[kind][1] for kind in columns["kind"]]
+                self._jobs += len(columns["id"])
+                self.most_jobs = max(self.most_jobs, self._jobs)
+            elif rows.of == "completed":
+                self._jobs -= len(columns["id"])
+            elif rows.of == "stopped":
+                begin, end = np.maximum(columns["from_s"], self._begin_s), np.minimum(columns["to_s"], self._end_s)
+                width = np.array([self._width[job] for job in np.asarray(columns["id"]).tolist()])
+                self._held_s += float((width * np.maximum(end - begin, 0.0)).sum())
 
 
 def fleet(jobs: int, accelerators: int) -> dict[str, Any]:
-    """Growth to a million jobs on 100,000 accelerators of 8 types under `max_min_fairness_perf`."""
+    """Growth to a million jobs on 100,000 accelerators of 8 types under `max_min_fairness_perf`: at 86 % of what they
+    can bear, so that hardly any job waits."""
+    rates = fleet_rates()
     return {
-        part: _fleet(jobs // share, accelerators // share)
+        part: _fleet(jobs // share, accelerators // share, 1.9 * LASTS_S / (accelerators // share * 0.85), rates)
         for part, share in (("a hundredth", 100), ("a tenth", 10), ("whole", 1))
     }
 
 
-def _fleet(jobs: int, accelerators: int) -> dict[str, Any]:
+def contended(jobs: int, accelerators: int) -> dict[str, Any]:
+    """Growth in jobs and in accelerators where jobs compete: at 95 % of the most that any scheduler could bear, and at
+    110 %, where the queue grows for as long as jobs arrive."""
+    rates = fleet_rates()
+    bears = most_jobs_per_s(rates)  # of one accelerator
+    sizes = {
+        "a hundredth": (jobs // 100, accelerators // 100),
+        "ten times its jobs": (jobs // 10, accelerators // 100),
+        "ten times its jobs and accelerators": (jobs // 10, accelerators // 10),
+        "ten times its jobs again": (jobs, accelerators // 10),
+        "whole": (jobs, accelerators),
+    }
+    found: dict[str, Any] = {
+        part: _fleet(many, on, 1 / (0.95 * bears * on), rates) for part, (many, on) in sizes.items()
+    }
+    found["a tenth at 110 %"] = _fleet(jobs // 10, accelerators // 10, 1 / (1.1 * bears * (accelerators // 10)), rates)
+    return found
+
+
+def fleet_rates() -> Floats:
+    tie_break = np.random.default_rng(0)
+    one = tie_break.uniform(1, 20, (26, 1)) * tie_break.uniform(0.1, 1, (26, 8))
+    found: Floats = np.array([one[model] * width * 0.95 ** np.log2(width) for model in range(26) for width in WIDTHS])
+    return found
+
+
+def most_jobs_per_s(rates: Floats) -> float:
+    """Of the fleet's mix, so many jobs per second and accelerator can be borne at most: a linear program over how many
+    accelerators of each type work for each kind."""
+    from dovetail.solve.lp import LinearProgram
+
+    kinds, types = rates.shape
+    steps_per_s = np.tile(OF_WIDTH, 26) / 26 * rates.max(axis=1)  # of each kind, for one job of the mix in LASTS_S
+    program = LinearProgram(maximise=True)
+    program.add_rows(
+        np.append(np.zeros(kinds), np.full(types, -inf)), np.append(np.full(kinds, inf), np.full(types, 1 / types))
+    )
+    columns, rows, values = kinds * types, [], []
+    for kind, (_, width) in enumerate(KINDS):
+        for on in range(types):
+            rows += [kind, kinds + on]
+            values += [float(rates[kind, on]), float(width)]
+    starts = [*range(0, 2 * columns, 2), 2 * columns]
+    program.add_columns(
+        cost=[0.0] * columns + [1.0],
+        lower=[0.0] * (columns + 1),
+        upper=[inf] * (columns + 1),
+        starts=starts,
+        rows=[*rows, *range(kinds)],
+        values=[*values, *(-steps_per_s).tolist()],
+    )
+    return program.solve().value / LASTS_S
+
+
+def _fleet(jobs: int, accelerators: int, gap_s: float, alone: Floats) -> dict[str, Any]:
     from dovetail.cluster.policies import make
 
-    tie_break = np.random.default_rng(0)
-    kinds = [(f"m{model}", width) for model in range(26) for width in (1, 2, 4, 8)]
-    one = tie_break.uniform(1, 20, (26, 1)) * tie_break.uniform(0.1, 1, (26, 8))
-    alone = np.array([one[model] * width * 0.95 ** np.log2(width) for model in range(26) for width in (1, 2, 4, 8)])
+    last_s = jobs * gap_s
+    contention = Contention(0.3 * last_s, last_s, accelerators)
     setup = ClusterSetup(
         counts=np.full(8, accelerators // 8),
         per_server=np.full(8, 8),
-        throughputs=Throughputs(tuple(f"type{j}" for j in range(8)), kinds, alone, alone * 0.8),
+        throughputs=Throughputs(tuple(f"type{j}" for j in range(8)), KINDS, alone, alone * 0.8),
         prices=_Fixed(8),
-        jobs=FleetJobs(jobs, accelerators, alone),
+        jobs=FleetJobs(jobs, gap_s, alone),
     )
-    outcome = run(setup, make("max_min_fairness_perf"))
+    outcome = run(setup, make("max_min_fairness_perf"), observers=[contention])
     figures = outcome.figures
     return {
         "jobs": figures.completed,
@@ -226,6 +312,11 @@ def _fleet(jobs: int, accelerators: int) -> dict[str, Any]:
         "rounds": outcome.rounds,
         "leases": figures.leases,
         "utilization": round(figures.utilization, 3),
+        "utilization_while_jobs_arrive": round(contention.use, 3),
+        "most_jobs_at_once": contention.most_jobs,
+        "avg_jct_over_bound": round(figures.avg_jct_s / figures.bound_avg_jct_s, 3),
+        "leases_per_cpu_s": round(figures.leases / outcome.cpu_s),
+        "allocations_per_policy_s": round(outcome.allocations / outcome.policy_s),
         "cpu_s": round(outcome.cpu_s, 1),
         "policy_s": round(outcome.policy_s, 1),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
