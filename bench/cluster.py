@@ -17,6 +17,7 @@ import argparse
 import os
 import random
 import resource
+import sys
 from collections.abc import Iterator, Sequence
 from math import inf, sqrt
 from pathlib import Path
@@ -247,13 +248,15 @@ def contended(jobs: int, accelerators: int) -> dict[str, Any]:
         "a hundredth": (jobs // 100, accelerators // 100),
         "ten times its jobs": (jobs // 10, accelerators // 100),
         "ten times its jobs and accelerators": (jobs // 10, accelerators // 10),
-        "ten times its jobs again": (jobs, accelerators // 10),
+        "a tenth at 110 %": (jobs // 10, accelerators // 10),
         "whole": (jobs, accelerators),
+        "all jobs on a tenth of the accelerators": (jobs, accelerators // 10),
     }
-    found: dict[str, Any] = {
-        part: _fleet(many, on, 1 / (0.95 * bears * on), rates) for part, (many, on) in sizes.items()
-    }
-    found["a tenth at 110 %"] = _fleet(jobs // 10, accelerators // 10, 1 / (1.1 * bears * (accelerators // 10)), rates)
+    found: dict[str, Any] = {}
+    for part, (many, on) in sizes.items():
+        load = 1.1 if "110" in part else 0.95
+        found[part] = _fleet(many, on, 1 / (load * bears * on), rates)
+        print(part, found[part], file=sys.stderr, flush=True)
     return found
 
 
