@@ -14,7 +14,7 @@ from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.scenario import Scenario
 from dovetail.cluster.rules import ClusterOptions, RoundRules
-from dovetail.cluster.study import options_of
+from dovetail.cluster.sweeps.rule_options import options_of
 
 FEW = ("--jobs", "6", "-c", "2:2:2", "-f", "7200")
 KEYS = {

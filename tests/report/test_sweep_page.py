@@ -7,7 +7,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 from dovetail.cluster.sweeps.groups import difference, groups
-from dovetail.core.confidence import mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.sweep_page import sweep_page
 
@@ -140,6 +139,7 @@ def test_sweeps_with_seeds_in_common_are_compared_seed_by_seed() -> None:
     times = {0: 100.0, 1: 5000.0, 2: 900.0}
     (one,) = groups([row("fifo", 1.0, seed, time_s) for seed, time_s in times.items()])
     (two,) = groups([row("fifo", 1.0, seed, times.get(seed, 7.0) + 10.0) for seed in (1, 2, 3)])
-    seeds, apart = difference(one, two, "avg_jct_s")
-    assert (seeds, apart) == (2, mean([10.0, 10.0]))
-    assert difference(one, groups([row("fifo", 1.0, 7, 1.0)])[0], "avg_jct_s") == (0, None)
+    apart = difference(one, two, "avg_jct_s")
+    assert apart is not None
+    assert (apart.pairs, apart.difference, apart.plus_minus, apart.smaller_in, apart.sure) == (2, 10.0, 0.0, 0, True)
+    assert difference(one, groups([row("fifo", 1.0, 7, 1.0)])[0], "avg_jct_s") is None

@@ -41,6 +41,13 @@ if TYPE_CHECKING:
         sweep,
     )
     from dovetail.cluster.sweeps.cell import run_cell
+    from dovetail.cluster.sweeps.figures import (
+        entity_shares,
+        policy_times,
+        relative_costs,
+        round_lengths,
+        type_mixes,
+    )
     from dovetail.cluster.sweeps.grid import loads_between
 
 _PLACES = {
@@ -64,14 +71,19 @@ _PLACES = {
     "check_journal": "check",
     "compare": "study",
     "compare_sweeps": "study",
+    "entity_shares": "sweeps.figures",
     "explain": "explain",
     "list_policies": "inputs.choices",
     "load": "inputs.scenario",
     "loads_between": "sweeps.grid",
+    "policy_times": "sweeps.figures",
     "read_results": "study",
+    "relative_costs": "sweeps.figures",
+    "round_lengths": "sweeps.figures",
     "run_cell": "sweeps.cell",
     "simulate": "study",
     "sweep": "study",
+    "type_mixes": "sweeps.figures",
     "write_trace": "inputs.traces",
 }
 __all__ = [
@@ -95,14 +107,19 @@ __all__ = [
     "check_journal",
     "compare",
     "compare_sweeps",
+    "entity_shares",
     "explain",
     "list_policies",
     "load",
     "loads_between",
+    "policy_times",
     "read_results",
+    "relative_costs",
+    "round_lengths",
     "run_cell",
     "simulate",
     "sweep",
+    "type_mixes",
     "write_trace",
 ]
 

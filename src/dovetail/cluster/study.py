@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, get_args
+from typing import Any, Unpack, get_args
 
-from msgspec.structs import replace
-
-from dovetail.cluster.compat import GAVEL, SIA
 from dovetail.cluster.compat.log import old_log
 from dovetail.cluster.export import figures
-from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, Compat, JournalMode, SweepKind, one_of
+from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, JournalMode, SweepKind, one_of
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given, load
 from dovetail.cluster.metrics import ClusterFigures, ClusterResult
 from dovetail.cluster.policies import make, name_of
 from dovetail.cluster.rounds import scheduler_for
-from dovetail.cluster.rules import ClusterOptions, RoundRules
 from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
+from dovetail.cluster.sweeps.given import Progress, numbers_of, policies_of, scenario_of, seeds_of
 from dovetail.cluster.sweeps.grid import SweepGrid, run_sweep
-from dovetail.cluster.sweeps.groups import SweepGroup, compared_sweeps, groups
+from dovetail.cluster.sweeps.groups import FIGURES, SweepGroup, compared_sweeps, differences, groups
+from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.cluster.sweeps.table import read_sweep, write_table
+from dovetail.cluster.sweeps.varied import varied
 from dovetail.core import registry
 from dovetail.core.comparison import Comparison
-from dovetail.core.errors import DovetailError, InputError, check_functions, within
+from dovetail.core.errors import DovetailError, InputError, check_functions, did_you_mean, within
 from dovetail.core.files import Document, Source, as_path
 from dovetail.core.output import atomic_write, refuse_overwrite
 from dovetail.core.parallel import run_all
@@ -38,57 +37,7 @@ from dovetail.core.replay import Agreement, replay_journal
 from dovetail.core.run import JournalFile, JournalPath, Run
 
 AnyPath = str | PathLike[str]
-Progress = Callable[[int, int], None]
 COMPARED = ("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "jain")
-
-
-class RuleKeywords(TypedDict, total=False):
-    """By which rules a cluster is run; what is left out is as on the command line."""
-
-    interval: float
-    restart_s: float | None
-    allocate_every_s: float | None
-    enable_global_queue: bool
-    ideal: bool
-    compat: Compat | None
-
-
-def options_of(
-    interval: float = 360.0,
-    restart_s: float | None = None,
-    allocate_every_s: float | None = None,
-    enable_global_queue: bool = False,
-    ideal: bool = False,
-    compat: Compat | None = None,
-) -> ClusterOptions:
-    """
-    >>> options_of(restart_s=30).rules.restart_s, options_of(compat="gavel").rules.allocate_every_s
-    (30.0, 1920.0)
-    """
-    interval, restart_s, allocate_every_s = scalar(interval), scalar(restart_s), scalar(allocate_every_s)
-    within("interval", interval, "seconds, more than 0", 1e-3, optional=False)
-    within("restart_s", restart_s, "seconds, 0 or more")
-    within("allocate_every_s", allocate_every_s, "seconds, 0 or more")
-    if compat is not None:
-        one_of("compat", compat, get_args(Compat))
-    for name, value in (("ideal", ideal), ("enable_global_queue", enable_global_queue)):
-        if not isinstance(value, bool):
-            raise InputError(f"{name} {value!r}: expected True or False")
-    if compat == "gavel" and (ideal or restart_s is not None):
-        raise InputError("compat gavel has rounds, and restarts that are free: not with ideal or restart_s")
-    if compat == "sia" and ideal:
-        raise InputError("compat sia has rounds: not with ideal")
-    if ideal and allocate_every_s:
-        raise InputError("an ideal run has new shares whenever something changes: not with allocate_every_s")
-    rules = {None: RoundRules(), "gavel": GAVEL, "sia": SIA}[compat]
-    rules = replace(
-        rules,
-        round_s=float(interval),
-        global_queue=enable_global_queue,
-        restart_s=rules.restart_s if restart_s is None else float(restart_s),
-        allocate_every_s=rules.allocate_every_s if allocate_every_s is None else float(allocate_every_s),
-    )
-    return ClusterOptions(rules=rules, compat=compat == "gavel", ideal=ideal)
 
 
 class ClusterRun(Run):
@@ -123,10 +72,6 @@ class ClusterRun(Run):
     def old_log(self) -> str:
         """Completion times and figures as the older simulator printed them."""
         return old_log(self.outcome, self.loaded.setup.window)
-
-
-def _scenario(scenario: Scenario | LoadedScenario | None) -> Scenario:
-    return scenario.scenario if isinstance(scenario, LoadedScenario) else given(scenario)
 
 
 def simulate(
@@ -200,27 +145,20 @@ def simulate(
     )
 
 
-def _policies(policies: Any) -> list[Any]:
-    """Policies, each once; one alone is fine."""
-    given = [policies] if isinstance(policies, str) or not isinstance(policies, Iterable) else list(policies)
-    names: dict[str, Any] = {}
-    for policy in given:
-        make(policy)
-        names.setdefault(name_of(policy), policy)
-    if not names:
-        raise InputError("policies: expected at least one")
-    return list(names.values())
-
-
 def compare(
     scenario: Scenario | LoadedScenario | None = None,
     policies: Sequence[Any] = ("max_min_fairness", DEFAULT),
     *,
+    seeds: Sequence[int] | None = None,
     processes: int | None = 1,
     progress: Progress | None = None,
     **how: Unpack[RuleKeywords],
 ) -> Comparison:
     """Policies side by side on the same jobs: one row of figures each; `ratios` are those to the first policy's.
+
+    With `seeds`, in the place of the scenario's own, figures are means over them, with half of their 95 % confidence
+    intervals as `NAME_plus_minus`, and `paired` has every figure against the first policy's, seed by seed: difference
+    and ratio with their intervals, and whether it is `sure` that there is a difference.
 
     `processes` is how many run at a time, None for one per core; policies of your own run in this process.
 
@@ -230,12 +168,17 @@ def compare(
     """
     processes = scalar(processes)
     within("processes", processes, "1 or more", 1, whole=True)
-    rules, chosen = options_of(**how), _policies(policies)
-    asked = _scenario(scenario)
+    rules, chosen = options_of(**how), policies_of(policies)
+    asked = scenario_of(scenario)
     notes = scenario.notes if isinstance(scenario, LoadedScenario) else load(asked).notes
+    check_functions(progress=progress)
+    if seeds is not None:
+        drawn = seeds_of(seeds)
+        found = varied({None: (asked, rules)}, chosen, drawn, processes=processes, progress=progress)
+        told = [f"{row['policy']}: {row['reason']}" for row in found if row["reason"]]
+        return Comparison(found, ("policy", *COMPARED), [*notes, *told])
     cells = [SweepCell(scenario=asked, policy=policy, how=rules, long=inf) for policy in chosen]
     own = not all(isinstance(policy, str) for policy in chosen)
-    check_functions(progress=progress)
     done = (lambda made: None) if progress is None else lambda made: progress(made, len(cells))
     rows = run_all(run_cell, cells, 1 if own else processes, done)
     for row in rows:
@@ -259,6 +202,18 @@ class Sweep(Comparison):
         ]
         shown = ("cluster", "policy", "load", "seeds", "avg_jct_s", "avg_jct_s_plus_minus", "utilization", "status")
         super().__init__([_point(point) for point in self.points], shown, notes)
+
+    def paired(self, against: str | None = None, figures: Sequence[str] = ("avg_jct_s",)) -> Comparison:
+        """Every other policy against one (the first), at the same cluster and load and with the same seeds: the mean
+        difference, the ratio, and their 95 % confidence intervals. Means whose bands overlap may still differ for
+        certain, because what a seed makes of all policies is not in it."""
+        for figure in figures:
+            if figure not in FIGURES:
+                raise InputError(
+                    f"figures: expected {', '.join(FIGURES)}, found {figure!r}{did_you_mean(figure, FIGURES)}"
+                )
+        rows = differences(self.points, against or self.points[0].line, figures)
+        return Comparison(rows, ("cluster", "policy", "load", "figure", "difference", "plus_minus", "ratio", "sure"))
 
     def report(self, path: AnyPath, title: str = "Sweep") -> Path:
         """Write a page with lines and bands over the loads: one file that needs no server."""
@@ -321,13 +276,12 @@ def sweep(
     one_of("kind", kind, get_args(SweepKind))
     if kind == "static" and utilization_threshold is not None:
         raise InputError("utilization_threshold is for continuous sweeps: a static one needs loads")
-    profiled = _numbers("profiling_percentages", profiling_percentages, "0 to 1", 0, 1)
-    drawn = _numbers("seeds", seeds, "whole numbers", -(2**62), 2**62, whole=True)
-    if not profiled or not drawn:
-        raise InputError(f"{'seeds' if profiled else 'profiling_percentages'}: expected at least one value, found ()")
+    profiled = numbers_of("profiling_percentages", profiling_percentages, "0 to 1", 0, 1)
+    if not profiled:
+        raise InputError("profiling_percentages: expected at least one value, found ()")
     if isinstance(clusters, str | Mapping) or not isinstance(clusters, Sequence):
         raise InputError(f"clusters: expected several, found {clusters!r}")
-    base = _scenario(scenario)
+    base = scenario_of(scenario)
     with tempfile.TemporaryDirectory() as folder:
         grid = SweepGrid(
             kind=kind,
@@ -335,11 +289,11 @@ def sweep(
             base=base,
             how=rules,
             clusters=tuple(given(cluster=each).cluster for each in clusters) or (base.cluster,),
-            policies=tuple(_policies(registry.names("cluster") if policies in (None, (), []) else policies)),
-            seeds=drawn,
-            loads=tuple(map(float, _numbers("loads", loads, "more than 0", 1e-9))),
+            policies=tuple(policies_of(registry.names("cluster") if policies in (None, (), []) else policies)),
+            seeds=seeds_of(seeds),
+            loads=tuple(map(float, numbers_of("loads", loads, "more than 0", 1e-9))),
             profiled=profiled,
-            references=_numbers("num_reference_models", num_reference_models, "1 or more", 1, whole=True) or (None,),
+            references=numbers_of("num_reference_models", num_reference_models, "1 or more", 1, whole=True) or (None,),
             cutoffs=_cutoffs(cutoffs),
             timeout_s=timeout,
             long=longest_queue,
@@ -351,17 +305,6 @@ def sweep(
             _finish(grid.folder, kind)
             raise
         return _finish(grid.folder, kind)
-
-
-def _numbers(
-    name: str, values: Any, expected: str, least: float, most: float = 1e12, *, whole: bool = False
-) -> tuple[Any, ...]:
-    found = plain(values)
-    if not isinstance(found, list):
-        raise InputError(f"{name}: expected at least one value, found {values!r}")
-    for value in found:
-        within(name, value, expected, least, most, whole=whole, optional=False)
-    return tuple(found)
 
 
 def _cutoffs(source: Source | None) -> dict[str, dict[str, float]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 # Student's t for a two-sided 95 % interval, by degrees of freedom.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _Z95 = 1.959964
+
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Mean(Struct, frozen=True):
@@ -30,6 +34,52 @@ def mean(values: Sequence[float]) -> Mean:
     freedom = len(values) - 1
     spread = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / freedom)
     return Mean(middle, _t95(freedom) * spread / math.sqrt(len(values)))
+
+
+class Paired(Struct, frozen=True, kw_only=True):
+    """By how much the second of two is larger, pair by pair: what makes pairs differ, which both share, is not in it.
+
+    `ratio` is the geometric mean of the pairs' ratios and `least` to `most` its 95 % confidence interval; None where a
+    value is not above 0. `sure` says whether the difference's interval leaves 0 out; one pair is never sure.
+    """
+
+    pairs: int
+    difference: float
+    plus_minus: float
+    ratio: float | None
+    least: float | None
+    most: float | None
+    smaller_in: int  # pairs in which the second is smaller
+    sure: bool
+
+
+def paired(one: Mapping[_Key, float], two: Mapping[_Key, float]) -> Paired | None:
+    """The values of two, by what makes a pair (a seed), in all pairs that both have; None if there is none.
+
+    >>> found = paired({0: 10.0, 1: 20.0, 2: 40.0}, {0: 9.0, 1: 18.5, 2: 38.0, 3: 1.0})
+    >>> found.pairs, found.difference, found.smaller_in, found.sure, round(found.ratio, 3)
+    (3, -1.5, 3, True, 0.925)
+    """
+    common = [key for key in one if key in two]
+    if not common:
+        return None
+    apart = mean([two[key] - one[key] for key in common])
+    ratio = least = most = None
+    if all(one[key] > 0 and two[key] > 0 for key in common):
+        logs = mean([math.log(two[key] / one[key]) for key in common])
+        ratio = math.exp(logs.value)
+        if len(common) > 1:
+            least, most = math.exp(logs.value - min(logs.half, 700.0)), math.exp(min(logs.value + logs.half, 700.0))
+    return Paired(
+        pairs=len(common),
+        difference=apart.value,
+        plus_minus=apart.half,
+        ratio=ratio,
+        least=least,
+        most=most,
+        smaller_in=sum(two[key] < one[key] for key in common),
+        sure=len(common) > 1 and abs(apart.value) > apart.half,
+    )
 
 
 def _t95(freedom: int) -> float:

@@ -38,6 +38,11 @@ COMMANDS = (
         "dovetail.cli.cluster.sweep:app",
         "Sweep over policies, loads and seeds; a sweep that was interrupted goes on.",
     ),
+    Command(
+        "figure",
+        "dovetail.cli.cluster.figure:app",
+        "Published figures by one command each: a table or JSON, and a picture.",
+    ),
 )
 
 app = App(name="cluster", help="Share accelerators of several types among training jobs.")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, WorkFlags
-from dovetail.cli.common import Format, print_json, print_table, progress
+from dovetail.cli.common import Format, Numbers, print_json, print_table, progress
 from dovetail.cluster import DEFAULT
+
+if TYPE_CHECKING:
+    from dovetail.core.comparison import Comparison
 
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
 _SHOWN = {
@@ -25,6 +28,7 @@ _SHOWN = {
 def compare(
     *,
     policy: Annotated[Words, Parameter(alias=["-p", "--policies"])] = ("max_min_fairness", DEFAULT),
+    seeds: Numbers = (),
     work: WorkFlags = _WORK,
     jobs: JobFlags = _JOBS,
     rules: RuleFlags = _RULES,
@@ -39,6 +43,8 @@ def compare(
     ----------
     policy
         Two or more policies.
+    seeds
+        Several seeds, in the place of --seed: means over them, and differences to the first policy seed by seed.
     processes
         How many runs at a time; by default one per core.
     format
@@ -49,15 +55,37 @@ def compare(
     scenario = work.scenario(jobs, rules)
     with progress("comparing", 1) as done:
         found = cluster.compare(
-            scenario, policy, processes=processes, progress=lambda made, of: done(made / of), **rules.how()
+            scenario,
+            policy,
+            seeds=seeds or None,
+            processes=processes,
+            progress=lambda made, of: done(made / of),
+            **rules.how(),
         )
     if format == "json":
         print_json(found.rows)
         return 0
     print_table(["policy", *_SHOWN.values()], [[row["policy"], *(_cell(key, row) for key in _SHOWN)] for row in found])
+    if len(seeds) > 1 and len(found) > 1:
+        _differences(found)
     for note in found.notes:
         print(f"\nnote: {note}")
     return 0
+
+
+def _differences(found: Comparison) -> None:
+    """Figures against the first policy's with the same seeds: ratios and their confidence intervals."""
+    shown = {key: _SHOWN[key] for key in ("makespan_s", "avg_jct_s", "p95_jct_s", "total_cost")}
+    rows = [[row["policy"], *(_interval(row["paired"][key]) for key in shown)] for row in found.rows[1:]]
+    first = f"{found[0]['policy']} ({found[0]['seeds']} seeds)"
+    print(f"\nRatios to {first}, seed by seed, with 95 % intervals; * where it is sure that there is a difference\n")
+    print_table(["policy", *(name.removesuffix(" h") for name in shown.values())], rows)
+
+
+def _interval(apart: dict[str, Any]) -> str:
+    if apart["ratio"] is None or apart["least"] is None:
+        return ""
+    return f"{apart['ratio']:.3f} ({apart['least']:.3f} to {apart['most']:.3f}){' *' if apart['sure'] else ''}"
 
 
 def _cell(key: str, row: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -238,6 +239,56 @@ def compare(a: Path, b: Path, /, *, out: Path | None = None, format: Format = "t
     print_table(names, [_compared(row) for row in compared])
 
 
+@app.command
+def paired(
+    log_dir: Path,
+    /,
+    *,
+    against: str | None = None,
+    figures: Words = ("avg_jct_s",),
+    format: Format = "table",
+) -> None:
+    """Compare the policies of one sweep, seed by seed: differences and ratios with 95 % confidence intervals.
+
+    All policies had the same jobs with a seed. Means whose bands overlap may differ for certain all the same.
+
+    Example: dovetail cluster sweep paired logs --against max_min_fairness --figures avg_jct_s makespan_s
+
+    Parameters
+    ----------
+    log_dir
+        The folder of the sweep.
+    against
+        The policy that the others are compared with; the first if left out.
+    figures
+        Which figures: avg_jct_s, p95_jct_s, makespan_s, utilization, cost_per_job, rho_mean, jain, envy, late.
+    format
+        table or json.
+    """
+    from dovetail.cluster import read_results
+
+    rows = read_results(log_dir).paired(against, figures).rows
+    if format == "json":
+        print_json(rows)
+        return
+    _differences(rows)
+
+
+def _differences(rows: list[dict[str, Any]]) -> None:
+    names = ["cluster", "policy", "load", "against", "figure", "difference", "ratio", "seeds", "smaller in", "sure"]
+    shown = []
+    for row in rows:
+        unit = 3600 if row["figure"].endswith("_s") else 1
+        apart = f"{row['difference'] / unit:+.3f}" + (f" ± {row['plus_minus'] / unit:.3f}" if row["pairs"] > 1 else "")
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
+        ratio += "" if row["least"] is None else f" ({row['least']:.3f} to {row['most']:.3f})"
+        figure = row["figure"].removesuffix("_s") + (" h" if unit > 1 else "")
+        sure = "yes" if row["sure"] else "no"
+        one = [row["cluster"], row["policy"], row["load"], row["against"], figure, apart, ratio]
+        shown.append([*one, row["pairs"], row["smaller_in"], sure])
+    print_table(names, shown)
+
+
 def _compared(row: dict[str, Any]) -> list[Any]:
     jct = row["avg_jct_s"]
     hours = [round(jct[side] / 3600, 2) for side in "ab"] if jct else [row["a"], row["b"]]
@@ -289,7 +340,7 @@ def _run(
         kept = len(read_results(log_dir).runs)
         print(f"{kept} runs are kept in {log_dir}; the same command goes on", file=sys.stderr)
         raise
-    _show(found, kind, log_dir, format)
+    _show(found, kind, log_dir, format, more["policies"])
     return 0 if all(row["status"] == "done" for row in found.runs) else 3
 
 
@@ -306,7 +357,7 @@ def run_and_tell(cell: Any) -> dict[str, Any]:
     return row
 
 
-def _show(found: Sweep, kind: SweepKind, log_dir: Path, format: Format) -> None:
+def _show(found: Sweep, kind: SweepKind, log_dir: Path, format: Format, policies: Sequence[str]) -> None:
     if format == "json":
         print_json([{key: value for key, value in row.items() if key != "jct_quantiles_s"} for row in found.runs])
         return
@@ -326,4 +377,9 @@ def _show(found: Sweep, kind: SweepKind, log_dir: Path, format: Format) -> None:
         reasons = [row["reason"] for row in found.runs if row["policy"] == name and row["status"] == "failed"]
         if reasons:
             print(f"\n{name}: {len(reasons)} runs failed, the first: {reasons[0]}")
+    lines = dict.fromkeys(row["policy"] for row in found)
+    if len(lines) > 1 and any(row["seeds"] > 1 for row in found):
+        first = policies[0] if policies and policies[0] in lines else None
+        print("\nSeed by seed, against one policy:\n")
+        _differences(found.paired(first).rows)
     print(f"\nTable and page written to {log_dir / 'results.csv'} and {log_dir / 'sweep.html'}")

@@ -136,13 +136,14 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
     3600.0
     """
     scenario = given(scenario, **fields)
-    spec = parse_cluster(scenario.cluster, gpus_per_server=scenario.per_server).present()
+    named = parse_cluster(scenario.cluster, gpus_per_server=scenario.per_server)
+    spec = named.present()
     table = RateTable() if scenario.rates is None else RateTable.read(scenario.rates)
     jobs: Iterable[Job]
     trace_format = ""
     profiled, notes = _profiled(scenario, spec)
     if profiled is None:
-        known, notes = _throughputs(scenario, spec, table)
+        known, notes = _throughputs(scenario, spec, table, named.types)
     else:
         known = profiled.throughputs
     if scenario.trace is not None:
@@ -324,12 +325,15 @@ def _profiled(scenario: Scenario, spec: ClusterSpec) -> tuple[ProfileMapper | No
     return ProfileMapper(applications, spec.types, spec.counts, spec.per_server), notes
 
 
-def _throughputs(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> tuple[Throughputs, list[str]]:
+def _throughputs(
+    scenario: Scenario, spec: ClusterSpec, table: RateTable, named: tuple[str, ...]
+) -> tuple[Throughputs, list[str]]:
+    """The built-in model's are of all types that the cluster names, so that jobs are the same where it has 0 of one."""
     if table.rates:
         return _from_table(scenario, spec, table), []
     if scenario.throughputs is None:
         note = "throughputs: the built-in model's estimates (--throughputs-file takes measured ones)"
-        return analytic(spec.types), [note]
+        return analytic(named), [note]
     return _covering(_from_file(scenario.throughputs, scenario), spec, scenario.throughputs), []
 
 

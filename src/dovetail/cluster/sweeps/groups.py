@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from dovetail.cluster.sweeps.cell import SweepRow
-from dovetail.core.confidence import Mean, mean
+from dovetail.core.confidence import Mean, Paired, mean, paired
+from dovetail.core.errors import InputError, did_you_mean
 
 FIGURES = (
     *("avg_jct_s", "p95_jct_s", "makespan_s", "utilization", "cost_per_job", "rho_mean", "jain", "envy"),
@@ -77,11 +79,27 @@ def _group(key: tuple[str, str, float], runs: list[SweepRow]) -> SweepGroup:
     )
 
 
-def difference(one: SweepGroup, two: SweepGroup, key: str) -> tuple[int, Mean | None]:
-    """How many seeds two groups have in common, and by how much the second is larger in them, seed by seed."""
-    mine, others = one.by_seed.get(key, {}), two.by_seed.get(key, {})
-    common = sorted(mine.keys() & others.keys())
-    return len(common), mean([others[seed] - mine[seed] for seed in common]) if common else None
+def difference(one: SweepGroup, two: SweepGroup, key: str) -> Paired | None:
+    """By how much the second group's figure is larger, in the seeds that both have."""
+    return paired(one.by_seed.get(key, {}), two.by_seed.get(key, {}))
+
+
+def differences(groups: Sequence[SweepGroup], baseline: str, keys: Sequence[str]) -> list[SweepRow]:
+    """Every other policy against one, at the same cluster and load and with the same seeds, and so the same jobs."""
+    first = {(group.cluster, group.load): group for group in groups if group.line == baseline}
+    if not first:
+        lines = list(dict.fromkeys(group.line for group in groups))
+        raise InputError(f"against {baseline!r}: expected one of {', '.join(lines)}{did_you_mean(baseline, lines)}")
+    found = []
+    for group in groups:
+        base = first.get((group.cluster, group.load))
+        if group.line == baseline or base is None:
+            continue
+        for key in keys:
+            if (apart := difference(base, group, key)) is not None:
+                row: SweepRow = {"cluster": group.cluster, "policy": group.line, "load": group.load}
+                found.append(row | {"against": baseline, "figure": key} | asdict(apart))
+    return found
 
 
 COMPARED = ("avg_jct_s", "p95_jct_s", "makespan_s", "utilization", "cost_per_job", "rho_mean")
@@ -100,10 +118,11 @@ def compared_sweeps(a: Sequence[SweepGroup], b: Sequence[SweepGroup]) -> list[Sw
             x, y = one.means.get(key), two.means.get(key)
             row[key] = None
             if x is not None and y is not None:
-                seeds, apart = difference(one, two, key)
+                apart = difference(one, two, key)
                 ratio = y.value / x.value if x.value else None
-                row[key] = {"a": x.value, "b": y.value, "ratio": ratio, "common_seeds": seeds}
-                row[key] |= {"difference": apart.value, "plus_minus": apart.half} if apart is not None else {}
+                row[key] = {"a": x.value, "b": y.value, "ratio": ratio, "common_seeds": apart.pairs if apart else 0}
+                if apart is not None:
+                    row[key] |= {"difference": apart.difference, "plus_minus": apart.plus_minus, "sure": apart.sure}
         found.append(row)
     return found
 

@@ -1,0 +1,48 @@
+"""What users give to functions over many runs, checked: a scenario, policies, seeds, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given
+from dovetail.cluster.policies import make, name_of
+from dovetail.core.errors import InputError, within
+from dovetail.core.plain import plain
+
+Progress = Callable[[int, int], None]
+
+
+def scenario_of(scenario: Scenario | LoadedScenario | None) -> Scenario:
+    return scenario.scenario if isinstance(scenario, LoadedScenario) else given(scenario)
+
+
+def policies_of(policies: Any) -> list[Any]:
+    """Policies, each once; one alone is fine."""
+    given = [policies] if isinstance(policies, str) or not isinstance(policies, Iterable) else list(policies)
+    names: dict[str, Any] = {}
+    for policy in given:
+        make(policy)
+        names.setdefault(name_of(policy), policy)
+    if not names:
+        raise InputError("policies: expected at least one")
+    return list(names.values())
+
+
+def seeds_of(seeds: Any) -> tuple[int, ...]:
+    """Seeds that were given, each once."""
+    drawn = tuple(dict.fromkeys(numbers_of("seeds", seeds, "whole numbers", -(2**62), 2**62, whole=True)))
+    if not drawn:
+        raise InputError("seeds: expected at least one value, found ()")
+    return drawn
+
+
+def numbers_of(
+    name: str, values: Any, expected: str, least: float, most: float = 1e12, *, whole: bool = False
+) -> tuple[Any, ...]:
+    found = plain(values)
+    if not isinstance(found, list):
+        raise InputError(f"{name}: expected at least one value, found {values!r}")
+    for value in found:
+        within(name, value, expected, least, most, whole=whole, optional=False)
+    return tuple(found)

@@ -1,0 +1,69 @@
+"""Policies over points that differ in one thing, with the same seeds: means, and differences seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from msgspec.structs import asdict, replace
+
+from dovetail.cluster.inputs.scenario import Scenario
+from dovetail.cluster.policies import name_of
+from dovetail.cluster.rules import ClusterOptions
+from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
+from dovetail.core.confidence import mean, paired
+from dovetail.core.errors import DovetailError
+from dovetail.core.parallel import run_all
+
+VARIED = (
+    *("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "jain"),
+    *("slo_violations", "leases", "rounds", "allocations"),
+)
+
+
+def varied(
+    points: Mapping[Any, tuple[Scenario, ClusterOptions]],
+    policies: Sequence[Any],
+    seeds: Sequence[int],
+    *,
+    axis: str = "at",
+    processes: int | None = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """A row for each point and policy: figures as means over seeds, half of their 95 % confidence intervals as
+    `NAME_plus_minus`, and `paired`: each figure against the first policy's at that point, with the same seeds."""
+    cells = [
+        SweepCell(scenario=replace(scenario, seed=seed), policy=policy, how=how, long=inf)
+        for scenario, how in points.values()
+        for policy in policies
+        for seed in seeds
+    ]
+    own = not all(isinstance(policy, str) for policy in policies)
+    done = (lambda made: None) if progress is None else lambda made: progress(made, len(cells))
+    found = iter(run_all(run_cell, cells, 1 if own else processes, done))
+    rows = []
+    for at in points:
+        first: dict[str, dict[Hashable, float]] = {}
+        for policy in policies:
+            runs = [next(found) for _ in seeds]
+            by_seed = _by_seed(runs)
+            first = first or by_seed
+            row: dict[str, Any] = {} if at is None else {axis: at}
+            row |= {"policy": name_of(policy), "seeds": len(seeds)}
+            for name, values in by_seed.items():
+                told = mean(list(values.values()))
+                row |= {name: told.value, f"{name}_plus_minus": told.half}
+            against = {name: paired(first[name], by_seed[name]) for name in VARIED}
+            row["ratios"] = {name: each.ratio for name, each in against.items() if each is not None}
+            row["paired"] = {name: asdict(each) for name, each in against.items() if each is not None}
+            row["reason"] = next((run["reason"] for run in runs if run["reason"]), "")
+            rows.append(row)
+    return rows
+
+
+def _by_seed(runs: Sequence[SweepRow]) -> dict[str, dict[Hashable, float]]:
+    for run in runs:
+        if run["status"] == "failed":
+            raise DovetailError(f"{run['policy']}: {run['reason']}")
+    return {name: {run["seed"]: float(run[name]) for run in runs} for name in VARIED}
