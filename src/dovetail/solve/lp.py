@@ -173,6 +173,10 @@ class LinearProgram:
         """The columns at the last solution."""
         return np.array(self._highs.getSolution().col_value)
 
+    def bound(self) -> float:
+        """What no whole-numbered solution can be better than, as far as the last solve proved."""
+        return float(self._highs.getInfo().mip_dual_bound)
+
     def row_prices(self) -> NDArray[np.float64]:
         """How much the objective changes per unit of each row's binding bound, at the last solution."""
         return np.array(self._highs.getSolution().row_dual)

@@ -1,0 +1,247 @@
+"""One configuration (so many accelerators of one type) for every job, or none: the plan that saves most.
+
+An integer program with one row per type and one choice per job. Prices of the types (Lagrange multipliers) give a bound
+and tell most choices; what is left undecided is settled exactly, by counting where types are small, else by HiGHS.
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.solve import LinearProgram
+
+Bools = NDArray[np.bool_]
+_STEPS, _SHARPER, _SHARP = 60, 0.4, 0.02  # of the search for prices
+_GOLDEN = 0.6180339887498949  # steps of so much cover all of 0 to 1 evenly
+_COUNTABLE = 4_000_000  # entries of the tables that are filled, where counting decides
+_BRANCHABLE = 3_000  # choices left open, where branch and bound does; of more the plan that was found is given
+_TINY = 1e-12
+
+
+class Plan(NamedTuple):
+    """The configuration of every job, -1 for none; what that saves, and what no plan can exceed."""
+
+    choice: Ints
+    saved: float
+    bound: float
+
+
+def choose(
+    saving: Floats, on: Ints, width: Ints, counts: Ints, *, gap: float = 0.0, prices: Floats | None = None
+) -> Plan:
+    """What jobs (rows) save in configurations (columns) is to be largest; only what saves something is used.
+
+    `on` and `width` are the type of every configuration and how many accelerators of it. The plan is the best, or
+    proven to be within `gap` of it (relative). `prices` are where to begin, and are changed to where it ended.
+
+    >>> plan = choose(np.array([[1.0, 1.5], [0.9, 1.6]]), np.array([0, 0]), np.array([1, 2]), np.array([3]))
+    >>> plan.choice.tolist(), plan.saved
+    ([0, 1], 2.6)
+    """
+    saving = np.where((saving > _TINY) & (width <= counts[on]), saving, -inf)
+    if not len(saving) or not len(on) or saving.max() == -inf:
+        return Plan(np.full(len(saving), -1), 0.0, 0.0)
+    first = saving.argmax(axis=1)
+    runs = np.take_along_axis(saving, first[:, None], 1)[:, 0] > 0
+    if (np.bincount(on[first[runs]], width[first[runs]], len(counts)) <= counts).all():  # everybody has the best
+        choice = np.where(runs, first, -1)
+        return Plan(choice, _total(saving, choice), _total(saving, choice))
+    if len(counts) == 1 and len(saving) * len(on) * int(counts[0] + 1) <= _COUNTABLE:
+        return _count_one(saving, width, int(counts[0]))
+    price = np.zeros(len(counts)) if prices is None else prices
+    bound, likely = _price(saving, on, width, counts, price)
+    reduced = saving - price[on] * width
+    choice = _fill(saving, reduced, likely, on, width, counts)
+    saved = _total(saving, choice)
+    if bound - saved > gap * abs(saved) + 1e-9:
+        best = np.maximum(reduced.max(axis=1), 0.0)
+        lost = best[:, None] - reduced  # how much below the bound any plan is that has this
+        open_columns, open_wait = bound - lost > saved + _TINY, bound - best > saved + _TINY
+        better = _settle(saving, open_columns, open_wait, on, width, counts, gap * saved)
+        if better is not None and better.saved > saved:
+            choice, saved = better.choice, better.saved
+        bound = saved if better is None else max(saved, min(bound, better.bound))
+    return Plan(choice, saved, max(bound, saved))
+
+
+def _total(saving: Floats, choice: Ints) -> float:
+    runs = np.flatnonzero(choice >= 0)
+    return float(saving[runs, choice[runs]].sum())
+
+
+def _price(saving: Floats, on: Ints, width: Ints, counts: Ints, price: Floats) -> tuple[float, Floats]:
+    """Prices at which as much is wanted as there is: Newton's steps, jobs less and less undecided between choices.
+
+    Gives the bound, and how likely each choice is of those between which a job cannot decide."""
+    types = np.zeros((len(on), len(counts)))
+    types[np.arange(len(on)), on] = width
+    squares = types * width[:, None]
+    least, found, weight = inf, price.copy(), saving
+    most = float(saving.max())
+    blur, last = most / 4, most * _SHARP / len(saving)
+    diagonal = np.arange(len(counts))
+    for _ in range(_STEPS):
+        reduced = saving - types @ price
+        best = np.maximum(reduced.max(axis=1), 0.0)
+        value = float(best.sum() + price @ counts)
+        weight = np.exp((reduced - best[:, None]) / blur)
+        weight /= (weight.sum(axis=1) + np.exp(-best / blur))[:, None]
+        wants = weight @ types
+        slope = counts - wants.sum(axis=0)
+        if value < least:
+            least, found = value, price.copy()
+        curve = wants.T @ wants / -blur
+        curve[diagonal, diagonal] += weight.sum(axis=0) @ squares / blur * (1 + 1e-6) + _TINY
+        if ((price <= 0) & (slope > 0)).any():
+            held = (price <= 0) & (slope > 0)
+            curve[held], curve[:, held], slope[held] = 0.0, 0.0, 0.0
+            curve[held, held] = 1.0
+        move = np.linalg.solve(curve, -slope)
+        price[:] = np.maximum(price + np.clip(move, -blur, blur), 0.0)
+        if blur <= last:
+            break
+        if np.abs(move).max() <= blur:
+            blur = max(blur * _SHARPER, last)
+    price[:] = found
+    return least, weight
+
+
+def _fill(saving: Floats, reduced: Floats, likely: Floats, on: Ints, width: Ints, counts: Ints) -> Ints:
+    """Jobs choose by prices while there is room, those first who lose most otherwise; then whatever still saves more.
+
+    Jobs that cannot decide are spread over their choices as these are likely."""
+    choice, free = np.full(len(saving), -1), counts.copy()
+    two = np.sort(np.concatenate([reduced, np.zeros((len(reduced), 1))], axis=1), axis=1)[:, -2:]
+    order = np.argsort(two[:, 0] - two[:, 1], kind="stable")
+    spread = np.empty(len(saving))
+    spread[order] = np.arange(1, len(saving) + 1) * _GOLDEN % 1.0
+    drawn = (np.cumsum(likely, axis=1) <= spread[:, None]).sum(axis=1)
+    for job in order.tolist():
+        at = int(drawn[job])
+        if at == len(on):
+            continue
+        if width[at] > free[on[at]]:
+            row = np.where(width <= free[on], reduced[job], -inf)
+            at = int(row.argmax())
+            if row[at] < -_TINY:
+                continue
+        choice[job] = at
+        free[on[at]] -= width[at]
+    rows = np.arange(len(saving))
+    while True:
+        now = np.where(choice >= 0, saving[rows, choice], 0.0)
+        room = np.where(on == np.where(choice >= 0, on[choice], -1)[:, None], width[choice][:, None], 0) + free[on]
+        more = np.where(width <= room, saving - now[:, None], -inf)
+        job, at = divmod(int(more.argmax()), more.shape[1])
+        if more[job, at] <= _TINY:
+            return choice
+        if choice[job] >= 0:
+            free[on[choice[job]]] += width[choice[job]]
+        choice[job] = at
+        free[on[at]] -= width[at]
+
+
+def _settle(
+    saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, counts: Ints, gap: float
+) -> Plan | None:
+    """The best plan of what is still open; None if none of it can be carried out."""
+    open_count = columns.sum(axis=1) + wait
+    if not open_count.all():
+        return None
+    choice, free = np.full(len(saving), -1), counts.copy()
+    settled = np.flatnonzero((open_count == 1) & ~wait)
+    choice[settled] = columns[settled].argmax(axis=1)
+    np.subtract.at(free, on[choice[settled]], width[choice[settled]])
+    if free.min() < 0:
+        return None
+    undecided = np.flatnonzero(open_count > 1)
+    columns = columns & (width <= free[on])
+    entries, left = prod((free + 1).tolist()), int(columns[undecided].sum())
+    countable = entries * left <= _COUNTABLE
+    if not countable and left > _BRANCHABLE:
+        return Plan(choice, -inf, inf)
+    solve = _count if countable else _branch
+    found = solve(saving[undecided], columns[undecided], wait[undecided], on, width, free, gap)
+    if found is None:
+        return None
+    choice[undecided] = found.choice
+    rest = found.bound - found.saved
+    saved = _total(saving, choice)
+    return Plan(choice, saved, saved + rest)
+
+
+def _count_one(saving: Floats, width: Ints, count: int) -> Plan:
+    """The best plan for one type, by dynamic programming over what is left of it."""
+    useful = np.flatnonzero((saving > 0).any(axis=0))
+    gains = np.concatenate([np.zeros((len(saving), 1)), saving[:, useful]], axis=1)
+    before = np.arange(count + 1) - np.concatenate([[0], width[useful]])[:, None]
+    below = before < 0
+    best, picks = np.zeros(count + 1), []
+    for gain in gains:
+        value = best[before] + gain[:, None]
+        value[below] = -inf
+        pick = value.argmax(axis=0)
+        best = value.max(axis=0)
+        picks.append(pick)
+    choice, left = np.full(len(saving), -1), count
+    for job in reversed(range(len(saving))):
+        at = int(picks[job][left])
+        if at:
+            choice[job] = useful[at - 1]
+            left = int(before[at, left])
+    saved = _total(saving, choice)
+    return Plan(choice, saved, saved)
+
+
+def _count(saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, free: Ints, gap: float) -> Plan | None:
+    """By dynamic programming over what is left of every type."""
+    best = np.zeros(tuple((free + 1).tolist()))
+    picks = []
+    for row, may, idle in zip(saving, columns, wait, strict=True):
+        new = best.copy() if idle else np.full_like(best, -inf)
+        pick = np.full(best.shape, -1, dtype=np.int16)
+        for at in np.flatnonzero(may).tolist():
+            low: list[slice] = [slice(None)] * best.ndim
+            high = low.copy()
+            low[on[at]], high[on[at]] = slice(0, best.shape[on[at]] - int(width[at])), slice(int(width[at]), None)
+            value = best[tuple(low)] + row[at]
+            better = value > new[tuple(high)]
+            np.copyto(new[tuple(high)], value, where=better)
+            np.copyto(pick[tuple(high)], at, where=better)
+        best = new
+        picks.append(pick)
+    left, value = free.copy(), float(best[tuple(free.tolist())])
+    if value == -inf:
+        return None
+    choice = np.full(len(saving), -1)
+    for job in reversed(range(len(saving))):
+        at = int(picks[job][tuple(left.tolist())])
+        choice[job] = at
+        if at >= 0:
+            left[on[at]] -= width[at]
+    return Plan(choice, value, value)
+
+
+def _branch(saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, free: Ints, gap: float) -> Plan | None:
+    """By branch and bound."""
+    lp = LinearProgram(maximise=True, gap=max(gap, 1e-7), node_limit=500)
+    lp.add_rows(np.full(len(free), -inf), free.astype(np.float64))
+    lp.add_rows(np.where(wait, -inf, 1.0), np.ones(len(saving)))
+    job, at = np.nonzero(columns)
+    rows = np.stack([on[at], len(free) + job], axis=1).ravel()
+    values = np.stack([width[at].astype(np.float64), np.ones(len(at))], axis=1).ravel()
+    zero, starts = np.zeros(len(at)), np.arange(0, 2 * len(at), 2)
+    lp.add_columns(cost=saving[job, at], lower=zero, upper=zero + 1, starts=starts, rows=rows, values=values)
+    lp.set_integer(np.arange(len(at)))
+    if lp.solve().status == "infeasible":
+        return None
+    chosen = np.flatnonzero(lp.values() > 0.5)
+    choice = np.full(len(saving), -1)
+    choice[job[chosen]] = at[chosen]
+    saved = _total(saving, choice)
+    return Plan(choice, saved, max(saved, lp.bound()))
