@@ -38,7 +38,7 @@ CASES: dict[str, list[ClusterCase]] = {
         ("nash_welfare", PAPER, 100, None),
         ("allox", PAPER, 300, None),
         ("fifo_perf", PAPER, 500, None),
-        ("goodput", PAPER, 50, None),
+        ("elastic_throughput", PAPER, 50, None),
     ],
     "packed": [
         ("max_min_fairness_packed", {**TRACE, "jobs": 512, "counts": (128, 128, 128)}, 30, 44.9),

@@ -38,8 +38,8 @@ def test_a_job_wider_than_a_server_runs_at_the_rate_over_several(make_setup: Mak
 def test_an_elastic_job_may_have_the_best_of_its_widths(make_setup: Make) -> None:
     setup = make_setup([Job(id=0, model="A", steps=800)])
     assert fastest(setup, RIGID)[0][0] == 4.0
-    assert fastest(setup, make("goodput"))[0][0] == 8.0
-    assert least_makespan_s(setup, make("goodput")) == 100.0
+    assert fastest(setup, make("elastic_throughput"))[0][0] == 8.0
+    assert least_makespan_s(setup, make("elastic_throughput")) == 100.0
 
 
 def _envious(problem: Problem, share: np.ndarray) -> float:

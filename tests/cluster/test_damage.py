@@ -24,7 +24,7 @@ from dovetail.testing.damage import breaks_down, damaged
 RUNS = {
     "wide": "--jobs 10 -c 2:2:2 -m",
     "packed": "-p max_min_fairness_packed --jobs 10 -c 1:1:1",
-    "elastic": "-p goodput --jobs 6 -c 4:4:4",
+    "elastic": "-p elastic_throughput --jobs 6 -c 4:4:4",
     "window": "-s 3 -e 8 --jobs-per-hour 0.5 --entities 2 --assign-SLOs",
     "summary": "--jobs 10 --journal-mode summary",
 }

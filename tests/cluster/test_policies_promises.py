@@ -307,14 +307,14 @@ def test_gandiva_pairs_only_when_jobs_outnumber_accelerators() -> None:
     assert {pair for pair in before if 0 not in pair} <= after
 
 
-def test_goodput_chooses_the_widths_that_are_worth_most() -> None:
+def test_elastic_throughput_chooses_the_widths_that_are_worth_most() -> None:
     """Three kinds of one model (1, 2 and 4 wide), 5 accelerators, 3 jobs: against every choice."""
     problem = drawn(0, jobs=3, kinds=3, counts=(5,), weights=(1.0, 2.0))
     rates = np.array([[10.0], [18.0], [30.0]])
     scaled, widths = np.tile(np.arange(3), (3, 1)), np.array([1, 2, 4])
     one = np.zeros(3, dtype=np.int64)
     problem = replace(problem, rates=rates, kind=one, width=one + 1, scaled=scaled, kind_width=widths)
-    found = make("goodput", {"power": 0.5}).allocate(problem)
+    found = make("elastic_throughput", {"power": 0.5}).allocate(problem)
     check_limits(problem, found)
     gain = [0.0, *np.sqrt(rates[:, 0] / 10.0)]
     choices = [c for c in product(range(4), repeat=3) if sum([0, 1, 2, 4][k] for k in c) <= 5]

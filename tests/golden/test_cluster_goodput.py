@@ -1,8 +1,9 @@
-"""The worked examples of goodput, and fits against those of the older scheduler on the same profiles."""
+"""Worked examples of goodput, fits of the same profiles, and the recorded calls of Sia's integer program."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from dovetail.cluster.goodput.batch import best_batch
 from dovetail.cluster.goodput.efficiency import gain
 from dovetail.cluster.goodput.fitting import Floats, fit
 from dovetail.cluster.goodput.throughput import NUMBERS, compute_s, exchange_s, overlapped_s
+from dovetail.cluster.optimise.configurations import choose
+from dovetail.cluster.policies.sia import values
 
 
 def test_worked_examples(golden: Path) -> None:
@@ -78,3 +81,22 @@ def test_fits_are_never_worse_than_the_older_ones(golden: Path, traces: Path) ->
         found = fit(points)
         assert found.objective == pytest.approx(objective(found.numbers, points), rel=1e-9)
         assert found.objective <= min(float(row["fit_objective"]), BETTER.get(row["application"], 1.0))
+
+
+@pytest.mark.parametrize("run", ["mixed64", "t4x64"])
+def test_recorded_programs_have_the_recorded_value(golden: Path, run: str) -> None:
+    path = golden / f"cluster/sia/policy_calls/{run}_philly-tiny-1_sia.jsonl.gz"
+    with gzip.open(path, "rt") as file:
+        calls = [json.loads(line) for line in file]
+    assert len(calls) >= 40
+    for call in calls:
+        types = sorted(call["gpus"])
+        on = np.array([types.index(name) for name, _, _ in call["configurations"]])
+        width = np.array([gpus for _, _, gpus in call["configurations"]])
+        now = np.array([-1 if at is None else at for at in call["current"]])
+        factor = np.where(now < 0, 1.0, np.array(call["restart_factor"]))
+        value = values(np.array(call["normalised_goodput"]), factor, now, call["p"], rounds=True)
+        assert value == pytest.approx(np.array(call["value"]), abs=1e-9)
+        assert not call["keep"]
+        plan = choose(call["lambda_n"] - value, on, width, np.array([call["gpus"][name] for name in types]))
+        assert call["lambda_n"] * len(value) - plan.saved == pytest.approx(call["objective"], abs=1e-6)

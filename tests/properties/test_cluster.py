@@ -71,7 +71,7 @@ def test_the_cases_make_everything_happen(tmp_path: Path) -> None:
     counted: Counter[str] = Counter()
     for seed in range(0, CASES, 2):
         case, journal = random_case(seed), tmp_path / "run.jsonl"
-        policy = "goodput" if seed % 4 else "max_min_fairness_packed"
+        policy = "elastic_throughput" if seed % 4 else "max_min_fairness_packed"
         run(case.setup, make(policy), case.rules, name=policy, journal=journal)
         came_as: dict[int, int] = {}
         for _, _, events in open_journal(journal).rows():
@@ -112,7 +112,7 @@ class Killer:
     [
         "max_min_fairness_packed",
         "finish_time_fairness_perf",
-        "goodput",
+        "elastic_throughput",
         "gandiva",
         "fifo",
         "tiresias_gittins",

@@ -1,4 +1,4 @@
-"""What adaptive jobs are believed to gain in every configuration: what they have seen, and what that tells of the rest."""
+"""What adaptive jobs are believed to gain in every configuration, from what they have seen."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def _goodput(
     least_local, most_local, one_gpu = _limits(types, known)
     application = known.application[rows]
     widths = [known.applications[of].most_width(int(widest[job])) for of, job in zip(application, rows, strict=True)]
-    runs = most_local[application][:, ways.on] > 0
+    runs = np.asarray(most_local[application])[:, ways.on] > 0
     fitted = ~np.isnan(known.numbers[rows, :, 0])
-    never = ~fitted.any(axis=1)
+    never = np.logical_not(fitted.any(axis=1, keepdims=True))
     source = np.where(fitted[:, ways.on], ways.on, fitted.argmax(axis=1)[:, None])  # whose fit tells
-    job, at = np.nonzero(runs & (ways.width <= np.array(widths)[:, None]) & ~never[:, None])
+    job, at = np.nonzero(runs & (ways.width <= np.array(widths)[:, None]) & ~never)
     by, of, row = source[job, at], application[job], rows[job]
     same = by == ways.on[at]
     best = best_batch(
@@ -83,7 +83,7 @@ def _goodput(
         least_local=least_local[of, by],
         most_local=most_local[of, by],
     )
-    found = np.where(never[:, None] & runs & (ways.width == 1), 1.0, 0.0)
+    found = np.where(never & runs & (ways.width == 1), 1.0, 0.0)
     found[job, at] = best.goodput * np.where(same, 1.0, one_gpu[of, ways.on[at]] / one_gpu[of, by])
     return found
 

@@ -63,6 +63,10 @@ def make(name: Any, options: Mapping[str, Any] | None = None) -> Policy:
     """
     if not isinstance(name, str) or ".py:" in name:
         return _own(name, options)
+    if name == "goodput":
+        raise InputError(
+            "no cluster policy is called 'goodput'; did you mean 'elastic_throughput', which had this name, or 'sia'?"
+        )
     given = dict(named_options(options))
     for known in names("cluster"):
         option, equals, value = name.removeprefix(known + "_").partition("=")

@@ -24,8 +24,9 @@ class Sia:
     """Every job has one configuration or waits, so that the sum of values is best; a value is a power of the goodput.
 
     Goodput is counted over the job's least, times a factor for those who would have to restart; `power` below 0 helps
-    who has little. Who waits costs `wait`. Jobs in the middle of a restart keep what they have. A job that never ran has
-    no preference of type. Jobs without an application are rigid: they have the width that they ask for, or nothing.
+    who has little. Who waits costs `wait`. Jobs in the middle of a restart keep what they have. A job that never ran
+    has no preference of type. Jobs without an application are rigid: they have the width that they ask for (the widest
+    that fits, where that does not), or nothing.
     """
 
     agnostic, packs, strict, elastic, every_round = False, False, True, True, True
@@ -63,18 +64,32 @@ class Sia:
         per_server = problem.counts if known is None else known.per_server
         ways = configurations(problem.counts, np.maximum(per_server, 1))
         adaptive = np.zeros(problem.jobs, dtype=np.bool_) if known is None else known.application >= 0
-        ways = _with_widths(ways, np.unique(problem.width[~adaptive]), problem.counts, np.maximum(per_server, 1))
+        rigid = np.flatnonzero(~adaptive)
+        kind, width = _as_asked(problem, rigid)
+        ways = _with_widths(ways, np.unique(width), problem.counts, np.maximum(per_server, 1))
         table = np.zeros((problem.jobs, len(ways.on)))
         if known is not None:
             table = self._goodputs.table(problem, ways, known.batch)
         least = np.ones(problem.jobs)
-        if not adaptive.all():
-            rigid = np.flatnonzero(~adaptive)
-            asked = ways.width == problem.width[rigid][:, None]
-            table[rigid] = np.where(asked, problem.speed[rigid][:, ways.on], 0.0)
-            least[rigid] = problem.width[rigid]
+        if len(rigid):
+            table[rigid] = np.where(ways.width == width[:, None], problem.rates[kind][:, ways.on], 0.0)
+            least[rigid] = width
         smallest = np.min(table, axis=1, initial=np.inf, where=table > 0)
         return ways, table / np.where(np.isfinite(smallest), smallest, 1.0)[:, None] * least[:, None]
+
+
+def _as_asked(problem: Problem, rigid: Ints) -> tuple[Ints, Ints]:
+    """Kinds and widths of rigid jobs: as they ask, or where that fits nowhere, as wide as does."""
+    kind, width = problem.kind[rigid], problem.width[rigid]
+    if problem.scaled is None or problem.kind_width is None:
+        return kind, width
+    fits = (problem.rates > 0) & (problem.kind_width[:, None] <= problem.counts)
+    able: NDArray[np.bool_] = np.asarray(fits.any(axis=1))
+    may = problem.scaled[kind]
+    fitting = np.where((may >= 0) & able[may], problem.kind_width[may], 0)
+    widest = np.take_along_axis(may, fitting.argmax(axis=1)[:, None], 1)[:, 0]
+    kind = np.where(able[kind] | (fitting.max(axis=1, initial=0) == 0), kind, widest)
+    return kind, problem.kind_width[kind]
 
 
 def _with_widths(ways: Configurations, widths: Ints, counts: Ints, per_server: Ints) -> Configurations:

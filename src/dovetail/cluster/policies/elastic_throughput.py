@@ -1,4 +1,4 @@
-"""Goodput: elastic jobs get the widths and types that are worth most together, after the idea of Pollux and Sia."""
+"""Elastic throughput: jobs get the widths and types that are worth most together, by rates that do not change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dovetail.core.registry import policy
 from dovetail.solve import LinearProgram
 
 
-@policy("goodput", level="cluster")
-class Goodput:
+@policy("elastic_throughput", level="cluster")
+class ElasticThroughput:
     """Every job has one width on one type; the sum of weight x (rate over its least rate)^power is as large as can be.
 
-    A small `power` spreads accelerators over many jobs, 1 gives most steps in total. Rates stand for goodput: what a
-    larger batch costs in progress per step must be in the rates of the wider kinds. A job may have any width that its
+    A small `power` spreads accelerators over many jobs, 1 gives most steps in total. Nothing is known of batches: what
+    a larger one costs in progress per step must be in the rates of the wider kinds. A job may have any width that its
     model has rates for, whatever it asked for; a change costs a restart. Who had a place keeps it if the counts allow.
     """
 
