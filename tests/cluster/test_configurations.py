@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dovetail.cluster.optimise.configurations import Plan, choose
+from dovetail.cluster.optimise.configurations import ConfigurationPlan, choose
 from dovetail.cluster.optimise.goodputs import configurations
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.solve import LinearProgram
@@ -27,7 +27,7 @@ def random_case(rng: np.random.Generator, jobs: int, servers: int) -> tuple[Floa
     return saving, ways.on, ways.width, counts
 
 
-def used(plan: Plan, on: Ints, width: Ints, types: int) -> Ints:
+def used(plan: ConfigurationPlan, on: Ints, width: Ints, types: int) -> Ints:
     runs = plan.choice[plan.choice >= 0]
     return np.bincount(np.repeat(on[runs], width[runs]), minlength=types)
 

@@ -23,7 +23,7 @@ _BRANCHABLE = 3_000  # choices left open, where branch and bound does; of more t
 _TINY = 1e-12
 
 
-class Plan(NamedTuple):
+class ConfigurationPlan(NamedTuple):
     """The configuration of every job, -1 for none; what that saves, and what no plan can exceed."""
 
     choice: Ints
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
 def choose(
     saving: Floats, on: Ints, width: Ints, counts: Ints, *, gap: float = 0.0, prices: Floats | None = None
-) -> Plan:
+) -> ConfigurationPlan:
     """What jobs (rows) save in configurations (columns) is to be largest; only what saves something is used.
 
     `on` and `width` are the type of every configuration and how many accelerators of it. The plan is the best, or
@@ -45,12 +45,12 @@ def choose(
     """
     saving = np.where((saving > _TINY) & (width <= counts[on]), saving, -inf)
     if not len(saving) or not len(on) or saving.max() == -inf:
-        return Plan(np.full(len(saving), -1), 0.0, 0.0)
+        return ConfigurationPlan(np.full(len(saving), -1), 0.0, 0.0)
     first = saving.argmax(axis=1)
     runs = np.take_along_axis(saving, first[:, None], 1)[:, 0] > 0
     if (np.bincount(on[first[runs]], width[first[runs]], len(counts)) <= counts).all():  # everybody has the best
         choice = np.where(runs, first, -1)
-        return Plan(choice, _total(saving, choice), _total(saving, choice))
+        return ConfigurationPlan(choice, _total(saving, choice), _total(saving, choice))
     if len(counts) == 1 and len(saving) * len(on) * int(counts[0] + 1) <= _COUNTABLE:
         return _count_one(saving, width, int(counts[0]))
     price = np.zeros(len(counts)) if prices is None else prices
@@ -66,7 +66,7 @@ def choose(
         if better is not None and better.saved > saved:
             choice, saved = better.choice, better.saved
         bound = saved if better is None else max(saved, min(bound, better.bound))
-    return Plan(choice, saved, max(bound, saved))
+    return ConfigurationPlan(choice, saved, max(bound, saved))
 
 
 def _total(saving: Floats, choice: Ints) -> float:
@@ -148,7 +148,7 @@ def _fill(saving: Floats, reduced: Floats, likely: Floats, on: Ints, width: Ints
 
 def _settle(
     saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, counts: Ints, gap: float
-) -> Plan | None:
+) -> ConfigurationPlan | None:
     """The best plan of what is still open; None if none of it can be carried out."""
     open_count = columns.sum(axis=1) + wait
     if not open_count.all():
@@ -164,7 +164,7 @@ def _settle(
     entries, left = prod((free + 1).tolist()), int(columns[undecided].sum())
     countable = entries * left <= _COUNTABLE
     if not countable and left > _BRANCHABLE:
-        return Plan(choice, -inf, inf)
+        return ConfigurationPlan(choice, -inf, inf)
     solve = _count if countable else _branch
     found = solve(saving[undecided], columns[undecided], wait[undecided], on, width, free, gap)
     if found is None:
@@ -172,10 +172,10 @@ def _settle(
     choice[undecided] = found.choice
     rest = found.bound - found.saved
     saved = _total(saving, choice)
-    return Plan(choice, saved, saved + rest)
+    return ConfigurationPlan(choice, saved, saved + rest)
 
 
-def _count_one(saving: Floats, width: Ints, count: int) -> Plan:
+def _count_one(saving: Floats, width: Ints, count: int) -> ConfigurationPlan:
     """The best plan for one type, by dynamic programming over what is left of it."""
     useful = np.flatnonzero((saving > 0).any(axis=0))
     gains = np.concatenate([np.zeros((len(saving), 1)), saving[:, useful]], axis=1)
@@ -195,10 +195,12 @@ def _count_one(saving: Floats, width: Ints, count: int) -> Plan:
             choice[job] = useful[at - 1]
             left = int(before[at, left])
     saved = _total(saving, choice)
-    return Plan(choice, saved, saved)
+    return ConfigurationPlan(choice, saved, saved)
 
 
-def _count(saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, free: Ints, gap: float) -> Plan | None:
+def _count(
+    saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, free: Ints, gap: float
+) -> ConfigurationPlan | None:
     """By dynamic programming over what is left of every type."""
     best = np.zeros(tuple((free + 1).tolist()))
     picks = []
@@ -224,10 +226,12 @@ def _count(saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, f
         choice[job] = at
         if at >= 0:
             left[on[at]] -= width[at]
-    return Plan(choice, value, value)
+    return ConfigurationPlan(choice, value, value)
 
 
-def _branch(saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, free: Ints, gap: float) -> Plan | None:
+def _branch(
+    saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, free: Ints, gap: float
+) -> ConfigurationPlan | None:
     """By branch and bound."""
     lp = LinearProgram(maximise=True, gap=max(gap, 1e-7), node_limit=500)
     lp.add_rows(np.full(len(free), -inf), free.astype(np.float64))
@@ -244,4 +248,4 @@ def _branch(saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, 
     choice = np.full(len(saving), -1)
     choice[job[chosen]] = at[chosen]
     saved = _total(saving, choice)
-    return Plan(choice, saved, max(saved, lp.bound()))
+    return ConfigurationPlan(choice, saved, max(saved, lp.bound()))
