@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from dovetail.cluster.optimise.market import POINTS, Market, worth
 from dovetail.cluster.policies import make
+from dovetail.cluster.policies.base import PhasedJobs
 from dovetail.core.errors import InputError
 from dovetail.testing.cluster.problems import random_problem
 
@@ -104,6 +106,22 @@ def test_a_job_that_is_nearly_done_is_not_forgotten() -> None:
     problem.now_s += 1e6
     problem.steps_left[0] *= 1e-12
     assert policy.allocate(problem).share[0, 0] == 1.0
+
+
+def test_a_job_that_will_be_faster_is_not_the_longest() -> None:
+    """Two jobs, as long as each other at the present rate; the first will have a batch that is ten times as fast."""
+    problem = random_problem(np.random.default_rng(0), jobs=2, kinds=3, counts=(1,), weights=(1.0,))
+    problem.rates[:] = [[1.0], [10.0], [1.0]]
+    problem.kind[:], problem.width[:] = [0, 2], 1
+    problem.steps_left[:] = 1e6
+    alike = make("shockwave").allocate(problem).share[:, 0]
+    modes = np.array([[0, 1], [2, -1]])
+    ahead = replace(problem, phased=PhasedJobs(modes=modes, done=np.zeros((2, 2))))
+    assert alike.tolist() == [1.0, 0.0]
+    assert make("shockwave").allocate(ahead).share[:, 0].tolist() == [0.0, 1.0]
+    fast = replace(ahead, kind=np.array([1, 2]))  # it is there: its first batch does not come back
+    fast.steps_left[0] = 1e7
+    assert make("shockwave").allocate(fast).share[:, 0].tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("option", ["horizon_s", "late_costs", "longest_costs"])

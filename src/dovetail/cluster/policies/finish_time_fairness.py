@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.cluster.optimise.finish_time import FinishDemand, FinishProgram, as_one_type
 from dovetail.cluster.optimise.shares import isolated_share, nothing, spread
-from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
 
 
@@ -22,6 +22,11 @@ class Isolation:
     def __init__(self) -> None:
         self._ids = np.zeros(0, dtype=np.int64)
         self._done_s = self._left = self._rate = np.zeros(0)
+
+    @property
+    def left_s(self) -> Floats:
+        """How long the steps that jobs had left when they were seen last would take in isolation."""
+        return self._left / self._rate
 
     def finish(self, problem: Problem) -> FinishDemand:
         """What everybody's finish is measured against now."""

@@ -24,9 +24,10 @@ class _Promises:
         self._known = np.zeros((4, 0))  # steps at its arrival; last promise; sum of promise x seconds; seconds
         self._now_s = 0.0
 
-    def renew(self, problem: Problem) -> tuple[Floats, Floats]:
-        """The sizes of jobs and what they are promised, now that it is said anew."""
+    def renew(self, problem: Problem, slower: Floats) -> tuple[Floats, Floats]:
+        """The sizes of jobs and what they are promised, now that it is said anew; `slower` is the forecast."""
         latest = self._isolation.finish(problem).against
+        latest += (slower - 1) * self._isolation.left_s
         known = np.stack([problem.steps_left, latest, np.zeros(problem.jobs), np.zeros(problem.jobs)])
         _, old, new = np.intersect1d(self._ids, problem.ids, assume_unique=True, return_indices=True)
         held_s = problem.now_s - self._now_s
@@ -68,8 +69,9 @@ class Shockwave:
             return nothing(problem, "no job runs on any type")
         fair = part.sum(axis=1)  # of its time
         full = np.where(runs, alone, 1.0) / fair
-        left_s = np.where(runs, problem.steps_left / full, 0.0)  # if it had all of its time
-        steps, promised_s = self._promises.renew(problem)
+        slower = _forecast(problem, part)
+        left_s = np.where(runs, slower * problem.steps_left / full, 0.0)  # if it had all of its time
+        steps, promised_s = self._promises.renew(problem, slower)
         to_promise_s = promised_s - problem.age_s
         market = Market(
             width=problem.width,
@@ -100,3 +102,25 @@ class Shockwave:
                 placed.put(job, on)
         placed.put_fastest(job for job in np.argsort(-left_s, kind="stable").tolist() if job not in placed.type_of)
         return placed
+
+
+def _forecast(problem: Problem, part: Floats) -> Floats:
+    """How much longer the steps that a job has left will take than at its present rate, by the batches that it may
+    still have: as likely as each other before it began (a Dirichlet prior that counts as one whole job), then as it
+    did. Batches that come before the present one do not come back."""
+    phased = problem.phased
+    if phased is None:
+        return np.ones(problem.jobs)
+    known = phased.modes >= 0
+    open_ = np.arange(known.shape[1]) >= (phased.modes == problem.kind[:, None]).argmax(axis=1)[:, None]
+    done = np.where(known, phased.done, 0.0)
+    steps = problem.steps_left + done.sum(axis=1)
+    had = done / np.where(steps > 0, steps, 1.0)[:, None]
+    expected = (known / np.maximum(known.sum(axis=1), 1)[:, None] + had) / (1 + had.sum(axis=1))[:, None]
+    coming = np.where(known, np.maximum(expected - had, 0.0), 0.0)
+    rate = np.einsum("jt,jmt->jm", part, problem.rates[np.where(known, phased.modes, 0)])
+    now = np.einsum("jt,jt->j", part, problem.speed)
+    able = known & open_ & (rate > 0)
+    slower = np.where(able, coming * now[:, None] / np.where(able, rate, 1.0), 0.0).sum(axis=1)
+    total = np.where(able, coming, 0.0).sum(axis=1)
+    return np.where((total > 0) & (now > 0), slower / np.where(total > 0, total, 1.0), 1.0)
