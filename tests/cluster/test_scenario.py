@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dovetail.cluster.compat.log import old_log
 from dovetail.cluster.inputs.cluster_spec import parse_cluster
@@ -123,15 +124,7 @@ def test_a_policy_that_draws_does_so_by_the_seed() -> None:
 def test_servers_fail_as_often_as_the_file_says() -> None:
     spec = parse_cluster("a100=8", gpus_per_server="4")
     assert outages(spec, seed=0) == []
-    failing = type(spec)(
-        types=spec.types,
-        counts=spec.counts,
-        per_server=spec.per_server,
-        prices=spec.prices,
-        failure_s=(100_000.0,),
-        repair_s=(5_000.0,),
-        order=spec.order,
-    )
+    failing = replace(spec, failure_s=(100_000.0,), repair_s=(5_000.0,))
     found = outages(failing, seed=0)
     assert {outage.devices for outage in found} == {(0, 1, 2, 3), (4, 5, 6, 7)}
     up = np.mean([b.at_s - a.until_s for a, b in pairwise(found) if a.devices == b.devices])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from math import inf, nan
 from typing import Any
 
@@ -54,6 +55,7 @@ class ClusterResult(Struct, kw_only=True):
     cpu_s: float
     bound_makespan_s: float
     completion_s: dict[int, float]
+    cost_by_type: dict[str, float] = {}
 
 
 _UNKNOWN: dict[str, float] = {  # what columns over jobs hold until it is known
@@ -100,8 +102,10 @@ class ClusterMetrics:
         self._equal_rate: Floats = np.zeros(len(kinds))
         self._equal_shares: dict[int, Floats] = {}
         self._busy: Floats = np.zeros(len(types))
-        self._cost = 0.0
+        self._cost: Floats = np.zeros(len(types))
         self._prices: Floats = np.zeros(len(types))
+        self._price_s: list[float] = []  # when prices changed, and what they were from then on
+        self._price_list: list[Floats] = []
         self._leases = 0
         self._envy: list[float] = []
         self.now = 0.0
@@ -127,6 +131,8 @@ class ClusterMetrics:
             self._rejected_jobs(columns)
         elif of == "prices":
             self._prices = np.asarray(columns["price"], dtype=np.float64)
+            self._price_s.append(self.now)
+            self._price_list.append(self._prices)
         elif of == "used":
             self._used(columns)
         elif of == "envy":
@@ -191,19 +197,35 @@ class ClusterMetrics:
         seconds = np.asarray(columns["to_s"]) - np.asarray(columns["from_s"])
         held = seconds * self._widths[self._jobs["runs_as"][ids]]
         paired, types = np.asarray(columns["beside"]) >= 0, len(self._types)
+        charged = held
         if np.count_nonzero(paired):
-            by_type = np.bincount(on, np.where(paired, held * 0.5, held), minlength=types)
-            charged = np.bincount(on, np.where(paired, held * self._pair_charge, held), minlength=types)
+            charged = np.where(paired, held * self._pair_charge, held)
+            held = np.where(paired, held * 0.5, held)
+        self._busy += np.bincount(on, held, minlength=types)
+        if len(self._price_s) > 1 and self._pair_charge < 1:
+            spent = charged * np.array([self._mean_price(j, a, b) for j, a, b in _leases(columns)])
+            self._cost += np.bincount(on, spent, minlength=types) / 3600
         else:
-            charged = by_type = np.bincount(on, held, minlength=types)
-        self._busy += by_type
-        self._cost += float((charged * self._prices).sum()) / 3600
+            self._cost += np.bincount(on, charged, minlength=types) * self._prices / 3600
+
+    def _mean_price(self, j: int, from_s: float, to_s: float) -> float:
+        """What an accelerator of a type cost per hour between two times."""
+        first = max(bisect_right(self._price_s, from_s) - 1, 0)
+        if from_s >= self._price_s[-1] or to_s <= from_s:
+            return float(self._prices[j])
+        begins = [from_s, *self._price_s[first + 1 :]]
+        lasting = np.diff([*np.minimum(begins, to_s), to_s])
+        return float(lasting @ [price[j] for price in self._price_list[first:]]) / (to_s - from_s)
+
+    def cost_by_type(self) -> dict[str, float]:
+        """What accelerators of every type cost while they were held."""
+        return dict(zip(self._types, self._cost.tolist(), strict=True))
 
     def _used(self, columns: dict[str, Any]) -> None:
         """Seconds of accelerators by type, where there are shares of time instead of leases."""
         used = np.asarray(columns["accelerator_s"])
         self._busy += used
-        self._cost += float((used * self._prices).sum()) / 3600
+        self._cost += used * self._prices / 3600
 
     def _completed(self, columns: dict[str, Any]) -> None:
         jobs = self._jobs
@@ -245,7 +267,7 @@ class ClusterMetrics:
             avg_jct_high_s=_mean(jct[heavy]) if heavy.any() else None,
             utilization=float(self._busy.sum()) / total if total else 0.0,
             utilization_by_type=dict(zip(self._types, use.tolist(), strict=True)),
-            total_cost=self._cost,
+            total_cost=float(self._cost.sum()),
             slo_violations=int(late.sum()),
             slo_jobs=int(due.sum()),
             rho_mean=_mean(good),
@@ -286,6 +308,11 @@ class ClusterMetrics:
         known = np.flatnonzero(np.isfinite(self._jobs["end"]))
         took = (self._jobs["end"] - self._jobs["arrival"])[known]
         return dict(zip(known.tolist(), took.tolist(), strict=True))
+
+
+def _leases(columns: dict[str, Any]) -> Iterator[tuple[int, float, float]]:
+    named = (np.asarray(columns[name]).tolist() for name in ("on", "from_s", "to_s"))
+    return zip(*named, strict=True)
 
 
 def _mean(values: Floats) -> float:

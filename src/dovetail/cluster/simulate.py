@@ -128,6 +128,7 @@ def run(
         cpu_s=process_time() - began,
         bound_makespan_s=least_makespan_s(setup, policy, anywhere=compat),
         completion_s=metrics.completion_times(),
+        cost_by_type=metrics.cost_by_type(),
     )
 
 

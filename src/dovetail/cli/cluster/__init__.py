@@ -18,6 +18,11 @@ COMMANDS = (
         "Compare policies on the same jobs; ratios are to the first one.",
     ),
     Command(
+        "plan",
+        "dovetail.cli.cluster.plan:plan",
+        "Find the cheapest or fewest accelerators that keep completion times or deadlines within limits.",
+    ),
+    Command(
         "policies",
         "dovetail.cli.cluster.policies:policies",
         "List the policies: what they promise, what they know and which options they take.",

@@ -16,6 +16,12 @@ OnError = Literal["fail", "skip"]
 Compat = Literal["gavel", "sia"]
 """The rules of older simulators: Gavel's, and those of Pollux and Sia."""
 
+Minimise = Literal["cost", "accelerators"]
+"""What a plan has least of."""
+
+Paid = Literal["always", "held"]
+"""An accelerator is paid for all the time, as one that is reserved, or while a job holds it, as one on demand."""
+
 JournalMode = Literal["changes", "summary"]
 """Every lease is written, or only arrivals and completions."""
 

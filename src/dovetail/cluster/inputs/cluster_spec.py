@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
+from dovetail.cluster.inputs.choices import Paid
 from dovetail.cluster.inputs.csv_rows import LEAST, MOST, MOST_WHOLE
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document
@@ -20,7 +22,9 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     """Accelerator types and how many there are of each; all tuples run over `types`.
 
     A price is per accelerator and hour, None where none was given. `failure_s` is the mean time between failures of one
-    server (inf: never) and `repair_s` the mean time until it is back. `order` is that in which types are filled.
+    server (inf: never) and `repair_s` the mean time until it is back. `order` is that in which types are filled. `of`
+    says which accelerator each is, where several offers of the same one have names of their own; `paid` when it is paid
+    for: always, or while a job holds it.
     """
 
     types: tuple[str, ...]
@@ -29,6 +33,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     prices: tuple[float | None, ...]
     failure_s: tuple[float, ...]
     repair_s: tuple[float, ...]
+    of: tuple[str, ...]
+    paid: tuple[Paid, ...]
     order: tuple[str, ...]
 
     @property
@@ -46,6 +52,32 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
         full, rest = divmod(self.counts[at], self.per_server[at])
         return [self.per_server[at]] * full + [rest] * (rest > 0)
 
+    def with_counts(self, counts: Sequence[int]) -> ClusterSpec:
+        """The same with other numbers of accelerators.
+
+        >>> parse_cluster("a100=10,l4=2").with_counts([4, 0]).counts
+        (4, 0)
+        """
+        return replace(self, counts=tuple(counts))
+
+    def document(self) -> dict[str, dict[str, Any]]:
+        """The types as a file has them.
+
+        >>> parse_cluster("a100=8", gpus_per_server="4").document()
+        {'a100': {'count': 8, 'gpus_per_server': 4}}
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for i, name in enumerate(self.types):
+            fails: dict[str, Any] = (
+                {"failure_s": self.failure_s[i], "repair_s": self.repair_s[i]} if self.failure_s[i] < inf else {}
+            )
+            bought = {"price_per_hour": self.prices[i]} if self.prices[i] is not None else {}
+            offered: dict[str, Any] = {"type": self.of[i]} if self.of[i] != name else {}
+            paid = {"paid": self.paid[i]} if self.paid[i] != "always" else {}
+            sizes = {"count": self.counts[i], "gpus_per_server": self.per_server[i]}
+            found[name] = offered | sizes | bought | paid | fails
+        return found
+
     def present(self) -> ClusterSpec:
         """The same without the types of which there are none, in the order in which types are filled."""
         at = [i for i in map(self.types.index, self.order) if self.counts[i]]
@@ -59,6 +91,8 @@ class _Type(Struct, forbid_unknown_fields=True):
     price_per_hour: float | None = None
     failure_s: float | None = None
     repair_s: float = 3600.0
+    type: str | None = None
+    paid: Paid = "always"
 
 
 class _ClusterFile(Struct, forbid_unknown_fields=True):
@@ -134,6 +168,8 @@ def _spec(types: dict[str, _Type], order: tuple[str, ...] = ()) -> ClusterSpec:
         prices=tuple(each.price_per_hour for each in given),
         failure_s=tuple(inf if each.failure_s is None else each.failure_s for each in given),
         repair_s=tuple(each.repair_s for each in given),
+        of=tuple(each.type or name for name, each in types.items()),
+        paid=tuple(each.paid for each in given),
         order=order or tuple(types),
     )
 

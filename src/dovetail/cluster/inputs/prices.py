@@ -54,6 +54,21 @@ class Prices:
         found: Floats = self.values[max(bisect_right(self.times_s, now_s) - 1, 0)]
         return found
 
+    def paid_until(self, end_s: float) -> Floats:
+        """What an accelerator of each type costs from the beginning to a time.
+
+        >>> constant(("v100",), {"v100": 3.0}).paid_until(7200.0).tolist()
+        [6.0]
+        """
+        begins = np.minimum(self.times_s, end_s)
+        paid: Floats = np.diff([*begins, end_s]) @ self.values / 3600
+        return paid
+
+    def of_types(self, at: Sequence[int]) -> Prices:
+        """Those of some types, by their places."""
+        types = tuple(self.types[i] for i in at)
+        return Prices(types, self.times_s, self.values[:, list(at)], tuple(n for n in self.missing if n in types))
+
     def next_change(self, now_s: float) -> float:
         """When a price changes next, after this time; inf if never."""
         at = bisect_right(self.times_s, now_s)

@@ -23,7 +23,7 @@ from dovetail.cluster.inputs.estimate import estimate
 from dovetail.cluster.inputs.generate import GeneratedJobs
 from dovetail.cluster.inputs.generate import jobs_per_hour as between_arrivals_s
 from dovetail.cluster.inputs.learned_rates import LearnedRates
-from dovetail.cluster.inputs.prices import Prices, constant, read_prices
+from dovetail.cluster.inputs.prices import GCP, Prices, constant, read_prices
 from dovetail.cluster.inputs.profiles import ProfileMapper, read_profiles
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.throughputs import (
@@ -143,7 +143,7 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
     trace_format = ""
     profiled, notes = _profiled(scenario, spec)
     if profiled is None:
-        known, notes = _throughputs(scenario, spec, table, named.types)
+        known, notes = _throughputs(scenario, spec, table, named.of)
     else:
         known = profiled.throughputs
     if scenario.trace is not None:
@@ -164,10 +164,10 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         jobs = trace.jobs
         notes += trace.notes + [f"left out: {count} x {what}" for what, count in trace.dropped.items()]
         _check_window(scenario, len(trace.jobs))
-        _check_length(trace.jobs, known.of_types(spec.types), _named(scenario.trace, "trace"))
+        _check_length(trace.jobs, known.of_types(spec.of), _named(scenario.trace, "trace"))
     else:
         jobs = generated(scenario, known, spec)
-    rates = known.of_types(spec.types)
+    rates = known.of_types(spec.of, spec.types)
     prices = _prices(scenario, spec)
     if prices.missing:
         notes.append(f"no price is known for {', '.join(prices.missing)}: counted as 1 per hour")
@@ -185,7 +185,7 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         window=scenario.window,
         entities=_entities(scenario, jobs),
         outages=outages(spec, scenario.seed),
-        restarts=restart_prices(table, rates.kinds, rates.types) if profiled is None else profiled.restarts_s(),
+        restarts=restart_prices(table, rates.kinds, spec.of) if profiled is None else profiled.restarts_s(),
         adaptive=None if profiled is None else profiled.kinds(),
         phased=scenario.trace is not None and any(job.phases for job in jobs),
         seed=scenario.seed,
@@ -316,6 +316,8 @@ def _profiled(scenario: Scenario, spec: ClusterSpec) -> tuple[ProfileMapper | No
         raise InputError("give profiles, or throughputs and rates, not both")
     if scenario.trace is None:
         raise InputError("profiles are of the jobs of a trace: they need one")
+    if spec.of != spec.types:
+        raise InputError("cluster: several offers of one type (type) cannot be told apart by profiles")
     params = scenario.throughput_params
     rows = given_rows("throughput_params", params) if isinstance(params, list) else params
     applications = read_profiles(scenario.profiles, spec.types, rows)
@@ -333,7 +335,7 @@ def _throughputs(
         return _from_table(scenario, spec, table), []
     if scenario.throughputs is None:
         note = "throughputs: the built-in model's estimates (--throughputs-file takes measured ones)"
-        return analytic(named), [note]
+        return analytic(tuple(dict.fromkeys(named))), [note]
     return _covering(_from_file(scenario.throughputs, scenario), spec, scenario.throughputs), []
 
 
@@ -356,7 +358,7 @@ def _from_table(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> Thro
 
 
 def _covering(found: Throughputs, spec: ClusterSpec, path: Any) -> Throughputs:
-    for name in spec.types:
+    for name in spec.of:
         if name not in found.types:
             raise InputError(
                 f"{_named(path, 'throughputs')}: no throughputs for the type {name!r}{did_you_mean(name, found.types)}"
@@ -385,7 +387,9 @@ def _prices(scenario: Scenario, spec: ClusterSpec) -> Prices:
     if scenario.prices is not None:
         rows = given_rows("prices", scenario.prices) if isinstance(scenario.prices, list) else scenario.prices
         return read_prices(rows, spec.types, scenario.clouds)
-    return constant(spec.types, dict(zip(spec.types, spec.prices, strict=True)))
+    given_prices = zip(spec.prices, (GCP.get(name.lower()) for name in spec.of), strict=True)
+    prices = [usual if price is None else price for price, usual in given_prices]
+    return constant(spec.types, dict(zip(spec.types, prices, strict=True)))
 
 
 def _entities(scenario: Scenario, jobs: Iterable[Job]) -> dict[str, float]:
@@ -408,7 +412,7 @@ def outages(spec: ClusterSpec, seed: int) -> list[Outage]:
     >>> outages(parse_cluster("a100=16"), seed=0)
     []
     """
-    rng, found, first = Random(seed + 8), [], 0
+    found, first = [], 0
     for name, count, size, mean_s, repair_s in zip(
         spec.types, spec.counts, spec.per_server, spec.failure_s, spec.repair_s, strict=True
     ):
@@ -419,8 +423,9 @@ def outages(spec: ClusterSpec, seed: int) -> list[Outage]:
                 f"{mean_s:g} for {ceil(count / size):,} servers: some {expected:.2g}"
             )
     for at, name in enumerate(spec.types):
-        for size in spec.servers(name):
-            devices, now_s = tuple(range(first, first + size)), 0.0
+        for number, size in enumerate(spec.servers(name)):
+            # Each server draws for itself: more servers, or other types, leave those that were there as they are.
+            rng, devices, now_s = Random(f"{seed} {name} {number}"), tuple(range(first, first + size)), 0.0
             first += size
             while spec.failure_s[at] < inf:
                 now_s += rng.expovariate(1 / spec.failure_s[at])

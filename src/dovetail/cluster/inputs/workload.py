@@ -61,8 +61,8 @@ class Throughputs:
     def index(self) -> dict[tuple[str, int], int]:
         return {kind: i for i, kind in enumerate(self.kinds)}
 
-    def of_types(self, types: tuple[str, ...]) -> Throughputs:
-        """The same for these types, in this order."""
+    def of_types(self, types: tuple[str, ...], called: tuple[str, ...] = ()) -> Throughputs:
+        """The same for these types, in this order, which may be called otherwise."""
         at = [self.types.index(name) for name in types]
         pairs = None if self.pairs is None else np.ascontiguousarray(self.pairs[:, :, at])
-        return Throughputs(types, self.kinds, self.alone[:, at], self.spread[:, at], pairs, self.source)
+        return Throughputs(called or types, self.kinds, self.alone[:, at], self.spread[:, at], pairs, self.source)

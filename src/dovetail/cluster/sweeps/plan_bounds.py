@@ -1,0 +1,181 @@
+"""What no schedule on some accelerators can beat: which plans need no simulation, and what each costs at least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import floor, inf
+
+import numpy as np
+
+from dovetail.cluster.inputs.prices import Prices
+from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.policies.base import Floats, Ints, Policy
+
+_ENDS = 40  # points in time between which work is counted
+_ALMOST = 1 + 1e-9
+
+
+def figure(target: str, jct_s: Floats, arrival_s: Floats, due_s: Floats) -> float:
+    """The figure of a target from completion times: `mean`, `makespan`, `deadlines` (the share missed), or `p95`.
+
+    >>> figure("p50", np.array([1.0, 3.0, 9.0]), np.zeros(3), np.full(3, inf))
+    3.0
+    """
+    if target == "mean":
+        return float(jct_s.mean())
+    if target == "makespan":
+        return float((arrival_s + jct_s).max())
+    if target == "deadlines":
+        due = np.isfinite(due_s)
+        return float((jct_s[due] > due_s[due] * _ALMOST).mean()) if due.any() else 0.0
+    finite = np.where(np.isfinite(jct_s), jct_s, 1e300)  # between two that are infinite nothing can be told
+    found = float(np.quantile(finite, float(target[1:]) / 100))
+    return inf if found > 1e299 else found
+
+
+class MeasuredJobs:
+    """The jobs of one seed that count: what they need of every type, and what they may take."""
+
+    def __init__(self, setup: ClusterSetup, policy: Policy) -> None:
+        index, first_last = setup.throughputs.index(), setup.window
+        jobs = setup.jobs if isinstance(setup.jobs, list) else []
+        jobs = jobs if first_last is None else jobs[first_last[0] : first_last[1]]
+        self.known = bool(jobs)
+        self.arrival_s: Floats = np.array([job.arrival_s for job in jobs])
+        self.due_s: Floats = np.array([inf if job.due_s is None else job.due_s for job in jobs])
+        self.kind: Ints = np.array([index[job.model, job.width] for job in jobs], dtype=np.int64)
+        self.width: Ints = np.array([job.width for job in jobs], dtype=np.int64)
+        self.steps: Floats = np.array([job.steps for job in jobs])
+        rates = np.maximum(setup.rates(), setup.throughputs.spread) * (setup.rates() > 0)
+        if policy.packs and setup.throughputs.pairs is not None:
+            rates = np.maximum(rates, setup.throughputs.pairs.max(axis=1))
+        self.elastic: bool = getattr(policy, "elastic", False)
+        self.shares: bool = policy.packs
+        if self.elastic:
+            models = [model for model, _ in setup.throughputs.kinds]
+            rates = np.stack([rates[[other == model for other in models]].max(axis=0) for model in models])
+        with np.errstate(divide="ignore"):
+            self.alone_s: Floats = self.steps[:, None] / rates[self.kind]  # on every type
+
+    def best_s(self, counts: Ints) -> Floats:
+        """The least time of every job on these accelerators, if it never waited."""
+        able = counts[None, :] >= (1 if self.elastic else self.width[:, None])
+        best: Floats = np.where(able, self.alone_s, inf).min(axis=1, initial=inf)
+        return best
+
+    def limits(self, target: str, limit: float) -> tuple[Floats, int] | None:
+        """How long every job may take, and how many may take longer; None if that is not told by the target."""
+        count = len(self.arrival_s)
+        if target == "mean":
+            return None
+        if target == "makespan":
+            return limit - self.arrival_s, 0
+        if target == "deadlines":
+            due = np.isfinite(self.due_s)
+            return self.due_s, floor(limit * int(due.sum()) + 1e-9)
+        return np.full(count, limit), count - 1 - floor((count - 1) * float(target[1:]) / 100)
+
+    def needed(self, counts: Ints, target: str, limit: float, weight: Floats) -> float:
+        """The least capacity, in accelerators by `weight`, that the work between any two points in time needs."""
+        given = self.limits(target, limit)
+        if given is None or self.shares or self.elastic:
+            return 0.0
+        within_s, late = given
+        able = counts[None, :] >= self.width[:, None]
+        with np.errstate(invalid="ignore"):
+            each = np.where(able, self.alone_s * weight, inf)
+        demand = self.width * each.min(axis=1, initial=inf)
+        end_s = self.arrival_s + within_s
+        counted = np.isfinite(end_s) & np.isfinite(demand)
+        arrival_s, end_s, demand = self.arrival_s[counted], end_s[counted], demand[counted]
+        if not len(demand):
+            return 0.0
+        order = np.argsort(-demand)
+        arrival_s, end_s, demand = arrival_s[order], end_s[order], demand[order]
+        most = 0.0
+        for begin in np.unique(np.quantile(arrival_s, np.linspace(0, 1, _ENDS), method="lower")):
+            since = arrival_s >= begin
+            for end in np.unique(np.quantile(end_s[since], np.linspace(0, 1, _ENDS), method="higher")):
+                if end > begin:
+                    inside = demand[since & (end_s <= end)]
+                    most = max(most, float(inside[late:].sum()) / (end - begin))  # the largest may be late
+        return most
+
+
+class PlanBounds:
+    """Bounds for many plans at once: rows of counts over the types of the setups, which have all there may be."""
+
+    def __init__(
+        self,
+        plans: Ints,
+        setups: Sequence[ClusterSetup],
+        policy: Policy,
+        targets: Mapping[str, float],
+        held: Sequence[bool],
+    ) -> None:
+        self.jobs = [MeasuredJobs(setup, policy) for setup in setups]
+        self._targets = targets
+        known = all(jobs.known for jobs in self.jobs)
+        widths = np.unique(np.concatenate([jobs.width for jobs in self.jobs])) if known else np.array([1])
+        shapes = (plans[:, :, None] >= widths).sum(axis=2)  # what a plan can run depends on these alone
+        same, which = np.unique(shapes, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        self.figures = np.zeros((len(plans), len(targets)))
+        self.cost = np.zeros(len(plans))
+        self.ruled_out = plans.sum(axis=1) == 0
+        if not known:
+            return
+        weights = [np.ones(plans.shape[1]), self._speeds()]
+        for shape in range(len(same)):
+            at = np.flatnonzero(which == shape)
+            self._judge(plans, at, weights)
+            self.cost[at] = self._least_cost(plans, at, setups, held)
+
+    def _speeds(self) -> Floats:
+        """How fast types are beside each other, for the work at hand."""
+        times = np.concatenate([jobs.alone_s for jobs in self.jobs])
+        able = np.isfinite(times).all(axis=1) & (times > 0).all(axis=1)
+        if not able.any():
+            return np.ones(times.shape[1])
+        total = times[able].sum(axis=0)
+        speeds: Floats = total.min() / total
+        return speeds
+
+    def _judge(self, plans: Ints, at: Ints, weights: Sequence[Floats]) -> None:
+        counts = plans[at[0]]
+        for k, (target, limit) in enumerate(self._targets.items()):
+            alone = [figure(target, jobs.best_s(counts), jobs.arrival_s, jobs.due_s) for jobs in self.jobs]
+            self.figures[at, k] = sum(alone) / len(alone)
+            if self.figures[at[0], k] > limit * _ALMOST:
+                self.ruled_out[at] = True
+                continue
+            for weight in weights:
+                needed = min(jobs.needed(counts, target, limit, weight) for jobs in self.jobs)
+                short = plans[at] @ weight < needed * (1 - 1e-9)
+                self.ruled_out[at[short]] = True
+
+    def _least_cost(self, plans: Ints, at: Ints, setups: Sequence[ClusterSetup], held: Sequence[bool]) -> Floats:
+        """What is paid at least: all the time for some, for others as long as the cheapest way takes."""
+        counts, on_demand = plans[at[0]], np.array(held)
+        found = np.zeros(len(at))
+        for jobs, setup in zip(self.jobs, setups, strict=True):
+            prices = setup.prices
+            assert isinstance(prices, Prices)
+            last_s = figure("makespan", jobs.best_s(counts), jobs.arrival_s, jobs.due_s)
+            always = prices.paid_until(min(last_s, 1e12)) * ~on_demand
+            lowest = prices.values.min(axis=0)
+            beside = self._spent(jobs, counts, np.where(on_demand, lowest, 0.0))
+            # What is paid all the time is paid while it is held, too.
+            found += np.maximum(plans[at] @ always + beside, self._spent(jobs, counts, lowest))
+        least_found: Floats = found / len(self.jobs)
+        return least_found
+
+    @staticmethod
+    def _spent(jobs: MeasuredJobs, counts: Ints, prices: Floats) -> float:
+        """What the jobs cost at least at these prices, each where it is cheapest."""
+        able = counts[None, :] >= (1 if jobs.elastic else jobs.width[:, None])
+        with np.errstate(invalid="ignore"):
+            each = np.where(able & np.isfinite(jobs.alone_s), jobs.alone_s * prices, inf).min(axis=1, initial=inf)
+        width = 1 if jobs.elastic else jobs.width
+        total = float(np.where(np.isfinite(each), each * width, 0.0).sum())
+        return total / 3600 * (0.5 if jobs.shares else 1.0)

@@ -1,0 +1,248 @@
+"""The cheapest and fewest accelerators: against all plans there are, with bounds, offers, seeds, and odd policies."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail import cli, cluster
+from dovetail.cluster.inputs.cluster_spec import parse_cluster
+from dovetail.cluster.inputs.scenario import outages
+from dovetail.core.errors import InputError
+
+RATES = [
+    {"model": model, "type": kind, "width": width, "steps_per_s": rate}
+    for model, kind, width, rate in (
+        ("A", "fast", 1, 4.0),
+        ("A", "slow", 1, 1.0), ("B", "fast", 1, 2.0), ("B", "slow", 1, 2.0), ("A", "fast", 2, 7.0),
+    )
+]  # fmt: skip
+
+
+def _jobs(rng: Random, count: int) -> list[dict[str, Any]]:
+    rows, at_s = [], 0.0
+    for _ in range(count):
+        model, width = rng.choice([("A", 1), ("B", 1), ("A", 2)])
+        rows.append(
+            {"arrival_s": at_s, "model": model, "width": width, "steps": rng.uniform(400, 20_000)}
+            | ({"due_s": rng.uniform(2_000, 20_000)} if rng.random() < 0.6 else {})
+        )
+        at_s += rng.choice([0.0, 300.0, 1_800.0])
+    return rows
+
+
+def _figure(target: str, rows: list[dict[str, Any]], done: dict[int, float]) -> float:
+    took = np.array([done[i] for i in range(len(rows))])
+    if target == "mean":
+        return float(took.mean())
+    if target == "makespan":
+        return float((took + [row["arrival_s"] for row in rows]).max())
+    if target == "deadlines":
+        due = [took[i] > row["due_s"] for i, row in enumerate(rows) if "due_s" in row]
+        return float(np.mean(due))
+    return float(np.quantile(took, float(target[1:]) / 100))
+
+
+def _every_plan(rows: list[dict[str, Any]], offers: dict[str, Any], policy: Any, target: str) -> dict[Any, Any]:
+    """Cost and figure of every plan on which all jobs can run, each from files of its own."""
+    found = {}
+    for counts in product(*(range(offer["count"] + 1) for offer in offers.values())):
+        chosen = {name: offers[name] | {"count": n} for name, n in zip(offers, counts, strict=True) if n}
+        if not any(offer.get("type", name) == "fast" and offer["count"] > 1 for name, offer in chosen.items()):
+            continue  # nothing is wide enough
+        loaded = cluster.load(cluster={"types": chosen}, trace=rows, throughputs=RATES)
+        run = cluster.simulate(loaded, policy, journal=False)
+        paid = 0.0
+        for name, offer in chosen.items():
+            all_day = offer["price_per_hour"] * offer["count"] * run.figures.makespan_s / 3600
+            paid += run.outcome.cost_by_type[name] if offer.get("paid") == "held" else all_day
+        found[counts] = (paid, _figure(target, rows, run.completion_s))
+    return found
+
+
+def _limited(target: str, limit: float) -> dict[str, Any]:
+    if target in ("p95", "mean", "makespan", "deadlines"):
+        return {target: limit}
+    return {"percentile": {float(target[1:]): limit}}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_all_plans(seed: int) -> None:
+    rng = Random(seed)
+    rows = _jobs(rng, 6)
+    offers: dict[str, Any] = {
+        "fast": {"count": 3, "price_per_hour": rng.uniform(1, 4), "paid": rng.choice(["always", "held"])},
+        "slow": {"count": 2, "price_per_hour": rng.uniform(0.2, 1), "paid": rng.choice(["always", "held"])},
+    }
+    if seed % 2:
+        spot = {
+            "type": "fast",
+            "count": 1,
+            "price_per_hour": 0.5,
+            "paid": "held",
+            "failure_s": 8_000.0,
+            "repair_s": 900.0,
+        }
+        offers["spot"] = spot
+    policy = rng.choice(["max_min_fairness_perf", "fifo", "shortest_remaining", "min_total_duration_perf"])
+    target = ("p95", "p50", "mean", "makespan", "deadlines", "p95")[seed]
+    every = _every_plan(rows, offers, policy, target)
+    limit = float(np.quantile([figure for _, figure in every.values()], rng.choice([0.2, 0.5])))
+    kept = {counts: cost for counts, (cost, figure) in every.items() if figure <= limit}
+    for minimise in ("cost", "accelerators"):
+        found = cluster.plan(
+            cluster.load(cluster={"types": offers}, trace=rows, throughputs=RATES),
+            policy,
+            minimise=minimise,
+            **_limited(target, limit),
+        )
+        assert found.plan is not None
+        best = min((cost if minimise == "cost" else sum(counts)) for counts, cost in kept.items())
+        assert found.value(found.plan) == pytest.approx(best)
+        assert found.exact
+        assert found.least <= best * (1 + 1e-9)  # no plan is below what none can be below
+        assert found.plan.figures[target] == pytest.approx(every[tuple(found.plan.counts.values())][1])
+        for less in found.smaller:
+            counts = tuple(less.counts.values())
+            assert less.keeps == (counts in kept)
+            if less.by == "bound" and counts in every:
+                assert less.figures[target] <= every[counts][1] * (1 + 1e-9)
+
+
+class Odd:
+    """Runs two jobs at a time, but only one if there are more than two accelerators."""
+
+    agnostic, packs, strict = False, False, True
+
+    def allocate(self, problem: cluster.Problem) -> cluster.Allocation:
+        share = np.zeros((problem.jobs, len(problem.types)))
+        share[: 1 if problem.counts.sum() > 2 else int(problem.counts.sum()), 0] = 1.0
+        return cluster.Allocation(share=share)
+
+
+def test_more_may_be_worse() -> None:
+    rows = [{"arrival_s": 0, "model": "B", "steps": 7_200} for _ in range(4)]
+    jobs = cluster.load(cluster={"fast": 8}, trace=rows, throughputs=RATES)
+    found = cluster.plan(jobs, Odd, p95=8_000, minimise="accelerators")
+    assert found.plan is not None
+    assert (found.plan.counts, found.exact) == ({"fast": 2}, True)
+    few = cluster.plan(jobs, Odd, p95=8_000, minimise="accelerators", max_runs=2)  # all eight are tried first, and fail
+    assert few.plan == found.plan
+    assert not few.monotone
+    assert any("more accelerators are not always better" in note for note in few.notes)
+    none = cluster.plan(jobs, Odd, p95=8_000, minimise="accelerators", max_runs=1)
+    assert (none.plan, none.exact) == (None, False)
+    assert any("1 plans were simulated; others that could be better" in note for note in none.notes)
+
+
+def test_few_runs_are_enough_where_more_is_better() -> None:
+    rows = [{"arrival_s": 60.0 * i, "model": "B", "steps": 7_200} for i in range(40)]
+    jobs = cluster.load(cluster={"fast": 32, "slow": 32}, trace=rows, throughputs=RATES)
+    found = cluster.plan(jobs, "fifo_perf", p95=5_000, minimise="accelerators", max_runs=16)
+    assert found.plan is not None
+    assert found.runs <= 16 + 2
+    assert found.plan.accelerators == 38  # with fewer, the first to wait come too early before one is free
+    assert all(not less.keeps for less in found.smaller)
+    assert "less: " in found.reason
+
+
+def test_what_is_paid_always_and_while_held() -> None:
+    rows = [{"arrival_s": 0, "model": "B", "steps": 7_200}, {"arrival_s": 7_200, "model": "B", "steps": 7_200}]
+    offers: dict[str, Any] = {"types": {"fast": {"count": 1, "price_per_hour": 2.0}}}
+    always = cluster.plan(cluster.load(cluster=offers, trace=rows, throughputs=RATES), "fifo", mean=4_000)
+    offers["types"]["fast"]["paid"] = "held"
+    held = cluster.plan(cluster.load(cluster=offers, trace=rows, throughputs=RATES), "fifo", mean=4_000)
+    assert always.plan is not None
+    assert held.plan is not None
+    assert always.plan.cost == pytest.approx(2 * (7_200 + 3_610) / 3600)  # until all is done
+    assert held.plan.cost == pytest.approx(2 * 2 * 3_610 / 3600)
+
+
+def test_prices_over_time_are_paid_as_they_are() -> None:
+    rows = [{"arrival_s": 0, "model": "B", "steps": 14_400}]
+    prices = [{"time_s": 0, "type": "fast", "price": 1.0}, {"time_s": 3_600, "type": "fast", "price": 5.0}]
+    for paid in ("always", "held"):
+        offers = {"types": {"fast": {"count": 1, "paid": paid}}}
+        jobs = cluster.load(cluster=offers, trace=rows, throughputs=RATES, prices=prices)
+        found = cluster.plan(jobs, "fifo", mean=8_000)
+        assert found.plan is not None
+        assert found.plan.cost == pytest.approx(1.0 + 5.0 * 3_610 / 3600)
+        assert cluster.simulate(jobs, "fifo", journal=False).figures.total_cost == pytest.approx(found.plan.cost)
+
+
+def test_several_seeds_must_keep_it_by_the_upper_end() -> None:
+    jobs = cluster.load(cluster="v100=3", jobs=8, jobs_per_hour=4)
+    one = cluster.plan(jobs, p95=900_000, minimise="accelerators")
+    several = cluster.plan(jobs, p95=900_000, minimise="accelerators", seeds=[0, 1, 2])
+    assert several.seeds == [0, 1, 2]
+    for each in several.tried:
+        if np.isfinite(each.figures["p95"]):
+            assert each.keeps == (each.figures["p95"] + each.plus_minus["p95"] <= 900_000)
+    assert one.plan is not None
+    assert one.plan.plus_minus == {}
+
+
+def test_more_servers_do_not_change_the_failures_of_others() -> None:
+    few, many = (
+        {"types": {"a100": {"count": n, "failure_s": 9e5}, "l4": {"count": 2, "failure_s": 9e5}}} for n in (2, 5)
+    )
+    first, second = (outages(parse_cluster(each), seed=3) for each in (few, many))
+    moved = [(each.at_s, each.until_s, tuple(d + 3 if d > 1 else d for d in each.devices)) for each in first]
+    assert {(each.at_s, each.until_s, each.devices) for each in second} >= set(moved)
+
+
+@pytest.mark.parametrize(
+    ("how", "wrong"),
+    [
+        ({}, "give a limit: p95, p99, mean or makespan in seconds, percentile, or deadlines"),
+        ({"p95": 0}, "p95 0: expected seconds, more than 0"),
+        ({"deadlines": 2}, "deadlines 2: expected a share, 0 to 1"),
+        ({"deadlines": 0.1}, "deadlines: no job has one"),
+        ({"percentile": {120: 5}}, "percentile 120: expected 0 to 100"),
+        ({"p95": 5, "max_runs": 0}, "max_runs 0: expected 1 or more"),
+        ({"p95": 5, "minimise": "money"}, "minimise 'money': expected cost or accelerators"),
+    ],
+)
+def test_what_cannot_be_asked(how: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(InputError, match=wrong):
+        cluster.plan(cluster.load(cluster="v100=2", jobs=3), **how)
+
+
+def test_offers_that_are_wrong() -> None:
+    rows = [{"arrival_s": 0, "model": "B", "steps": 10}]
+    with pytest.raises(InputError, match=r"types.fast.paid: .*'later'"):
+        cluster.load(cluster={"types": {"fast": {"count": 1, "paid": "later"}}}, trace=rows, throughputs=RATES)
+    with pytest.raises(InputError, match="no throughputs for the type 'fats'; did you mean 'fast'"):
+        cluster.load(cluster={"types": {"spot": {"count": 1, "type": "fats"}}}, trace=rows, throughputs=RATES)
+    many = {name: {"count": 200, "type": "fast"} for name in "abc"}
+    loaded = cluster.load(cluster={"types": many}, trace=rows, throughputs=RATES)
+    with pytest.raises(InputError, match="plans are too many to look through, expected at most 2,000,000"):
+        cluster.plan(loaded, p95=5)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, offers = tmp_path / "cluster.yaml", tmp_path / "offers.yaml"
+    offers.write_text("types:\n  v100: {count: 2, paid: held}\n  cheap: {type: k80, count: 2, price_per_hour: 0.1}\n")
+    words = ["cluster", "plan", "-c", str(offers), "--jobs", "10", "--p95", "400000", "--out", str(out)]
+    assert cli.main([*words, "--percentile", "50=300000"]) == 0
+    text = capsys.readouterr().out
+    assert "the plan" in text
+    assert "No plan can be below cost" in text
+    assert f"Written to {out}" in text
+    assert cli.main([*words, "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["exact"]
+    assert cli.main(["cluster", "simulate", "-c", str(out), "--jobs", "10", "--format", "json"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    assert run["p95_jct_s"] == pytest.approx(told["plan"]["figures"]["p95"])
+    assert run["cluster"] == {name: count for name, count in told["plan"]["counts"].items() if count}
+    assert cli.main(["cluster", "plan", "-c", str(offers), "--jobs", "10", "--p95", "1"]) == 1
+    assert "no plan (all there may be: no schedule has p95 below" in capsys.readouterr().out
+    assert cli.main(["cluster", "plan", "-c", "v100=2", "--p95", "9", "--percentile", "x=1"]) == 2
+    assert "--percentile x=1: expected numbers, as 90=3600" in capsys.readouterr().err
