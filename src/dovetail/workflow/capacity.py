@@ -23,6 +23,7 @@ from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.policies.base import View
 
 EMPTIED, GONE, BACK = "emptied", "gone", "back"  # what a live run observes of GPUs
+NUMBER = "n"  # the how-manieth thing that a live run saw: GPUs, loaded models and tokens count
 
 
 def follow(event: Observed | Added, view: View) -> bool:

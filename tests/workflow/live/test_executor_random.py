@@ -3,6 +3,7 @@ where something else still is, nothing is called that is not there, and every re
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from dovetail import journals, workflow
 from dovetail.core.engine import serve
 from dovetail.core.events import Arrived, Asked, Complete, Reject, Settled, Stimulus
-from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Reader, Writer
 from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.limits import LiveLimits
+from dovetail.workflow.live.loop import NumberedInbox
 from dovetail.workflow.live.protocol import (
     Answer,
     AnswerPiece,
@@ -201,7 +202,7 @@ class NoRuns:
         return None
 
 
-class DrivenInbox(Inbox):
+class DrivenInbox(NumberedInbox):
     """What happens next happens when the loop waits for it: a request comes, is cancelled, or a worker does a thing."""
 
     def __init__(self, rng: Random, workers: Workers, arrivals: Iterator[Stimulus]) -> None:
@@ -226,7 +227,7 @@ class DrivenInbox(Inbox):
             if self._rng.random() < 0.5:  # several things may be heard at once
                 self._workers.next()
         self._waiting = []
-        return waiting
+        return [self._numbered(stimulus) for stimulus in waiting]
 
 
 def arrivals(rng: Random, problem: WorkflowProblem, count: int) -> Iterator[Stimulus]:
@@ -242,8 +243,38 @@ def arrivals(rng: Random, problem: WorkflowProblem, count: int) -> Iterator[Stim
 @settings(max_examples=40)
 @given(seed=st.integers(0, 1 << 30))
 def test_whatever_happens_every_request_ends_once(faults: float, seed: int, tmp_path_factory: Any) -> None:
-    rng = Random(seed)
     path = Path(tmp_path_factory.getbasetemp()) / f"random-{faults}.jsonl"
+    requests = run(path, Random(seed), faults)
+    steps = [events for _, _, events in Reader(path).steps()]
+    ends = [event.job for events in steps for event in events if isinstance(event, Complete | Reject)]
+    assert sorted(ends) == sorted(r.job for r in requests if isinstance(r, Arrived))
+    told = [event for events in steps for event in events]
+    if not faults:
+        cancelled = {request.job for request in requests if isinstance(request, Asked)}
+        done = {event.job for event in told if isinstance(event, Complete)}
+        assert done | cancelled == set(ends)
+        assert any(isinstance(event, Settled) for event in told) or not done
+    report = journals.check_journal(path)
+    assert report.valid, report
+    assert journals.read_journal(path).replay().difference is None
+
+
+def test_what_was_seen_is_missed_when_it_is_taken_out(tmp_path: Path) -> None:
+    path, damaged = tmp_path / "whole.jsonl", tmp_path / "damaged.jsonl"
+    run(path, Random(7), 0.15)
+    lines = path.read_bytes().splitlines(keepends=True)
+    kinds = [json.loads(line) for line in lines]
+    seen = [i for i, told in enumerate(kinds) if told.get("k") in ("observed", "settled")]
+    last = max(i for i in seen if kinds[i]["k"] == "observed" and kinds[i]["n"] < kinds[-1]["n"])
+    names = {kinds[i].get("what", "settled") for i in seen}
+    assert names == {"settled", "emptied", "gone", "back", "first token", "tokens"}
+    for i in (i for i in seen if i < last):  # the last step may not be whole yet, and is not judged
+        damaged.write_bytes(b"".join(lines[:i] + lines[i + 1 :]))
+        assert not journals.check_journal(damaged).valid, lines[i]
+
+
+def run(path: Path, rng: Random, faults: float) -> list[Stimulus]:
+    """Write a journal of a random run; gives what was asked for in it."""
     given = problem(rng)
     header = given.header(rng.choice(POLICIES), {}, 0, live=True, retries=2, lost_retries=20)
     workers = Workers(rng, given, faults)
@@ -260,15 +291,4 @@ def test_whatever_happens_every_request_ends_once(faults: float, seed: int, tmp_
             )
     finally:
         executor.close()
-    steps = [events for _, _, events in Reader(path).steps()]
-    ends = [event.job for events in steps for event in events if isinstance(event, Complete | Reject)]
-    assert sorted(ends) == sorted(r.job for r in requests if isinstance(r, Arrived))
-    told = [event for events in steps for event in events]
-    if not faults:
-        cancelled = {request.job for request in requests if isinstance(request, Asked)}
-        done = {event.job for event in told if isinstance(event, Complete)}
-        assert done | cancelled == set(ends)
-        assert any(isinstance(event, Settled) for event in told) or not done
-    report = journals.check_journal(path)
-    assert report.valid, report
-    assert journals.read_journal(path).replay().difference is None
+    return requests

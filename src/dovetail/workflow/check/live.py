@@ -21,7 +21,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Header
-from dovetail.workflow.capacity import BACK, EMPTIED, GONE
+from dovetail.workflow.capacity import BACK, EMPTIED, GONE, NUMBER
 from dovetail.workflow.check.starts import StartRules
 from dovetail.workflow.gpus.sharing import FIRST_TOKEN, TOKENS
 
@@ -38,12 +38,15 @@ class LiveRules:
         self._open: set[str] = set()
         self._running: dict[Key, Start] = {}
         self._told: dict[Key, set[str]] = {}  # what was seen of a node that runs
+        self._seen = 0  # GPUs, loaded models, tokens
+        self._numbered = False  # older journals are not
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         stopped = {(event.job, event.task) for event in events if type(event) is Stop}
         cancelled = {event.job for event in events if type(event) is Reject and event.cancelled}
         ended = {event.job for event in events if isinstance(event, Arrived | Finished | Failed)}
         asked = set[str]()
+        self._count(events)
         for event in events:
             kind = type(event)
             if kind is Start:
@@ -67,6 +70,20 @@ class LiveRules:
         for job, task in stopped:
             if job not in cancelled:
                 self._faults.add("cancel", f"{job}/{task}", "stopped, but its request was not cancelled")
+
+    def _count(self, events: Sequence[Any]) -> None:
+        """Each observation says how many there were with it; those of one step are sorted by kind."""
+        before = self._seen
+        self._seen += sum(isinstance(event, Observed | Settled) for event in events)
+        for event in (event for event in events if isinstance(event, Observed)):
+            number = event.facts.get(NUMBER)
+            if number is None and not self._numbered:
+                continue
+            self._numbered = True
+            if not isinstance(number, int) or not before < number <= self._seen:
+                found = f"found {event.what} as number {number} of what was seen"
+                self._faults.add("seen", "", f"{found}, expected {before + 1} to {self._seen}: something is missing")
+                self._seen = max(number if isinstance(number, int) else 0, self._seen)
 
     def _start(self, t: float, start: Start) -> None:
         self._running[start.job, start.task] = start

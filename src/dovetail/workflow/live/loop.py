@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from dovetail.core.engine import Executor, Scheduler
-from dovetail.core.events import Instruction, Stimulus
+from dovetail.core.events import Instruction, Observed, Settled, Stimulus
 from dovetail.core.inbox import Inbox
+from dovetail.workflow.capacity import NUMBER
 
 
 class ServiceExecutor(Executor, Protocol):
@@ -21,7 +22,33 @@ class ServiceExecutor(Executor, Protocol):
     def status(self) -> list[dict[str, Any]]: ...
 
 
-class SegmentInbox(Inbox):
+class NumberedInbox(Inbox):
+    """An inbox that numbers what is observed: whoever reads the journal later misses what is no longer there. A model
+    that is loaded counts, and the next observation tells so.
+
+    >>> from dovetail.core.events import Observed, Settled
+    >>> inbox = NumberedInbox()
+    >>> inbox.put(Observed("back", {"gpus": [0]}), Settled("r", "a"), Observed("gone", {"gpus": [0]}))
+    >>> [event.facts[NUMBER] for event in inbox.take() if isinstance(event, Observed)]
+    [1, 3]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def take(self, timeout_s: float | None = None) -> list[Stimulus] | None:
+        taken = super().take(timeout_s)
+        return None if taken is None else [self._numbered(stimulus) for stimulus in taken]
+
+    def _numbered(self, stimulus: Stimulus) -> Stimulus:
+        self.seen += isinstance(stimulus, Observed | Settled)
+        if isinstance(stimulus, Observed):
+            return Observed(stimulus.what, {**stimulus.facts, NUMBER: self.seen})
+        return stimulus
+
+
+class SegmentInbox(NumberedInbox):
     """An inbox whose loop can be made to return while it goes on: what comes then is for the next loop.
 
     >>> from dovetail.core.events import Woke

@@ -32,6 +32,7 @@ from dovetail.workflow.live.figures import LiveFigures
 from dovetail.workflow.live.file_requests import SHOWN, FileRequests
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.interrupts import interrupts
+from dovetail.workflow.live.loop import NumberedInbox
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall, Reference
 from dovetail.workflow.live.references import NOTHING, Brought, EngineReferences, found_in
 from dovetail.workflow.live.run_data import RunData
@@ -102,7 +103,7 @@ def run_live(
     tries = {"retries": retries, "lost_retries": settings.lost_retries}
     left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:SHOWN], "asked_mode": problem.mode}
     header = replace(problem.header(name, options or {}, 0, live=True, **tries, **left_out), mode="online")
-    figures, rejections, inbox = LiveFigures(header), RejectionReasons(), Inbox()
+    figures, rejections, inbox = LiveFigures(header), RejectionReasons(), NumberedInbox()
     runs = _FileRuns(wanted, inbox, TokenEstimator(problem.system), EngineReferences(carried).fetch)
     executor = LiveExecutor(carried, inbox, runs, served, problem.models, problem.pool, problem.costs, settings.limits)
     with (

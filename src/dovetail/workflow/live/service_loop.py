@@ -28,6 +28,7 @@ from dovetail.core.events import (
     Observed,
     Prepare,
     PrepareEnded,
+    Settled,
     Start,
     Stimulus,
 )
@@ -172,6 +173,7 @@ class ServiceLoop:
         segment = self.segments.begin(header, decided_by, now_s)
         with self.lock:
             held, self._held_back = self._held_back or [], None
+            self.inbox.seen = 0
             self.inbox.put_first([*arrivals, *held])  # what came since the cut comes after
         return segment
 
@@ -270,6 +272,7 @@ class ServiceLoop:
             self.progress.step(self._service_s(t), events)
             self.progress.tell()
             self._note_running(events)
+            self.inbox.seen += sum(isinstance(event, Observed | Settled) for event in events)
 
     def _take_up(self, resumed: bool) -> None:
         """The past is known: put the book right by it, and let what is open go on."""
