@@ -239,7 +239,7 @@ class FakeService:
     def about(self) -> dict[str, Any]:
         gpus = [
             {"models": ["echo"], "running": []},
-            {"models": ["counter", "slow"], "running": ["a/slow"], "type": "l4"},
+            {"models": ["counter", "slow"], "running": ["a/slow"], "type": "l4", "device": "cpu"},
         ]
         counts = {"queued": 0, "running": 1, "queue": {}, "wait_s": 2.5, "uptime_s": 10.0 * (1 + len(self.open))}
         return {"draining": self.draining, "policy": "dovetail", "trouble": self.trouble, "gpus": gpus, **counts}

@@ -151,7 +151,9 @@ class ModelServerHandlers:
         with await self._desk.submit(asked) as waiting:
             result = await waiting.completed()
         status = await self._desk.do(self._desk.service.status, result.id)
-        return result, [f"cuda:{gpu}" for node in status.nodes.values() for gpu in node.gpus]
+        devices = [device for device, _ in await self._gpus()]
+        used = [gpu for node in status.nodes.values() for gpu in node.gpus if gpu < len(devices)]
+        return result, list(dict.fromkeys(devices[gpu] for gpu in used))
 
     async def estimate_instance(self, request: Request) -> Response:
         instance, body = self._instance(request), await body_of(request, CallBody, _MISFIT)
@@ -217,8 +219,12 @@ class ModelServerHandlers:
 
     async def _resident(self, model: str) -> list[str]:
         """The GPUs that hold a model."""
+        return list(dict.fromkeys(device for device, gpu in await self._gpus() if model in gpu["models"]))
+
+    async def _gpus(self) -> list[tuple[str, dict[str, Any]]]:
+        """What torch calls each GPU, and what is said of it."""
         about = await self._desk.do(self._desk.service.about)
-        return [f"cuda:{number}" for number, gpu in enumerate(about["gpus"]) if model in gpu["models"]]
+        return [(gpu.get("device", f"cuda:{number}"), gpu) for number, gpu in enumerate(about["gpus"])]
 
 
 def model_type(name: str) -> ModelType:
