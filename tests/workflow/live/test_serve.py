@@ -158,6 +158,7 @@ def test_the_older_servers_estimate_is_in_seconds(served: workflow.ServedWorkflo
         ({"port": 70000}, "port 70000: expected 0"),
         ({"host": "no.such.host.invalid"}, "host 'no.such.host.invalid'"),
         ({"policy": "dovetial"}, "dovetial"),
+        ({"policy": "optimise"}, "policy optimise plans ahead, for simulated runs only: live runs decide as they go"),
         ({"address": "10.0.0.1:6379", "engine": "local"}, "a Ray cluster's"),
     ],
 )

@@ -36,12 +36,12 @@ from dovetail.workflow.live.loop import NumberedInbox
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall, Reference
 from dovetail.workflow.live.references import NOTHING, Brought, EngineReferences, found_in
 from dovetail.workflow.live.run_data import RunData
-from dovetail.workflow.live.specs import check_extras, live_settings, model_specs
+from dovetail.workflow.live.specs import check_extras, live_policy, live_settings, model_specs
 from dovetail.workflow.live.values import Fetch, to_json
 from dovetail.workflow.metrics import RejectionReasons
 from dovetail.workflow.policies.base import WorkflowPolicy
 from dovetail.workflow.problem import WorkflowProblem, checked
-from dovetail.workflow.simulate import WorkflowRun, make_policy, new_scheduler
+from dovetail.workflow.simulate import WorkflowRun, new_scheduler
 
 _READY_S = 120.0
 _LOOK_S = 0.02
@@ -91,9 +91,7 @@ def run_live(
         raise InputError("--compat gswarm: that scheduler never called a model; live runs have none of its ways")
     if problem.gpus_over_time is not None:
         raise InputError("gpus_over_time: a live run has the GPUs that are there")
-    name, chosen = make_policy(policy, options, "offline")
-    if chosen.plans_ahead:
-        raise InputError(f"policy {name} plans ahead, for simulated runs only: live runs decide as they go")
+    name, chosen = live_policy(policy, options)
     unused = None if isinstance(policy, str) else deepcopy(chosen)
     served, settings = model_specs(problem.system), live_settings(problem.system)
     wanted = FileRequests(problem, settings.max_values_mib)

@@ -15,7 +15,7 @@ from dovetail.workflow.live.engines.choice import ANY_GPUS, DeviceKind, EngineNa
 from dovetail.workflow.live.http.face import WorkflowServer
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
-from dovetail.workflow.live.specs import live_settings
+from dovetail.workflow.live.specs import live_policy, live_settings
 from dovetail.workflow.live.telemetry import LogLines
 from dovetail.workflow.problem import load
 
@@ -92,6 +92,7 @@ def serve(
     live
         Settings over those of the configuration's `live`, by name.
     """
+    live_policy(policy, options)  # before anything is made
     among = ANY_GPUS if gpus is None and address is not None else gpus
     problem = load(config, [], gpus=among, mode="online", costs=costs, rates=rates)
     if problem.gpus_over_time is not None:

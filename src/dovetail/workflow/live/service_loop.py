@@ -49,10 +49,11 @@ from dovetail.workflow.live.run_values import RunValues
 from dovetail.workflow.live.runs import Blame, NodeStatus, RunRequest, RunState
 from dovetail.workflow.live.segments import JournalSegment, JournalSegments, fingerprint
 from dovetail.workflow.live.settings import LiveSettings
+from dovetail.workflow.live.specs import live_policy
 from dovetail.workflow.live.telemetry import Telemetry
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
-from dovetail.workflow.simulate import make_policy, scheduler_for
+from dovetail.workflow.simulate import scheduler_for
 
 _FULL_RETRY_S = 1.0
 _EVENTS = 1_000_000_000  # more than a run has: the events of the next process are numbered on behind these
@@ -103,7 +104,7 @@ class ServiceLoop:
 
     def _new_header(self) -> Header:
         """Queues are bounded at the door: what has been accepted is not turned away any more."""
-        name, _ = make_policy(deepcopy(self._policy), self._options, "online")
+        name, _ = live_policy(deepcopy(self._policy), self._options)
         tenancy, limits = self.problem.tenancy, self.settings
         decided = replace(self.problem, tenancy=None if tenancy is None else tenancy.without_queues())
         tries = {"retries": limits.retries, "lost_retries": limits.lost_retries}
@@ -227,7 +228,7 @@ class ServiceLoop:
         reader, replayed = segment.reader, False
         self.segment = segment
         self.progress.graphs = graphs = reader.header.build_graphs()
-        _, policy = make_policy(deepcopy(self._policy), self._options, "online")
+        _, policy = live_policy(deepcopy(self._policy), self._options)
         self.scheduler = scheduler_for(reader, policy)
         scheduler = TimedScheduler(self.scheduler, self.telemetry.decisions.observe)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,15 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from dovetail.core.errors import MissingExtraError
+from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.core.files import explain
 from dovetail.workflow.inputs.costs import MIB_PER_GB
 from dovetail.workflow.inputs.sources import OF_SERVERS, EmulatedSource, ModelSource
 from dovetail.workflow.inputs.system import Model, System
 from dovetail.workflow.live.protocol import ServedModel
 from dovetail.workflow.live.settings import LiveSettings
+from dovetail.workflow.policies.base import WorkflowPolicy
+from dovetail.workflow.simulate import make_policy
 
 
 def live_settings(system: System) -> LiveSettings:
@@ -40,6 +42,14 @@ def model_specs(system: System, local: bool = True) -> dict[str, ServedModel]:
         expected = "expected source: a folder, module:function, a url, or {emulated: {}} (docs/workflow-live-data.md)"
         raise system.error(("models", lacking[0]), f"live runs need the source of every model, but {names}: {expected}")
     return {name: _spec(system, name, model, local) for name, model in system.models.items()}
+
+
+def live_policy(policy: Any, options: Mapping[str, Any] | None) -> tuple[str, WorkflowPolicy]:
+    """A policy that can decide as things come, and what it is called."""
+    name, chosen = make_policy(policy, options, "offline")
+    if chosen.plans_ahead:
+        raise InputError(f"policy {name} plans ahead, for simulated runs only: live runs decide as they go")
+    return name, chosen
 
 
 def check_extras(models: Iterable[ServedModel]) -> None:
