@@ -28,6 +28,8 @@ def test_a_function_that_yields(tmp_path: Path) -> None:
     call = ModelCall(id="1", model="m", inputs={"prompt": "hello you"})
     answer = back_end.call(call, lambda text, _: pieces.append(text), Event())
     assert (answer.outputs, pieces) == ({"text": "HELLO? YOU? "}, ["HELLO? ", "YOU? "])
+    with pytest.raises(BackEndError, match=r"unknown option 'max_tokns': m is a function .* did you mean 'max_tokens'"):
+        back_end.call(ModelCall(id="2", model="m", inputs={}, options={"max_tokns": 1}), lambda *_: None, Event())
 
 
 def test_a_back_end(tmp_path: Path) -> None:

@@ -602,6 +602,26 @@ def test_options_of_a_node_are_given_as_node_configs(tmp_path: Path, options: di
         bench.service.wait(bench.submit(options={"node_configs": {"write": {"max_tokens": 6}}}))
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_tokns": 6}, r"options.max_tokns: calls of model 'sum' have no such option; did you mean 'max_tokens'\?"),
+        ({"node_configs": {"write": {"temprature": 1}}}, r"node_configs.write.temprature: calls of model 'llm' have"),
+    ],
+)
+def test_options_that_a_model_does_not_have_are_refused_at_the_door(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    ours: dict[str, Any] = {name: MODEL | {"source": {"emulated": {}}} for name in ("llm", "sum")}
+    with service(tmp_path, CONFIG | {"models": ours}) as bench:
+        with pytest.raises(InputError, match=told):
+            bench.submit(options=options)
+        assert bench.service.runs() == []
+    theirs: dict[str, Any] = {name: MODEL | {"source": "http://127.0.0.1:9/v1"} for name in ("llm", "sum")}
+    with service(tmp_path / "theirs", CONFIG | {"models": theirs}) as bench:
+        assert bench.service.wait(bench.submit(options=options)).state == "completed"  # only their server knows
+
+
 def test_large_outputs_are_kept_before_their_step(tmp_path: Path) -> None:
     with service(tmp_path) as bench:
         run = bench.submit(input={"prompt": "x" * (2 << 20)})

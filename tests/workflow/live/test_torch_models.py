@@ -23,12 +23,13 @@ from dovetail.testing.workflow.random_models import write_model
 from dovetail.workflow.live.backends import device_copy
 from dovetail.workflow.live.backends.batched_decoder import BatchedDecoder, DecodedCall
 from dovetail.workflow.live.backends.device_copy import DeviceCopy, spread
-from dovetail.workflow.live.backends.sampling import TokenChoice, sampling_of
+from dovetail.workflow.live.backends.sampling import Sampling, TokenChoice, sampling_of
 from dovetail.workflow.live.backends.text_stream import TextStream
 from dovetail.workflow.live.backends.torch_models import TorchBackEnd, make
 from dovetail.workflow.live.backends.weights import MappedWeights
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.protocol import (
+    CALL_OPTIONS,
     Answer,
     AnswerPiece,
     BackEndError,
@@ -222,6 +223,10 @@ def test_penalties_count_what_was_written() -> None:
     choice = TokenChoice(sampling_of({"presence_penalty": 1.0, "frequency_penalty": 0.5}), [3])
     logits = torch.tensor([2.0, 1.8, 0.0, 1.7])
     assert [int(choice.choose(logits)) for _ in range(5)] == [0, 1, 3, 0, 1]
+
+
+def test_the_door_knows_the_options_of_text_models() -> None:
+    assert set(CALL_OPTIONS) == set(Sampling.__struct_fields__)
 
 
 def test_only_the_likely_are_drawn() -> None:

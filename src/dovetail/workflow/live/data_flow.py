@@ -14,6 +14,7 @@ from dovetail.workflow.inputs.growth.rules import GrowthRules
 from dovetail.workflow.inputs.prompts import PromptRule
 from dovetail.workflow.inputs.sources import ModelSource
 from dovetail.workflow.inputs.system import Edge, Model, Node, System, Workflow
+from dovetail.workflow.live.protocol import CALL_OPTIONS
 
 ONE = ((1, 1.0),)  # copies of what is added without copies
 _NUMBERED = "expected a name without '#', which is for the numbers of nodes that live runs add"
@@ -41,6 +42,8 @@ class NodeFlow:
         source = model.source if isinstance(model.source, ModelSource) else ModelSource()
         self.is_called_by_us = source.factory is not None
         self.emulated = source.emulated
+        ours = source.path is not None or source.emulated is not None  # others know their options themselves
+        self.options = {*CALL_OPTIONS, "max_length", "seconds"} if ours and model.type == "llm" else None
 
 
 class DataFlow:

@@ -14,6 +14,9 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+# What a call of a language model may ask for.
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+CALL_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", *_PENALTIES)
 Emit = Callable[[str, int], None]  # a piece of text, and how many tokens it has
 
 

@@ -246,6 +246,9 @@ class RunData:
             if node in self.flow.nodes and name not in _KINDS and (key or isinstance(value, Mapping)):
                 way = {node: {key: value} if key else value}
                 raise InputError(f"options.{name}: options of one node are given as node_configs: {way!r}")
+        asked = {name: value for name, value in self.options.items() if name not in _KINDS}
+        for node in self.flow.may_answer:
+            self._check_known("options", node, asked)
         for key in _KINDS:
             named = self.options.get(key) or {}
             if not isinstance(named, Mapping):
@@ -257,6 +260,15 @@ class RunData:
                 kind = _KINDS[key]
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise InputError(f"{key}.{name}: expected {_EXPECTED[key]}, found {value!r}")
+                if key == "node_configs":
+                    self._check_known(f"{key}.{name}", name.partition("#")[0], value)
+
+    def _check_known(self, where: str, node: str, options: Mapping[str, Any]) -> None:
+        flow = self.flow.nodes[node]
+        for name in options:
+            if flow.options is not None and name not in flow.options:
+                hint = did_you_mean(name, flow.options)
+                raise InputError(f"{where}.{name}: calls of model {flow.node.model!r} have no such option{hint}")
 
 
 def call_options(entry: RequestEntry) -> dict[str, Any]:

@@ -13,7 +13,16 @@ from threading import Event
 from typing import Any, cast
 
 from dovetail.core.errors import did_you_mean
-from dovetail.workflow.live.protocol import Answer, BackEnd, BackEndError, Emit, Memory, ModelCall, ServedModel
+from dovetail.workflow.live.protocol import (
+    CALL_OPTIONS,
+    Answer,
+    BackEnd,
+    BackEndError,
+    Emit,
+    Memory,
+    ModelCall,
+    ServedModel,
+)
 
 _VERBS = ("load", "unload", "call", "status", "memory")
 
@@ -101,6 +110,10 @@ class _Function:
         pass
 
     def call(self, call: ModelCall, emit: Emit, stopped: Event) -> Answer:
+        for name in call.options:
+            if name not in CALL_OPTIONS:  # a chat client may send these to anybody
+                expected = f"{call.model} is a function of its inputs{did_you_mean(name, CALL_OPTIONS)}"
+                raise BackEndError(f"unknown option {name!r}: {expected}", "call")
         found = self._function(call.inputs)
         if isinstance(found, Iterator):
             found = _streamed(found, emit, stopped)
