@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.testing.workflow.patience import PatienceRule
-from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
 from dovetail.workflow.policies.static import Static
 
 
@@ -65,6 +65,33 @@ class StaticStealing(Static):
         return None
 
 
+class SwapWhenDrained(WorkflowPolicy):
+    """As llama-swap does from v218 to v250: every model has its GPUs, dealt out in turn, and takes them from another
+    one when nobody waits for that any more; the oldest node first."""
+
+    def begin(self, view: View) -> None:
+        self._own: dict[str, Window | None] = {}
+
+    def resized(self, view: View) -> None:
+        self._own.clear()
+
+    def choose(self, view: View) -> Place | Wait | None:
+        best = None
+        for queue in view.queues.values():
+            window = self._window(queue.model, view)
+            if window is not None and view.can_start(window, queue.model):
+                key = (view.setup_s(window, queue.model) > 0, queue.head.seq, window)
+                if best is None or key < best[0]:
+                    best = (key, queue.head)
+        return None if best is None else Place(best[1], best[0][2], "its own GPUs")
+
+    def _window(self, model: str, view: View) -> Window | None:
+        if model not in self._own:
+            windows = sorted(view.roomy_windows(model))
+            self._own[model] = windows[list(view.models).index(model) % len(windows)] if windows else None
+        return self._own[model]
+
+
 class WarmWait(PatienceRule):
     """The default of old, but who would find its model loaded sooner than it can be loaded here waits for that."""
 
@@ -96,5 +123,6 @@ RULES: dict[str, Callable[[], WorkflowPolicy]] = {
     "patience": PatienceRule,
     "request age": RequestAge,
     "static + stealing": StaticStealing,
+    "swap when drained": SwapWhenDrained,
     "warm wait": WarmWait,
 }
