@@ -28,6 +28,7 @@ class DemandPicture:
         self.resized(view)
         costs = structs.replace(view.costs, overlap=0.0)
         self.least_setup_s = least_setup(view.models, costs, view.rates)
+        self._models = len(view.models)
         self._once = 0  # models that were asked for exactly once
         self._began_s = view.now
         self._loaded_s: dict[int, float] = {}  # when a GPU last got another model
@@ -60,9 +61,11 @@ class DemandPicture:
         """How long these GPUs have held their models, in the mean."""
         return now - sum([self._loaded_s.get(gpu, self._began_s) for gpu in gpus]) / len(gpus)
 
-    def strangers_per_s(self, now: float) -> float:
-        """How often models come that nobody has seen yet: as often as they were seen once so far (Good-Turing)."""
-        return self._once / (now - self._began_s) if now > self._began_s else 0.0
+    def strangers(self, now: float, within_s: float) -> float:
+        """How many models come in so many seconds that nobody has seen yet: as often as they were seen once so far
+        (Good-Turing, and one more), and never more than there are."""
+        unseen, past_s = self._models - len(self.rates), now - self._began_s
+        return min(unseen, (self._once + 1) / past_s * within_s) if past_s else unseen
 
     def needed(self, model: str, now: float) -> float:
         """Windows that a model needs to keep up, at the upper end of the doubt."""
