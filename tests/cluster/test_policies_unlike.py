@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from dovetail.cluster.optimise import unlike
 from dovetail.cluster.optimise.prices import PricedShares
@@ -91,6 +92,29 @@ def test_both_objectives_are_those_of_the_program(name: str, both: Ways) -> None
         assert (-better if name in LEAST else better) >= -2e-8 * abs(expected.value), seed
         assert found.value == pytest.approx(expected.value, rel=1e-5), seed
         assert levels(problem, found).sum() == pytest.approx(levels(problem, expected).sum(), rel=5e-6), seed
+
+
+def test_nash_welfare_cannot_grow_in_any_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What percent rates gain, summed by weight, over all shares there are: at the largest product none gain more."""
+    monkeypatch.setattr(unlike, "MANY", -1)
+    for seed in range(25):
+        problem = drawn(seed)
+        found = make("nash_welfare").allocate(problem)
+        check_limits(problem, found.share)
+        rates = np.where(problem.width[:, None] > problem.counts, 0.0, problem.speed)
+        runs = rates.max(axis=1) > 0
+        if not runs.any():
+            continue
+        got = found.throughput(problem)
+        assert (got[runs] > 0).all(), seed
+        gain = np.where(runs, problem.weight / np.where(runs, got, 1.0), 0.0)[:, None] * rates
+        types, jobs = len(problem.counts), problem.jobs
+        use = np.kron(problem.width.astype(float), np.eye(types))
+        time = np.kron(np.eye(jobs), np.ones(types))
+        limits = np.concatenate([problem.counts, np.ones(jobs)])
+        best = linprog(-gain.ravel() / gain.max(), A_ub=np.vstack([use, time]), b_ub=limits)
+        assert -best.fun * gain.max() <= problem.weight[runs].sum() * (1 + 1e-5), seed
+        assert found.value == pytest.approx(problem.weight[runs] @ np.log(levels(problem, found)[runs]), rel=1e-4)
 
 
 @pytest.mark.parametrize("inner", ["", "fairness", "fifo", "entity1=fifo"])

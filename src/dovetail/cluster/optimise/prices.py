@@ -166,6 +166,11 @@ class PricedShares:
         self._hold(found, gain)
         return value
 
+    def hold(self, want: Floats, found: PricedChoice) -> None:
+        """Give everybody the level that is best for it at these prices; shares stay free only where that allows."""
+        self.demand(want)
+        self._hold(found, np.zeros_like(self.level))
+
     def settle(self, gain: Floats) -> Floats:
         """The shares, by type and block, that are best for a last objective."""
         found = self._search(gain, self.start.get("settle"), normal=False)
@@ -294,7 +299,8 @@ class PriceSearch:
                 rest, other = self._among_free(price)
                 if rest is not None:
                     return rest
-                price = 0.99 * price + 0.01 * other
+                everything = float(self.counts[~self.spent].sum())
+                price = 0.99 * price + 0.01 * other * everything / max(float(other @ self.counts), 1e-300)
         raise NoPricesError("prices that fit were not found")
 
     def _among_free(self, price: Floats) -> tuple[PricedChoice | None, Floats]:
@@ -315,7 +321,10 @@ class PriceSearch:
         used = self.used + choices.use(np.flatnonzero(one), fixed[one], self.size[one])
         counts = np.where(paid & ~self.spent, self.counts * need, self.counts)
         inner = PriceSearch(choices.only(several), self.gain[:, several], self.size[several], counts, used, paid, need)
-        found = inner.run(None, normal=True)
+        try:
+            found = inner.run(None, normal=True)
+        except NoPricesError:  # this price is not yet the best one
+            return None, np.where(paid, 0.0, 1.0)
         fixed[several] = found.best
         fixed[several[found.job]] = found.choice
         job = several[found.job]
@@ -347,10 +356,9 @@ class PriceSearch:
         if not len(sample):
             return price
         part = float(self.size[sample].sum() / self.size.sum())
-        choices = self.choices.only(sample)
         used, start = part * self.used, None
         for _ in range(CORRECTIONS):
-            inner = PriceSearch(choices, self.gain[:, sample], self.size[sample], part * self.counts, used, self.spent)
+            inner = self._sample(sample, part * self.counts, used)
             price = inner.run(start, normal=normal, roughly=True).price
             if not normal:
                 price = np.minimum(price, 10.0 * self._typical())
@@ -359,6 +367,11 @@ class PriceSearch:
             everybody = self.choices.use(np.arange(self.blocks), chosen, self.size)
             used = part * (self.used + everybody) - self.choices.use(sample, chosen[sample], self.size[sample])
         return price
+
+    def _sample(self, sample: Ints, counts: Floats, used: Floats) -> PriceSearch:
+        """The same for some blocks."""
+        choices = self.choices.only(sample)
+        return PriceSearch(choices, self.gain[:, sample], self.size[sample], counts, used, self.spent)
 
     def values(self, price: Floats) -> Floats:
         """What every choice is worth to every block, less what it pays."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from dovetail.cluster.optimise.classes import Classes
+from dovetail.cluster.optimise.nash_prices import NashSearch
 from dovetail.cluster.optimise.prices import PricedShares
 from dovetail.cluster.optimise.share_lp import STAY, TIE_BREAK
 from dovetail.cluster.optimise.shares import proportional_rate, within_limits
@@ -55,6 +58,20 @@ class UnlikeShares:
         cap = float((self.program.top[rises] / step[rises]).min())
         self.z = self.program.highest(lambda z: (step * z, step), cap, self.z)
         return self.z
+
+    def fairest(self, weight: Floats) -> Floats:
+        """By class: the level of every job where the product of levels, by weight, is largest."""
+        runs, program = np.flatnonzero(self.normal > 0), self.program
+        level = np.zeros(len(self.normal))
+        if not len(runs):
+            program.demand(level)
+            return level
+        share = (weight * self.classes.count)[runs]
+        search = NashSearch(self.level[:, runs], program.size[runs], share, program.counts)
+        level[runs], found = search.levels(self._start.get("nash"))
+        self._start["nash"] = found.price
+        program.hold(level, replace(found, job=runs[found.job]))
+        return level
 
     def most(self, worth: Floats, want: Floats | None = None) -> float:
         """The largest total of steps per second, each times what it is worth on its type, with these levels."""

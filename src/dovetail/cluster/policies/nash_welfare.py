@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
 from dovetail.cluster.optimise.nash import NashProgram
+from dovetail.cluster.optimise.prices import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, proportional_rate
+from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
 
@@ -21,6 +25,11 @@ def levels_alone(problem: Problem, classes: Classes) -> Floats:
     return rates / np.where(normal > 0, normal, 1.0)[:, None]
 
 
+def welfare(classes: Classes, weight: Floats, level: Floats) -> float:
+    runs = level > 0
+    return float((classes.count * weight)[runs] @ np.log(level[runs]))
+
+
 @policy("nash_welfare", level="cluster")
 class NashWelfare:
     """No change of shares raises some rates by more percent, summed by weight, than it lowers others."""
@@ -29,15 +38,22 @@ class NashWelfare:
 
     def __init__(self) -> None:
         self._program = ShareProgram()
+        self._unlike = UnlikeShares()
 
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
         classes = group(problem.kind, problem.weight)
-        value, weight = levels_alone(problem, classes), problem.weight[classes.first]
+        weight = problem.weight[classes.first]
+        if too_many(len(classes.key)):
+            with suppress(NoPricesError):
+                self._unlike.load(problem, classes)
+                level = self._unlike.fairest(weight)
+                total = welfare(classes, weight, level)
+                return self._unlike.settle(problem, value=total, why=f"sum of weighted logarithms {total:.6g}")
+        value = levels_alone(problem, classes)
         level = NashProgram(value, problem.width[classes.first], weight, problem.counts).levels(classes.count)
         self._program.load(problem, classes, problem.rates)
         self._program.settle(level)
-        runs = level > 0
-        welfare = float((classes.count * weight)[runs] @ np.log(level[runs]))
-        return equally(problem, classes, self._program, value=welfare, why=f"sum of weighted logarithms {welfare:.6g}")
+        total = welfare(classes, weight, level)
+        return equally(problem, classes, self._program, value=total, why=f"sum of weighted logarithms {total:.6g}")
