@@ -88,9 +88,9 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("policy", [Doubling(), "max_min_fairness_perf", "fifo"])
+@pytest.mark.parametrize("policy", [Doubling(), "sia", "max_min_fairness_perf", "fifo"])
 def test_runs_are_valid_and_decided_the_same_again(jobs: LoadedScenario, policy: Any) -> None:
-    run = cluster.simulate(jobs, policy, interval=60 if isinstance(policy, Doubling) else 360)
+    run = cluster.simulate(jobs, policy, interval=60 if policy == "sia" or isinstance(policy, Doubling) else 360)
     report = run.check()
     assert report.valid, report
     assert run.figures.completed == 4
@@ -177,7 +177,9 @@ def shockwave(tmp_path: Path) -> LoadedScenario:
     return cluster.load(cluster="v100=3,k80=2", per_server=2, trace=path)
 
 
-@pytest.mark.parametrize("policy", ["max_min_fairness_packed", "fifo", "goodput", "shortest_remaining"])
+@pytest.mark.parametrize(
+    "policy", ["max_min_fairness_packed", "fifo", "elastic_throughput", "shortest_remaining", "shockwave"]
+)
 def test_phases_that_jobs_come_with_are_valid_alone_and_beside_others(tmp_path: Path, policy: str) -> None:
     run = cluster.simulate(shockwave(tmp_path), policy)
     report = run.check()

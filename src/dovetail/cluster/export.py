@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import asdict
 
-from dovetail.cluster.metrics import ClusterResult
+from dovetail.cluster.metrics import ClusterResult, by_name
 
 QUANTILES = 100  # steps in which the distribution of completion times is kept
 
@@ -17,7 +17,7 @@ def figures(outcome: ClusterResult) -> dict[str, Any]:
     """All figures of a run by name, those of its records first, then what it took."""
     took = asdict(outcome)
     del took["figures"], took["completion_s"]
-    return asdict(outcome.figures) | took
+    return by_name(outcome.figures) | took
 
 
 def measured(outcome: ClusterResult, window: tuple[int, int] | None) -> dict[int, float]:

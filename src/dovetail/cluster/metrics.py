@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from dovetail.cluster.bounds import parts_of
 from dovetail.cluster.header import ClusterFacts
 from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
 from dovetail.core.charts import Chart, Series
 from dovetail.core.events import Rows
 
@@ -43,6 +44,11 @@ class ClusterFigures(Struct, kw_only=True):
     envy: float | None  # share of pairs of jobs where one would rather have the other's part, over allocations
     leases: int
     avg_jct_by_model_s: dict[str, float]
+    restarts: int | None = None  # of jobs that have an application's profile, without first starts
+    accelerator_hours: float | None = None  # that these jobs held, pauses counted
+
+
+_OF_PROFILES = ("restarts", "accelerator_hours")
 
 
 class ClusterResult(Struct, kw_only=True):
@@ -107,6 +113,7 @@ class ClusterMetrics:
         self._price_s: list[float] = []  # when prices changed, and what they were from then on
         self._price_list: list[Floats] = []
         self._leases = 0
+        self._starts, self._started = 0, set[int]()  # of jobs with a profile: how often, and which
         self._envy: list[float] = []
         self.now = 0.0
 
@@ -121,6 +128,10 @@ class ClusterMetrics:
             self._stopped(columns)
         elif of == "started":
             self._leases += len(columns["id"])
+            if "local" in columns:
+                moves = np.asarray(columns["id"])[~np.isin(columns["why"], (KEPT, CHANGED, MOVED))]
+                self._starts += len(moves)
+                self._started.update(moves.tolist())
             if "kind" in columns:
                 self._jobs["runs_as"][columns["id"]] = columns["kind"]
         elif of == "arrived":
@@ -277,6 +288,8 @@ class ClusterMetrics:
             envy=sum(self._envy) / len(self._envy) if self._envy else None,
             leases=self._leases,
             avg_jct_by_model_s={name: sum(times) / len(times) for name, times in sorted(models.items())},
+            restarts=self._starts - len(self._started) if self._started else None,
+            accelerator_hours=float(self._busy.sum()) / 3600 if self._started else None,
         )
 
     def _measured(self) -> dict[str, Any]:
@@ -337,7 +350,13 @@ def metrics_for(facts: ClusterFacts) -> ClusterMetrics:
 
 def summary(metrics: ClusterMetrics) -> dict[str, Any]:
     """The figures that the journal's last line claims."""
-    return asdict(metrics.figures())
+    return by_name(metrics.figures())
+
+
+def by_name(figures: ClusterFigures) -> dict[str, Any]:
+    """Figures by name; those of jobs with profiles only where there are some."""
+    found = asdict(figures)
+    return {name: value for name, value in found.items() if value is not None or name not in _OF_PROFILES}
 
 
 def charts(metrics: ClusterMetrics) -> list[Chart]:

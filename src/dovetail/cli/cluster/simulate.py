@@ -134,6 +134,8 @@ def _show(row: dict[str, Any], notes: Sequence[str]) -> None:
     if row["avg_jct_high_s"] is not None:
         both = f"{_hours(row['avg_jct_low_s'] or 0.0)}, {_hours(row['avg_jct_high_s'])}"
         shown.insert(4, ("JCT of low, high priority", both))
+    if "restarts" in row:
+        shown.insert(-1, ("restarts, held", f"{row['restarts']:,}, {row['accelerator_hours']:,.1f} accelerator hours"))
     if row["slo_jobs"]:
         shown.insert(6, ("deadlines", f"{row['slo_violations']:,} of {row['slo_jobs']:,} missed"))
     print_table(["figure", "value"], shown)
