@@ -37,6 +37,7 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", type=Path, default=FAMILIES, help="file of families")
     parser.add_argument("--only", nargs="+", default=[""], help="families whose name begins so")
     parser.add_argument("--policies", nargs="+", help="by default all that work online, and the simple rules")
     parser.add_argument("--judge", default=DEFAULT_POLICY, help="the policy whose ratios are summed up")
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--table", help="write the table here as Markdown; - is the standard error")
     parser.add_argument("--rows", type=Path, help="write every run's figures here as JSON lines")
     given = parser.parse_args()
-    families = [f for f in read_families(FAMILIES) if f.name.startswith(tuple(given.only))]
+    families = [f for f in read_families(given.families) if f.name.startswith(tuple(given.only))]
     families = [replace(f, requests=max(10, round(f.requests * given.share))) for f in families]
     draws = range(given.first, given.first + given.draws)
     cells = [(f, seed, policy) for f in families for seed in draws for policy in given.policies or rivals()]

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import Finished, Prepare, PrepareEnded, Start
@@ -17,7 +18,9 @@ from dovetail.core.guard import Guard
 from dovetail.core.journal import Reader
 from dovetail.core.replay import replay_journal
 from dovetail.core.resources import Pool
+from dovetail.report.bars import Bars
 from dovetail.testing.workflow import restless
+from dovetail.testing.workflow.families import WorkloadFamily, load_family
 from dovetail.testing.workflow.live_like import live_case, random_reality, run_live_like
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case
 from dovetail.workflow.check import check_journal
@@ -296,6 +299,69 @@ def test_a_planted_fault_is_found(tmp_path: Path, plant: Callable[[list[Row]], N
     journal.write_text("".join(json.dumps(row) + "\n" for row in told))
     found = [(fault.code, fault.where.rsplit(": ")[-1]) for fault in check_journal(journal).faults]
     assert (code, where) in found
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+def test_the_reason_is_explained_and_the_load_is_drawn() -> None:
+    found = served(asked(("chat", 0.0, 2.0), ("draw", 3.0, 3.0)), Scripted((0.5, "sd", (1,))), gpus=2)
+    told = str(found.explain("r1"))
+    assert "sd was preloaded there from 0.50 s on: it is in the script." in told
+    assert "Making sd resident took 1.50 s." in told
+    bars = [bar for _, t, events in Reader(found.journal).steps() for bar in BARS.step(t, events)]
+    (ahead,) = [bar for bar in bars if bar.job == "preload"]
+    assert (ahead.start_s, ahead.end_s, ahead.setup_s, ahead.kind, ahead.devices) == (0.5, 3.0, 2.5, "sd", (1,))
+    assert sum(bar.tasks for bar in bars) == 2
+
+
+def test_who_had_to_wait_for_a_preload_is_told_so() -> None:
+    found = served(asked(("chat", 0.0, 2.0), ("draw", 1.0, 3.0)), Scripted((0.5, "llm", (1,))), gpus=2)
+    assert "[1] by preload/1 (llm)" in str(found.explain("r1"))
+
+
+BARS = Bars(Pool.parse("2", {}), "journal")
+
+
+# --- the default's own ----------------------------------------------------------------------------
+
+CALM = WorkloadFamily(
+    name="calm", gpus="4", load=0.1, requests=120, models=20, popularity=1.0, chain=(2, 4), mean_s=5.0
+)
+
+
+def test_the_default_loads_what_comes_next_and_gains_by_it(tmp_path: Path) -> None:
+    without = run(load_family(CALM, 1), "dovetail", journal=False).figures
+    found = run(load_family(CALM, 1), "dovetail", options={"preload": True}, journal=tmp_path / "j")
+    assert found.check().valid
+    assert found.replay().difference is None
+    assert found.figures.preloads_used > 0.9 * found.figures.preloads > 50
+    assert found.figures.response_s.mean < 0.95 * without.response_s.mean
+    whys = {e.event.why for e in Reader(tmp_path / "j") if isinstance(e.event, Prepare)}
+    assert all(re.fullmatch(r"r\d+ is about to need it, in \S+ s", why) for why in whys)
+
+
+def test_the_default_loads_nothing_ahead_where_gpus_are_needed(tmp_path: Path) -> None:
+    busy = replace(CALM, load=0.9)
+    runs = [run(load_family(busy, 1), "dovetail", options=options) for options in ({}, {"preload": True})]
+    assert [found.figures.preloads for found in runs] == [0, 0]
+    assert runs[0].figures == runs[1].figures
+
+
+def test_a_preload_is_as_late_as_it_can_be(tmp_path: Path) -> None:
+    """It ends when the node before ends: a GPU is held no longer than the node itself would hold it."""
+    found = run(load_family(CALM, 2), "dovetail", options={"preload": True}, journal=tmp_path / "j")
+    begun, early = dict[int, tuple[float, Prepare]](), 0
+    ended: dict[float, None] = {}
+    for entry in Reader(tmp_path / "j"):
+        if isinstance(entry.event, Prepare):
+            begun[entry.event.id] = (entry.t, entry.event)
+        elif isinstance(entry.event, Finished):
+            ended[entry.t] = None
+    for t, order in begun.values():
+        due = [end for end in ended if end >= t]
+        early += not any(end <= t + order.setup_s + 1e-6 for end in due)
+    assert (early, found.figures.preloads) == (0, len(begun))
 
 
 # --- with everything else -------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from dovetail.core.events import (
     Grew,
     Observed,
     Pause,
+    Prepare,
+    PrepareEnded,
     Reject,
     Resize,
     Resume,
@@ -99,6 +101,7 @@ class Explanation(Struct, kw_only=True):
     slots: int = 0
     beside: int = 0
     seen: list[tuple[float, str]] = []
+    preload: Turn | None = None  # what had made its kind resident there before it was needed
 
 
 def explain(journal: Reader, job: str, task: str | None = None) -> list[Explanation]:
@@ -143,6 +146,7 @@ class _Witness:
         self._stories: dict[str, Explanation] = {}
         self._left: list[int] = []
         self._running: dict[tuple[str, str], Other] = {}
+        self._ahead: dict[tuple[tuple[int, ...], str], Turn] = {}  # preloads that nobody has used
         self._waits: dict[str, _Wait] = {}
         self._began: list[tuple[float, Other]] = []  # at this instant: when ready, and what
 
@@ -154,6 +158,7 @@ class _Witness:
         if isinstance(event, Start):
             other = Other(event.job, event.task, event.kind, event.devices, t, event.why)
             self._running[event.job, event.task] = other
+            self._find_prepared(event)
             if event.job == self._job:
                 self._start(t, event)
             if self._waits:
@@ -171,12 +176,35 @@ class _Witness:
             self._turn(t, event)
         elif isinstance(event, Added | Grew):
             self._add(t, event)
+        elif isinstance(event, Prepare | PrepareEnded):
+            self._prepare(t, event)
         elif isinstance(event, Observed | Settled):
             self._observe(t, event)
-        elif isinstance(event, Ended):
-            self._ended = True
+        self._ended = self._ended or isinstance(event, Ended)
         self._done = isinstance(event, Complete) and event.job == self._job
         return self._done
+
+    def _prepare(self, t: float, event: Prepare | PrepareEnded) -> None:
+        key = ("preload", str(event.id))
+        if isinstance(event, PrepareEnded):
+            self._running.pop(key, None)
+            return
+        self._running[key] = Other(*key, event.kind, event.devices, t, event.why)
+        self._ahead[event.devices, event.kind] = Turn(t, "was preloaded", event.why, event.devices)
+
+    def _find_prepared(self, start: Start) -> None:
+        """What was loaded ahead for a task, or still is: it has the devices from here on."""
+        told = self._ahead.pop((start.devices, start.kind), None)
+        under_way = [
+            key
+            for key, other in self._running.items()
+            if key[0] == "preload" and (other.devices, other.kind) == (start.devices, start.kind)
+        ]
+        for key in under_way:
+            del self._running[key]
+        story = self._stories.get(start.task) if start.job == self._job else None
+        if story is not None:
+            story.preload = told if under_way or not start.setup_s else None
 
     def _observe(self, t: float, event: Observed | Settled) -> None:
         if isinstance(event, Settled):
@@ -379,13 +407,7 @@ def sentences(story: Explanation) -> list[str]:
         lines.append("It started at once.")
     where = f"on {list(story.devices)}" if story.devices else "on no device"
     lines.append(f"It started at {story.started_s:.2f} s {where}: {story.why}.")
-    if story.setup_s:
-        old = f" in the place of {story.replaces}" if story.replaces else ""
-        lines.append(f"Making {story.kind} resident{old} took {story.setup_s:.2f} s.")
-    if story.cached:
-        lines.append(
-            f"{_many(story.cached, 'block')} of its input {'was' if story.cached == 1 else 'were'} cached there."
-        )
+    lines += _found_there(story)
     if story.attempts > 1:
         lines.append(f"That was attempt {story.attempts}.")
     lines += [*_shared(story), *_turns(story, story.started_s)]
@@ -395,6 +417,21 @@ def sentences(story: Explanation) -> list[str]:
         lines.append(f"It {story.status}.")
     elif cut:
         lines.append(f"{cut}ended.")
+    return lines
+
+
+def _found_there(story: Explanation) -> list[str]:
+    """What it found on its devices, and what it had to wait for."""
+    lines = []
+    if story.preload is not None:
+        lines.append(f"{story.kind} was preloaded there from {story.preload.t_s:.2f} s on: {story.preload.why}.")
+    if story.setup_s:
+        old = f" in the place of {story.replaces}" if story.replaces else ""
+        lines.append(f"Making {story.kind} resident{old} took {story.setup_s:.2f} s.")
+    if story.cached:
+        lines.append(
+            f"{_many(story.cached, 'block')} of its input {'was' if story.cached == 1 else 'were'} cached there."
+        )
     return lines
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.events import Added, Failed, Finished, Pause, Resize, Resume, Settled, Start
+from dovetail.core.events import Added, Failed, Finished, Pause, Prepare, PrepareEnded, Resize, Resume, Settled, Start
 from dovetail.core.resources import Pool
 
 DONE, FAILED, OPEN = 0, 1, 2
@@ -89,12 +89,19 @@ class Bars:
         self._batch_of: dict[tuple[str, str], int] = {}
         self._batches: dict[int, tuple[Bar, int]] = {}
         self._slots: dict[tuple[int, ...], _Slots] = {}
+        self._preparing: dict[int, Bar] = {}
 
     def step(self, t: float, events: Iterable[Any]) -> Iterator[Bar]:
         self._sharing.clear()  # who shares starts at the same instant
         for event in events:
             if isinstance(event, Start):
+                yield from self._end_preparing(t, event)
                 self._start(t, event)
+            elif isinstance(event, Prepare):
+                of = (t, event.setup_s, 0.0, t, "preload", str(event.id), event.kind, event.why, 0.0, event.replaces)
+                self._preparing[event.id] = Bar(self._known(event.devices), *of, tasks=0)
+            elif isinstance(event, PrepareEnded):
+                yield from self._end_preparing(t, event)
             elif isinstance(event, Finished | Failed):
                 bar = self._end(t, event)
                 if bar is not None:
@@ -108,6 +115,17 @@ class Bars:
             elif isinstance(event, Settled):
                 self._settle(t, event)
 
+    def _known(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(device for device in devices if 0 <= device < self._devices)
+
+    def _end_preparing(self, t: float, event: Start | PrepareEnded) -> Iterator[Bar]:
+        """A load ahead of need is over, or a task goes on with it."""
+        for id, bar in list(self._preparing.items()):
+            taken = isinstance(event, Start) and (bar.devices, bar.kind) == (event.devices, event.kind)
+            if taken or (isinstance(event, PrepareEnded) and event.id == id):
+                bar.setup_s = t - bar.start_s
+                yield _close(self._preparing.pop(id), t, FAILED if getattr(event, "why", "") and not taken else DONE)
+
     def _settle(self, t: float, event: Settled) -> None:
         """A set-up was seen to be over."""
         bar = self._running.get((event.job, event.task))
@@ -119,7 +137,7 @@ class Bars:
     def still_open(self, t: float) -> Iterator[Bar]:
         """What had started and not ended when the journal broke off."""
         bars = [bar for key, bar in self._running.items() if key not in self._batch_of]
-        bars += [bar for bar, _ in self._batches.values()]
+        bars += [*[bar for bar, _ in self._batches.values()], *self._preparing.values()]
         for bar in sorted(bars, key=lambda bar: (bar.start_s, bar.devices)):
             yield self._vacate(_close(bar, max(t, bar.start_s), OPEN))
 

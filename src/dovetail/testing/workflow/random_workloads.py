@@ -25,7 +25,7 @@ MOST_GPUS = 9
 _USUAL: dict[str, dict[str, Any]] = {"optimise": {"schedules": 12}}
 _HARSH: dict[str, dict[str, Any]] = {  # bring out what is rare otherwise
     "deadline": {"admit": True},
-    "dovetail": {"objective": "makespan"},
+    "dovetail": {"objective": "makespan", "preload": True},
     "online": {"lookahead": 0},
     "optimise": {"schedules": 12, "objective": "mean"},
     "srpt": {"ageing": 0.0, "hysteresis": 0.0},

@@ -5,6 +5,6 @@ The smallest policy is a `rank`: which of the ready nodes goes first. See docs/a
 
 from __future__ import annotations
 
-from dovetail.workflow.policies.base import ListPolicy, Place, Queue, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import ListPolicy, Place, Preload, Queue, ReadyNode, View, Wait, WorkflowPolicy
 
-__all__ = ["ListPolicy", "Place", "Queue", "ReadyNode", "View", "Wait", "WorkflowPolicy"]
+__all__ = ["ListPolicy", "Place", "Preload", "Queue", "ReadyNode", "View", "Wait", "WorkflowPolicy"]

@@ -6,7 +6,8 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Preload, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.coming import PreloadAdvice
 from dovetail.workflow.policies.demand_picture import DemandPicture
 from dovetail.workflow.policies.window_prices import CAP, WindowOption, WindowPrices, backlog_s
 
@@ -49,10 +50,13 @@ class Dovetail(WorkflowPolicy):
     (backfilling).
 
     `objective` is what to favour: `mean` small requests, `tail` old ones, `makespan` long paths; `balanced` is between.
+    With `preload`, while nothing waits and the pool is calm, an idle GPU loads the model of a node that comes next, so
+    that it is there when the node before it ends.
     """
 
-    def __init__(self, *, objective: Objective = "balanced") -> None:
+    def __init__(self, *, objective: Objective = "balanced", preload: bool = False) -> None:
         self.objective = objective
+        self._ahead = preload
         self._deadlines = False  # whether any request had one
         self._reserved: tuple[ReadyNode, Window] | None = None
 
@@ -111,6 +115,14 @@ class Dovetail(WorkflowPolicy):
         if option.window in view.shared:
             return Place(node, option.window, "gets more done beside others")
         return self._place(node, option.window, "worth the switch" if option.setup_s else "warm", view)
+
+    def preload(self, view: View) -> Preload | Wait | None:
+        if not self._ahead or view.ready_count:
+            return None
+        choice = PreloadAdvice(view, self._demand, self._reserved[1] if self._reserved else ()).next()
+        if isinstance(choice, Preload):
+            self._demand.loaded(choice.window, view.now)
+        return choice
 
     def _place(self, node: ReadyNode, window: Window, why: str, view: View) -> Place:
         if view.setup_s(window, node.model):

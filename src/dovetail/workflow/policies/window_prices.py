@@ -168,7 +168,7 @@ class WindowPrices:
             ready = [w for w in ready if self._may_use(node, w)]
         if ready and view.level and not self._demand.rooms:
             return WindowOption(0.0, min(ready), 0.0, 0.0, 0.0)
-        options = [self._price(queue, node, w, bool(ready)) for w in self._candidates(queue, node)]
+        options = [self.price(queue, node, w, bool(ready)) for w in self._candidates(queue, node)]
         if not options:
             return None
         best = min(options)
@@ -202,7 +202,7 @@ class WindowPrices:
             kinds.setdefault(tuple(kind), window)
         return list(kinds.values())
 
-    def _price(self, queue: Queue, node: ReadyNode, window: Window, warm: bool) -> WindowOption:
+    def price(self, queue: Queue, node: ReadyNode, window: Window, warm: bool) -> WindowOption:
         """What starting here costs everybody; `warm`: another free window holds the model, so only the head waits."""
         view, model = self._view, queue.model
         setup_s, run_s = view.setup_s(window, model), view.run_s(node, window)
