@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from dovetail import cli
 from dovetail.cluster.explain import explain
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.narrate import JobStory
+from dovetail.cluster.policies import make
+from dovetail.cluster.rounding import records
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
+from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
+from dovetail.testing.cluster.fuzz import policies_for, random_case
 from tests.cluster.conftest import Make, Table
 
 FIRST_ONLY = {0: [1.0, 0.0], 1: [0.5, 0.0], 2: [0.2, 0.0]}
@@ -129,6 +134,86 @@ def test_unknown_jobs_and_other_levels_are_named(make_setup: Make, tmp_path: Pat
     jobs = [Job(id=0, model="A", steps=400, name="nightly")]
     with pytest.raises(InputError, match=r"no job 'nigthly'; jobs 0 to 0 arrived; did you mean 'nightly'\?"):
         _tell(make_setup(jobs), Table({0: [1, 0]}), tmp_path, "nigthly")
+
+
+# --- in words, from the journal's data --------------------------------------------------------------------------------
+
+
+def _leases(path: Path) -> list[dict[str, Any]]:
+    """All leases of a run, from its rows."""
+    found: list[dict[str, Any]] = []
+    running: dict[int, dict[str, Any]] = {}
+    for _, t, events in Reader(path).rows():
+        for rows in events:
+            if not isinstance(rows, Rows) or rows.of not in ("started", "stopped"):
+                continue
+            columns = rows.columns
+            for i, job in enumerate(columns["id"]):
+                if rows.of == "stopped":
+                    found.append(running.pop(job) | {"to": t})
+                    continue
+                shared = "beside" in columns and columns["beside"][i] >= 0
+                many = len(columns["devices"][i]) * (0.5 if shared else 1.0)
+                running[job] = {"job": job, "on": columns["on"][i], "from": t, "many": many}
+    return found
+
+
+@pytest.mark.parametrize("seed", [3, 8, 11, 17, 20, 32])
+def test_the_numbers_add_up(seed: int, tmp_path: Path) -> None:
+    case, path = random_case(seed), tmp_path / "run.jsonl"
+    rules = replace(case.rules, inside=True)
+    for policy in policies_for(case)[seed % 3 :: 6]:
+        run(case.setup, make(policy), rules, name=policy, journal=path)
+        leases = _leases(path)
+        for job in case.jobs[::4]:
+            story = explain(Reader(path), str(job.id))
+            if story.parts is not None:
+                assert story.completed_s is not None
+                took_s = story.completed_s - story.arrived_s
+                assert sum(asdict(story.parts).values()) == pytest.approx(took_s, abs=1e-6)
+                assert min(asdict(story.parts).values()) >= 0
+            for wait in (wait for wait in story.waits if wait.to_s is not None and not wait.why):
+                usable = [then.type for then in wait.types]
+                for j, name in enumerate(case.setup.types):
+                    told = sum(each.accelerator_s for each in wait.went_first if each.type == name)
+                    held = sum(
+                        max(min(lease["to"], wait.to_s) - max(lease["from"], wait.from_s), 0) * lease["many"]
+                        for lease in leases
+                        if lease["on"] == j and lease["job"] != job.id and name in usable
+                    )
+                    assert told == pytest.approx(held, abs=1e-6)
+
+
+def test_a_wait_says_why_others_went_first(make_setup: Make, tmp_path: Path) -> None:
+    jobs = [Job(id=i, model="A", steps=4000, entity=f"e{i % 3}", due_s=1500.0) for i in range(4)]
+    setup = make_setup(jobs, counts=(1, 0))
+    setup.entities = {"e0": 1.0, "e1": 1.0, "e2": 1.0}
+    story = _tell(setup, Table({i: [0.25, 0.0] for i in range(4)}), tmp_path, "3", RoundRules(restart_s=10.0))
+    assert story.entity == "e0"
+    owed = next(each for wait in story.waits for each in wait.went_first if each.reason == records.ROUND)
+    assert owed.type == "fast"
+    assert "e0" not in owed.entities  # its own
+    text = "\n".join(story.closing())
+    assert "2 entities were owed more on fast (e1, e2; " in text
+    assert "It waited " in text
+    assert "after its deadline." in text
+    assert "Most of what came on top of its work was waiting, " in text
+    assert " of work at its best" in text
+
+
+def test_failures_and_deadlines_that_nobody_could_keep(make_setup: Make, tmp_path: Path) -> None:
+    setup = make_setup(
+        [Job(id=0, model="A", steps=4000, due_s=900.0)],
+        counts=(1, 0),
+        outages=[Outage(at_s=500.0, until_s=700.0, devices=(0,))],
+    )
+    story = _tell(setup, Table({0: [1, 0]}), tmp_path, "0", RoundRules(restart_s=10.0))
+    assert story.parts is not None
+    assert story.parts.lost_s == pytest.approx(140.0)  # since the round began, at 360 s
+    assert (story.parts.waits_s, story.parts.restarts_s, story.parts.best_s) == (220.0, 20.0, 1000.0)
+    text = "\n".join(story.closing())
+    assert "Failures cost it 2 min 20 s of work." in text
+    assert "No schedule could have kept it: its work takes 16 min 40 s at its best." in text
 
 
 def _main(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:

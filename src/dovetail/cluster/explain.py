@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.cluster.check import LeaseChecker
 from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import metrics_for
-from dovetail.cluster.narrate import JobStory, JobWait, LeaseStory, TypeThen
+from dovetail.cluster.narrate import BEFORE, JobParts, JobStory, JobWait, LeaseStory, TypeThen, WentFirst
 from dovetail.cluster.rounding.schema import sound_steps
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Rows
@@ -36,7 +36,22 @@ def explain(reader: Reader, job: str) -> JobStory:
         hint = did_you_mean(job, teller.names)
         raise InputError(f"{reader.path}: there is no job {job!r}; {known} arrived{hint}")
     story.rho = metrics.rho_of(story.job)
+    story.parts = _parts(story, teller.best_s)
     return story
+
+
+def _parts(story: JobStory, best_s: float) -> JobParts | None:
+    """Where its time went: waits, restarts, what failures cost, and work."""
+    if story.completed_s is None or story.brief:
+        return None
+    held_s = sum((lease.to_s or lease.from_s) - lease.from_s for lease in story.leases)
+    restarts_s = sum(min(lease.setup_s, (lease.to_s or lease.from_s) - lease.from_s) for lease in story.leases)
+    lost_s = sum(lease.lost_s for lease in story.leases)
+    work_s = held_s - restarts_s - lost_s
+    best_s = min(best_s, work_s)  # rounding
+    return JobParts(
+        waits_s=story.waited_s, restarts_s=restarts_s, lost_s=lost_s, best_s=best_s, slower_s=work_s - best_s
+    )
 
 
 def account(reader: Reader, job: str, task: str | None = None) -> Account:
@@ -58,6 +73,14 @@ class _Teller:
         self._facts = facts
         self._wanted = wanted.strip().removeprefix("job ")
         self._held: dict[int, tuple[int, tuple[int, ...]]] = {}  # type and devices by job
+        self._ahead: dict[int, tuple[int, int, float, float]] = {}  # who has what it waits for: type, why, since, many
+        self._gone: dict[tuple[int, int], dict[int, float]] = {}  # by type and why: accelerator-seconds of jobs
+        self._entity: dict[int, str] = {}
+        self._beside: dict[int, int] = {}
+        self._kind: dict[int, int] = {}
+        self._names = list(facts.entities)
+        self._steady = facts.applications is None and not facts.phased  # rates do not change as jobs go
+        self.best_s = 0.0
         self._down: set[int] = set()
         self._usable: list[int] = []
         self._running: LeaseStory | None = None
@@ -97,6 +120,42 @@ class _Teller:
         began_s = story.arrived_s if not story.leases else t
         self._waiting = JobWait(from_s=began_s, types=types, first=[])
         story.waits.append(self._waiting)
+        self._gone.clear()
+        for job, (on, devices) in self._held.items():
+            if on in self._usable:
+                self._ahead[job] = (on, BEFORE, t, self._many(job, devices))
+
+    def _many(self, job: int, devices: tuple[int, ...]) -> float:
+        """Accelerators of a job; of those that it shares, half."""
+        return len(devices) * (0.5 if self._beside.get(job, -1) >= 0 else 1.0)
+
+    def _pass(self, t: float, job: int) -> None:
+        """What a job had that was ahead of this one is over."""
+        if (ahead := self._ahead.pop(job, None)) is not None:
+            on, why, since_s, many = ahead
+            held = self._gone.setdefault((on, why), {})
+            held[job] = held.get(job, 0.0) + (t - since_s) * many
+
+    def _close(self, t: float, wait: JobWait) -> None:
+        """A wait is over: who had what the job could have used, by type and reason, the most first."""
+        assert self.story is not None
+        wait.to_s = t
+        for job in list(self._ahead):
+            self._pass(t, job)
+        own = self._entity.get(self.story.job, "")
+        wait.went_first = [
+            WentFirst(
+                type=self._facts.types[on],
+                reason=why,
+                jobs=sorted(held, key=lambda job: -held[job]),
+                entities=sorted({name for job in held if (name := self._entity.get(job, "")) and name != own}),
+                later=sum(job > self.story.job for job in held),
+                accelerator_s=sum(held.values()),
+            )
+            for (on, why), held in self._gone.items()
+            if any(seconds > 0 for seconds in held.values())
+        ]
+        wait.went_first.sort(key=lambda each: -each.accelerator_s)
 
     def _then(self, j: int) -> TypeThen:
         holders = [job for job, (on, _) in self._held.items() if on == j]
@@ -118,6 +177,9 @@ class _Teller:
         names = columns.get("name") or [""] * len(ids)
         self.last = max(self.last, *ids)
         self.names.update(filter(None, names))
+        self._kind.update(zip(ids, columns["kind"], strict=True))
+        if self._names and "entity" in columns:
+            self._entity.update(zip(ids, (self._names[at] for at in columns["entity"]), strict=True))
         for i, (job, name) in enumerate(zip(ids, names, strict=True)):
             if self.story is None and self._wanted in (str(job), name, f"{job} {name}"):
                 self._arrive(i, job, name, columns)
@@ -127,7 +189,10 @@ class _Teller:
         model, width = self._facts.kinds[kind]
         counts = self._facts.counts
         self._usable = [j for j, rate in enumerate(self._facts.alone[kind]) if rate > 0 and counts[j] >= width]
+        if self._steady and self._facts.fastest and self._facts.fastest[kind] > 0:
+            self.best_s = columns["steps"][i] / self._facts.fastest[kind]
         self.story = JobStory(
+            entity=self._entity.get(job, ""),
             job=job,
             name=name,
             model=model,
@@ -148,6 +213,7 @@ class _Teller:
         rows = zip(ids, columns["on"], columns["devices"], besides, columns["why"], prices, strict=True)
         for job, on, devices, beside, why, price_s in rows:
             self._held[job] = (on, tuple(devices))
+            self._beside[job] = beside
             if self.story is not None and job == self.story.job:
                 lease = LeaseStory(
                     from_s=t,
@@ -157,8 +223,10 @@ class _Teller:
                     setup_s=price_s,
                     beside=beside if beside >= 0 else None,
                 )
+                self._kind[job] = columns["kind"][ids.index(job)] if "kind" in columns else self._kind[job]
                 self._begin(t, self.story, lease)
             elif self._waiting is not None and self.story is not None and on in self._usable:
+                self._ahead[job] = (on, why, t, self._many(job, tuple(devices)))
                 self._waiting.others += 1
                 self._waiting.later += job > self.story.job
                 if len(self._waiting.first) < _SHOWN:
@@ -166,7 +234,8 @@ class _Teller:
 
     def _begin(self, t: float, story: JobStory, lease: LeaseStory) -> None:
         if self._waiting is not None:
-            self._waiting.to_s, self._waiting = t, None
+            self._close(t, self._waiting)
+            self._waiting = None
         elif not story.leases and t > story.arrived_s:
             why = "it arrived inside a round, and was seen when that was over"
             story.waits.append(JobWait(from_s=story.arrived_s, to_s=t, types=[], first=[], why=why))
@@ -181,11 +250,29 @@ class _Teller:
     def _see_stopped(self, t: float, columns: dict[str, Any]) -> None:
         for job, steps in zip(columns["id"], columns["steps"], strict=True):
             self._held.pop(job, None)
+            self._pass(t, job)
             if self._running is not None and self.story is not None and job == self.story.job:
                 lease, self._running = self._running, None
                 lease.to_s, lease.steps = t, steps
                 failed = self._failed.get(job)
                 lease.end = "others' turn" if failed is None else f"accelerator {failed} failed"
+                if failed is not None:
+                    lease.lost_s = self._lost_s(job, lease)
+
+    def _lost_s(self, job: int, lease: LeaseStory) -> float:
+        """What a failure cost: time of work whose steps were not kept."""
+        assert lease.to_s is not None
+        worked_s = max(lease.to_s - lease.from_s - lease.setup_s, 0.0)
+        rate = self._rate(job, lease)
+        return max(worked_s - lease.steps / rate, 0.0) if rate and self._steady else 0.0
+
+    def _rate(self, job: int, lease: LeaseStory) -> float:
+        facts, kind, on = self._facts, self._kind[job], self._facts.types.index(lease.type)
+        if lease.beside is not None:
+            return 0.0 if facts.pairs is None else facts.pairs[kind][self._kind[lease.beside]][on]
+        first = sum(facts.counts[:on])
+        servers = {(device - first) // facts.per_server[on] for device in lease.devices}
+        return (facts.spread if len(servers) > 1 else facts.alone)[kind][on]
 
     def _see_completed(self, t: float, columns: dict[str, Any]) -> None:
         if self.story is not None and self.story.job in columns["id"]:

@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from dovetail.cluster.rounding import records
+
+BEFORE = -1
+_SHOWN = 5
+_WENT_FIRST = {  # by the numbers of reasons in the records
+    BEFORE: "there before it",
+    records.ROUND: "owed more",
+    records.FREE: "first to take what was free",
+    records.KEPT: "kept in their places",
+    records.GATHERED: "moved into one server",
+}
 
 
 class LeaseStory(Struct, kw_only=True):
@@ -16,6 +29,7 @@ class LeaseStory(Struct, kw_only=True):
     setup_s: float
     beside: int | None = None
     steps: float = 0.0
+    lost_s: float = 0.0  # of work, with a failure
     end: str = "still running"
 
 
@@ -30,6 +44,32 @@ class TypeThen(Struct, kw_only=True):
     held_by: int
 
 
+class WentFirst(Struct, kw_only=True):
+    """Others on a type that a job could have used while it waited: `reason` is the number of why they had it, among the
+    header's, or BEFORE if they were there when the wait began."""
+
+    type: str
+    reason: int
+    jobs: list[int]
+    entities: list[str]  # theirs, if jobs have any; not the waiting job's own
+    later: int  # jobs that arrived after it
+    accelerator_s: float
+
+
+class JobParts(Struct, kw_only=True):
+    """Where the time of a job went; the parts add up to the time from its arrival to its end.
+
+    `best_s` is its work at the best rate that it can have here, `slower_s` what it took beyond that. Of jobs whose rate
+    changes as they go there is only the sum of both, as `slower_s`.
+    """
+
+    waits_s: float
+    restarts_s: float
+    lost_s: float
+    best_s: float
+    slower_s: float
+
+
 class JobWait(Struct, kw_only=True):
     """A time without accelerators. `types` are those that the job can use; `others` counts leases that other jobs began
     on them meanwhile, `later` those of jobs that arrived after it."""
@@ -40,6 +80,7 @@ class JobWait(Struct, kw_only=True):
     others: int = 0
     later: int = 0
     first: list[int]
+    went_first: list[WentFirst] = []
     why: str = ""
 
 
@@ -53,7 +94,9 @@ class JobStory(Struct, kw_only=True):
     steps: float
     arrived_s: float
     weight: float = 1.0
+    entity: str = ""
     due_s: float | None = None
+    parts: JobParts | None = None  # of one that is complete
     leases: list[LeaseStory]
     waits: list[JobWait]
     completed_s: float | None = None
@@ -71,6 +114,8 @@ class JobStory(Struct, kw_only=True):
         """Who it is and what it asked for."""
         work = f"{self.steps:,.0f} steps of {self.model} on {_many(self.width, 'accelerator')}"
         lines = [f"Job {self.job}{f' ({self.name})' if self.name else ''} arrived at {self.arrived_s:.2f} s: {work}."]
+        if self.entity:
+            lines.append(f"It is of the entity {self.entity}.")
         if self.weight != 1.0:
             lines.append(f"Its weight is {self.weight:g}.")
         if self.due_s is not None:
@@ -89,12 +134,19 @@ class JobStory(Struct, kw_only=True):
             )
             leases = _many(len(self.leases), "lease")
             lines.append(f"It had {leases}, {setups} of them with a start or restart, and {waited}.")
+            lines += self._moves()
+        if because := _because(self):
+            lines.append(because)
         if self.completed_s is not None:
             took_s = self.completed_s - self.arrived_s
             lines.append(f"It was complete at {self.completed_s:.2f} s, {took_s:.2f} s after its arrival.")
             if self.due_s is not None:
                 early_s = self.due_s - took_s
                 lines.append(f"That was {abs(early_s):.2f} s {'before' if early_s >= 0 else 'after'} its deadline.")
+                if early_s < 0 and self.parts is not None:
+                    lines.append(_late(self.parts, self.due_s))
+            if self.parts is not None:
+                lines.append(f"Its {time_of(took_s)}: {_parts(self.parts)}.")
             if self.rho is not None:
                 compared = "no later" if self.rho <= 1 else "later"
                 equal = "with an equal share of the cluster at every moment"
@@ -105,6 +157,21 @@ class JobStory(Struct, kw_only=True):
             lines.append(f"It was not complete when the run ended at {self.ended_s:.2f} s.")
         elif self.cut_s is not None:
             lines.append(f"The journal breaks off at {self.cut_s:.2f} s, before it was complete.")
+        return lines
+
+    def _moves(self) -> list[str]:
+        """How often it was moved and started again, and what that cost."""
+        pairs = list(zip(self.leases, self.leases[1:], strict=False))
+        types = sum(one.type != two.type for one, two in pairs)
+        moves = sum(one.devices != two.devices for one, two in pairs)
+        again_s = sum(lease.setup_s for lease in self.leases[1:])
+        lost_s = sum(lease.lost_s for lease in self.leases)
+        lines = []
+        if moves:
+            other = f", {types} of them to another type" if types else ""
+            lines.append(f"It was moved {_times(moves)}{other}; restarts took {time_of(again_s)}.")
+        if lost_s:
+            lines.append(f"Failures cost it {time_of(lost_s)} of work.")
         return lines
 
     def course(self) -> list[tuple[float, float | None, str, str, str]]:
@@ -141,7 +208,83 @@ def _wait(story: JobStory, wait: JobWait) -> str:
         first = ", ".join(map(str, dict.fromkeys(wait.first)))
         later = f", {wait.later} of them of later arrivals" if wait.later else ""
         told += f"; meanwhile {wait.others} leases of others began there{later} (first jobs {first})"
+    if wait.went_first:
+        told += f"; {_reasons(wait.went_first)}"
     return told
+
+
+def _because(story: JobStory) -> str:
+    """All waits in one sentence."""
+    gone: dict[tuple[str, int], WentFirst] = {}
+    for each in (each for wait in story.waits for each in wait.went_first):
+        known = gone.get((each.type, each.reason))
+        if known is None:
+            gone[each.type, each.reason] = replace(each)
+        else:
+            known.jobs = list(dict.fromkeys([*known.jobs, *each.jobs]))
+            known.entities = list(dict.fromkeys([*known.entities, *each.entities]))
+            known.accelerator_s += each.accelerator_s
+    if not gone or not story.waited_s:
+        return ""
+    most = sorted(gone.values(), key=lambda each: -each.accelerator_s)
+    return f"It waited {time_of(story.waited_s)} because {_reasons(most)}."
+
+
+def _reasons(went_first: list[WentFirst]) -> str:
+    """
+    >>> _reasons([WentFirst(type="a100", reason=0, jobs=[3, 4, 7], entities=["x", "y"], later=0, accelerator_s=7200.0)])
+    '2 entities were owed more on a100 (x, y; 3 jobs, 2.0 accelerator-hours)'
+    """
+    told = []
+    for each in went_first[:_SHOWN]:
+        named = len(each.entities) or len(each.jobs)
+        who = _many(named, "entity" if each.entities else "job").replace("entitys", "entities")
+        who += " was" if named == 1 else " were"
+        inside = ", ".join(each.entities[:_SHOWN]) + f"; {_many(len(each.jobs), 'job')}"
+        inside = inside if each.entities else f"jobs {', '.join(map(str, each.jobs[:_SHOWN]))}"
+        inside += " and more" if not each.entities and len(each.jobs) > _SHOWN else ""
+        what = _WENT_FIRST.get(each.reason, "given accelerators")
+        told.append(f"{who} {what} on {each.type} ({inside}, {each.accelerator_s / 3600:.1f} accelerator-hours)")
+    return ", ".join(told)
+
+
+def _parts(parts: JobParts) -> str:
+    """
+    >>> _parts(JobParts(waits_s=60, restarts_s=10, lost_s=0, best_s=3600, slower_s=0))
+    '1 min 0 s waiting, 10 s starting, 1 h 0 min of work at its best'
+    """
+    told = [(parts.waits_s, "waiting"), (parts.restarts_s, "starting"), (parts.lost_s, "of work lost in failures")]
+    slower = "more on slower accelerators" if parts.best_s else "of work"
+    told += [(parts.best_s, "of work at its best"), (parts.slower_s, slower)]
+    return ", ".join(f"{time_of(value)} {what}" for value, what in told if value > 0) or "no time"
+
+
+def _late(parts: JobParts, due_s: float) -> str:
+    """Because of what a deadline was missed: the largest of what came on top of its work at its best."""
+    if parts.best_s > due_s:
+        return f"No schedule could have kept it: its work takes {time_of(parts.best_s)} at its best."
+    causes = {"waiting": parts.waits_s, "starts": parts.restarts_s, "failures": parts.lost_s}
+    causes["slower accelerators"] = parts.slower_s if parts.best_s else 0.0
+    most = max(causes, key=lambda name: causes[name])
+    spare = f"; at its best it would have had {time_of(due_s - parts.best_s)} to spare" if parts.best_s else ""
+    return f"Most of what came on top of its work was {most}, {time_of(causes[most])}{spare}."
+
+
+def time_of(seconds: float) -> str:
+    """
+    >>> time_of(4.25), time_of(2460), time_of(5405), time_of(200_000)
+    ('4.2 s', '41 min 0 s', '1 h 30 min', '2 d 7 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
+    for big, small, name, other in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
+        if seconds >= big:
+            return f"{int(seconds // big)} {name} {int(seconds % big // small)} {other}"
+    return ""
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _type(then: TypeThen, width: int) -> str:
