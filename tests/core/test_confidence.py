@@ -38,6 +38,9 @@ def test_pairs_are_compared_as_a_paired_t_test_does(seed: int) -> None:
     if abs(test.pvalue - 0.05) > 1e-3:
         assert found.sure == (test.pvalue < 0.05)
     logs = [math.log(two[key] / one[key]) for key in one]
+    by_ratio = stats.ttest_1samp(logs, 0.0).pvalue
+    if abs(by_ratio - 0.05) > 1e-3:
+        assert (by_ratio < 0.05) == (not (found.least or 0.0) <= 1 <= (found.most or 0.0))
     assert found.ratio == pytest.approx(math.exp(math.fsum(logs) / count))
     assert found.ratio is not None
     assert found.least is not None

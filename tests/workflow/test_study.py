@@ -135,6 +135,22 @@ def test_seeds_are_averaged_with_their_spread(inputs: Inputs) -> None:
     assert row["completed"] == len(ROWS)
 
 
+def test_policies_are_compared_seed_by_seed_on_every_pool(inputs: Inputs) -> None:
+    problem, seeds = inputs.load(costs={"noise": "0.5"}), (1, 2, 3)
+    rows = compare(problem, ["baseline", "dovetail"], gpus=[2, 3], seeds=seeds, jobs=1).rows
+    for first, second in (rows[:2], rows[2:]):
+        assert first["paired"]["makespan_s"]["difference"] == 0
+        spans = [
+            [run(problem.on(first["gpus"]), name, seed=seed).metrics["makespan_s"] for seed in seeds]
+            for name in ("baseline", "dovetail")
+        ]
+        apart = [two - one for one, two in zip(*spans, strict=True)]
+        found = second["paired"]["makespan_s"]
+        assert found["difference"] == pytest.approx(sum(apart) / 3)
+        assert (found["pairs"], found["smaller_in"]) == (3, sum(value < 0 for value in apart))
+    assert "paired" not in compare(problem, ["baseline", "dovetail"], jobs=1)[1]
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -65,6 +65,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         console.print(table)
     # Not printed by rich itself: it would end the program on a closed pipe, with its own exit code.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def interval(apart: Mapping[str, Any] | None) -> str:
+    """A ratio that was found pair by pair, its 95 % interval, and a star where that leaves 1 out.
+
+    >>> interval({"ratio": 0.9, "least": 0.85, "most": 0.95}), interval({"ratio": 0.9, "least": 0.8, "most": 1.01})
+    ('0.900 (0.850 to 0.950) *', '0.900 (0.800 to 1.010)')
+    """
+    if apart is None or apart["ratio"] is None or apart["least"] is None:
+        return ""
+    star = "" if apart["least"] <= 1 <= apart["most"] else " *"
+    return f"{apart['ratio']:.3f} ({apart['least']:.3f} to {apart['most']:.3f}){star}"
 
 
 def _is_number(value: object) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, WorkFlags
-from dovetail.cli.common import Format, Numbers, print_json, print_table, progress
+from dovetail.cli.common import Format, Numbers, interval, print_json, print_table, progress
 from dovetail.cluster import DEFAULT
 
 if TYPE_CHECKING:
@@ -76,16 +76,10 @@ def compare(
 def _differences(found: Comparison) -> None:
     """Figures against the first policy's with the same seeds: ratios and their confidence intervals."""
     shown = {key: _SHOWN[key] for key in ("makespan_s", "avg_jct_s", "p95_jct_s", "total_cost")}
-    rows = [[row["policy"], *(_interval(row["paired"][key]) for key in shown)] for row in found.rows[1:]]
+    rows = [[row["policy"], *(interval(row["paired"][key]) for key in shown)] for row in found.rows[1:]]
     first = f"{found[0]['policy']} ({found[0]['seeds']} seeds)"
-    print(f"\nRatios to {first}, seed by seed, with 95 % intervals; * where it is sure that there is a difference\n")
+    print(f"\nRatios to {first}, seed by seed, with 95 % intervals; * where they leave 1 out\n")
     print_table(["policy", *(name.removesuffix(" h") for name in shown.values())], rows)
-
-
-def _interval(apart: dict[str, Any]) -> str:
-    if apart["ratio"] is None or apart["least"] is None:
-        return ""
-    return f"{apart['ratio']:.3f} ({apart['least']:.3f} to {apart['most']:.3f}){' *' if apart['sure'] else ''}"
 
 
 def _cell(key: str, row: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Format, Pairs, atomic_write, pairs, print_json, print_table, progress
+from dovetail.cli.common import Format, Pairs, atomic_write, interval, pairs, print_json, print_table, progress
 from dovetail.cli.workflow.flags import INPUTS, ONLINE, InputFlags, OnlineFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
@@ -86,6 +86,14 @@ def compare(
     else:
         columns = _COLUMNS | {key: name for key, name in _SOMETIMES.items() if any(row.get(key) for row in rows)}
         print_table(list(columns.values()), [[_cell(row, key) for key in columns] for row in rows])
+        if any("paired" in row for row in rows) and len({row["policy"] for row in rows}) > 1:
+            print(f"\nRatios to {rows[0]['policy']}, seed by seed, with 95 % intervals; * where they leave 1 out\n")
+            keys = {"makespan_s": "makespan", "avg_request_s": "mean", "p99_request_s": "P99"}
+            others = [row for row in rows if row["policy"] != rows[0]["policy"]]
+            cells = [
+                [row["policy"], row["gpus"], *(interval(row["paired"].get(key)) for key in keys)] for row in others
+            ]
+            print_table(["policy", "GPUs", *keys.values()], cells)
         if out is not None:
             print(f"\nPage written to {out / 'compare.html'}")
     return 3 if any(row["rejected"] for row in rows) else 0
