@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
+from numpy.typing import NDArray
 
 from dovetail.cluster.optimise.shares import isolated_share, within_limits
 from dovetail.cluster.policies.base import Allocation, Ints, Problem
 from dovetail.core.registry import policy
+
+FEW = 40  # of so many, all pairs are looked at before any is drawn
 
 
 @policy("gandiva", level="cluster")
@@ -21,37 +22,50 @@ class Gandiva:
     agnostic, packs, strict = False, True, False
 
     def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-        self._pairs: list[tuple[int, int]] = []  # ids
+        self._random = np.random.default_rng(seed)
+        self._pairs = np.zeros((0, 2), dtype=np.int64)  # ids
 
     def allocate(self, problem: Problem) -> Allocation:
         if problem.pair_rates is None or problem.width.sum() <= problem.counts.sum():
-            self._pairs = []
+            self._pairs = self._pairs[:0]
             return Allocation(share=isolated_share(problem), why="room for everybody, equal parts")
-        at = {one: job for job, one in enumerate(problem.ids.tolist())}
-        kept = [(at[a], at[b]) for a, b in self._pairs if a in at and b in at and self._good(problem, at[a], at[b])]
-        taken = {job for pair in kept for job in pair}
-        single = [job for job in range(problem.jobs) if job not in taken]
-        for _ in range(problem.jobs):
-            if len(single) < 2:
+        pairs = self._still_here(problem)
+        pairs = pairs[self._good(problem, pairs)]
+        single = np.ones(problem.jobs, dtype=bool)
+        single[pairs] = False
+        draws = problem.jobs
+        while draws and (left := int(single.sum())) > 1:
+            alone = np.flatnonzero(single)
+            if left <= FEW and not self._good(problem, alone[np.stack(np.triu_indices(left, 1), axis=1)]).any():
                 break
-            first, second = sorted(self._random.sample(single, 2))
-            if problem.width[first] == problem.width[second] and self._good(problem, first, second):
-                kept.append((first, second))
-                single = [job for job in single if job not in (first, second)]
-        self._pairs = [(int(problem.ids[a]), int(problem.ids[b])) for a, b in kept]
-        return self._equal_parts(problem, np.array(kept, dtype=np.int64).reshape(-1, 2), single)
+            drawn = self._random.permutation(alone)
+            drawn = np.sort(drawn[: len(drawn) // 2 * 2].reshape(-1, 2)[:draws], axis=1)
+            draws -= len(drawn)
+            good = drawn[self._good(problem, drawn)]
+            pairs = np.concatenate([pairs, good])
+            single[good] = False
+        self._pairs = problem.ids[pairs]
+        return self._equal_parts(problem, pairs, np.flatnonzero(single))
 
-    def _good(self, problem: Problem, first: int, second: int) -> bool:
-        """Whether two jobs together, over the types as they are, make at least one job's progress."""
+    def _still_here(self, problem: Problem) -> Ints:
+        """The pairs of the last time of which both are there, as positions."""
+        order = np.argsort(problem.ids, kind="stable")
+        at = order[np.searchsorted(problem.ids, self._pairs, sorter=order).clip(max=problem.jobs - 1)]
+        here: Ints = at[(problem.ids[at] == self._pairs).all(axis=1)]
+        return here
+
+    def _good(self, problem: Problem, pairs: Ints) -> NDArray[np.bool_]:
+        """Whether two jobs of one width together, over the types as they are, make at least one job's progress."""
         assert problem.pair_rates is not None
-        a, b = problem.kind[first], problem.kind[second]
+        a, b = problem.kind[pairs].T
         both = np.stack([problem.pair_rates[a, b], problem.pair_rates[b, a]])
         alone = np.stack([problem.rates[a], problem.rates[b]])
         progress = np.where((both > 0).all(axis=0), (both / np.where(alone > 0, alone, np.inf)).sum(axis=0), 0.0)
-        return bool(progress @ problem.counts >= problem.counts.sum())
+        good: NDArray[np.bool_] = progress @ problem.counts >= problem.counts.sum()
+        good &= problem.width[pairs[:, 0]] == problem.width[pairs[:, 1]]
+        return good
 
-    def _equal_parts(self, problem: Problem, pairs: Ints, single: list[int]) -> Allocation:
+    def _equal_parts(self, problem: Problem, pairs: Ints, single: Ints) -> Allocation:
         part = problem.counts / (len(pairs) + len(single))
         share = np.zeros((problem.jobs, len(problem.types)))
         share[single] = part / problem.width[single][:, None]
