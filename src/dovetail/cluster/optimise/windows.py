@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.cluster.policies.base import Floats
+from dovetail.cluster.policies.base import Floats, Ints
 
 
 def raised(want: Floats, total: float) -> Floats:
@@ -47,12 +47,42 @@ def divide(rate: Floats, time: Floats, want: Floats) -> Floats:
     rates = [*rate.tolist(), 0.0]
     left = [*time.tolist(), max(jobs - float(time.sum()), 0.0)]  # idle time is the slowest option
     target = raised(want, float(rate @ time))
-    for job in np.argsort(-target, kind="stable").tolist():
-        for option, amount in _window(rates, left, float(target[job])):
-            left[option] -= amount
-            if option < len(rate):
-                given[job, option] = amount
+    order, at = np.argsort(-target, kind="stable"), 0
+    wanted = target[order]
+    while at < jobs:
+        if wanted[at] - wanted[-1] <= 1e-12 * wanted[at]:  # the rest are raised to one level
+            given[order[at:]] = np.maximum(left[:-1], 0.0) / (jobs - at)
+            break
+        at = _between_two(rates, left, order, wanted, at, given)
+        if at < jobs:
+            for option, amount in _window(rates, left, float(wanted[at])):
+                left[option] -= amount
+                if option < len(rate):
+                    given[order[at], option] = amount
+            at += 1
     return given
+
+
+def _between_two(rates: list[float], left: list[float], order: Ints, wanted: Floats, at: int, given: Floats) -> int:
+    """Serve jobs from this one on, as long as the same two options (or the fastest) suffice for each: all at once."""
+    there = [option for option, amount in enumerate(left) if amount > 0]
+    slower = next((option for option in there if rates[option] <= wanted[at]), -1)
+    if slower < 0:
+        return at
+    faster = max((option for option in there if option < slower), default=-1)
+    mean = wanted[at : at + int(np.searchsorted(-wanted[at:], -rates[slower], side="right"))]
+    part = np.zeros(len(mean))
+    enough = np.cumsum(1 - part) <= left[slower]
+    if faster >= 0:
+        part = (mean - rates[slower]) / (rates[faster] - rates[slower])
+        enough = (np.cumsum(part) <= left[faster]) & (np.cumsum(1 - part) <= left[slower])
+    served = len(enough) if enough.all() else int(enough.argmin())
+    for option, amount in ((faster, part[:served]), (slower, 1 - part[:served])):
+        if option >= 0:
+            left[option] -= float(amount.sum())
+        if 0 <= option < given.shape[1]:
+            given[order[at : at + served], option] = amount
+    return at + served
 
 
 def _window(rates: list[float], left: list[float], target: float) -> list[tuple[int, float]]:
