@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.events import Added, Failed, Finished, Grew, Observed, Settled, Start, Stop
+from dovetail.core.events import Added, Failed, Finished, Grew, Observed, Prepare, PrepareEnded, Settled, Start, Stop
 from dovetail.core.inbox import Inbox
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task
@@ -129,6 +129,9 @@ class Bench:
 
     def start(self, job: str, model: str, *gpus: int, **more: Any) -> None:
         self.executor.carry([Start(job, "n", model, gpus, 0.0, 1.0, "to see", **more)], 0.0)
+
+    def prepare(self, id: int, model: str, *gpus: int) -> None:
+        self.executor.carry([Prepare(id, model, gpus, 1.0, "to see")], 0.0)
 
     def stop(self, job: str) -> None:
         self.executor.carry([Stop(job, "n", "enough")], 0.0)
@@ -599,3 +602,83 @@ def test_who_waits_for_a_value_can_be_stopped(make: Make) -> None:
     bench.runs.needs = []
     bench.start("s", "a", 0)
     assert bench.engine.take() == [("call", 0, "a")]
+
+
+# --- loads ahead of need ----------------------------------------------------------------------------
+
+
+def test_a_preload_ends_when_its_model_is_loaded_and_a_start_finds_it(make: Make) -> None:
+    bench = make()
+    bench.prepare(1, "a", 0)
+    assert bench.engine.take() == [("load", 0, "a", (0,))]
+    assert bench.executor.status()[0]["running"] == ["preload/1"]
+    bench.report(Loaded(0, "a"))
+    assert bench.heard() == [PrepareEnded(1)]
+    bench.start("r", "a", 0)
+    assert bench.engine.take() == [("call", 0, "a")]
+    bench.prepare(2, "b", 0)
+    assert bench.engine.take() == [("unload", 0, "a", False), ("load", 0, "b", (0,))]
+
+
+def test_a_start_during_a_preload_waits_for_it(make: Make) -> None:
+    bench = make()
+    bench.prepare(1, "a", 0)
+    bench.start("r", "a", 0)
+    assert bench.engine.take() == [("load", 0, "a", (0,))]
+    bench.report(Loaded(0, "a"))
+    assert bench.heard() == [PrepareEnded(1), Settled("r", "n", (0,))]
+    assert bench.engine.take() == [("call", 0, "a")]
+
+
+def test_a_preload_of_what_is_there_ends_at_once(make: Make) -> None:
+    bench = make()
+    bench.load("r", "a", 0)
+    bench.prepare(1, "a", 0)
+    assert (bench.heard(), bench.engine.take()) == ([PrepareEnded(1)], [])
+
+
+def test_a_preload_that_fails_takes_those_with_it_who_wait_for_it(make: Make) -> None:
+    bench = make()
+    bench.prepare(1, "a", 0)
+    bench.start("r", "a", 0)
+    bench.report(LoadFailed(0, "a", "no room", out_of_memory=True))
+    why = "a could not be loaded: no room"
+    emptied = Observed("emptied", {"gpus": [0], "why": why})
+    assert bench.heard() == [emptied, PrepareEnded(1, why), Failed("r", "n", why, lost=True)]
+    bench.prepare(2, "a", 0)
+    bench.report(LoadFailed(0, "a", "no room", out_of_memory=True))
+    assert bench.heard() == [emptied, PrepareEnded(2, why)]
+    bench.engine.take()
+    bench.start("s", "a", 0)
+    assert bench.engine.take() == [("load", 0, "a", (0,))]
+
+
+def test_a_preload_is_lost_with_its_worker_and_none_begins_there(make: Make) -> None:
+    bench = make(gpus=2)
+    bench.prepare(1, "wide", 0, 1)
+    bench.report(WorkerLost(0, "killed"))
+    (gone, emptied, ended) = bench.heard()
+    assert (gone.what, emptied.what, emptied.facts["gpus"]) == ("gone", "emptied", [0, 1])
+    assert ended == PrepareEnded(1, "the worker of GPU 0 was lost: killed")
+    bench.prepare(2, "a", 0)
+    assert bench.heard() == [PrepareEnded(2, "the worker of GPU 0 is gone: killed")]
+
+
+def test_a_preload_ends_once_though_nobody_wants_it_any_more(make: Make) -> None:
+    """Who went on with it is stopped, and its GPU is given to another model while the load goes on."""
+    bench = make()
+    bench.prepare(1, "a", 0)
+    bench.start("r", "a", 0)
+    bench.stop("r")
+    bench.start("s", "b", 0)
+    why = "its GPUs were given to another model"
+    assert bench.heard() == [Failed("r", "n", "enough"), PrepareEnded(1, why)]
+    bench.report(Loaded(0, "a"), Unloaded(0, "a"), Loaded(0, "b"))
+    assert bench.heard() == [Settled("s", "n", (0,))]
+
+
+def test_a_preload_that_never_ends_loses_its_worker(make: Make) -> None:
+    bench = make(limits=LiveLimits(load_factor=0.0, load_floor_s=0.01))
+    bench.prepare(1, "a", 0)
+    until(lambda: any(told[0] == "restart" for told in bench.engine.told))
+    assert "a was not loaded within 0.01 s" in bench.heard()[-1].why

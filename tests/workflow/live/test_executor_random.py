@@ -17,6 +17,7 @@ from dovetail import journals, workflow
 from dovetail.core.engine import serve
 from dovetail.core.events import Arrived, Asked, Complete, Reject, Settled, Stimulus
 from dovetail.core.journal import Reader, Writer
+from dovetail.testing.workflow import restless
 from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.live.limits import LiveLimits
@@ -43,7 +44,7 @@ from dovetail.workflow.simulate import new_scheduler
 
 GPUS = 4
 NEVER = LiveLimits(load_floor_s=1e6, call_floor_s=1e6, stop_grace_s=1e6)
-POLICIES = ("dovetail", "baseline", "online", "srpt", "hybrid")
+POLICIES = ("dovetail", "baseline", "online", "srpt", "hybrid", f"{restless.__file__}:Restless")
 
 
 def problem(rng: Random) -> WorkflowProblem:
