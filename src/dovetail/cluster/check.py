@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
-from dovetail.cluster.metrics import ClusterMetrics, metrics_for, summary
+from dovetail.cluster.metrics import ClusterMetrics, details_of, metrics_for, summary
 from dovetail.cluster.rounding.devices import Devices
 from dovetail.cluster.rounding.phase_accounts import PhaseAccounts
 from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
@@ -387,8 +387,10 @@ def check_journal(path: Path) -> Report:
     if checker.unsound:
         notes.append("records refer to what is not there: figures were computed up to them, and not compared")
     elif claimed is not None:
-        left_out = _OF_LEASES if facts.mode == "summary" and facts.clock != "ideal" else ()
-        for key, value in found.items():
+        brief = facts.mode == "summary"
+        left_out = _OF_LEASES if brief and facts.clock != "ideal" else ()
+        beside = {} if brief else {key: value for key, value in details_of(metrics).items() if key in claimed}
+        for key, value in (found | beside).items():
             if key not in left_out and not _same(claimed.get(key), value):
                 faults.add("summary", key, f"found {claimed.get(key)}, expected {value}")
         bounds = {key: value for key, value in found.items() if key.startswith("bound_")}
@@ -412,6 +414,8 @@ def _feed(reader: Reader, facts: ClusterFacts, checker: LeaseChecker, metrics: C
 
 
 def _same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return found.keys() == expected.keys() and all(_same(found[key], expected[key]) for key in expected)
     if isinstance(expected, float) and isinstance(found, int | float) and abs(found) < LARGEST:
         return bool(np.isclose(found, expected, rtol=1e-9, atol=1e-9))
     return bool(found == expected)

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from dovetail.cluster.bounds import parts_of
 from dovetail.cluster.header import ClusterFacts
 from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.cluster.rounding.details import RunDetails
 from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
 from dovetail.core.charts import Chart, Series
 from dovetail.core.events import Rows
@@ -90,7 +91,9 @@ class ClusterMetrics:
         window: tuple[int, int] | None = None,
         charge_pairs_fully: bool = False,
         fastest: Floats | None = None,
+        details: RunDetails | None = None,
     ) -> None:
+        self.details = details
         self._types = types
         self._counts = counts
         self._kinds = kinds
@@ -124,6 +127,8 @@ class ClusterMetrics:
                 self._see(event.of, event.columns)
 
     def _see(self, of: str, columns: dict[str, Any]) -> None:
+        if self.details is not None:
+            self.details.see(of, columns, self.now)
         if of == "stopped":
             self._stopped(columns)
         elif of == "started":
@@ -345,6 +350,7 @@ def metrics_for(facts: ClusterFacts) -> ClusterMetrics:
         np.array(facts.alone),
         facts.window,
         fastest=fastest,
+        details=RunDetails(facts.types, list(facts.entities), facts.window, facts.restart_s),
     )
 
 
@@ -359,12 +365,18 @@ def by_name(figures: ClusterFigures) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None or name not in _OF_PROFILES}
 
 
+def details_of(metrics: ClusterMetrics) -> dict[str, Any]:
+    """What the journal's last line claims beside the figures."""
+    return {} if metrics.details is None else metrics.details.figures() | {"cost_by_type": metrics.cost_by_type()}
+
+
 def charts(metrics: ClusterMetrics) -> list[Chart]:
-    """How fairly jobs were treated, as a distribution for reports; nothing if no job was completed."""
+    """How fairly jobs were treated, as a distribution for reports, and the details of the run, where there are any."""
+    more = [] if metrics.details is None else metrics.details.charts(metrics.now)
     rho = metrics.rho()
     if not len(rho):
-        return []
+        return more
     shares = np.linspace(0, 1, 101)
     points = list(zip(np.quantile(rho, shares).tolist(), (100 * shares).tolist(), strict=True))
     rho_axis, wide = "rho: completion time over that with equal shares", bool(rho.max() > 8 * rho.min())
-    return [Chart("Finish-time fairness", rho_axis, "jobs with at most that, %", [Series("jobs", points)], wide)]
+    return [Chart("Finish-time fairness", rho_axis, "jobs with at most that, %", [Series("jobs", points)], wide), *more]

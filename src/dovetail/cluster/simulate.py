@@ -19,8 +19,9 @@ from dovetail.cluster.header import header
 from dovetail.cluster.ideal import IdealSimulation
 from dovetail.cluster.inputs.choices import Clock, JournalMode
 from dovetail.cluster.inputs.setup import ClusterSetup
-from dovetail.cluster.metrics import ClusterMetrics, ClusterResult, charts, summary
+from dovetail.cluster.metrics import ClusterMetrics, ClusterResult, charts, details_of, summary
 from dovetail.cluster.policies.base import Allocation, Policy, Problem
+from dovetail.cluster.rounding.details import RunDetails
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.virtual_time import RoundsInVirtualTime, VirtualTime
 from dovetail.core.charts import as_fact
@@ -95,6 +96,7 @@ def run(
             "a run by the older rules, or an ideal one, keeps no checkpoint: it has no rounds to go on from"
         )
     rules = (GAVEL if compat else RoundRules()) if rules is None else rules
+    detailed = journal is not None and clock == "rounds"
     metrics = ClusterMetrics(
         setup.types,
         setup.counts,
@@ -103,6 +105,7 @@ def run(
         setup.window,
         charge_pairs_fully=compat,
         fastest=fastest(setup, policy, anywhere=compat)[0],
+        details=RunDetails(setup.types, list(setup.entities), setup.window, rules.restart_s) if detailed else None,
     )
     timed = TimedPolicy(policy, name)
     began = process_time()
@@ -166,4 +169,6 @@ def _simulate(
                 journal.unlink(missing_ok=True)  # half a journal is none; with a checkpoint, it goes on
             raise
         if writer is not None:
-            writer.end(simulation.steps + 1, simulation.now, summary(metrics) | as_fact(charts(metrics)))
+            writer.end(
+                simulation.steps + 1, simulation.now, summary(metrics) | details_of(metrics) | as_fact(charts(metrics))
+            )
