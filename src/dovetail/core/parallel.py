@@ -7,10 +7,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
 from types import ModuleType
 from typing import TypeVar
 
@@ -38,6 +35,10 @@ def run_all(
             results.append(function(cell))
             progress(done)
         return results
+    from concurrent.futures import ProcessPoolExecutor, as_completed  # a single run has no use for them
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
     try:
         with _without_main(function, cells):

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+import re
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 REQUIRED = "required"  # in the place of an option's default
+_NAMED = re.compile(r"""\bpolicy\(\s*["']([^"']+)["']\s*,\s*level\s*=\s*["']([^"']+)["']\s*,?\s*\)""")
 
 
-class PolicySource(NamedTuple):
-    """Where a policy is defined: its module, and its class there, or None if it is something else."""
+class PolicySource:
+    """Where a policy is defined: its module, and its class there. The source is parsed when it is asked for: whoever
+    runs one policy has no use for the others."""
 
-    module: str
-    definition: ast.ClassDef | None
-    classes: dict[str, ast.ClassDef]
+    def __init__(self, module: str, name: str, level: str, source: str, base: str) -> None:
+        self.module = module
+        self._name, self._level, self._source, self._base = name, level, source, base
+
+    @cached_property
+    def _parsed(self) -> tuple[ast.Module, ast.Module]:
+        return ast.parse(self._base), ast.parse(self._source)
+
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        """The classes in its file, and in `base.py` beside it."""
+        base, tree = self._parsed
+        return {node.name: node for node in (*base.body, *tree.body) if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def definition(self) -> ast.ClassDef | None:
+        """Its class, or None if it is something else."""
+        for node in self._parsed[1].body:
+            if isinstance(node, ast.ClassDef) and any(
+                _registered(call, self._level) == self._name for call in node.decorator_list
+            ):
+                return node
+        return None
 
     def promise(self) -> str:
         """The first line of its docstring."""
@@ -77,21 +101,17 @@ def _literal(value: ast.expr | None) -> Any:
 
 def read_policies(package: str, path: Iterable[str], level: str) -> dict[str, PolicySource]:
     """The policies of a level that the modules of a package register with `policy(name, level=...)`, by name."""
-    found = {}
-    trees = {}
+    sources: dict[str, str] = {}
     for finder, module, _ in pkgutil.iter_modules(path, f"{package}."):
         loader = getattr(finder.find_spec(module, None), "loader", None)
-        trees[module] = ast.parse(loader.get_source(module) if loader else "")
-    base = trees.get(f"{package}.base", ast.Module([], []))
-    for module, tree in trees.items():
-        classes = {node.name: node for node in (*base.body, *tree.body) if isinstance(node, ast.ClassDef)}
-        for node in tree.body:
-            for call in ast.walk(node):
-                name = _registered(call, level)
-                if name is not None:
-                    definition = node if isinstance(node, ast.ClassDef) and call in node.decorator_list else None
-                    found[name] = PolicySource(module, definition, classes)
-    return found
+        sources[module] = (loader.get_source(module) if loader else "") or ""
+    base = sources.get(f"{package}.base", "")
+    return {
+        name: PolicySource(module, name, level, source, base)
+        for module, source in sources.items()
+        for name, of in _NAMED.findall(source)
+        if of == level
+    }
 
 
 def _registered(call: ast.AST, level: str) -> str | None:
