@@ -117,6 +117,24 @@ def test_nash_welfare_cannot_grow_in_any_direction(monkeypatch: pytest.MonkeyPat
         assert found.value == pytest.approx(problem.weight[runs] @ np.log(levels(problem, found)[runs]), rel=1e-4)
 
 
+def test_deadlines_are_kept_for_as_much_as_the_program_keeps_them(both: Ways) -> None:
+    name, kept = "max_sum_throughput_normalized_by_cost_perf_SLOs", 0
+    for seed in range(30):
+        problem = drawn(seed, deadlines=0.3)
+        problem.deadline_s *= 30.0
+        found, expected = both(name, problem, {})
+        check_limits(problem, found.share)
+        assert found.value == pytest.approx(expected.value, rel=1e-7), seed
+        assert found.why == expected.why
+        due = np.flatnonzero(np.isfinite(problem.deadline_s) & (problem.deadline_s > 0))
+        need = (problem.steps_left[due] / problem.deadline_s[due]) * (1 - 1e-7)
+        met = found.throughput(problem)[due] >= need
+        if "cannot be kept" not in found.why:
+            assert met.all(), seed
+        kept += int(met.sum())
+    assert kept > 50
+
+
 @pytest.mark.parametrize("inner", ["", "fairness", "fifo", "entity1=fifo"])
 def test_water_filling_has_the_levels_of_the_program(inner: str, both: Ways) -> None:
     for seed in [1, 2, 3, 4, 6, 8, 9, 11, 12, 14, 16, 17, 18, 19, 21]:

@@ -166,6 +166,13 @@ class PricedShares:
         self._hold(found, gain)
         return value
 
+    def need(self, want: Floats) -> float:
+        """The part of the cluster that these levels need; no less than what is needed least, if that is below 1."""
+        self.demand(want)
+        found = self._search(np.zeros_like(self.level), self.start.get("need"), normal=True, enough=1.0)
+        self.start["need"] = found.price
+        return self._use(found, want)[0]
+
     def hold(self, want: Floats, found: PricedChoice) -> None:
         """Give everybody the level that is best for it at these prices; shares stay free only where that allows."""
         self.demand(want)

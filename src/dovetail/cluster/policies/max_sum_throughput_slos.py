@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from contextlib import suppress
 
-from dovetail.cluster.optimise.classes import group
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.cluster.optimise.classes import apart, group
 from dovetail.cluster.optimise.demands import DemandProgram
 from dovetail.cluster.optimise.equal_shares import by_demand
+from dovetail.cluster.optimise.prices import FIT, NoPricesError
 from dovetail.cluster.optimise.shares import nothing
+from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.cluster.policies.max_sum_throughput import per_money
 from dovetail.core.registry import policy
@@ -17,6 +22,11 @@ def needed_rate(problem: Problem) -> Floats:
     """By job: the steps per second that keep its deadline; 0 if it has none or it has passed."""
     open_deadline = np.isfinite(problem.deadline_s) & (problem.deadline_s > 0)
     return np.where(open_deadline, problem.steps_left / np.where(open_deadline, problem.deadline_s, 1.0), 0.0)
+
+
+def _reason(problem: Problem, total: float, missed: NDArray[np.bool_]) -> str:
+    ids = problem.ids[missed].tolist()
+    return f"{total:.6g} in total" + (f"; deadlines of jobs {ids} cannot be kept" if ids else "")
 
 
 @policy("max_sum_throughput_normalized_by_cost_perf_SLOs", level="cluster")
@@ -30,10 +40,14 @@ class MaxSumThroughputSlos:
 
     def __init__(self) -> None:
         self._program = DemandProgram()
+        self._unlike = UnlikeShares()
 
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
+        if not self.packs and too_many(len(np.unique(problem.kind))):
+            with suppress(NoPricesError):
+                return self._by_prices(problem)
         ids = problem.ids.tolist()
         alone: set[int] = set()  # jobs that must be a class of their own
         while True:
@@ -41,6 +55,17 @@ class MaxSumThroughputSlos:
             if isinstance(found, Allocation):
                 return found
             alone |= {ids[job] for job in found.tolist()}
+
+    def _by_prices(self, problem: Problem) -> Allocation:
+        """If all deadlines can be kept that can be kept alone. To choose among them takes whole numbers."""
+        unlike = self._unlike
+        unlike.load(problem, apart(problem.jobs))
+        asked = needed_rate(problem) / np.where(unlike.normal > 0, unlike.normal, 1.0)
+        want = np.where(asked > unlike.program.top, 0.0, asked)
+        if unlike.program.need(want) > 1 - FIT:
+            raise NoPricesError("not all deadlines can be kept")
+        total = unlike.most(per_money(problem), want)
+        return unlike.settle(problem, value=total, why=_reason(problem, total, (asked > 0) & (want == 0)))
 
     def _try(self, problem: Problem, apart: Ints) -> Allocation | Ints:
         program = self._program
@@ -53,8 +78,7 @@ class MaxSumThroughputSlos:
             want = np.where(program.most_met(want), want, 0.0)
             total = program.best_with(want)
         assert total is not None
-        missed = problem.ids[(asked > 0) & (want == 0)].tolist()
-        why = f"{total:.6g} in total" + (f"; deadlines of jobs {missed} cannot be kept" if missed else "")
+        why = _reason(problem, total, (asked > 0) & (want == 0))
         return by_demand(problem, program, program.settle_demands(want, total), want, value=total, why=why)
 
 
