@@ -301,6 +301,31 @@ def test_objects_that_cannot_be_read_are_named_by_their_line(tmp_path: Path) -> 
     assert len(_read(tmp_path, text, "k8s.json", on_error="skip")) == 1
 
 
+@pytest.mark.parametrize(
+    ("where", "value", "wrong"),
+    [
+        (("status", "conditions"), {"type": "x"}, "status.conditions: expected a list of objects, found"),
+        (("status", "admission", "podSetAssignments"), [3], "podSetAssignments: expected a list of objects, found"),
+        (("metadata", "ownerReferences"), True, "metadata.ownerReferences: expected a list of objects, found 'True'"),
+        (("metadata", "creationTimestamp"), "noon", "expected a time such as 2024-11-13T13:03:31Z, found 'noon'"),
+        (("metadata", "name"), None, ""),
+        (("spec", "podSets"), 7, ""),
+    ],
+)
+def test_objects_of_another_shape(tmp_path: Path, where: tuple[str, ...], value: Any, wrong: str) -> None:
+    broken = json.loads(json.dumps(WORKLOAD))
+    inner = broken
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    text = json.dumps(broken)
+    if wrong:
+        with pytest.raises(InputError, match=f"k8s.json:1: .*{wrong}"):
+            _read(tmp_path, text, "k8s.json")
+    else:
+        assert len(_read(tmp_path, text, "k8s.json")) == 1
+
+
 # --- Ray --------------------------------------------------------------------------------------------------------------
 
 PRINTED = """\

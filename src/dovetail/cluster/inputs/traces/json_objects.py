@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from dovetail.cluster.inputs.csv_rows import GivenRows, Source
+from dovetail.cluster.inputs.csv_rows import MOST, GivenRows, Source
 from dovetail.core.errors import InputError
 from dovetail.core.files import open_bytes
 
@@ -33,12 +33,21 @@ class JsonObject(NamedTuple):
         """
         return _inside(self.data, key)
 
+    def dicts(self, key: str) -> list[dict[str, Any]]:
+        """The objects in a list; none if there is no list."""
+        value = self.look(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise self.error(key, f"expected a list of objects, found {str(value)[:60]!r}")
+        return value
+
     def time_s(self, key: str) -> float | None:
         """Seconds of a time as ISO 8601 or as a number; None if there is none."""
         value = self.look(key)
         if value is None or value == "":
             return None
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST:
             return float(value)
         try:
             found = datetime.fromisoformat(str(value))

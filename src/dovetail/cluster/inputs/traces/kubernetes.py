@@ -67,7 +67,7 @@ def _sort(
     if not isinstance(meta, dict) or "name" not in meta:
         raise each.error("metadata.name", "expected a name, found none")
     if kind == "Workload":
-        owned.update(str(owner.get("uid")) for owner in meta.get("ownerReferences") or [] if isinstance(owner, dict))
+        owned.update(str(owner.get("uid")) for owner in each.dicts("metadata.ownerReferences"))
     found[_keys(kind, meta)[-1]] = each
 
 
@@ -88,7 +88,7 @@ def _records(
         kind, meta = each.data["kind"], each.data["metadata"]
         if kind not in (*_JOBS, "Workload"):
             yield f"objects that are no jobs ({kind})"
-        elif meta.get("uid") in owned:
+        elif str(meta.get("uid")) in owned:
             yield "jobs that a workload stands for"
         else:
             try:
@@ -102,7 +102,7 @@ def _record(each: JsonObject, heard: list[tuple[float, str]]) -> JobRecord | str
     arrival_s = each.time_s("metadata.creationTimestamp")
     if arrival_s is None:
         raise each.error("metadata.creationTimestamp", "expected when it was created, found nothing")
-    conditions = {c.get("type"): c for c in each.look("status.conditions") or [] if isinstance(c, dict)}
+    conditions = {str(c.get("type")): c for c in each.dicts("status.conditions")}
     ended = next((c for name in _ENDS if (c := conditions.get(name)) and c.get("status") == "True"), None)
     end_s = each.time_s("status.completionTime") or each.time_s("status.endTime")
     if end_s is None and ended is not None:
@@ -120,7 +120,7 @@ def _record(each: JsonObject, heard: list[tuple[float, str]]) -> JobRecord | str
     width, share, flavor = _assigned(each)
     wants = tuple(sorted({str(value) for value in _labels(each.look("spec") or {}) if value}))
     meta = each.data["metadata"]
-    owners = [owner for owner in meta.get("ownerReferences") or [] if isinstance(owner, dict)]
+    owners = each.dicts("metadata.ownerReferences")
     queue = each.look("status.admission.clusterQueue") or each.look("spec.queueName")
     failed = ended is not None and (ended.get("type") == "Failed" or "Fail" in str(ended.get("reason", "")))
     return JobRecord(
@@ -156,10 +156,10 @@ def _told_s(heard: list[tuple[float, str]], end_s: float) -> float | None:
 
 def _assigned(each: JsonObject) -> tuple[int | None, float, str]:
     """Accelerators of a job, which part of one each is, and what their kind is called."""
-    sets = [s for s in each.look("status.admission.podSetAssignments") or [] if isinstance(s, dict)]
-    flavors = {str(name) for s in sets for key, name in (s.get("flavors") or {}).items() if _GPU.fullmatch(key)}
+    sets = each.dicts("status.admission.podSetAssignments")
+    flavors = {str(name) for s in sets for key, name in _dict(s.get("flavors")).items() if _GPU.fullmatch(key)}
     flavor = flavors.pop() if len(flavors) == 1 else ""
-    usage = [(key, value) for s in sets for key, value in (s.get("resourceUsage") or {}).items()]
+    usage = [(key, value) for s in sets for key, value in _dict(s.get("resourceUsage")).items()]
     asked = [(key, value, 1) for key, value in usage] or list(_requests(each.look("spec") or {}, 1))
     total, share = 0, 1.0
     for key, value, times in asked:
@@ -182,12 +182,16 @@ def _requests(node: Any, times: int) -> Iterator[tuple[str, Any, int]]:
                 times *= count
         if isinstance(containers := node.get("containers"), list):
             for container in containers:
-                resources = (container.get("resources") if isinstance(container, dict) else None) or {}
-                asked = (resources.get("limits") or {}) | (resources.get("requests") or {})
+                resources = _dict(_dict(container).get("resources"))
+                asked = _dict(resources.get("limits")) | _dict(resources.get("requests"))
                 yield from ((key, value, times) for key, value in asked.items())
             return
         for value in node.values():
             yield from _requests(value, times)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _labels(node: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.cluster.inputs.csv_rows import GivenRows, Source
+from dovetail.cluster.inputs.csv_rows import MOST_WHOLE, GivenRows, Source
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.traces.json_objects import JsonObject, objects
 from dovetail.cluster.inputs.traces.records import JobRecord, jobs_of
@@ -71,7 +71,7 @@ def _record(key: str, each: JsonObject, began_s: float | None) -> JobRecord | st
     if status not in (None, *_ENDED) or not end_s:
         return "jobs that still run"
     width = each.data.get("entrypoint_num_gpus")
-    if width is not None and (not isinstance(width, int | float) or width < 0):
+    if width is not None and (not isinstance(width, int | float) or not 0 <= width <= MOST_WHOLE):
         raise each.error("entrypoint_num_gpus", f"expected a number, found {width!r}")
     metadata = each.data.get("metadata")
     return JobRecord(

@@ -104,6 +104,9 @@ def _job(reading: TraceReading, record: JobRecord) -> Job | None:
     if not width or not record.ran_s > 0:
         reading.leave_out("jobs that took no time" if width else "jobs without a GPU")
         return None
+    if not 0 < width <= MOST_WHOLE or not record.ran_s <= MOST:
+        found = f"{width:g} accelerators for {record.ran_s:g} s"
+        raise record.error("", f"expected 1 to {MOST_WHOLE} accelerators and at most {MOST:g} s, found {found}")
     width, mapper = int(width), reading.mapper
     name = record.mapped("name", map["name"]) if "name" in map else record.name
     theirs = record.mapped("model", map["model"]) if "model" in map else name
