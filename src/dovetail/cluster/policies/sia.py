@@ -61,12 +61,9 @@ class Sia:
     def table(self, problem: Problem) -> tuple[Configurations, Floats]:
         """Configurations, and the normalised goodput of every job in each, 0 where it may not run."""
         known = problem.adaptive
-        per_server = problem.counts if known is None else known.per_server
-        ways = configurations(problem.counts, np.maximum(per_server, 1))
-        adaptive = np.zeros(problem.jobs, dtype=np.bool_) if known is None else known.application >= 0
-        rigid = np.flatnonzero(~adaptive)
-        kind, width = _as_asked(problem, rigid)
-        ways = _with_widths(ways, np.unique(width), problem.counts, np.maximum(per_server, 1))
+        rigid = np.arange(problem.jobs) if known is None else np.flatnonzero(known.application < 0)
+        kind, width = as_asked(problem, rigid)
+        ways = all_ways(problem, rigid)
         table = np.zeros((problem.jobs, len(ways.on)))
         if known is not None:
             table = self._goodputs.table(problem, ways, known.batch)
@@ -78,7 +75,7 @@ class Sia:
         return ways, table / np.where(np.isfinite(smallest), smallest, 1.0)[:, None] * least[:, None]
 
 
-def _as_asked(problem: Problem, rigid: Ints) -> tuple[Ints, Ints]:
+def as_asked(problem: Problem, rigid: Ints) -> tuple[Ints, Ints]:
     """Kinds and widths of rigid jobs: as they ask, or where that fits nowhere, as wide as does."""
     kind, width = problem.kind[rigid], problem.width[rigid]
     if problem.scaled is None or problem.kind_width is None:
@@ -92,12 +89,14 @@ def _as_asked(problem: Problem, rigid: Ints) -> tuple[Ints, Ints]:
     return kind, problem.kind_width[kind]
 
 
-def _with_widths(ways: Configurations, widths: Ints, counts: Ints, per_server: Ints) -> Configurations:
-    """With configurations for rigid jobs of any width."""
+def all_ways(problem: Problem, rigid: Ints) -> Configurations:
+    """Configurations for adaptive jobs, and for these rigid ones of any width."""
+    per_server = np.maximum(problem.counts if problem.adaptive is None else problem.adaptive.per_server, 1)
+    ways, widths = configurations(problem.counts, per_server), np.unique(as_asked(problem, rigid)[1])
     known = set(zip(ways.on.tolist(), ways.width.tolist(), strict=True))
     more = [
         (on, -(-width // int(per_server[on])), width)
-        for on, count in enumerate(counts.tolist())
+        for on, count in enumerate(problem.counts.tolist())
         for width in widths.tolist()
         if width <= count and (on, width) not in known
     ]
