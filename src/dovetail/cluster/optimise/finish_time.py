@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dovetail.cluster.optimise.classes import apart, group
 from dovetail.cluster.optimise.demands import DemandProgram
 from dovetail.cluster.optimise.equal_shares import by_demand
-from dovetail.cluster.optimise.prices import NoPricesError
+from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.shares import nothing
 from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Problem

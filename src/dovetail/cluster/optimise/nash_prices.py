@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from dovetail.cluster.optimise.nash import NashProgram
-from dovetail.cluster.optimise.prices import (
+from dovetail.cluster.optimise.price_search import (
     NEAREST,
     STEPS,
     TIE,

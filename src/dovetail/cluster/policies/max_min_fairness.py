@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
-from dovetail.cluster.optimise.prices import NoPricesError
+from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, spread, water_level
 from dovetail.cluster.optimise.unlike import UnlikeShares, too_many

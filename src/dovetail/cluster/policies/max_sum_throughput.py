@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.cluster.optimise.classes import group
 from dovetail.cluster.optimise.equal_shares import equally
-from dovetail.cluster.optimise.prices import NoPricesError
+from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing
 from dovetail.cluster.optimise.unlike import UnlikeShares, too_many

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dovetail.cluster.optimise.classes import group
 from dovetail.cluster.optimise.equal_shares import equally
-from dovetail.cluster.optimise.prices import NoPricesError
+from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, spread, water_level
 from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
