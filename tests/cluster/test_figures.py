@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from dovetail import cluster, read_journal
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 
 SMALL: dict[str, Any] = {"cluster": "v100=2,k80=3", "jobs": 10}
-PLACED = ["max_min_fairness_water_filling_perf", "max_min_fairness_packed", "fifo", "goodput"]
+PLACED = ["max_min_fairness_water_filling_perf", "max_min_fairness_packed", "fifo", "elastic_throughput"]
 TWO = ["max_min_fairness", "max_min_fairness_perf"]
 
 
@@ -38,6 +38,7 @@ def test_a_comparison_over_seeds_is_that_of_single_runs() -> None:
             == pytest.approx((aware[0] / blind[0] * aware[1] / blind[1]) ** 0.5)
         )
     assert found[0]["paired"]["avg_jct_s"]["difference"] == 0
+    assert not any("these jobs only" in note for note in found.notes)
     with pytest.raises(InputError, match="seeds: expected at least one value"):
         cluster.compare(cluster.load(**SMALL), TWO, seeds=[])
 
@@ -78,6 +79,10 @@ def test_mixes_of_types_have_the_same_jobs_and_differ_only_where_types_do(measur
         assert makespan_s[share, TWO[0]] == pytest.approx(makespan_s[share, TWO[1]], rel=0.05)
     for name in TWO:
         assert makespan_s[1.0, name] < makespan_s[0.5, name] < makespan_s[0.0, name]
+    assert found.notes == []  # of one seed nothing is sure
+    if measured:
+        again = cluster.compare(cluster.load(**given), TWO, seeds=[0, 1])
+        assert any("these jobs only" in note for note in again.notes)
     scenario = given | {"cluster": "v100=2,k80=2"}
     assert makespan_s[0.5, TWO[1]] == pytest.approx(figure("makespan_s", TWO[1], 0, scenario))
 
@@ -97,6 +102,10 @@ def test_costs_are_relative_to_the_first_policy_seed_by_seed() -> None:
     assert found[1]["slo_violations"] == pytest.approx(sum(missed) / 3)
 
 
+def broken(problem: cluster.Problem) -> cluster.Allocation:
+    raise ZeroDivisionError
+
+
 def test_policy_times_ask_for_shares_of_as_many_jobs_as_they_say() -> None:
     seen: list[tuple[int, list[int], int]] = []
 
@@ -109,6 +118,8 @@ def test_policy_times_ask_for_shares_of_as_many_jobs_as_they_say() -> None:
     assert [each[:2] for each in seen] == [(8, [2, 2])] * 22 + [(20, [5, 5])] * 22
     assert [first for _, _, first in seen[:11]] == list(range(11))  # one leaves, one comes
     assert all(0 <= row["warm_s"] <= row["largest_s"] for row in found)
+    with pytest.raises(DovetailError, match=r"policy broken: allocate failed: ZeroDivisionError"):
+        cluster.policy_times(cluster.load(), [8], [broken], trials=1)
     with pytest.raises(InputError, match="generated jobs that are all there at the start"):
         cluster.policy_times(cluster.load(jobs_per_hour=1), [8])
 

@@ -19,7 +19,7 @@ from dovetail.cluster.policies import make, name_of
 from dovetail.cluster.rounds import scheduler_for
 from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
-from dovetail.cluster.sweeps.given import Progress, numbers_of, policies_of, scenario_of, seeds_of
+from dovetail.cluster.sweeps.given import Progress, notes_of, numbers_of, policies_of, scenario_of, seeds_of
 from dovetail.cluster.sweeps.grid import SweepGrid, run_sweep
 from dovetail.cluster.sweeps.groups import FIGURES, SweepGroup, compared_sweeps, differences, groups
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
@@ -176,7 +176,7 @@ def compare(
         drawn = seeds_of(seeds)
         found = varied({None: (asked, rules)}, chosen, drawn, processes=processes, progress=progress)
         told = [f"{row['policy']}: {row['reason']}" for row in found if row["reason"]]
-        return Comparison(found, ("policy", *COMPARED), [*notes, *told])
+        return Comparison(found, ("policy", *COMPARED), [*notes, *notes_of(asked, drawn), *told])
     cells = [SweepCell(scenario=asked, policy=policy, how=rules, long=inf) for policy in chosen]
     own = not all(isinstance(policy, str) for policy in chosen)
     done = (lambda made: None) if progress is None else lambda made: progress(made, len(cells))

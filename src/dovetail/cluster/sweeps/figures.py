@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given
 from dovetail.cluster.sweeps import entity_shares as recorded
 from dovetail.cluster.sweeps import policy_times as times
-from dovetail.cluster.sweeps.given import Progress, numbers_of, policies_of, scenario_of, seeds_of
+from dovetail.cluster.sweeps.given import Progress, notes_of, numbers_of, policies_of, scenario_of, seeds_of
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
 from dovetail.cluster.sweeps.varied import varied
 from dovetail.core.comparison import Comparison
@@ -55,7 +55,8 @@ def round_lengths(
     ideal_s = {row["policy"]: row["avg_jct_s"] for row in rows if row["interval_s"] == IDEAL}
     for row in rows:
         row["over_ideal"] = row["avg_jct_s"] / ideal_s[row["policy"]] if ideal_s[row["policy"]] else None
-    return Comparison(rows, ("interval_s", "policy", "seeds", "avg_jct_s", "avg_jct_s_plus_minus", "over_ideal"))
+    shown = ("interval_s", "policy", "seeds", "avg_jct_s", "avg_jct_s_plus_minus", "over_ideal")
+    return Comparison(rows, shown, notes_of(base, seeds))
 
 
 def type_mixes(
@@ -89,7 +90,8 @@ def type_mixes(
         points[float(part)] = (given(base, cluster=named[float(part)]), options)
     rows = varied(points, policies_of(policies), seeds_of(seeds), axis="share", processes=processes, progress=progress)
     rows = [{"share": row["share"], "cluster": named[row["share"]]} | row for row in rows]
-    return Comparison(rows, ("share", "cluster", "policy", "makespan_s", "avg_jct_s", "avg_jct_s_plus_minus"))
+    shown = ("share", "cluster", "policy", "makespan_s", "avg_jct_s", "avg_jct_s_plus_minus")
+    return Comparison(rows, shown, notes_of(base, seeds))
 
 
 def relative_costs(
@@ -120,7 +122,7 @@ def relative_costs(
         row |= {"relative_cost": cost["ratio"], "relative_avg_jct": slower["ratio"]}
         row |= {"relative_cost_least": cost["least"], "relative_cost_most": cost["most"]}
     shown = ("policy", "seeds", "total_cost", "relative_cost", "relative_cost_least", "relative_cost_most")
-    return Comparison(rows, (*shown, "relative_avg_jct", "slo_violations"))
+    return Comparison(rows, (*shown, "relative_avg_jct", "slo_violations"), notes_of(base, seeds))
 
 
 def policy_times(

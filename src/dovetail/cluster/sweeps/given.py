@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given
@@ -27,6 +27,13 @@ def policies_of(policies: Any) -> list[Any]:
     if not names:
         raise InputError("policies: expected at least one")
     return list(names.values())
+
+
+def notes_of(scenario: Scenario, seeds: Sequence[int]) -> list[str]:
+    """What must be known of differences seed by seed: seeds do not draw other jobs where there is a trace."""
+    if scenario.trace is None or len(seeds) < 2:
+        return []
+    return ["the jobs are the trace's with every seed: intervals tell of these jobs only, not of others like them"]
 
 
 def seeds_of(seeds: Any) -> tuple[int, ...]:

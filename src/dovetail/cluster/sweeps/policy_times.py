@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from random import Random
 from statistics import median
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from dovetail.cluster.policies import name_of
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.mechanism import Mechanism
 from dovetail.cluster.rules import RoundRules
+from dovetail.cluster.simulate import TimedPolicy
 
 _WARM = 10  # calls after the first one, before each of which a job has left and another has come
 
@@ -51,7 +51,7 @@ def policy_times(
 
 def _calls(scenario: Scenario, policy: Any) -> list[float]:
     loaded = load(scenario)
-    setup, made = loaded.setup, loaded.policy(policy)
+    setup, made = loaded.setup, TimedPolicy(loaded.policy(policy), name_of(policy))
     mechanism = Mechanism(
         made,
         setup.types,
@@ -78,8 +78,7 @@ def _calls(scenario: Scenario, policy: Any) -> list[float]:
         if call:
             mechanism.leave(np.arange(len(mechanism.jobs)) == 0)
             come(1)
-        problem = mechanism.problem(360.0 * call)
-        begun = process_time()
-        made.allocate(problem)
-        spent.append(process_time() - begun)
+        before = made.cpu_s
+        made.allocate(mechanism.problem(360.0 * call))
+        spent.append(made.cpu_s - before)
     return spent
