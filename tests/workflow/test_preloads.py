@@ -364,6 +364,19 @@ def test_a_preload_is_as_late_as_it_can_be(tmp_path: Path) -> None:
     assert (early, found.figures.preloads) == (0, len(begun))
 
 
+def test_the_policy_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
+    """A model that comes often is loaded again when the rare one that took its place is done."""
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-policy.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Prewarming" in block]
+    (tmp_path / "prewarming.py").write_text(code.replace('@policy("prewarming", level="workflow")\n', ""))
+    often = [("chat", 10.0 * i, 1.0) for i in range(6)]
+    rows = asked(*often, ("draw", 60.0, 1.0), ("chat", 80.0, 1.0))
+    found = served(rows, f"{tmp_path / 'prewarming.py'}:Prewarming")
+    assert starts(found)["r7"][1].setup_s == 0.0
+    (ahead,) = [e.event for e in Reader(found.journal) if isinstance(e.event, Prepare)]
+    assert (ahead.kind, ahead.why) == ("llm", "asked for 6 times so far")
+
+
 # --- with everything else -------------------------------------------------------------------------
 
 
