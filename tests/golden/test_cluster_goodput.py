@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import cluster_goodput
 from dovetail.cluster.goodput.batch import best_batch
 from dovetail.cluster.goodput.efficiency import gain
 from dovetail.cluster.goodput.fitting import Floats, fit
@@ -100,3 +101,10 @@ def test_recorded_programs_have_the_recorded_value(golden: Path, run: str) -> No
         assert not call["keep"]
         plan = choose(call["lambda_n"] - value, on, width, np.array([call["gpus"][name] for name in types]))
         assert call["lambda_n"] * len(value) - plan.saved == pytest.approx(call["objective"], abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["sia", "gavel"])
+def test_whole_runs_on_t4_come_out_as_recorded_or_better(policy: str) -> None:
+    wanted = ("t4x64", "philly-tiny", policy)
+    [row] = [row for row in cluster_goodput.recorded() if (row["cluster"], row["set"], row["policy"]) == wanted]
+    assert cluster_goodput.compare(row)["verdict"] in ("within", "better")

@@ -1,0 +1,143 @@
+"""The recorded runs of Pollux's and Sia's simulators, run again by their rules and compared figure by figure.
+
+    python -m bench.cluster_goodput                     the short sets, some 2 minutes; prints JSON
+    python -m bench.cluster_goodput --all               also 160 jobs with imagenet among them
+    python -m bench.cluster_goodput --only t4x64/philly-tiny
+
+`t4x64` runs by the measured profiles. `mixed64` has two types without a profile here: their steps take what seven
+fitted numbers say, so its rows compare a model with a profile. Accelerator hours are whole rounds, the last one too:
+nobody else can have the accelerators before it is over. A figure is within its tolerance, or better (fewer seconds, no
+more accelerator hours), or neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from bench import show
+from dovetail.cluster.compat import SIA
+from dovetail.cluster.inputs.scenario import LoadedScenario, load
+from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
+from dovetail.cluster.simulate import run
+from dovetail.core import registry
+from dovetail.core.events import Rows
+
+SHARED = Path(__file__).parents[1] / "../shared"
+GOLDEN = Path(os.environ.get("DOVETAIL_GOLDEN", SHARED / "golden")).resolve() / "cluster/sia"
+TRACES = Path(os.environ.get("DOVETAIL_TRACES", SHARED / "traces")).resolve() / "sia"
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "t4x64": {"cluster": "aws=64", "per_server": 4},
+    "mixed64": {
+        "cluster": "aws=24,dgx-ext=16,rtx=24",
+        "per_server": "aws=4,dgx-ext=8,rtx=8",
+        "throughput_params": GOLDEN / "throughput_params.csv",
+    },
+}
+POLICIES = {"sia": ("sia", 60.0), "pollux": ("pollux", 60.0), "gavel": ("max_sum_throughput_perf", 360.0)}
+TOLERANCE = {  # average JCT and makespan, accelerator hours, restarts
+    "sia": (0.05, 0.10, 0.15),
+    "pollux": (0.10, 0.10, 0.15),
+    "gavel": (0.05, 0.05, 0.05),
+}
+SHORT = ("philly-tiny", "philly-short")
+
+
+class WholeRounds:
+    """Accelerator hours in whole rounds, and restarts, of a run that it watches."""
+
+    def __init__(self, round_s: float) -> None:
+        self._round_s = round_s
+        self._held: dict[int, tuple[int, float]] = {}  # accelerators, and since when they are counted
+        self._begun: set[int] = set()
+        self.hours, self.restarts = 0.0, 0
+
+    def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for event in events:
+            if isinstance(event, Rows) and event.of == "started":
+                columns = event.columns
+                for job, devices, why in zip(columns["id"], columns["devices"], columns["why"], strict=True):
+                    since_s = max(self._held[job][1], t) if job in self._held else t
+                    self._held[job] = (len(devices), since_s)
+                    if why not in (KEPT, CHANGED, MOVED):
+                        self.restarts += job in self._begun
+                        self._begun.add(job)
+            elif isinstance(event, Rows) and event.of == "stopped":
+                for job in event.columns["id"]:
+                    width, since_s = self._held.pop(int(job))
+                    until_s = max(ceil(t / self._round_s - 1e-9) * self._round_s, since_s)
+                    self.hours += width * (until_s - since_s) / 3600
+                    self._held[int(job)] = (width, until_s)  # what follows in this round is counted
+
+
+def recorded() -> Iterator[dict[str, str]]:
+    """Runs whose workload is at hand and whose policy is known here, with one solver for all."""
+    with (GOLDEN / "results.csv").open() as file:
+        for row in csv.DictReader(file):
+            known = POLICIES[row["policy"]][0] in registry.names("cluster")
+            if known and row["solver"] != "GLPK_MI" and (TRACES / "workloads" / row["set"]).is_dir():
+                yield row
+
+
+def loaded(row: dict[str, str]) -> LoadedScenario:
+    trace = TRACES / "workloads" / row["set"] / f"workload-{row['workload']}.csv"
+    return load(profiles=TRACES / "profiles", trace=trace, **CLUSTERS[row["cluster"]])
+
+
+def compare(row: dict[str, str], seed: int = 0) -> dict[str, Any]:
+    """One run again: what it gave, what is recorded, and how they differ."""
+    name, round_s = POLICIES[row["policy"]]
+    jobs = loaded(row)
+    seeded = "seed" in registry.options_of("cluster", name)
+    policy = jobs.policy(name, {"seed": str(seed)} if seeded else {})
+    watch = WholeRounds(round_s)
+    found = run(jobs.setup, policy, replace(SIA, round_s=round_s), name=name, observers=[watch])
+    first_s = min(job.arrival_s for job in jobs.setup.jobs)
+    ours = {
+        "avg_jct_s": found.figures.avg_jct_s,
+        "makespan_s": found.figures.makespan_s - first_s,
+        "gpu_h": watch.hours,
+        "restarts": float(watch.restarts),
+    }
+    theirs = {name: float(row[name]) for name in ours}
+    times, hours, restarts = TOLERANCE[row["policy"]]
+    allowed = dict(zip(ours, (times, times, hours, restarts), strict=True))
+    differ = {name: ours[name] / max(theirs[name], 1.0) - 1 for name in ours}
+    outside = [name for name in ours if abs(differ[name]) > allowed[name]]
+    better = max(differ["avg_jct_s"], differ["makespan_s"], differ["gpu_h"]) <= 1e-6
+    return {
+        "ours": {name: round(value, 1) for name, value in ours.items()},
+        "recorded": theirs,
+        "difference_percent": {name: round(100 * value, 1) for name, value in differ.items()},
+        "verdict": "within" if not outside else "better" if better else f"outside: {', '.join(outside)}",
+        "cpu_s": round(found.cpu_s, 1),
+        "recorded_cpu_s": float(row["cpu_s"] or 0),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="also the runs of 160 jobs")
+    parser.add_argument("--only", default="", help="only runs whose names begin so")
+    arguments = parser.parse_args()
+    rows: dict[str, Any] = {}
+    for row in recorded():
+        name = f"{row['cluster']}/{row['set']}-{row['workload']}/{row['policy']} ({row['solver']})"
+        if not name.startswith(arguments.only) or (row["set"] not in SHORT and not arguments.all):
+            continue
+        rows[name] = compare(row)
+        print(name, rows[name], file=sys.stderr)
+    verdicts = [row["verdict"].partition(":")[0] for row in rows.values()]
+    show({"runs": rows, "verdicts": {each: verdicts.count(each) for each in ("within", "better", "outside")}})
+
+
+if __name__ == "__main__":
+    main()
