@@ -128,3 +128,10 @@ def test_a_job_that_will_be_faster_is_not_the_longest() -> None:
 def test_wrong_options_are_named(option: str) -> None:
     with pytest.raises(InputError, match=f"{option} is 0"):
         make("shockwave", {option: 0.0})
+
+
+@pytest.mark.parametrize("option", ["horizon_s", "late_costs", "longest_costs"])
+@pytest.mark.parametrize("value", ["0", "-1", "1e30"])
+def test_options_that_no_solver_copes_with_are_refused(option: str, value: str) -> None:
+    with pytest.raises(InputError, match=rf"{option} is .*, expected more than 0, at most 1e\+06"):
+        make("shockwave", {option: value})

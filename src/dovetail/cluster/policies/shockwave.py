@@ -55,8 +55,8 @@ class Shockwave:
 
     def __init__(self, horizon_s: float = 2400.0, late_costs: float = 10.0, longest_costs: float = 0.02) -> None:
         for name, value in (("horizon_s", horizon_s), ("late_costs", late_costs), ("longest_costs", longest_costs)):
-            if not 0 < value < np.inf:
-                raise ValueError(f"{name} is {value:g}, expected more than 0")
+            if not 0 < value <= 1e6:  # more is a slip, and no solver would cope with it
+                raise ValueError(f"{name} is {value:g}, expected more than 0, at most 1e+06")
         self._horizon_s, self._late_costs, self._longest_costs = horizon_s, late_costs, longest_costs
         self._promises = _Promises()
 
