@@ -67,6 +67,7 @@ def test_claims_are_what_leases_come_to(seed: int, tmp_path: Path) -> None:
         assert summary.get("moves_within_types", 0) == within
         if names:
             assert summary["accelerator_hours_by_entity"] == pytest.approx(hours)
+            assert sum(summary.get("late_by_entity", {}).values()) == summary["slo_violations"]
         assert sum(summary["cost_by_type"].values()) == pytest.approx(summary["total_cost"])
 
 

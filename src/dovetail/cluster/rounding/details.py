@@ -69,14 +69,14 @@ class RunDetails:
     ) -> None:
         self._types, self._entities, self._window, self._restart_s = list(types), list(entities), window, restart_s
         self._entity: dict[int, int] = {}
-        self._due: dict[int, tuple[float, float]] = {}  # arrival and time allowed, of jobs with a deadline
+        self._due: dict[int, float] = {}  # time allowed, of measured jobs with a deadline
         self._arrived: dict[int, float] = {}
         self._place: dict[int, tuple[int, Any]] = {}  # type and devices of a job's last lease
         self._held = OverTime(len(self._entities))
         self._moves = OverTime(3)
         self._width: dict[int, float] = {}
         self._took: dict[int, list[float]] = {}  # by entity: completion times
-        self._late: dict[int, int] = {}
+        self._late: dict[int, int] = {}  # by entity: jobs with a deadline that have not kept it so far
         self._slack: list[float] = []
         self._prices: list[tuple[float, list[float]]] = []
         self._again_s = 0.0
@@ -104,9 +104,11 @@ class RunDetails:
         if self._entities and "entity" in columns:
             self._entity.update(zip(ids, map(int, columns["entity"]), strict=True))
         self._arrived.update(zip(ids, map(float, columns["at_s"]), strict=True))
-        for job, due_s, at_s in zip(ids, columns.get("due_s") or (), columns["at_s"], strict=False):
-            if due_s is not None and np.isfinite(due_s):
-                self._due[job] = (float(at_s), float(due_s))
+        for job, due_s in zip(ids, columns.get("due_s") or (), strict=False):
+            if due_s is not None and np.isfinite(due_s) and self._measured(job):
+                self._due[job] = float(due_s)
+                entity = self._entity.get(job, 0)
+                self._late[entity] = self._late.get(entity, 0) + 1
 
     def _started(self, columns: dict[str, Any], now: float) -> None:
         ids, besides, setups = columns["id"], columns.get("beside"), columns.get("setup_s")
@@ -126,16 +128,18 @@ class RunDetails:
         self._moves.count(1, now, again)
 
     def _completed(self, job: int, at_s: float) -> None:
-        if self._window is not None and not self._window[0] <= job < self._window[1]:
+        if not self._measured(job):
             return
         took_s = at_s - self._arrived.get(job, at_s)
         entity = self._entity.get(job, 0)
         if self._entities:
             self._took.setdefault(entity, []).append(took_s)
         if job in self._due:
-            allowed_s = self._due[job][1]
-            self._slack.append(took_s / max(allowed_s, 1e-9))
-            self._late[entity] = self._late.get(entity, 0) + (took_s > allowed_s)
+            self._slack.append(took_s / max(self._due[job], 1e-9))
+            self._late[entity] -= took_s <= self._due[job]
+
+    def _measured(self, job: int) -> bool:
+        return self._window is None or self._window[0] <= job < self._window[1]
 
     def figures(self) -> dict[str, Any]:
         """What is claimed beside the figures, where there is something."""
@@ -151,7 +155,7 @@ class RunDetails:
             took = self._took.get(i, [])
             found.setdefault("accelerator_hours_by_entity", {})[name] = float(self._held.values[i].sum()) / _HOUR
             found.setdefault("avg_jct_by_entity_s", {})[name] = sum(took) / len(took) if took else 0.0
-            if self._slack:
+            if self._due:
                 found.setdefault("late_by_entity", {})[name] = self._late.get(i, 0)
         return found
 
