@@ -65,7 +65,8 @@ def test_every_name_of_the_old_system_is_there_and_each_promises_something() -> 
     assert all(len(promise("cluster", name)) > 30 for name in POLICIES)
     for name in POLICIES:
         assert make(name).packs == ("packed" in name or name == "gandiva"), name
-        assert make(name).strict == name.startswith("fifo"), name
+        decides_all = name.startswith("fifo") or name in ("sia", "pollux", "goodput_lookahead")
+        assert make(name).strict == decides_all, name
 
 
 @pytest.mark.parametrize("name", POLICIES)
