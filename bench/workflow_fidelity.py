@@ -6,10 +6,11 @@ python -m bench.workflow_live fidelity --requests 60 --policies baseline dovetai
 
 Models take their time and little else; there are more than fit, and every request is a graph of up to four calls. A
 short run before tells the speeds and loads that live runs begin with, for the configuration is wrong about them, as
-configurations are; they go on learning. In a simulation policies expect what the rates of its live run make of a
-request's sizes, loads take their means, and calls what they took live. Printed are live figures over simulated ones,
-and whether the order of the policies is the same. A shift of a millisecond changes who goes first, and all that
-follows: simulations whose times are spread by 2 % differ by up to 14 % in their means where there is just enough to do.
+configurations are; they go on learning, and so does the scheduler of a simulation, which begins with the same
+(`dovetail.testing.workflow.as_it_was`): there loads take their means, and calls what they took live. Printed are live
+figures over simulated ones, and whether the order of the policies is the same. A shift of a millisecond changes who
+goes first, and all that follows: simulations whose times are spread by 2 % differ by up to 14 % in their means where
+there is just enough to do.
 So the simulated figure is the mean of nine, spread by 5 %, with the least and the largest beside it. A machine that
 does other things meanwhile shows in the live figures alone.
 """
@@ -22,25 +23,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from msgspec.structs import replace
-
 from bench import show
 from dovetail import workflow
-from dovetail.core import registry
-from dovetail.core.engine import simulate
-from dovetail.core.events import Start, Stimulus
-from dovetail.core.executor import SimExecutor
-from dovetail.core.metrics import Metrics, recount
 from dovetail.core.rates import RateTable
 from dovetail.journals import check_journal
+from dovetail.testing.workflow.as_it_was import simulations
 from dovetail.workflow.inputs.seeded_random import SeededRandom
-from dovetail.workflow.policies.base import WorkflowPolicy
-from dovetail.workflow.scheduler import WorkflowScheduler
 
 GPUS = 3
 POLICIES = ("baseline", "online", "dovetail")
 ARRIVALS = ("poisson", "bursty")
-SIMULATIONS, SPREAD = 9, 0.05
 FIRST = 60  # requests of a run before, by which speeds and loads are known when the others begin
 FIGURES = {"makespan": "makespan_s", "mean": "avg_request_s", "P99": "p99_request_s"}
 _NAMES = ("planner", "writer", "critic", "painter", "speaker", "coder", "judge", "ranker")
@@ -81,46 +73,13 @@ def requests(count: int, arrivals: str, per_s: float) -> list[dict[str, Any]]:
     return rows
 
 
-class _AsItWas(SimExecutor):
-    """Lets nodes take what they took live, spread a little, while policies expect what they expected then."""
-
-    def __init__(self, seed: int, took_s: dict[tuple[str, str], float]) -> None:
-        super().__init__(seed, SPREAD)
-        self._took_s = took_s
-
-    def start(self, order: Start, now: float) -> tuple[float, Stimulus]:
-        return super().start(replace(order, run_s=self._took_s[order.job, order.task]), now)
-
-
-def simulations(journal: Path, config: dict[str, Any], policy: str) -> list[dict[str, float]]:
-    """The figures of a live run's simulations, with its measured rates and loads."""
-    measured = workflow.measurements(journal)
-    rows, took_s = workflow.requests_of(journal), dict[tuple[str, str], float]()
-    for row in rows:
-        _, arrived = measured.arrived[row["request_id"]]
-        nodes = config["workflows"][row["workflow_id"]]["nodes"]
-        for node in nodes:
-            rate = measured.table.rate(node["model"], "gpu") or 1.0
-            took_s[row["request_id"], node["id"]] = row["node_execution_times"][node["id"]] / rate
-        row["node_execution_times"] = {node["id"]: size for node, size in zip(nodes, arrived.sizes, strict=True)}
-    problem = workflow.load(config, rows, mode="online", rates=measured.table)
-    found = []
-    for seed in range(SIMULATIONS):
-        chosen: WorkflowPolicy = registry.create("workflow", policy)
-        scheduler = WorkflowScheduler(problem.new_view(), problem.graphs, chosen)
-        metrics, executor = Metrics(problem.pool), _AsItWas(seed, took_s)
-        simulate(scheduler, problem.pool, problem.graphs, problem.requests.arrivals(), executor, [metrics])
-        found.append(recount(metrics.figures()))
-    return found
-
-
 def compare(
     folder: Path, config: dict[str, Any], rows: list[dict[str, Any]], policy: str, rates: RateTable
 ) -> dict[str, Any]:
     """A live run, checked as it was written, and its simulations."""
     journal = folder / f"{policy}.jsonl"
     live = workflow.run_live(workflow.load(config, rows, mode="online", rates=rates), policy, journal=journal)
-    simulated = simulations(journal, config, policy)
+    simulated = simulations(journal)
     mean = {key: fmean(metrics[key] for metrics in simulated) for key in (*FIGURES.values(), "switches")}
     return {
         "valid": check_journal(journal).valid,

@@ -16,6 +16,7 @@ from dovetail.core.journal import Ended, Reader
 from dovetail.core.rates import HOST, Rate, RateTable, Switch
 from dovetail.core.replay import replay_journal
 from dovetail.core.resources import Pool
+from dovetail.testing.workflow.as_it_was import simulations
 from dovetail.testing.workflow.live_like import Mishap, Reality, run_live_like
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.gpus.learning import FEW_RUNS, RECENT, Learning, LoadCase, RecentSamples
@@ -375,6 +376,16 @@ def test_a_live_run_is_simulated_as_it_was_with_what_it_measured(tmp_path: Path,
     seen = figures(path)
     for key in ("makespan_s", "avg_request_s", "p99_request_s"):
         assert simulated.metrics[key] == pytest.approx(seen[key], rel=off), key
+
+
+@pytest.mark.parametrize("policy", ["dovetail", "srpt", "baseline"])
+def test_who_learns_as_it_did_live_decides_the_same_when_it_is_simulated(tmp_path: Path, policy: str) -> None:
+    path = tmp_path / "live.jsonl"
+    rows = [row for row in rows_of(90) if row["workflow_id"] == "draw"]
+    run_live_like(load(DRAW, rows, gpus=2, mode="online"), policy, path, Reality(spread=0.0, wrong=4.0), seed=2)
+    ((simulated,), seen) = simulations(path, 1, 0.0), figures(path)
+    for key in ("makespan_s", "avg_request_s", "p99_request_s", "switches"):
+        assert simulated[key] == pytest.approx(seen[key], rel=1e-6), key
 
 
 def test_loads_and_paces_are_measured_over_the_whole_run(journal: Path, tmp_path: Path) -> None:
