@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from random import Random
+
 import pytest
 
 from dovetail.workflow.inputs.tenants import Sharing, Tenancy, Tenant
@@ -105,3 +108,70 @@ def test_who_started_meanwhile_counts_for_the_wait_of_a_workflow() -> None:
     assert door.wait_s(15.0, "slow") == 3 * 5.0
     door.leave("r3", 16.0, started=False)  # cancelled: it says nothing
     assert door.wait_s(16.0, "slow") == 2 * 5.0
+
+
+KINDS = {"fast": (0.1, 1), "slow": (2.0, 1), "wide": (1.0, 2)}  # seconds, GPUs
+MOST_S = 4.0
+
+
+class Crowd:
+    """Far more requests than two GPUs can do, which take them in an order that somebody likes."""
+
+    def __init__(self, order: str, seed: int, slower: float) -> None:
+        self.order, self.slower, self.rng = order.split(), slower, Random(seed)
+        self.door = Door(LiveSettings(max_wait_s=MOST_S, max_queue=20), None, gpus=2)
+        self.waiting: list[tuple[str, float, str]] = []
+        self.busy = [0.0, 0.0]
+        self.accepted = self.late = 0
+        times, t = list[float](), 0.0
+        while (t := t + self.rng.expovariate(25.0)) < 12.0:
+            times.append(t)
+        self.happens = [(t, "", "arrives") for t in times]
+        while self.happens:
+            now, run, what = heapq.heappop(self.happens)
+            if what == "arrives":
+                self.arrive(now)
+            elif what == "is late" and (found := [one for one in self.waiting if one[2] == run]):
+                self.waiting.remove(found[0])
+                self.late += 1
+                self.door.leave(run, now, started=False)
+            while self.start(now):
+                pass
+
+    def arrive(self, now: float) -> None:
+        kind = self.rng.choice(list(KINDS))
+        seconds, width = KINDS[kind]
+        try:
+            self.door.check("", now, kind, seconds * width, seconds)
+        except BusyError:
+            return
+        self.accepted += 1
+        run = f"{kind}{self.accepted}"
+        self.door.enter(run, "", seconds * width, kind, now, seconds)
+        self.waiting.append((kind, now, run))
+        heapq.heappush(self.happens, (now + MOST_S, run, "is late"))
+
+    def start(self, now: float) -> bool:
+        free = [gpu for gpu in (0, 1) if self.busy[gpu] <= now]
+        liked = sorted(self.waiting, key=lambda one: (self.order.index(one[0]) if self.order[1:] else 0, one[1]))
+        able = [one for one in (liked if self.order[1:] else liked[:1]) if KINDS[one[0]][1] <= len(free)]
+        if not able:
+            return False
+        kind, _, run = able[0]
+        self.waiting.remove(able[0])
+        self.door.leave(run, now, started=True)
+        seconds, width = KINDS[kind]
+        ends_s = now + seconds * self.slower * self.rng.uniform(0.9, 1.1)
+        for gpu in free[:width]:
+            self.busy[gpu] = ends_s
+        heapq.heappush(self.happens, (ends_s, "", "ends"))
+        return True
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+@pytest.mark.parametrize("order", ["fast slow wide", "slow wide fast", "wide slow fast", "first"])
+def test_who_is_let_in_is_served_whatever_the_order(order: str, slower: float) -> None:
+    crowds = [Crowd(order, seed, slower) for seed in range(10)]
+    accepted, late = sum(crowd.accepted for crowd in crowds), sum(crowd.late for crowd in crowds)
+    assert accepted > 300
+    assert late <= accepted / 50

@@ -14,6 +14,8 @@ _MEASURED = 64  # departures from the queue that its speed is measured by
 _ENOUGH = 8  # departures after which the measurement counts
 _OWN_MEASURED, _OWN_ENOUGH = 8, 3  # the same for those of one workflow
 _LEAST_RETRY_S = 1.0
+_INSTANT_S = 1e-6
+_UNTRIED = 0.7  # of the speed that estimates promise, until it is measured
 _MARGIN = 0.8  # of the longest wait: what is guessed at the door may be wrong by the rest
 
 
@@ -21,6 +23,7 @@ class _Waiting(NamedTuple):
     tenant: str
     workflow: str
     work_s: float  # GPU-seconds, as estimated
+    longest_s: float  # of one node
     since_s: float
     started_before: int  # of its workflow
 
@@ -45,7 +48,10 @@ class Door:
     A queue's speed is measured by the time from one departure to the next while others wait; until enough were seen, by
     the seconds that requests are estimated to take, shared out over the GPUs. Those of one workflow may wait longer
     than others, so their own pace counts too: how long the last of them waited, for as many as started meanwhile; one
-    that was ended for its wait counts as well. Not safe for several threads at once.
+    that was ended for its wait counts as well.
+
+    Whoever was let in is not to be overtaken for ever. The one who waits longest starts, whatever the order, when all
+    who wait have: nobody is let in who would make that too late for him. Not safe for several threads at once.
     """
 
     def __init__(self, settings: LiveSettings, tenancy: Tenancy | None, gpus: int) -> None:
@@ -56,6 +62,8 @@ class Door:
         self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)  # by workflow
         self._by_tenant: Counter[str] = Counter()
         self._intervals: deque[float] = deque(maxlen=_MEASURED)
+        self._started: deque[float] = deque(maxlen=_MEASURED)  # GPU-seconds of those who departed so
+        self._busy: deque[float] = deque(maxlen=_MEASURED)  # until when the nodes that started may take
         self._left_s: float | None = None  # when the last one left others behind
 
     @property
@@ -80,8 +88,24 @@ class Door:
         own = None if workflow is None else self._queues.get(workflow)
         return wait_s if own is None else max(wait_s, own.wait_s(self._gpus))
 
-    def check(self, tenant: str, now: float, workflow: str | None = None) -> None:
-        """Turn a request away if its queue is full, or if it would wait too long."""
+    def last_s(self, now: float, work_s: float = 0.0, longest_s: float = 0.0) -> float:
+        """How long the one who came first will have waited when all have started who wait now, one more with them."""
+        first = next(iter(self._waiting.values()), None)
+        if first is None:
+            return 0.0
+        pace = _UNTRIED * self._gpus
+        if len(self._intervals) >= _ENOUGH:  # what models need to be loaded, and how far estimates are off, is in it
+            measured = sum(self._started) / max(sum(self._intervals), _INSTANT_S)
+            pace = min(float(self._gpus), max(measured, _INSTANT_S))
+        others = [*self._waiting.values()][1:]
+        left_s = sum(each.work_s for each in others) + work_s
+        busy_s = max(longest_s, *(each.longest_s for each in others), *(ends_s - now for ends_s in self._busy), 0.0)
+        return now - first.since_s + (busy_s * self._gpus + left_s) / pace
+
+    def check(
+        self, tenant: str, now: float, workflow: str | None = None, work_s: float = 0.0, longest_s: float = 0.0
+    ) -> None:
+        """Turn a request away if its queue is full, or if it, or who waits already, would wait too long."""
         most = self._settings.max_wait_s
         own = self._tenancy.rule(tenant or NOBODY).max_queue
         retry_s = max(self.interval_s(now), _LEAST_RETRY_S)
@@ -93,10 +117,15 @@ class Door:
         if (wait_s := self.wait_s(now, workflow)) > _MARGIN * most:
             why = f"it would wait some {wait_s:.3g} s, and max_wait_s is {most:g}"
             raise BusyError(why, max(wait_s - _MARGIN * most, retry_s))
+        if (last_s := self.last_s(now, work_s, longest_s)) > _MARGIN * most:
+            why = f"who came first would wait some {last_s:.3g} s if more were let in, and max_wait_s is {most:g}"
+            raise BusyError(why, max(last_s - _MARGIN * most, retry_s))
 
-    def enter(self, run: str, tenant: str, work_s: float, workflow: str = "", now: float = 0.0) -> None:
+    def enter(
+        self, run: str, tenant: str, work_s: float, workflow: str = "", now: float = 0.0, longest_s: float = 0.0
+    ) -> None:
         queue = self._queues[workflow]
-        self._waiting[run] = _Waiting(tenant, workflow, work_s, now, queue.started)
+        self._waiting[run] = _Waiting(tenant, workflow, work_s, longest_s, now, queue.started)
         self._by_tenant[tenant] += 1
         queue.waiting += 1
         queue.work_s += work_s
@@ -116,6 +145,8 @@ class Door:
         if started:
             if self._left_s is not None:
                 self._intervals.append(now - self._left_s)
+                self._started.append(found.work_s)
             self._left_s = now
+            self._busy.append(now + found.longest_s)
         if not self._waiting:
             self._left_s = None

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -208,7 +208,7 @@ class WorkflowService:
                         raise ConflictError(f"{what}: it is that of run {known.id}, which asks for something else")
                     return known.id
                 sizes, facts = self._values.expected(run, request)
-                self._let_in(request)
+                self._let_in(request, sizes)
                 record = RunRecord(
                     id=run,
                     number=self._book.next_number(),
@@ -257,14 +257,15 @@ class WorkflowService:
                 return found
         return None if request.id is None else self._book.records.get(request.id)
 
-    def _let_in(self, request: RunRequest) -> None:
+    def _let_in(self, request: RunRequest, sizes: Sequence[float] = ()) -> None:
         if self._draining or not self._loop.ready.is_set() or self._loop.closing.is_set():
             self.telemetry.refused.add(reason="draining")
             raise DrainingError("the service takes no more requests: it is about to end")
         if self.trouble:
             raise DrainingError(self.trouble)
         try:
-            self._door.check(request.tenant, self.now(), request.workflow)
+            work_s, longest_s = self._loop.work_of(request.workflow, sizes)
+            self._door.check(request.tenant, self.now(), request.workflow, work_s, longest_s)
         except BusyError:
             self.telemetry.refused.add(reason="busy")
             raise

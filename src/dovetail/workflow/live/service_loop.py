@@ -381,9 +381,14 @@ class ServiceLoop:
 
     def _enter(self, record: RunRecord) -> None:
         """At the door, until something of it has started."""
-        graph = self.problem.graphs[record.workflow]
-        work_s = sum(size * task.width for size, task in zip(record.sizes, graph.tasks, strict=True))
-        self.door.enter(record.id, record.tenant, work_s, record.workflow, self.now())
+        work_s, longest_s = self.work_of(record.workflow, record.sizes)
+        self.door.enter(record.id, record.tenant, work_s, record.workflow, self.now(), longest_s)
+
+    def work_of(self, workflow: str, sizes: Sequence[float]) -> tuple[float, float]:
+        """The GPU-seconds of a request, and the seconds of its longest node."""
+        tasks = self.problem.graphs[workflow].tasks
+        on_gpus = [(size, task.width) for size, task in zip(sizes, tasks, strict=False) if task.width]
+        return sum(size * width for size, width in on_gpus), max((size for size, _ in on_gpus), default=0.0)
 
     def ask_to_end(self, record: RunRecord, state: Literal["cancelled", "failed"], why: str) -> None:
         waits = [arrival for arrival in self._held_back or () if arrival.job == record.id]
