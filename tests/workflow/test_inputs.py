@@ -158,11 +158,13 @@ FAULTS = {
     ),
     "edge from a name that is not a node": (
         ("from: write", "from: text"),
-        "system.yaml:11: workflows.story.edges.0.from: edge text -> draw: 'text' is not a node; known: draw, write",
+        "system.yaml:11: workflows.story.edges.0.from: edge text -> draw: 'text' is not a node; known: draw, write"
+        " (--compat gswarm reads such files as GSwarm does)",
     ),
     "edge to a name that is not a node": (
         ("to: draw", "to: drew"),
-        "system.yaml:11: workflows.story.edges.0.to: edge write -> drew: 'drew' is not a node; did you mean 'draw'?",
+        "system.yaml:11: workflows.story.edges.0.to: edge write -> drew: 'drew' is not a node; did you mean 'draw'?"
+        " (--compat gswarm reads such files as GSwarm does)",
     ),
     "node defined twice": (
         ("id: draw", "id: write"),

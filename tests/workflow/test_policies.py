@@ -659,7 +659,7 @@ def test_patience_takes_the_smallest_key_of_all(tmp_path: Path) -> None:
             nonlocal decided, cold
             if choice is not None:
                 key, seq, window = best_by_definition(policy, view)
-                decided, cold = decided + 1, cold + (choice.why == "worth the switch")
+                decided, cold = decided + 1, cold + (choice.why == "worth the load")
                 assert (choice.node.seq, choice.window) == (seq, window), key
 
         run(problem, Watched(policy, rule))

@@ -56,7 +56,7 @@ class PatienceRule(WorkflowPolicy):
         if best is None:
             return None
         _, _, window, node, setup_s = best
-        return Place(node, window, "worth the switch" if setup_s else "warm")
+        return Place(node, window, "worth the load" if setup_s else "warm")
 
     def _cheapest(self, queue: Queue, windows: list[Window], view: View) -> tuple[float, float, Window, float]:
         """The window that wastes least for a queue: GPU-seconds wasted, regret, the window, the switch's price."""

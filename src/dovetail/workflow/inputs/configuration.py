@@ -120,6 +120,7 @@ class SystemReader:
             for which, end in (("from", edge.source), ("to", edge.target)):
                 if end not in names:
                     message = f"edge {edge.source} -> {edge.target}: {end!r} is not a node{did_you_mean(end, names)}"
+                    message += " (--compat gswarm reads such files as GSwarm does)"
                     return doc.error((*keys, "edges", i, which), message)
         try:
             whole = system.graph(name)

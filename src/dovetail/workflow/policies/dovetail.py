@@ -114,7 +114,7 @@ class Dovetail(WorkflowPolicy):
         node, option = best
         if option.window in view.shared:
             return Place(node, option.window, "gets more done beside others")
-        return self._place(node, option.window, "worth the switch" if option.setup_s else "warm", view)
+        return self._place(node, option.window, "worth the load" if option.setup_s else "warm", view)
 
     def preload(self, view: View) -> Preload | Wait | None:
         if not self._ahead or view.ready_count:

@@ -262,6 +262,8 @@ def text_of(call: ModelCall, names: Sequence[str]) -> str:
                 return text
             raise BackEndError(f"{name}: expected a text, found {text!r:.80}", "call")
     known = ", ".join(call.inputs) or "none"
+    if "input" in call.inputs and "input" not in names:  # as embeddings are asked for
+        known += ", and gives no embeddings"
     raise BackEndError(f"{call.model} has the inputs {known}; expected {' or '.join(names)}", "call")
 
 

@@ -166,6 +166,8 @@ def read_request(text: bytes, to: type[T]) -> T:
         return msgspec.convert(known, to)
     except msgspec.ValidationError as error:
         keys, message = explain(error, to)
+        if keys and keys[-1] == "type" and "content" in keys:
+            message += "; expected 'text'"
         place = ".".join(map(str, keys))
         raise HttpError(400, f"{place}: {message}" if place else message, param=place or None) from None
 
