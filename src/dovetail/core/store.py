@@ -95,7 +95,10 @@ class Store:
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
         with self._lock:
-            return self._db.execute(query, values).fetchall()
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise StoreError(f"{self.path}: cannot read the state: {error}") from error
 
     # --- facts about the whole ------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.policies.base import View
 
 EMPTIED, GONE, BACK = "emptied", "gone", "back"  # what a live run observes of GPUs
+GONE_BEFORE = "they were gone before"  # said at the start of a journal
 NUMBER = "n"  # the how-manieth thing that a live run saw: GPUs, loaded models and tokens count
 
 

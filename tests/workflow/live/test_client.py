@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from dovetail import workflow
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.service.access import TOKEN_VARIABLE
+from dovetail.core.service.client import HttpClient, SentEvent, ServiceError
 from dovetail.workflow.live.http.face import WorkflowServer
 from tests.workflow.live.fake_service import FakeService
 
@@ -184,3 +185,21 @@ def test_an_overview_has_rates_since_the_last_look(client: workflow.WorkflowClie
     assert (then["echo"].calls, then["echo"].calls_per_s, then["echo"].tokens_per_s) == (6, 0.1, 5.0)
     assert then["echo"].ttft_s is None
     assert then["slow"].waiting == 3
+
+
+def test_a_line_that_breaks_while_nothing_happens_is_taken_up_again(
+    client: workflow.WorkflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, breaks, events = client.submit("echo", {"prompt": "a"}), [503], HttpClient.events
+
+    def broken(line: HttpClient, path: str, after: int = 0) -> Iterator[SentEvent]:
+        if breaks:
+            raise ServiceError(breaks.pop(), "the line broke")
+        return events(line, path, after)
+
+    monkeypatch.setattr(HttpClient, "events", broken)
+    assert [event.kind for event in client.events(run)] == ["queued", "started", "completed"]
+    for status in ([503, 503], [404]):
+        breaks[:] = status
+        with pytest.raises(ServiceError, match="the line broke"):
+            list(client.events(run))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -716,3 +718,12 @@ def test_events_are_read_however_they_are_cut(
     places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
     pieces = [whole[a:b] for a, b in pairwise(places)]
     assert list(data_of(pieces)) == ["\n".join(lines) for lines in events]
+
+
+def test_a_kept_connection_may_have_any_number() -> None:
+    ours, theirs = socket.socketpair()
+    number = fcntl.fcntl(ours, fcntl.F_DUPFD, 1500)  # more than select can look at
+    with theirs, ours, socket.socket(fileno=number) as high:
+        assert not http_client._has_ended(high)
+        theirs.send(b"x")
+        assert http_client._has_ended(high)

@@ -582,6 +582,37 @@ def test_a_large_request_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
         assert not any(path.is_file() for path in (tmp_path / "values").rglob("*"))
 
 
+def test_the_watch_goes_on_whatever_it_meets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, faults = WorkflowService._look_at, [RuntimeError("once"), KeyError("twice")]
+
+    def fails(running: WorkflowService, now_s: float) -> float:
+        if faults:
+            raise faults.pop()
+        return look(running, now_s)
+
+    monkeypatch.setattr(WorkflowService, "_look_at", fails)
+    with service(tmp_path, hold=True, max_wait_s=0.5) as bench:
+        until(lambda: not faults)
+        runs = [bench.submit(workflow="llm") for _ in range(2)]
+        until(lambda: len(bench.carrier.calls) == 2)
+        runs.append(bench.submit(workflow="sum"))
+        until(lambda: bench.service.status(runs[-1]).error)  # it waited for too long: somebody looked
+        assert sum(line["event"] == "watch failed" for line in bench.log_lines) == 2
+
+
+def test_options_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+    with service(tmp_path) as bench, pytest.raises(InputError, match="options: a value of type object cannot be sent"):
+        bench.submit(options={"stop": object()})
+
+
+def test_a_worker_is_lost_once(tmp_path: Path) -> None:
+    with service(tmp_path) as bench:
+        why = {"why": "unplugged"}
+        bench.carrier.inbox.put(Observed("gone", {"gpus": [0], **why}), Observed("emptied", {"gpus": [0, 1], **why}))
+        bench.service.wait(bench.submit())
+        assert "dovetail_workflow_worker_losses_total 1" in bench.service.metrics()
+
+
 def test_what_was_added_last_answers(tmp_path: Path) -> None:
     nodes = [{"id": "think", "model": "llm", "then": {"think": {"chance": 0.5, "at_most": 2}}}]
     with service(tmp_path, CONFIG | {"workflows": {"loop": {"nodes": nodes}}}) as bench:

@@ -8,7 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
-from dovetail.core.errors import InputError, MissingExtraError
+from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.core.output import atomic_write
 from dovetail.core.service.access import URL_FILE, is_loopback
 from dovetail.core.service.http import Face
@@ -21,6 +21,7 @@ except ImportError:
     raise MissingExtraError("web", "uvicorn", "a service on HTTP") from None
 
 _HEADERS_WITHIN_S = 30.0
+_LOOK_S = 1.0
 _KEPT_ALIVE_S = 75  # longer than clients keep a connection that nobody uses, so that they close it and not we
 
 
@@ -54,7 +55,9 @@ class HttpServer:
 
     def start(self) -> HttpServer:
         self._thread.start()
-        self._server.up.wait()
+        while not self._server.up.wait(_LOOK_S):
+            if not self._thread.is_alive():
+                raise DovetailError(f"{self.url}: the server ended as it started")
         if self._file is not None:
             atomic_write(self._file, self.url + "\n")
         return self

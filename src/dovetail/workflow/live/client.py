@@ -25,6 +25,7 @@ T = TypeVar("T")
 AnyPath = str | PathLike[str]
 _LONGEST_WAIT_S = 60.0  # of one request for a result; whoever waits longer asks again
 _PAGE = 200
+_NO_ANSWER = 503  # nobody is there, or not yet
 
 
 def service_folder(given: AnyPath | None) -> Path:
@@ -144,6 +145,7 @@ class WorkflowClient:
     def events(self, run: str, after: int = 0) -> Iterator[RunEvent]:
         """What has happened to a run, and what comes, until its end; from the `after`-th event on. A line that breaks
         is taken up again where it broke."""
+        tried = 0
         while True:
             before = after
             try:
@@ -153,9 +155,11 @@ class WorkflowClient:
                     yield event
                     if event.kind in ENDED:
                         return
-            except ServiceError:
-                if after == before:
+            except ServiceError as error:
+                tried = tried + 1 if after == before else 0
+                if tried > 1 or error.status != _NO_ANSWER:
                     raise
+                continue
             if after == before:
                 return  # there is nothing more
 

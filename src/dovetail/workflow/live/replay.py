@@ -334,6 +334,8 @@ class _Sender:
             told["retry_after_s"] = error.retry_after_s
         except DovetailError as error:
             told |= {"state": "error", "error": str(error)}
+        except Exception as error:  # an answer that cannot be read: it is counted all the same
+            told |= {"state": "error", "error": f"{type(error).__name__}: {error}"}
         finally:
             self._places.release()
         self._keep(TraceReply(request_id=request.id, workflow=request.workflow, run=run, **told))

@@ -260,22 +260,23 @@ class _FileRuns:
 
     def fetched(self, row: dict[str, Any], drop: Callable[[list[Reference]], None]) -> dict[str, Any]:
         """A result as JSON, with the values that stayed in an object store, where they are no longer needed."""
-        dropped: list[Reference] = []
+        brought: dict[Reference, Any] = {}  # the answer is one of the outputs
 
         def whole(value: Any) -> Any:
             if isinstance(value, Reference):
-                dropped.append(value)
-                try:
-                    return to_json(self._fetch(value))
-                except BackEndError as error:
-                    return {"lost": str(error), "bytes": value.bytes}
+                if value not in brought:
+                    try:
+                        brought[value] = to_json(self._fetch(value))
+                    except BackEndError as error:
+                        brought[value] = {"lost": str(error), "bytes": value.bytes}
+                return brought[value]
             if isinstance(value, dict):
                 return {name: whole(item) for name, item in value.items()}
             return [whole(item) for item in value] if isinstance(value, list | tuple) else to_json(value)
 
         found = {name: whole(value) if name in ("answer", "outputs") else value for name, value in row.items()}
-        if dropped:
-            drop(dropped)
+        if brought:
+            drop(list(brought))
         return found
 
     def cancel(self, also_started: bool) -> int:
@@ -390,7 +391,7 @@ def _closed(executor: LiveExecutor) -> Iterator[None]:
 
 @contextmanager
 def _rows(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """Writes rows to a file that appears when it is whole; a run that fails leaves what it has."""
+    """Writes rows to a file, each as it comes; a run that fails leaves what it has."""
     if path is None:
         yield None
         return

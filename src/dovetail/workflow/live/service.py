@@ -10,9 +10,9 @@ import re
 import secrets
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,13 @@ class WorkflowService:
         pause_s = _LOOK_EVERY_S
         while not self._loop.closing.wait(pause_s):
             pause_s = _LOOK_EVERY_S
-            with self._lock, suppress(StoreError):  # what cannot be kept now is looked at again
-                pause_s = self._look_at(self.now())
+            try:
+                with self._lock:
+                    pause_s = self._look_at(self.now())
+            except StoreError:
+                pass  # what cannot be kept now is looked at again
+            except Exception:  # who waits, and what is kept, is looked at all the same
+                self.telemetry.log.write("watch failed", trace=traceback.format_exc())
 
     def _look_at(self, now_s: float) -> float:
         """End who is due; gives how long to wait for the next."""
@@ -180,7 +185,7 @@ class WorkflowService:
         the same content is the same run. Raises `BusyError`, `DrainingError`, `UnknownWorkflowError`, `ConflictError`
         or another `InputError`."""
         self._check(request)
-        packed, digest = self._packed(request), _digest(request)
+        packed, digest = _packed("input", request.input), _digest(request)
         if len(packed) > self.settings.max_input_mib * MIB:
             found = f"{len(packed) / MIB:.1f} MiB"
             raise InputError(f"input: expected at most {self.settings.max_input_mib:g} MiB, found {found}")
@@ -270,12 +275,6 @@ class WorkflowService:
             self.telemetry.refused.add(reason="busy")
             raise
 
-    def _packed(self, request: RunRequest) -> bytes:
-        try:
-            return pack(request.input)
-        except BackEndError as error:
-            raise InputError(f"input: {error}") from None
-
     def cancel(self, run: str, why: str = "cancelled") -> RunStatus:
         """Ask a run to end; what it runs is stopped. One that has ended stays as it is."""
         with self._lock:
@@ -305,8 +304,9 @@ class WorkflowService:
             return self._found(run).status()
 
     def _found(self, run: str) -> LiveRun:
-        self._book.record(run)
-        return self._progress.runs[run]
+        with self._lock:  # what is tidied away is forgotten in two places
+            self._book.record(run)
+            return self._progress.runs[run]
 
     def runs(self, state: RunState | None = None, after: str | None = None, limit: int = 50) -> list[RunStatus]:
         """The last runs, those that came last first; `after` a run: those that came before it."""
@@ -471,7 +471,14 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
+def _packed(name: str, values: Any) -> bytes:
+    try:
+        return pack(values)
+    except BackEndError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
 def _digest(request: RunRequest) -> str:
     """What tells two requests apart, whatever they are called."""
     content = msgspec.structs.asdict(replace(request, id=None, idempotency_key=None, trace_id=None))
-    return hashlib.sha256(pack(content)).hexdigest()
+    return hashlib.sha256(_packed("options", content)).hexdigest()

@@ -37,7 +37,7 @@ from dovetail.core.service.access import own_folder
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.store import StoreError
 from dovetail.core.tasks import TaskGraphRecord
-from dovetail.workflow.capacity import GONE
+from dovetail.workflow.capacity import GONE, GONE_BEFORE
 from dovetail.workflow.live.book import NodeOutput, PackedInput, RunBook, RunEnd, RunRecord
 from dovetail.workflow.live.data_flow import data_flows
 from dovetail.workflow.live.door import Door
@@ -168,7 +168,7 @@ class ServiceLoop:
         pool = self.header.pool
         if not restarted and self.scheduler is not None:  # GPUs have joined, and some may be gone
             pool, off = self.scheduler.view.pool, [*self.scheduler.view.off]
-            arrivals += [Observed(GONE, {"gpus": off, "why": "they were gone before"})] if off else []
+            arrivals += [Observed(GONE, {"gpus": off, "why": GONE_BEFORE})] if off else []
         header = replace(self.header, graphs=records, facts=facts, pool=pool)
         decided_by = self._decided_by if pool == self.header.pool else ""  # another engine has other GPUs
         segment = self.segments.begin(header, decided_by, now_s)

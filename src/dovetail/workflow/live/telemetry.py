@@ -11,8 +11,9 @@ from typing import Any, TextIO
 
 import msgspec
 
-from dovetail.core.events import Failed, Observed, Prepare, PrepareEnded, Reject, Settled, Start
+from dovetail.core.events import Failed, Observed, Prepare, PrepareEnded, Settled, Start
 from dovetail.core.service.prometheus import PrometheusText
+from dovetail.workflow.capacity import GONE, GONE_BEFORE
 from dovetail.workflow.live.progress import LiveRun
 from dovetail.workflow.live.runs import ENDED
 
@@ -103,8 +104,6 @@ class Telemetry:
                 self._fault(event, run_of(event.job))
             elif type(event) is Observed:
                 self._observe(event, now, run_of)
-            elif type(event) is Reject:
-                self._model_of = {key: model for key, model in self._model_of.items() if key[0] != event.job}
 
     def _use_preload(self, start: Start) -> None:
         """A start finds its model there, or goes on with the load, which is told to be over with the start's own."""
@@ -138,8 +137,8 @@ class Telemetry:
             self.tokens.add(facts.get("input") or 0, model=model, direction="read")
             self.tokens.add(facts.get("output") or 0, model=model, direction="written")
         elif event.what in ("emptied", "gone", "back"):
-            if event.what == "emptied":
-                self.lost.add()
+            if event.what == GONE and facts.get("why") != GONE_BEFORE:
+                self.lost.add(len(facts.get("gpus") or ()))
             self.log.write(event.what, gpus=facts.get("gpus"), why=facts.get("why"))
 
     def _fault(self, event: Failed, run: LiveRun | None) -> None:

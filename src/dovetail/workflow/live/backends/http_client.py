@@ -105,7 +105,7 @@ class ServerClient:
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
-                if not select.select([connection.sock], [], [], 0)[0]:
+                if not _has_ended(connection.sock):
                     return connection
                 connection.close()
         return None
@@ -268,3 +268,10 @@ def _what(error: Exception, timeout_s: float) -> str:
 
 def _short(text: bytes) -> str:
     return text[:300].decode(errors="replace").strip() or "nothing"
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Whether there is something to read where nothing was asked; of any number of connections."""
+    look = select.poll()
+    look.register(connection, select.POLLIN)
+    return bool(look.poll(0))

@@ -207,7 +207,7 @@ class RayWorkers:
             "starts": worker.starts,
             "models": dict(worker.line.models) if worker.line is not None else {},
         }
-        trouble = self._ray.head_trouble or (worker.why if state != "up" else "")
+        trouble = self._ray.head_trouble or (worker.why if state != "up" else "") or self.refused
         return {**said, "trouble": trouble} if trouble else said
 
     def close(self) -> None:

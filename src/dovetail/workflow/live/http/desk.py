@@ -118,11 +118,6 @@ class Desk:
         with suppress(DovetailError):  # it has ended meanwhile
             self.service.cancel(run, "the client has gone")
 
-    async def completed(self, result: RunResult) -> RunResult:
-        if result.state != "completed":
-            raise failure(result)
-        return result
-
     async def info(self, name: str) -> WorkflowInfo | None:
         found: Sequence[WorkflowInfo] = await self.do(self.service.workflows)
         return next((each for each in found if each.name == name), None)
@@ -196,7 +191,7 @@ class Waiting(Mailbox[RunEvent]):
 
     async def completed(self) -> RunResult:
         """The same, for who is told by an error that it was not completed."""
-        return await self._desk.completed(await self.result())
+        return completed(await self.result())
 
     def close(self) -> None:
         self._closed = True
@@ -235,6 +230,12 @@ def told_as_http() -> Iterator[None]:
         raise HttpError(400, str(error)) from error
     except BackEndError as error:  # a large value that was kept elsewhere, and is there no more
         raise HttpError(410, str(error), code="value_lost", final=True) from error
+
+
+def completed(result: RunResult) -> RunResult:
+    if result.state != "completed":
+        raise failure(result)
+    return result
 
 
 def failure(result: RunResult) -> HttpError:

@@ -85,18 +85,13 @@ class ModelServerHandlers:
 
     def operations(self) -> list[Operation]:
         said = "The older model server's API: "
-        one = f"{_AT}/{{verb}}/{{instance}}"
         return [
             Operation("GET", "/", self.root, "What this is.", public=True),
             Operation("POST", f"{_AT}/download", self.download, f"{said}a model is there or not.", takes=DownloadBody),
             Operation("POST", f"{_AT}/load", self.load, f"{said}{_PLACED}.", takes=LoadBody),
             Operation("POST", f"{_AT}/serve", self.serve, f"{said}a name for a model.", takes=InstanceBody),
-            Operation(
-                "POST", one.format(verb="call", instance="{instance}"), self.call, f"{said}call it.", takes=CallBody
-            ),
-            Operation(
-                "POST", one.format(verb="estimate", instance="{instance}"), self.estimate_instance, f"{said}seconds."
-            ),
+            Operation("POST", f"{_AT}/call/{{instance}}", self.call, f"{said}call it.", takes=CallBody),
+            Operation("POST", f"{_AT}/estimate/{{instance}}", self.estimate_instance, f"{said}seconds."),
             Operation("POST", f"{_AT}/estimate", self.estimate, f"{said}seconds of a call.", takes=EstimateBody),
             Operation("POST", f"{_AT}/offload", self.offload, f"{said}end its instances.", takes=OffloadBody),
             Operation("GET", f"{_AT}/status", self.status, f"{said}what is where."),

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from dovetail.core.errors import did_you_mean
 from dovetail.core.service.http import HttpError, Operation, encode, reply, unless_gone
 from dovetail.core.service.streams import HEARTBEAT, HEARTBEAT_S, EventStream, server_event
-from dovetail.workflow.live.http.desk import Desk, Waiting
+from dovetail.workflow.live.http.desk import Desk, Waiting, completed
 from dovetail.workflow.live.http.openai_types import (
     ChatRequest,
     CompletionRequest,
@@ -105,7 +105,7 @@ class OpenAIHandlers:
         return waiting
 
     async def _outcome(self, run: str) -> RunResult:
-        return await self._desk.completed(await self._desk.do(self._desk.service.result, run))
+        return completed(await self._desk.do(self._desk.service.result, run))
 
     async def _stream(self, waiting: Waiting, answer: TextAnswer, node: str) -> AsyncGenerator[bytes]:
         told = StreamedText(node)
