@@ -76,7 +76,7 @@ class Bench:
 
 @contextmanager
 def service(
-    folder: Path, config: dict[str, Any] = CONFIG, hold: bool = False, policy: str = "dovetail", **settings: Any
+    folder: Path, config: dict[str, Any] = CONFIG, hold: bool = False, policy: str = "baseline", **settings: Any
 ) -> Iterator[Bench]:
     bench = Bench(folder, config, hold, policy, **settings)
     with bench.service:
@@ -379,7 +379,7 @@ def test_another_configuration_begins_another_journal_in_which_open_runs_arrive_
         until(lambda: any(bench.service.result(run).outputs for run in runs))
         done = next(run for run in runs if bench.service.result(run).outputs)
         journal = bench.service.journal()
-    with service(tmp_path, policy="baseline") as bench:
+    with service(tmp_path, policy="srpt") as bench:
         assert bench.service.journal() != journal
         assert [bench.service.wait(run).state for run in runs] == ["completed"] * 3
         assert bench.service.result(done).answer == {"text": f"sum(llm(p{runs.index(done)}))"}
@@ -758,7 +758,7 @@ def test_what_was_measured_is_known_in_the_next_journal(tmp_path: Path) -> None:
         assert rate["kind"] == "llm"
         assert rate["rate"] > 1  # it answers at once, and was expected to take 0.1 s
         assert bench.service.wait(bench.submit(workflow="llm")).state == "completed"
-    with service(tmp_path, policy="baseline") as bench:
+    with service(tmp_path, policy="srpt") as bench:
         assert "rates" not in Reader(bench.service.journal()).header.facts
     check_all(tmp_path)
 
