@@ -158,8 +158,10 @@ def test_water_filling_has_the_levels_of_the_program(inner: str, both: Ways) -> 
 def test_prices_of_the_last_call_change_nothing_but_the_time(name: str) -> None:
     """Jobs come and go, and others' rates are learned: the values are those of a policy that sees them first."""
     generator = np.random.default_rng(3)
-    problem = random_problem(generator, jobs=300, kinds=300, counts=(60, 40, 70), widths=(1, 2), weights=(1.0, 5.0))
-    problem = replace(problem, kind=np.arange(300), width=np.ones(300, dtype=np.int64))
+    problem = random_problem(
+        generator, jobs=1200, kinds=1200, counts=(240, 160, 280), widths=(1, 2), weights=(1.0, 5.0)
+    )
+    problem = replace(problem, kind=np.arange(1200), width=np.ones(1200, dtype=np.int64))
     warm = make(name)
     for _ in range(5):
         found, expected = warm.allocate(problem), make(name).allocate(problem)
@@ -169,7 +171,7 @@ def test_prices_of_the_last_call_change_nothing_but_the_time(name: str) -> None:
         again = make(name).allocate(problem)
         assert (again.share == expected.share).all()
         assert again.why == expected.why
-        change = generator.integers(0, 300, 5)
+        change = generator.integers(0, 1200, 5)
         rates = problem.rates.copy()
         rates[change] *= generator.uniform(0.5, 2.0, (5, 3))
         problem = replace(problem, rates=rates, ids=np.append(problem.ids[3:], problem.ids[-1] + [1, 2, 3]))

@@ -76,7 +76,7 @@ class FinishProgram:
         self._z = np.inf
 
     def allocate(self, problem: Problem, finish: FinishDemand, *, packs: bool, what: str) -> Allocation:
-        if not packs and too_many(len(np.unique(problem.kind))):
+        if not packs and too_many(len(np.unique(problem.kind)), problem.jobs):
             with suppress(NoPricesError):
                 return self._by_prices(problem, finish, what)
         ids = problem.ids.tolist()

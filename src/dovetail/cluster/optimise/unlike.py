@@ -13,13 +13,16 @@ from dovetail.cluster.optimise.share_lp import STAY, TIE_BREAK
 from dovetail.cluster.optimise.shares import proportional_rate, within_limits
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 
-MANY = 128  # classes: with more, prices are faster than the program over all classes
+MANY = 120  # classes: with more, prices are faster than the program over all classes
 SQUARE_FREE = 3  # 4 j + 3 is never a square, so its root is irrational
 
 
-def too_many(classes: int) -> bool:
-    """Whether shares of so many classes are found by prices."""
-    return classes > MANY
+def too_many(classes: int, jobs: int | None = None, *, quick: bool = False) -> bool:
+    """Whether shares of so many classes are found by prices: of more, if their program is `quick` when it is warm.
+
+    With `jobs`: where each job would be a class of its own, and there are not many more of them than classes.
+    """
+    return classes > MANY * (8 if quick else 1) and (jobs is None or jobs <= 4 * classes)
 
 
 class UnlikeShares:

@@ -47,7 +47,7 @@ class MaxMinFairnessPerf:
             return nothing(problem, "no jobs")
         classes = group(problem.kind, problem.weight)
         speed = problem.weight[classes.first] / problem.width[classes.first]
-        if not self.packs and too_many(len(classes.key)):
+        if not self.packs and too_many(len(classes.key), quick=True):
             with suppress(NoPricesError):
                 return self._by_prices(problem, classes, speed)
         program = self._program

@@ -45,7 +45,7 @@ class MaxSumThroughputSlos:
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
-        if not self.packs and too_many(len(np.unique(problem.kind))):
+        if not self.packs and too_many(len(np.unique(problem.kind)), problem.jobs):
             with suppress(NoPricesError):
                 return self._by_prices(problem)
         ids = problem.ids.tolist()
