@@ -27,6 +27,7 @@ FEW = 64  # so many jobs can all be undecided
 NEAREST = 24  # undecided at first
 STEPS = 100
 ROUGH = 500  # undecided of a sample
+FAR = 200  # undecided, before last time's prices are given up
 CORRECTIONS = 3
 WIDE = 1e4  # times what is typical: no price is higher
 TIE = 1e-9  # choices that differ by less, over what they cost, are equally good
@@ -100,6 +101,7 @@ class PriceSearch:
         """Start from a price; `roughly` takes the last prices even if what is chosen does not fit."""
         if not self.blocks:
             return self._nothing(normal)
+        afresh = price is None
         price = self._from_sample(normal) if price is None else np.where(self.spent, 0.0, price)
         undecided = NEAREST
         for _ in range(STEPS):
@@ -108,6 +110,8 @@ class PriceSearch:
             if not border or (roughly and undecided >= min(self.blocks, ROUGH)):
                 return found
             undecided *= 2
+            if undecided > FAR and not afresh and self.blocks > ROUGH:  # much has changed since the last time
+                price, undecided, afresh = self._from_sample(normal), NEAREST, True
             if normal and np.abs(price - before).max() <= TIE * price.max() and (price[~self.spent] == 0).any():
                 rest, other = self._among_free(price)
                 if rest is not None:

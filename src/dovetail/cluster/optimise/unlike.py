@@ -81,7 +81,11 @@ class UnlikeShares:
         self.program.demand(np.zeros(len(self.normal)) if want is None else want)
         gain = np.vstack([np.zeros(len(self.normal)), (self.rates * worth).T]) * self.classes.count
         scale = float(gain.max()) or 1.0  # so that numbers are about 1
-        return self.program.best(gain / scale) * scale
+        if "best" in self._start:
+            self._start["best"] = self._start["best"] / scale
+        total = self.program.best(gain / scale) * scale
+        self._start["best"] = self._start["best"] * scale
+        return total
 
     def settle(self, problem: Problem, *, value: float | None, why: str) -> Allocation:
         """Of the shares that are left: most normalised throughput, then least change, then a fixed preference."""
