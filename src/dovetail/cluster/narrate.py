@@ -273,7 +273,7 @@ def _late(parts: JobParts, due_s: float) -> str:
 def time_of(seconds: float) -> str:
     """
     >>> time_of(4.25), time_of(2460), time_of(5405), time_of(200_000)
-    ('4.2 s', '41 min 0 s', '1 h 30 min', '2 d 7 h')
+    ('4.25 s', '41 min 0 s', '1 h 30 min', '2 d 7 h')
     """
     if seconds < 60:
         return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -157,7 +157,7 @@ class PlanSearch:
         figures = dict(zip(self._targets, self.bounds.figures[at].tolist(), strict=True))
         over = [name for name, limit in self._targets.items() if figures[name] > limit * _CLOSE]
         why = (
-            f"no schedule has {over[0]} below {figures[over[0]]:,.4g}" if over else "too little for the work that comes"
+            f"no schedule has {over[0]} below {figures[over[0]]:,.6g}" if over else "too little for the work that comes"
         )
         if self._size[at] == 0 or not all(np.isfinite(value) for value in figures.values()):
             why = "some jobs can never run"
