@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.core.service import clock
 from dovetail.core.service.clock import LastingClock
-from dovetail.core.store import Store
+from dovetail.core.service.store import Store
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, WakeAt
-from dovetail.core.store import Store, StoreError
+from dovetail.core.service.store import Store, StoreError
 
 
 def test_what_was_kept_is_read_back(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
 _COUNT = """
 import sys
 from pathlib import Path
-from dovetail.core.store import Store
+from dovetail.core.service.store import Store
 with Store(Path(sys.argv[1])) as store:
     n = store.get("number", int) or 0
     while True:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.events import Failed, Finished, Pause, Resize, Resume, Start, Stimulus, Stop
 from dovetail.core.inbox import Inbox
-from dovetail.core.store import Store
+from dovetail.core.service.store import Store
 from dovetail.host.live.book import Ends, ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, FoundAttempt, NotNowError, ProgramLaunch, Usage

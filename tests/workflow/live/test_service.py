@@ -15,7 +15,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Failed, Observed
 from dovetail.core.journal import Reader, Writer
 from dovetail.core.resources import Device
-from dovetail.core.store import Store, StoreError
+from dovetail.core.service.store import Store, StoreError
 from dovetail.journals import check_journal
 from dovetail.workflow.live.book import RunBook
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus

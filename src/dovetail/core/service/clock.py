@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from dovetail.core.store import Store
+from dovetail.core.service.store import Store
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

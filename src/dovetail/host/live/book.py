@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.store import Store
+from dovetail.core.service.store import Store
 from dovetail.host.live.executors import Exit, ProgramLaunch
 from dovetail.host.live.specs import Spec, array_environment, environment
 

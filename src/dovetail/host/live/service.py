@@ -23,7 +23,7 @@ from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean
 from dovetail.core.events import Asked, Failed, Finished, Measured
 from dovetail.core.inbox import Inbox
-from dovetail.core.store import Store, StoreError
+from dovetail.core.service.store import Store, StoreError
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import NotNowError

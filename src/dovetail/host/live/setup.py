@@ -19,7 +19,7 @@ from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Clock, Header, Recorded, Writer
 from dovetail.core.metrics import Metrics, recount
-from dovetail.core.store import Store
+from dovetail.core.service.store import Store
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.metrics import Programs
 from dovetail.host.options import HostOptions

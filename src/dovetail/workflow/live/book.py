@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.events import Grew
-from dovetail.core.store import Store
+from dovetail.core.service.store import Store
 from dovetail.workflow.live.runs import Blame, NodeStatus, RunState, UnknownRunError
 from dovetail.workflow.live.value_files import ValueFiles
 from dovetail.workflow.live.values import MIB

@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Failed, Finished, Grew
-from dovetail.core.store import StoreError
+from dovetail.core.service.store import StoreError
 from dovetail.workflow.inputs.system import System
 from dovetail.workflow.live.book import LARGE, NodeOutput, RunBook
 from dovetail.workflow.live.data_flow import DataFlow

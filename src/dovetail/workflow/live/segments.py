@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.journal import Header, Reader, Step, Writer
-from dovetail.core.store import Store
+from dovetail.core.service.store import Store
 from dovetail.workflow.live.figures import LiveFigures
 from dovetail.workflow.live.values import MIB
 

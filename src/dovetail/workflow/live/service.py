@@ -25,7 +25,7 @@ from dovetail.core.events import Grew
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Reader
 from dovetail.core.run import Account
-from dovetail.core.store import StoreError
+from dovetail.core.service.store import StoreError
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.explain import account
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy

@@ -35,7 +35,7 @@ from dovetail.core.events import (
 from dovetail.core.journal import Header, Step
 from dovetail.core.service.access import own_folder
 from dovetail.core.service.clock import LastingClock
-from dovetail.core.store import StoreError
+from dovetail.core.service.store import StoreError
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.workflow.capacity import GONE, GONE_BEFORE
 from dovetail.workflow.live.book import NodeOutput, PackedInput, RunBook, RunEnd, RunRecord

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
-from dovetail.core.store import StoreError
+from dovetail.core.service.store import StoreError
 
 
 class ValueFiles:

@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.service.http import HttpError
+from dovetail.core.service.store import StoreError
 from dovetail.core.service.streams import Mailbox
-from dovetail.core.store import StoreError
 from dovetail.workflow.live.protocol import BackEndError
 from dovetail.workflow.live.runs import (
     ENDED,
