@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dovetail.core.errors import PolicyError
+from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Finished, Prepare, PrepareEnded, Start
 from dovetail.core.guard import Guard
 from dovetail.core.journal import Reader
@@ -24,6 +24,8 @@ from dovetail.testing.workflow.families import WorkloadFamily, load_family
 from dovetail.testing.workflow.live_like import live_case, random_reality, run_live_like
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case
 from dovetail.workflow.check import check_journal
+from dovetail.workflow.compat.check_log import check_log
+from dovetail.workflow.export import write_logs
 from dovetail.workflow.policies.base import ListPolicy, Preload, View, Wait
 from dovetail.workflow.problem import load
 from dovetail.workflow.simulate import WorkflowRun, run
@@ -313,6 +315,13 @@ def test_the_reason_is_explained_and_the_load_is_drawn() -> None:
     (ahead,) = [bar for bar in bars if bar.job == "preload"]
     assert (ahead.start_s, ahead.end_s, ahead.setup_s, ahead.kind, ahead.devices) == (0.5, 3.0, 2.5, "sd", (1,))
     assert sum(bar.tasks for bar in bars) == 2
+
+
+def test_an_execution_log_of_it_is_not_judged(tmp_path: Path) -> None:
+    found = served(asked(("chat", 0.0, 2.0), ("draw", 3.0, 3.0)), Scripted((0.5, "sd", (1,))), gpus=2)
+    write_logs(found, executions=tmp_path / "log.json")
+    with pytest.raises(InputError, match="a run with 1 preloads, of which an execution log says no more"):
+        check_log(tmp_path / "log.json")
 
 
 def test_who_had_to_wait_for_a_preload_is_told_so() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail import journals, workflow
-from dovetail.core.events import Prepare, PrepareEnded, Start
+from dovetail.core.events import Failed, Prepare, PrepareEnded, Start
 from dovetail.core.journal import Reader
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.limits import LiveLimits
@@ -113,6 +113,7 @@ def test_who_is_cancelled_leaves_the_load_behind(tmp_path: Path) -> None:
         until(lambda: bool(made.told(PrepareEnded)))
         made.service.cancel(run)
         assert made.service.wait(run, PATIENCE_S).state == "cancelled"
+        until(lambda: bool(made.told(Failed)))  # its call has ended: the GPU of its model is free
         assert made.service.wait(made.ask(), PATIENCE_S).state == "completed"
         assert made.figure('preloads_used_total{model="sum"}') == 1
 

@@ -60,6 +60,10 @@ def _check_ours(path: Path, log: LoggedRun, faults: Findings, config: Path | Non
         raise InputError(f"{path}: missing key `pool`")
     if log.facts.get("live"):
         raise InputError(f"{path}: a live run meets more than an execution log can tell; check its journal")
+    if log.preloads:
+        raise InputError(
+            f"{path}: a run with {log.preloads} preloads, of which an execution log says no more; check its journal"
+        )
     header = Header(
         level="workflow",
         words=WORDS,

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Reject, Settled, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Prepare, Reject, Settled, Start
 from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures
 from dovetail.core.output import written_whole
@@ -154,6 +154,7 @@ class ExecutionLog:
         self._spools = {name: _Spool(path.parent) for name in ("executions", "requests", "rejected_requests")}
         self._failures: list[ExecutionRow] = []
         self._grown: list[Grew] = []
+        self._preloads = 0
         self._open: dict[str, tuple[float, Arrived]] = {}
         self._running: dict[tuple[str, str], _Running] = {}
         self._started: list[tuple[float, int, _Running]] = []
@@ -186,6 +187,8 @@ class ExecutionLog:
                 self._closed(t, event.job, event.why)
             elif kind is Grew:
                 self._grown.append(event)
+            elif kind is Prepare:
+                self._preloads += 1
             elif kind is Settled and (event.job, event.task) in self._running:
                 self._running[event.job, event.task].begun = t
             elif kind is Observed and event.what == FIRST_TOKEN:
@@ -292,6 +295,7 @@ class ExecutionLog:
             "facts": facts,
             "graphs": header.graphs,
             **({"grown": self._grown} if self._grown else {}),
+            **({"preloads": self._preloads} if self._preloads else {}),
         }
         self._emit(float("inf"))
         with written_whole(self._path) as file:

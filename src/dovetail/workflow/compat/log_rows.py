@@ -35,6 +35,7 @@ class LoggedRun(Struct):
     facts: dict[str, Any] = {}
     graphs: tuple[TaskGraphRecord, ...] = ()
     grown: list[Grew] = []
+    preloads: int = 0
     requests: list[RequestRow] = []
     failures: list[ExecutionRow] = []
     rejected_requests: list[dict[str, str]] = []
