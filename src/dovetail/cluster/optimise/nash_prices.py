@@ -8,11 +8,8 @@ place of squares; at the end Newton's method on the conditions of the best price
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from dovetail.cluster.optimise.nash import NashProgram
 from dovetail.cluster.optimise.price_search import (
     NEAREST,
     STEPS,
@@ -78,10 +75,9 @@ class NashSearch(PriceSearch):
             np.add.at(total, (a, b), sign * bend)
         return total[1:, 1:]
 
-    def levels(self, price: Floats | None, last: PricedChoice | None = None) -> tuple[Floats, PricedChoice]:
-        """The level of every block, and the prices; those who divided their time last may still be the same."""
-        found = None if last is None else self._polish(last)
-        found = found or self.run(price)
+    def levels(self, price: Floats | None) -> tuple[Floats, PricedChoice]:
+        """The level of every block, and the prices."""
+        found = self.run(price)
         block = np.arange(self.blocks)
         level: Floats = self.reached[found.best, block]
         return level, found
@@ -235,31 +231,3 @@ class NashSearch(PriceSearch):
             np.add.at(swap, (each, self.choices.first[choice[rows]]), amount * (1 - part))
             np.add.at(swap, (each, self.choices.second[choice[rows]]), amount * part)
         return swap[:, 1:]
-
-
-class NashLevels:
-    """Levels for several numbers of jobs in the same classes, by prices or, where these are not found, a program."""
-
-    def __init__(self, value: Floats, width: Ints, weight: Floats, counts: Ints, price: Floats | None = None) -> None:
-        """`value[class, type]` is the level of a job that is there all the time; `price` is where to start."""
-        self.price = price if price is not None and len(price) == len(counts) else None
-        self._program = partial(NashProgram, value, width, weight, counts)
-        self._runs = np.flatnonzero(value.max(axis=1) > 0)
-        self._level = np.vstack([np.zeros(len(self._runs)), value[self._runs].T])
-        self._width, self._weight = width[self._runs].astype(np.float64), weight[self._runs]
-        self._counts = counts.astype(np.float64)
-        self._last: PricedChoice | None = None  # of the first time, when all were there
-
-    def levels(self, size: Ints) -> Floats:
-        """The level of every job of each class, with this many jobs in each."""
-        level, some = np.zeros(len(size)), size[self._runs].astype(np.float64)
-        if not some.any():
-            return level
-        search = NashSearch(self._level, self._width * some, self._weight * some, self._counts)
-        try:
-            level[self._runs], found = search.levels(self.price, self._last)
-        except NoPricesError:
-            return self._program().levels(size)
-        if self._last is None:
-            self._last, self.price = found, found.price
-        return np.where(size > 0, level, 0.0)

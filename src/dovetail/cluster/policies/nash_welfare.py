@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
-from dovetail.cluster.optimise.nash_prices import NashLevels
+from dovetail.cluster.optimise.nash import NashProgram
 from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, proportional_rate
@@ -39,7 +39,6 @@ class NashWelfare:
     def __init__(self) -> None:
         self._program = ShareProgram()
         self._unlike = UnlikeShares()
-        self._price: Floats | None = None  # the last ones
 
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
@@ -53,9 +52,7 @@ class NashWelfare:
                 total = welfare(classes, weight, level)
                 return self._unlike.settle(problem, value=total, why=f"sum of weighted logarithms {total:.6g}")
         value = levels_alone(problem, classes)
-        nash = NashLevels(value, problem.width[classes.first], weight, problem.counts, self._price)
-        level = nash.levels(classes.count)
-        self._price = nash.price
+        level = NashProgram(value, problem.width[classes.first], weight, problem.counts).levels(classes.count)
         self._program.load(problem, classes, problem.rates)
         self._program.settle(level)
         total = welfare(classes, weight, level)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
-from dovetail.cluster.optimise.nash_prices import NashLevels
+from dovetail.cluster.optimise.nash import NashProgram
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, spread
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
@@ -18,7 +18,7 @@ from dovetail.cluster.policies.nash_welfare import levels_alone
 from dovetail.core.registry import policy
 
 
-def kept_part(program: NashLevels, count: Ints, weight: Floats) -> tuple[Floats, Floats]:
+def kept_part(program: NashProgram, count: Ints, weight: Floats) -> tuple[Floats, Floats]:
     """By class: the level before the cut, and the part that remains of it."""
     level = program.levels(count)
     kept = np.zeros(len(count))
@@ -38,18 +38,13 @@ class StrategyProof:
 
     agnostic, packs, strict = True, False, False
 
-    def __init__(self) -> None:
-        self._price: Floats | None = None  # the last ones
-
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
         classes = group(problem.width, problem.weight)
         width, weight = problem.width[classes.first], problem.weight[classes.first]
         everything = problem.counts.sum(keepdims=True)
-        nash = NashLevels(np.ones((len(width), 1)), width, weight, everything, self._price)
-        level, kept = kept_part(nash, classes.count, weight)
-        self._price = nash.price
+        level, kept = kept_part(NashProgram(np.ones((len(width), 1)), width, weight, everything), classes.count, weight)
         time, least = level * kept, float(kept.min())
         return Allocation(
             share=spread(problem, time[classes.of]), value=least, why=f"nobody keeps less than {least:.3g}"
@@ -64,16 +59,14 @@ class StrategyProofPerf:
 
     def __init__(self) -> None:
         self._program = ShareProgram()
-        self._price: Floats | None = None  # the last ones
 
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
         classes: Classes = group(problem.kind, problem.weight)
         width, weight = problem.width[classes.first], problem.weight[classes.first]
-        nash = NashLevels(levels_alone(problem, classes), width, weight, problem.counts, self._price)
+        nash = NashProgram(levels_alone(problem, classes), width, weight, problem.counts)
         level, kept = kept_part(nash, classes.count, weight)
-        self._price = nash.price
         self._program.load(problem, classes, problem.rates)
         self._program.settle(level)
         least = float(kept.min())
