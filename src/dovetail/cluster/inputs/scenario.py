@@ -47,7 +47,7 @@ from dovetail.core.rates import RateTable
 STATIC_JOBS = 40  # generated if nothing is said
 CONTINUOUS_JOBS = 500
 _FAILURES_UNTIL_S = 2 * 365 * 86400.0  # failures are drawn ahead, for two years of simulated time
-_LONGEST_S = 1e9  # of one job on its fastest type: some thirty years
+_LONGEST_S = 1e8  # of one job on its fastest type: some three years, and nearly 300,000 rounds
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
@@ -196,7 +196,7 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
 _NUMBERS = {  # what is expected, the least, the most
     "jobs": ("1 or more", 1, MOST_WHOLE, True),
     "lam_s": ("seconds, 0 or more", 0, 1e12, False),
-    "duration_s": ("seconds, more than 0", 1e-9, 1e12, False),
+    "duration_s": ("seconds, more than 0", 1e-9, _LONGEST_S, False),
     "profiled": ("0 to 1", 0, 1, False),
     "references": ("1 or more", 1, MOST_WHOLE, True),
 }
