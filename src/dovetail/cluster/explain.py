@@ -9,6 +9,7 @@ from dovetail.cluster.check import LeaseChecker
 from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import metrics_for
 from dovetail.cluster.narrate import BEFORE, JobParts, JobStory, JobWait, LeaseStory, TypeThen, WentFirst
+from dovetail.cluster.rounding.records import CHANGED, WHY_IN_PHASES
 from dovetail.cluster.rounding.schema import sound_steps
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Rows
@@ -241,7 +242,9 @@ class _Teller:
             story.waits.append(JobWait(from_s=story.arrived_s, to_s=t, types=[], first=[], why=why))
         elif story.leases and story.leases[-1].to_s == t:
             before = story.leases[-1]
-            before.end = "only its company changed" if before.devices == lease.devices else "it moved"
+            changed = lease.why == WHY_IN_PHASES[CHANGED]
+            stays = "its batch or its phase changed" if changed else "only its company changed"
+            before.end = stays if before.devices == lease.devices else "it moved"
             if len(before.devices) != len(lease.devices):
                 before.end = f"its width became {len(lease.devices)}"
         story.leases.append(lease)
