@@ -160,6 +160,7 @@ def test_large_values_go_from_node_to_node(engine: Engine) -> None:
     engine.next(WorkerReady)
     assert engine.call(1, "critic", image=image)["score"] == 2_000_000
     engine.engine.drop([image])
+    until(lambda: isinstance(engine.fetch(image), BackEndError))  # the order is carried out beside others
     lost = engine.fetch(image)
     assert isinstance(lost, BackEndError)
     assert "nothing is kept" in str(lost)
