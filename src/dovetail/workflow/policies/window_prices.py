@@ -322,7 +322,7 @@ class WindowPrices:
         if not best.loss:
             per_s = rate.per_s(view.now)
             gain += away_loss(0, per_s, rate.size_s, needed, windows + speed, windows, _MEMORY_S)
-        others = view.ready_count - queue.count
+        others = 0 if view.wide_waiting else view.ready_count - queue.count  # wide ones wait for several GPUs
         return gain > best.loss + best.setup_s * queue.width * others / view.size
 
     def _is_faster_soon(self, queue: Queue, node: ReadyNode, best: WindowOption, warm: int) -> bool:
