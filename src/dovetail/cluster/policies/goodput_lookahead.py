@@ -103,8 +103,9 @@ class GoodputLookahead:
 
 def _narrow(ways: Configurations, runs: Bools) -> Bools:
     """The narrowest configurations that each job may have: what others are compared with."""
-    width = np.where(runs, ways.width, np.iinfo(np.int64).max)
-    found: Bools = width == width.min(axis=1, keepdims=True)
+    most = np.iinfo(np.int64).max
+    width = np.where(runs, ways.width, most)
+    found: Bools = width == width.min(axis=1, keepdims=True, initial=most)
     return found
 
 
