@@ -17,7 +17,9 @@ from dovetail.workflow import bounds as module
 from dovetail.workflow.bounds import Bounds, BoundsAccumulator
 from dovetail.workflow.choices import Mode
 from dovetail.workflow.optimise.exact import Placed, solve
-from dovetail.workflow.policies.base import Place, ReadyNode, View, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem, load
 from dovetail.workflow.simulate import WorkflowRun, run
 

@@ -11,7 +11,8 @@ from dovetail.core.resources import DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.gpus.residents import Residents, least_setup
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import OpenRequest, ReadyNode, View, Window
+from dovetail.workflow.policies.ready import OpenRequest, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 
 MODELS = {
     "llm7b": ModelCost(14.0, 30.0),

@@ -22,8 +22,10 @@ from dovetail.testing.workflow.random_workloads import RandomWorkload, random_ca
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.tenants import NOBODY
-from dovetail.workflow.policies.base import OpenRequest, Place, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
 from dovetail.workflow.policies.dovetail import Dovetail, Objective
+from dovetail.workflow.policies.ready import OpenRequest, Queue, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.policies.window_prices import WindowPrices
 from dovetail.workflow.problem import WorkflowProblem, load
 from dovetail.workflow.scheduler import WorkflowScheduler

@@ -24,7 +24,8 @@ from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
 from dovetail.workflow.inputs.seeded_random import SeededRandom
 from dovetail.workflow.plan_over_time import ask_ahead
-from dovetail.workflow.policies.base import Place, View, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, WorkflowPolicy
+from dovetail.workflow.policies.view import View
 
 MODEL = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 3, "inference_time_mean": 1}
 CONFIG: dict[str, Any] = {

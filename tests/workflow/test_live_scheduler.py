@@ -46,7 +46,8 @@ from dovetail.workflow.explain import account
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.live.guard import LiveGuard
 from dovetail.workflow.metrics import TokenMetrics
-from dovetail.workflow.policies.base import View, WorkflowPolicy
+from dovetail.workflow.policies.base import WorkflowPolicy
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem, load
 from dovetail.workflow.scheduler import WorkflowScheduler
 

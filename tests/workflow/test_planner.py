@@ -21,8 +21,10 @@ from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.optimise.exact import optimum, solve
 from dovetail.workflow.optimise.planner import optimise
-from dovetail.workflow.policies.base import ListPolicy, OpenRequest, View
+from dovetail.workflow.policies.base import ListPolicy
 from dovetail.workflow.policies.optimise import Optimise
+from dovetail.workflow.policies.ready import OpenRequest
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import run

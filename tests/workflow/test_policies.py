@@ -17,7 +17,9 @@ from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.patience import PatienceRule
 from dovetail.testing.workflow.random_workloads import RandomWorkload, random_case, read_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import ListPolicy, Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode, Window
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import run

@@ -27,7 +27,9 @@ from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.gpus.prefixes import PrefixCaches
 from dovetail.workflow.gpus.residents import Residents
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules
-from dovetail.workflow.policies.base import ListPolicy, OpenRequest, Place, ReadyNode, View
+from dovetail.workflow.policies.base import ListPolicy, Place
+from dovetail.workflow.policies.ready import OpenRequest, ReadyNode
+from dovetail.workflow.policies.view import View
 
 POLICIES = [name for name, *_ in workflow.list_policies() if name != "optimise"]
 LLM = ModelCost(14.0, 30.0, prefill_s=0.01, prefix=PrefixRules(400, 100, 0.5))

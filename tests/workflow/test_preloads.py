@@ -26,7 +26,8 @@ from dovetail.testing.workflow.random_workloads import policies_for, random_case
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.export import write_logs
-from dovetail.workflow.policies.base import ListPolicy, Preload, View, Wait
+from dovetail.workflow.policies.base import ListPolicy, Preload, Wait
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import load
 from dovetail.workflow.simulate import WorkflowRun, run
 

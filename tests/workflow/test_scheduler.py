@@ -22,7 +22,9 @@ from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import load
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import run, scheduler_for

@@ -24,7 +24,9 @@ from dovetail.workflow.export import write_logs
 from dovetail.workflow.gpus.sharing import SharedWindow
 from dovetail.workflow.inputs.costs import speeds_at_once
 from dovetail.workflow.optimise.exact import optimum
-from dovetail.workflow.policies.base import Place, ReadyNode, View, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import load
 from dovetail.workflow.simulate import WorkflowRun, run
 

@@ -26,7 +26,9 @@ from dovetail.workflow.check import check_journal
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
 from dovetail.workflow.inputs.generate import generate
 from dovetail.workflow.inputs.tenants import Tenancy, Tenant
-from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import ListPolicy, Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem, load
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.simulate import WorkflowRun, run

@@ -11,7 +11,8 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.inputs.generate import generate
-from dovetail.workflow.policies.base import Place, View, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, WorkflowPolicy
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem, load
 from dovetail.workflow.simulate import WorkflowRun, run
 

@@ -8,8 +8,10 @@ from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import random_case, read_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait
+from dovetail.workflow.policies.base import Place, Wait
 from dovetail.workflow.policies.dovetail import Dovetail
+from dovetail.workflow.policies.ready import OpenRequest, ReadyNode
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.simulate import run
 
 

@@ -20,7 +20,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.resources import devices_text
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
-from dovetail.workflow.policies.base import View
+from dovetail.workflow.policies.view import View
 
 EMPTIED, GONE, BACK = "emptied", "gone", "back"  # what a live run observes of GPUs
 GONE_BEFORE = "they were gone before"  # said at the start of a journal

@@ -35,7 +35,7 @@ from dovetail.workflow.inputs.slo import Slo
 from dovetail.workflow.inputs.system import System
 from dovetail.workflow.inputs.tenants import Tenancy
 from dovetail.workflow.metrics import TOKEN_CLAIMS
-from dovetail.workflow.policies.base import View
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.tenants.figures import CLAIMS
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.words import WORDS

@@ -31,17 +31,10 @@ from dovetail.workflow.choices import DEFAULT_LOST_RETRIES
 from dovetail.workflow.gpus.learning import Learning
 from dovetail.workflow.gpus.sharing import TOKENS
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
-from dovetail.workflow.policies.base import (
-    OpenRequest,
-    Place,
-    ReadyNode,
-    View,
-    Wait,
-    Window,
-    WorkflowPolicy,
-    tokens_of_node,
-)
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
 from dovetail.workflow.policies.preloading import Preloading
+from dovetail.workflow.policies.ready import OpenRequest, ReadyNode, Window, tokens_of_node
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.tenants.accounts import Tenants, tenant_of
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.tenants.turns import Turns

@@ -32,7 +32,8 @@ from dovetail.workflow.gpus.prefixes import PrefixHits
 from dovetail.workflow.gpus.sharing import SharingAgenda, SharingExecutor
 from dovetail.workflow.inputs.growth.agenda import GrowingAgenda
 from dovetail.workflow.metrics import RejectionReasons, TokenMetrics, metrics_block, summary
-from dovetail.workflow.policies.base import View, WorkflowPolicy
+from dovetail.workflow.policies.base import WorkflowPolicy
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem, checked, growth_unknown
 from dovetail.workflow.scheduler import WorkflowScheduler
 from dovetail.workflow.tenants.accounts import Tenants

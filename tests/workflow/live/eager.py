@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail.workflow.policies.base import ListPolicy, Preload, View, Wait
+from dovetail.workflow.policies.base import ListPolicy, Preload, Wait
 from dovetail.workflow.policies.coming import coming_nodes
+from dovetail.workflow.policies.view import View
 
 
 class Eager(ListPolicy):

@@ -22,7 +22,8 @@ from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Asked, Grew, Observed, Start
 from dovetail.core.journal import Reader
 from dovetail.workflow.compat.check_log import check_log
-from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.view import View
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "live"
 MODEL = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 0.01, "inference_time_mean": 0.01}

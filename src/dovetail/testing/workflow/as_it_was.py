@@ -17,7 +17,8 @@ from dovetail.workflow import measurements
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.gpus.sharing import SharingAgenda, SharingExecutor
 from dovetail.workflow.live.measured import LiveMeasurements
-from dovetail.workflow.policies.base import View, Window
+from dovetail.workflow.policies.ready import Window
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.simulate import new_scheduler
 
 SIMULATIONS, SPREAD = 9, 0.05

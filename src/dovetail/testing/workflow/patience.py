@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.workflow.policies.base import Place, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import Queue, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 
 _MEMORY_S = 100.0  # a GPU idle for much longer than this is a good place to load another model
 

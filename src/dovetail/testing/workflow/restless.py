@@ -6,7 +6,9 @@ from typing import Any
 
 from dovetail.core import registry
 from dovetail.core.executor import chance
-from dovetail.workflow.policies.base import Place, Preload, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Preload, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode
+from dovetail.workflow.policies.view import View
 
 _MOST = 60  # preloads and waits: a run must end
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.testing.workflow.patience import PatienceRule
-from dovetail.workflow.policies.base import ListPolicy, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import ListPolicy, Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode, Window
 from dovetail.workflow.policies.static import Static
+from dovetail.workflow.policies.view import View
 
 
 class FirstReady(ListPolicy):

@@ -15,7 +15,9 @@ from typing import Any
 from dovetail.core.events import Arrived, Failed, Finished, Instruction, Observed, Reject, Stimulus, Woke
 from dovetail.core.journal import Observer
 from dovetail.workflow.inputs.request_entries import SAME_ID
-from dovetail.workflow.policies.base import OpenRequest, Place, View, Wait
+from dovetail.workflow.policies.base import Place, Wait
+from dovetail.workflow.policies.ready import OpenRequest
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.scheduler import WorkflowScheduler
 
 _NEVER = 1 << 30  # more nodes than any waits for

@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from dovetail.workflow.gpus.residents import Residents
-from dovetail.workflow.policies.base import OpenRequest, ReadyNode, View, Window
+from dovetail.workflow.policies.ready import OpenRequest, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 
 NodeKey = tuple[str, str]
 Starts = Sequence[tuple[NodeKey, Window]]

@@ -21,7 +21,8 @@ from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules
 from dovetail.workflow.optimise.annealing import Starts
 from dovetail.workflow.optimise.planner import optimise
-from dovetail.workflow.policies.base import OpenRequest, View
+from dovetail.workflow.policies.ready import OpenRequest
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem, checked, growth_unknown
 
 MOST_NODES = 30  # for which an optimum is searched

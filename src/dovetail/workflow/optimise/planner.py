@@ -22,7 +22,9 @@ from dovetail.core.registry import create, find, listing
 from dovetail.workflow.bounds import bounds_for
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.optimise.annealing import NodeKey, PlanTimes, Starts, anneal, can_time
-from dovetail.workflow.policies.base import ListPolicy, OpenRequest, ReadyNode, View, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import ListPolicy, WorkflowPolicy
+from dovetail.workflow.policies.ready import OpenRequest, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.scheduler import WorkflowScheduler
 
 Objective = Literal["makespan", "mean"]

@@ -5,6 +5,8 @@ The smallest policy is a `rank`: which of the ready nodes goes first. See docs/a
 
 from __future__ import annotations
 
-from dovetail.workflow.policies.base import ListPolicy, Place, Preload, Queue, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import ListPolicy, Place, Preload, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import Queue, ReadyNode
+from dovetail.workflow.policies.view import View
 
 __all__ = ["ListPolicy", "Place", "Preload", "Queue", "ReadyNode", "View", "Wait", "WorkflowPolicy"]

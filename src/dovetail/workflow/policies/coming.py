@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple
 
-from dovetail.workflow.policies.base import OpenRequest, Preload, Queue, ReadyNode, View, Wait, Window
+from dovetail.workflow.policies.base import Preload, Wait
 from dovetail.workflow.policies.demand_picture import DemandPicture
+from dovetail.workflow.policies.ready import OpenRequest, Queue, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.policies.window_prices import WindowOption, WindowPrices
 
 _CALM = 0.5  # share of the pool that is needed in the mean; measured

@@ -8,7 +8,8 @@ from msgspec import structs
 
 from dovetail.workflow.gpus.residents import least_setup
 from dovetail.workflow.policies.arrival_rates import ArrivalRate
-from dovetail.workflow.policies.base import ReadyNode, View
+from dovetail.workflow.policies.ready import ReadyNode
+from dovetail.workflow.policies.view import View
 
 
 class Room:

@@ -6,9 +6,11 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, Preload, Queue, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Preload, Wait, WorkflowPolicy
 from dovetail.workflow.policies.coming import PreloadAdvice
 from dovetail.workflow.policies.demand_picture import DemandPicture
+from dovetail.workflow.policies.ready import Queue, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.policies.window_prices import CAP, WindowOption, WindowPrices, backlog_s
 
 Objective = Literal["balanced", "mean", "tail", "makespan"]

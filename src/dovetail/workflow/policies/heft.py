@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode
+from dovetail.workflow.policies.view import View
 
 
 @policy("heft", level="workflow")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.view import View
 
 
 @policy("offline", level="workflow")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import ReadyNode, Window
+from dovetail.workflow.policies.view import View
 
 
 @policy("online", level="workflow")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dovetail.core.registry import policy
 from dovetail.workflow.optimise.annealing import NodeKey
 from dovetail.workflow.optimise.planner import Objective, PlannedStarts, optimise
-from dovetail.workflow.policies.base import OpenRequest, Place, ReadyNode, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import OpenRequest, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 
 
 @policy("optimise", level="workflow")

@@ -8,7 +8,8 @@ from math import inf
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import Instruction, Prepare, PrepareEnded
 from dovetail.workflow.gpus.preloads import PreloadUnderWay
-from dovetail.workflow.policies.base import Preload, View, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import Preload, Wait, WorkflowPolicy
+from dovetail.workflow.policies.view import View
 
 
 class Preloading:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dovetail.core.registry import policy
-from dovetail.workflow.policies.base import Place, View, Wait, Window, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.ready import Window
+from dovetail.workflow.policies.view import View
 
 
 @policy("static", level="workflow")

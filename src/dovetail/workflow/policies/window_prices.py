@@ -6,9 +6,10 @@ from collections.abc import Hashable, Iterator
 from math import sqrt
 from typing import NamedTuple
 
-from dovetail.workflow.policies.base import Queue, ReadyNode, View, Window
 from dovetail.workflow.policies.demand_picture import DemandPicture
 from dovetail.workflow.policies.losses import away_loss, copy_gain, elsewhere_loss
+from dovetail.workflow.policies.ready import Queue, ReadyNode, Window
+from dovetail.workflow.policies.view import View
 
 _LOT = 3.0  # times the square root of lot sizes; measured
 _COLD = 0.4  # times as much, where nobody finds its model loaded and so a switch is due in any case; measured

@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.core.events import Arrived, Reject, Start
 from dovetail.workflow.inputs.costs import ModelCost
 from dovetail.workflow.inputs.tenants import EVERYBODY, NOBODY, Tenancy, quota_share
-from dovetail.workflow.policies.base import ReadyNode
+from dovetail.workflow.policies.ready import ReadyNode
 
 EPS = 1e-9  # GPUs: where nodes share one, quotas are sums of fractions
 

@@ -8,7 +8,8 @@ from math import inf
 from typing import Any
 
 from dovetail.workflow.inputs.tenants import quota_share
-from dovetail.workflow.policies.base import Queue, ReadyNode, View
+from dovetail.workflow.policies.ready import Queue, ReadyNode
+from dovetail.workflow.policies.view import View
 from dovetail.workflow.tenants.accounts import tenant_of
 
 _NOTHING = -1.0  # room of a tenant that is not offered

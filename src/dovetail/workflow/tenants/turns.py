@@ -6,7 +6,8 @@ from collections.abc import Callable
 from math import inf
 
 from dovetail.core.events import Decided, Instruction
-from dovetail.workflow.policies.base import Place, ReadyNode, Wait
+from dovetail.workflow.policies.base import Place, Wait
+from dovetail.workflow.policies.ready import ReadyNode
 from dovetail.workflow.tenants.accounts import Tenants
 from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.tenants.ledger import PASSED
