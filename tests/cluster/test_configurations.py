@@ -98,6 +98,15 @@ def test_prices_of_the_last_time_do_not_change_the_answer() -> None:
     assert prices.any()
 
 
+@pytest.mark.parametrize("seed", [25, 195, 231, 296])
+def test_where_prices_leave_nothing_open_large_types_need_no_tables(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    on, width = np.repeat(np.arange(6), 4), np.tile([1, 250, 500, 1000], 6)
+    saving = rng.random((3, 24)) * (rng.random((3, 24)) < 0.3)
+    best = branch_and_bound(saving, on, width, np.full(6, 1000))
+    assert choose(saving, on, width, np.full(6, 1000)).saved == pytest.approx(best, abs=1e-7)
+
+
 def test_nobody_saves_anything() -> None:
     plan = choose(np.full((2, 1), -1.0), np.array([0]), np.array([1]), np.array([4]))
     assert plan.choice.tolist() == [-1, -1]

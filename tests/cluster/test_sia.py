@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,14 @@ def test_new_jobs_have_one_accelerator_each() -> None:
     assert [width for _, width in given(found)] == [1] * 5
     crowd = make("sia").allocate(problem(20))
     assert sum(width for _, width in given(crowd)) == 12
+
+
+def test_as_many_configurations_as_before_may_be_others() -> None:
+    policy = make("sia")
+    for counts in ([8, 4], [4, 8]):
+        asked = replace(problem(2), counts=np.array(counts))
+        (_, table), (_, anew) = policy.table(asked), make("sia").table(asked)  # type: ignore[attr-defined]
+        assert table.tolist() == anew.tolist()
 
 
 def test_a_job_at_most_doubles() -> None:

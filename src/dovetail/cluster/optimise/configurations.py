@@ -161,8 +161,11 @@ def _settle(
         return None
     undecided = np.flatnonzero(open_count > 1)
     columns = columns & (width <= free[on])
-    entries, left = prod((free + 1).tolist()), int(columns[undecided].sum())
-    countable = entries * left <= _COUNTABLE
+    left = int(columns[undecided].sum())
+    if not left:
+        saved = _total(saving, choice)
+        return ConfigurationPlan(choice, saved, saved) if wait[undecided].all() else None
+    countable = prod((free + 1).tolist()) * max(left, len(undecided)) <= _COUNTABLE
     if not countable and left > _BRANCHABLE:
         return ConfigurationPlan(choice, -inf, inf)
     solve = _count if countable else _branch

@@ -37,6 +37,7 @@ class Goodputs:
     """Goodput of every job in every configuration, 0 where it may not run; remembered while nothing new is known."""
 
     def __init__(self) -> None:
+        self._ways = b""
         self._rows: dict[int, tuple[bytes, Floats]] = {}  # by id: what is known, and what follows
 
     def table(self, problem: Problem, ways: Configurations, most: Ints) -> Floats:
@@ -45,7 +46,9 @@ class Goodputs:
         known = problem.adaptive
         assert known is not None
         widest = known.widest.max(axis=1, initial=0)
-        facts = np.stack([known.grad_sqr, known.grad_var, widest, most, np.full(problem.jobs, len(ways.on))], axis=1)
+        if (now := np.stack(ways).tobytes()) != self._ways:
+            self._ways, self._rows = now, {}
+        facts = np.stack([known.grad_sqr, known.grad_var, widest, most], axis=1)
         keys = [row.tobytes() + numbers.tobytes() for row, numbers in zip(facts, known.numbers, strict=True)]
         kept = [self._rows.get(job, (b"",))[0] for job in problem.ids.tolist()]
         new = np.array([key != old for key, old in zip(keys, kept, strict=True)]) & (known.application >= 0)
