@@ -18,6 +18,7 @@ from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.scenario import CONTINUOUS_JOBS, STATIC_JOBS, Scenario, load, outages
 from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.cluster.simulate import run
+from dovetail.cluster.study import compare, simulate
 from dovetail.core.errors import InputError
 
 TRACE = """\
@@ -217,3 +218,12 @@ def test_the_old_log_has_the_lines_that_scripts_look_for() -> None:
     assert f"Average job completion time: {found.avg_jct_s:.3f} seconds (" in log
     assert f"Total duration: {found.makespan_s:.3f} seconds (" in log
     assert f"Number of SLO violations: {found.slo_violations}\n" in log
+
+
+def test_jobs_that_no_server_holds_or_no_type_are_told(trace: Path) -> None:
+    loaded = load(cluster="v100=1,l4=1", trace=trace)
+    assert "1 job is wider than every server (1), and runs at" in loaded.notes[-1]
+    assert "wider" not in str(load(cluster="v100=2", per_server=2, trace=trace).notes)
+    why = "1 rejected: no type has enough accelerators that they run on (they are 2 wide); there are 1 v100, 1 l4"
+    assert simulate(loaded, "fifo", journal=False).notes[-1] == why
+    assert compare(loaded, ["fifo"]).notes[-1] == f"fifo: {why}"

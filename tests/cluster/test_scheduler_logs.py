@@ -424,3 +424,35 @@ def test_the_command_writes_what_simulate_takes(tmp_path: Path, capsys: pytest.C
     log.write_text("JobID|Submit|Elapsed|AllocTRES\n1|never ever|1:00|gres/gpu=1\n")
     assert cli.main(words) == 2
     assert "sacct.txt:2: submit: expected a time" in capsys.readouterr().err
+
+
+def test_what_import_tells_of_widths_holds_for_what_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = tmp_path / "sacct.txt", tmp_path / "jobs.csv"
+    job = "2026-01-01T00:00:00|1:00:00|gres/gpu:a100=4"
+    log.write_text(f"JobID|JobName|Submit|Elapsed|AllocTRES\n1|gan|{job}\n2|lm|{job}\n")
+    words = [
+        "cluster",
+        "import",
+        str(log),
+        str(out),
+        "-c",
+        "a100=8",
+        "--format",
+        "json",
+        "--model",
+        "CycleGAN",
+        "lm=LM",
+    ]
+    assert cli.main(words) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert any(note.endswith("widths 4 (a table of these jobs needs --widths guess)") for note in notes)
+    assert any(note.startswith("1 job is wider than every server (1), and runs at") for note in notes)
+    assert cli.main([*words, "--num-gpus-per-server", "4"]) == 0
+    assert "wider" not in capsys.readouterr().out
+    simulated = ["cluster", "simulate", "-t", str(out), "-c", "a100=8", "--num-gpus-per-server", "4"]
+    assert cli.main([*simulated, "--widths", "guess", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 3600 <= found["makespan_s"] <= 3620  # as in the log, and a start
+    assert "wider" not in str(found["notes"])

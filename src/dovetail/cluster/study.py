@@ -13,6 +13,7 @@ from typing import Any, Unpack, get_args
 from dovetail.cluster.compat.log import old_log
 from dovetail.cluster.export import figures
 from dovetail.cluster.inputs.choices import DEFAULT, LONGEST_QUEUE, JournalMode, SweepKind, one_of
+from dovetail.cluster.inputs.fits import rejected_note
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given, load
 from dovetail.cluster.metrics import ClusterFigures, ClusterResult
 from dovetail.cluster.policies import make, name_of
@@ -138,7 +139,8 @@ def simulate(
         )
     except StoppedError as stopped:
         raise DovetailError(f"the load is too heavy: {stopped} (--longest-queue lets it grow longer)") from None
-    notes = loaded.notes + ([f"unstable: {watch.verdict()}"] if watch.verdict() else [])
+    told = (rejected_note(setup, outcome.figures.rejected), watch.verdict() and f"unstable: {watch.verdict()}")
+    notes = [*loaded.notes, *filter(None, told)]
     named = {"policy": name_of(policy), "cluster": setup.accelerators(), "seed": setup.seed}
     return ClusterRun(
         file, loaded, policy, outcome, named | figures(outcome) | {"throughputs": setup.throughputs.source}, notes
@@ -170,7 +172,8 @@ def compare(
     within("processes", processes, "1 or more", 1, whole=True)
     rules, chosen = options_of(**how), policies_of(policies)
     asked = scenario_of(scenario)
-    notes = scenario.notes if isinstance(scenario, LoadedScenario) else load(asked).notes
+    loaded = scenario if isinstance(scenario, LoadedScenario) else load(asked)
+    notes = loaded.notes
     check_functions(progress=progress)
     if seeds is not None:
         drawn = seeds_of(seeds)
@@ -186,7 +189,8 @@ def compare(
             raise DovetailError(f"{row['policy']}: {row['reason']}")
         del row["jct_quantiles_s"]
         row["ratios"] = {key: row[key] / rows[0][key] if rows[0][key] else None for key in COMPARED}
-    told = [f"{row['policy']}: {row['reason']}" for row in rows if row["reason"]]
+    why = ((row, row["reason"] or rejected_note(loaded.setup, row["rejected"])) for row in rows)
+    told = [f"{row['policy']}: {reason}" for row, reason in why if reason]
     return Comparison(rows, ("policy", *COMPARED), [*notes, *told])
 
 

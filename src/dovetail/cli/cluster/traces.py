@@ -81,6 +81,7 @@ def import_trace(
     on_error: OnError = "fail",
     widths: Widths | None = None,
     cluster_spec: Annotated[str, Parameter(alias="-c")] = "8:8:8",
+    num_gpus_per_server: str = "",
     throughputs_file: Path | None = None,
     most: int | None = None,
     to: TraceKind = "table",
@@ -115,6 +116,8 @@ def import_trace(
         What is done with widths that the throughputs do not have: error or guess.
     cluster_spec
         The accelerators, whose types the throughputs are for.
+    num_gpus_per_server
+        Accelerators in one server, as simulate takes it: jobs that no server can hold are told.
     throughputs_file
         Steps per second of every job; without it, the built-in model's estimates.
     most
@@ -132,6 +135,7 @@ def import_trace(
         trace_format=trace_format,
         widths=widths,
         cluster=cluster_spec,
+        per_server=num_gpus_per_server,
         throughputs=throughputs_file,
         jobs=most,
         map=pairs("--map", [item for word in map or [] for item in word.split(",")]),

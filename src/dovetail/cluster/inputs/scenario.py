@@ -20,6 +20,7 @@ from dovetail.cluster.inputs.choices import CLOUDS, OnError, Widths, one_of
 from dovetail.cluster.inputs.cluster_spec import ClusterSpec, parse_cluster
 from dovetail.cluster.inputs.csv_rows import LEAST, LEAST_WEIGHT, MOST_WEIGHT, MOST_WHOLE, given_rows
 from dovetail.cluster.inputs.estimate import estimate
+from dovetail.cluster.inputs.fits import spread_note
 from dovetail.cluster.inputs.generate import GeneratedJobs
 from dovetail.cluster.inputs.generate import jobs_per_hour as between_arrivals_s
 from dovetail.cluster.inputs.learned_rates import LearnedRates
@@ -190,6 +191,7 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         phased=scenario.trace is not None and any(job.phases for job in jobs),
         seed=scenario.seed,
     )
+    notes += filter(None, [spread_note(setup)])
     return LoadedScenario(scenario=scenario, setup=setup, believed=believed, notes=notes, trace_format=trace_format)
 
 

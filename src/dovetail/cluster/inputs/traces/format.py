@@ -134,7 +134,9 @@ class TraceReading:
             notes.append(f"models that are not known were stood for: {pairs}")
         guessed = sorted({width for _, width in self.mapper.guessed(kinds)})
         if guessed:
-            notes.append(f"throughputs guessed from other widths for widths {', '.join(str(each) for each in guessed)}")
+            widths = ", ".join(str(each) for each in guessed)
+            needs = "a table of these jobs needs --widths guess"
+            notes.append(f"throughputs guessed from other widths for widths {widths} ({needs})")
         if self.ended:
             how = ", ".join(f"{state} {count}" for state, count in self.ended.most_common())
             notes.append(f"the time of jobs counts that did not end well: {how}")
