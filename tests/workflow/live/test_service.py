@@ -582,6 +582,27 @@ def test_a_large_request_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
         assert not any(path.is_file() for path in (tmp_path / "values").rglob("*"))
 
 
+def test_a_run_whose_values_cannot_be_read_has_all_of_them_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, faults = RunBook.outputs, [StoreError("not just now")]
+
+    def fails(book: RunBook, run: str) -> Any:
+        if faults:
+            raise faults.pop()
+        return read(book, run)
+
+    with service(tmp_path, hold=True) as bench:
+        run, values = bench.submit(), bench.service._values
+        bench.carrier.let_go()
+        until(lambda: len(bench.carrier.calls) == 2)
+        values.forget(run)
+        monkeypatch.setattr(RunBook, "outputs", fails)
+        with pytest.raises(StoreError, match="not just now"):
+            values.call(run, "shorten")
+        assert values.call(run, "shorten")[0] == {"text": "llm(hello)"}
+
+
 def test_the_watch_goes_on_whatever_it_meets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look, faults = WorkflowService._look_at, [RuntimeError("once"), KeyError("twice")]
 

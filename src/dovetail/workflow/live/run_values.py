@@ -98,9 +98,9 @@ class RunValues:
             flow, given, size = self.flows[record.workflow], self._book.input(job), self._estimator.size_s
             most, fetch = self._most_mib, self._fetch
             found = RunData(job, flow, given, record.options, size=size, fetch=fetch, most_mib=most)
-            self._data[job] = found
             for node, output in self._book.outputs(job).items():
                 found.recall(node, output.values, output.grew)
+            self._data[job] = found
         return found
 
     def take(self, events: Sequence[Any]) -> dict[tuple[str, str], NodeOutput]:
