@@ -12,8 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dovetail.core.service.store import Store, StoreError
 from dovetail.workflow.live.book import NodeOutput, PackedInput, RunBook, RunEnd, RunRecord
 from dovetail.workflow.live.runs import NodeStatus, UnknownRunError
+from dovetail.workflow.live.value_files import ValueFiles
 from dovetail.workflow.live.wire import pack
 
 NODES = st.sampled_from(["a", "b", "b#2"])
@@ -128,3 +130,50 @@ def test_bytes_and_age_bound_what_is_kept(tmp_path: Path) -> None:
     with pytest.raises(UnknownRunError, match="'r2'"):
         book.record("r2")
     book.close()
+
+
+@pytest.mark.parametrize("fault", ["second file", "store"])
+def test_what_could_not_be_kept_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    book, write = RunBook(tmp_path / "runs.db"), ValueFiles.write
+    book.add(RunRecord(id="r", number=1, workflow="w", created=0, arrived_s=0), PackedInput(b""))
+    outputs = {("r", node): NodeOutput(seq=i, data=b"x" * (2 << 20)) for i, node in enumerate("ab")}
+    written: list[str] = []
+
+    def full(files: ValueFiles, run: str, data: bytes) -> str:
+        if written and fault == "second file":
+            raise StoreError("the disk is full")
+        written.append(write(files, run, data))
+        return written[-1]
+
+    def nothing_goes_in(*thing: Any) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ValueFiles, "write", full)
+        if fault == "store":
+            patch.setattr(Store, "put", nothing_goes_in)
+        with pytest.raises(StoreError, match="the disk is full"):
+            book.keep(outputs, {})
+    assert written
+    assert not any(path.is_file() for path in (tmp_path / "values").rglob("*"))
+    book.keep(outputs, {})
+    assert list(book.outputs("r")) == ["a", "b"]
+    book.close()
+
+
+def test_a_disk_that_lets_nothing_be_written_nor_go_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*path: Any, **more: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(Path, name, read_only)
+    with pytest.raises(StoreError, match="cannot keep a value: Read-only file system"):
+        ValueFiles(tmp_path / "values").write("r", b"x")
+
+
+def test_a_file_s_name_is_on_the_disk_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink()))
+    values = tmp_path.resolve() / "values"
+    name = ValueFiles(values, sync=True).write("r", b"x")
+    assert synced == [values / name, (values / name).parent, values, values.parent]

@@ -178,14 +178,22 @@ class RunBook:
         """Outputs of nodes, and ends of runs: all of it, or nothing."""
         if not outputs and not ends:
             return
-        outputs = {key: self._aside(key[0], output) for key, output in outputs.items()}
-        with self.store.together():
-            for (run, node), output in outputs.items():
-                self.store.put(_OUTPUT, _name(run, node), output)
-            for run, end in ends.items():
-                self.store.note(_RUN, run, end)
+        kept: dict[tuple[str, str], NodeOutput] = {}
+        try:
+            for key, output in outputs.items():
+                kept[key] = self._aside(key[0], output)
+            with self.store.together():
+                for (run, node), output in kept.items():
+                    self.store.put(_OUTPUT, _name(run, node), output)
+                for run, end in ends.items():
+                    self.store.note(_RUN, run, end)
+        except Exception:  # it will be tried again, with other files
+            for output in kept.values():
+                if output.file:
+                    self._files.drop(output.file)
+            raise
         with self._lock:
-            for (run, node), output in outputs.items():
+            for (run, node), output in kept.items():
                 self._outputs.setdefault(run, {})[node] = output.size
             for run, end in ends.items():
                 self.ends[run] = end

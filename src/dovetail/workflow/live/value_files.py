@@ -1,4 +1,4 @@
-"""Large values of runs, each in a file of its own: whoever writes or reads one keeps nobody else waiting."""
+"""Large values of runs, each in a file of its own: whoever writes one keeps nobody else waiting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -39,6 +40,9 @@ class ValueFiles:
                 if self._sync:
                     file.flush()
                     os.fsync(file.fileno())
+            if self._sync:
+                for folder in (path.parent, self.folder, self.folder.parent):
+                    _sync_names(folder)
         except OSError as error:
             self.drop(name)
             raise StoreError(f"{path}: cannot keep a value: {error.strerror}") from error
@@ -51,7 +55,9 @@ class ValueFiles:
             raise StoreError(f"{self.folder / name}: cannot read a value: {error.strerror}") from error
 
     def drop(self, name: str) -> None:
-        (self.folder / name).unlink(missing_ok=True)
+        """If the disk lets it go; else it goes with its run."""
+        with suppress(OSError):
+            (self.folder / name).unlink()
 
     def forget(self, run: str) -> None:
         shutil.rmtree(self.folder / _of(run), ignore_errors=True)
@@ -62,6 +68,15 @@ class ValueFiles:
         for folder in self.folder.iterdir() if self.folder.is_dir() else ():
             if folder.name not in known:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync_names(folder: Path) -> None:
+    """Files that were made in a folder are found there after a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _of(run: str) -> str:
