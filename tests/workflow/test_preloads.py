@@ -325,6 +325,19 @@ def test_an_execution_log_of_it_is_not_judged(tmp_path: Path) -> None:
         check_log(tmp_path / "log.json")
 
 
+@pytest.mark.parametrize("name", ["preload", "other"])
+def test_a_request_may_be_called_as_preloads_are(name: str) -> None:
+    """It runs on GPU 1, which is closed meanwhile, while the first preload comes and goes."""
+    config = CONFIG | {"workflows": CONFIG["workflows"] | {"one": {"nodes": [{"id": "1", "model": "llm"}]}}}
+    beside = {"request_id": name, "workflow_id": "one", "timestamp": 0.1, "node_execution_times": {"1": 30.0}}
+    rows = [*asked(("chat", 0.0, 0.1), ("draw", 12.0, 3.0), ("draw", 13.0, 3.0)), beside]
+    problem = load(config, rows, gpus=2, mode="online", gpus_over_time={"steps": [[0, 2], [20, 1]]})
+    found = run(problem, Scripted((5.0, "sd", (0,))))
+    assert found.check().valid
+    assert f"[1] by {name}/1 (llm)" in str(found.explain("r2"))
+    assert found.metrics["gpu_hours"] == pytest.approx(2 * ends(found)[name] / 3600)
+
+
 def test_who_had_to_wait_for_a_preload_is_told_so() -> None:
     found = served(asked(("chat", 0.0, 2.0), ("draw", 1.0, 3.0)), Scripted((0.5, "llm", (1,))), gpus=2)
     assert "[1] by preload/1 (llm)" in str(found.explain("r1"))

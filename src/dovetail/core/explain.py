@@ -145,7 +145,7 @@ class _Witness:
         self._arrived_s, self._rejected = 0.0, ""
         self._stories: dict[str, Explanation] = {}
         self._left: list[int] = []
-        self._running: dict[tuple[str, str], Other] = {}
+        self._running: dict[tuple[str, str | int], Other] = {}  # preloads by number
         self._ahead: dict[tuple[tuple[int, ...], str], Turn] = {}  # preloads that nobody has used
         self._waits: dict[str, _Wait] = {}
         self._began: list[tuple[float, Other]] = []  # at this instant: when ready, and what
@@ -185,11 +185,11 @@ class _Witness:
         return self._done
 
     def _prepare(self, t: float, event: Prepare | PrepareEnded) -> None:
-        key = ("preload", str(event.id))
+        key = ("preload", event.id)
         if isinstance(event, PrepareEnded):
             self._running.pop(key, None)
             return
-        self._running[key] = Other(*key, event.kind, event.devices, t, event.why)
+        self._running[key] = Other("preload", str(event.id), event.kind, event.devices, t, event.why)
         self._ahead[event.devices, event.kind] = Turn(t, "was preloaded", event.why, event.devices)
 
     def _find_prepared(self, start: Start) -> None:
@@ -198,7 +198,7 @@ class _Witness:
         under_way = [
             key
             for key, other in self._running.items()
-            if key[0] == "preload" and (other.devices, other.kind) == (start.devices, start.kind)
+            if isinstance(key[1], int) and (other.devices, other.kind) == (start.devices, start.kind)
         ]
         for key in under_way:
             del self._running[key]

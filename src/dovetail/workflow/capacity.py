@@ -77,7 +77,7 @@ class GpuHours:
 
     def __init__(self, given: GpusOverTime, size: int) -> None:
         self._wanted = [given.wanted(gpu) for gpu in range(size)]
-        self._began: dict[tuple[str, str], tuple[float, tuple[int, ...]]] = {}
+        self._began: dict[tuple[str, str | int], tuple[float, tuple[int, ...]]] = {}
         self._late = [dict[float, float]() for _ in range(size)]  # when what ran at a closing ended
         self._end_s = 0.0
 
@@ -89,11 +89,11 @@ class GpuHours:
                 self._end_s = t
                 self._ended((event.job, event.task), t)
             elif type(event) is Prepare:
-                self._began["preload", str(event.id)] = (t, event.devices)
+                self._began["preload", event.id] = (t, event.devices)
             elif type(event) is PrepareEnded:
-                self._ended(("preload", str(event.id)), t)
+                self._ended(("preload", event.id), t)
 
-    def _ended(self, key: tuple[str, str], t: float) -> None:
+    def _ended(self, key: tuple[str, str | int], t: float) -> None:
         began, gpus = self._began.pop(key, (t, ()))
         for gpu in gpus:
             for _, gone in self._wanted[gpu]:

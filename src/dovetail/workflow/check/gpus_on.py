@@ -27,7 +27,7 @@ class GpusOnRules:
         self._returns = sorted((t, gpu) for t in returns for gpu in range(size) if self._comes_back(gpu, t))
         self._next = 0
         self._size = size
-        self._began: dict[tuple[str, str], tuple[float, tuple[int, ...]]] = {}
+        self._began: dict[tuple[str, str | int], tuple[float, tuple[int, ...]]] = {}
         self._running: Counter[int] = Counter()
         self._late: list[list[tuple[float, float]]] = [[] for _ in range(size)]  # tasks that had a GPU while it went
         self._end_s = 0.0
@@ -58,16 +58,16 @@ class GpusOnRules:
                 self._ended((event.job, event.task), t)
                 self._end_s = max(self._end_s, t)
             elif type(event) is PrepareEnded:
-                self._ended(("preload", str(event.id)), t)
+                self._ended(("preload", event.id), t)
         self._return(lambda at_s: at_s == t)
         for event in events:
             if isinstance(event, Start | Prepare):
-                key = (event.job, event.task) if isinstance(event, Start) else ("preload", str(event.id))
+                key = (event.job, event.task) if isinstance(event, Start) else ("preload", event.id)
                 self._began[key] = (t, event.devices)
                 self._running.update(event.devices)
                 for gpu in event.devices:
                     if gpu < self._size and not self._on(gpu, t):
-                        who = "/".join(key)
+                        who = f"{key[0]}/{key[1]}"
                         self._faults.add("off", who, f"started at {t} s on GPU {gpu}, which is off then")
 
     def _return(self, due: Any) -> None:
@@ -77,7 +77,7 @@ class GpusOnRules:
                 self._rules.empty(gpu)
             self._next += 1
 
-    def _ended(self, key: tuple[str, str], t: float) -> None:
+    def _ended(self, key: tuple[str, str | int], t: float) -> None:
         began, gpus = self._began.pop(key, (t, ()))
         self._running.subtract(gpus)
         for gpu in gpus:

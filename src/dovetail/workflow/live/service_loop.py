@@ -96,7 +96,7 @@ class ServiceLoop:
         self.carrier: ServiceExecutor
         self.segment: JournalSegment | None = None
         self.scheduler: WorkflowScheduler | None = None
-        self._running: set[tuple[str, str]] = set()  # nodes that were started, and whose end was not reported
+        self._running: set[tuple[str, str | int]] = set()  # nodes, and loads by number, whose end was not reported
         self._held_back: list[Arrived] | None = None  # arrivals that are for the next segment
         self.ready, self.closing = threading.Event(), threading.Event()
         self.trouble = ""
@@ -332,9 +332,9 @@ class ServiceLoop:
             if isinstance(event, Start):
                 self._running.add((event.job, event.task))
             elif isinstance(event, Prepare):
-                self._running.add(("preload", str(event.id)))
+                self._running.add(("preload", event.id))
             elif isinstance(event, PrepareEnded):
-                self._running.discard(("preload", str(event.id)))
+                self._running.discard(("preload", event.id))
             elif isinstance(event, Finished | Failed):
                 self._running.discard((event.job, event.task))
 
