@@ -289,3 +289,10 @@ def test_planted_faults_are_found(
     cluster.simulate(jobs, Doubling(), interval=60, journal=path)
     assert check_journal(path).valid
     assert code in check_journal(rewrite(path, fault)).faults_by_code
+
+
+@pytest.mark.parametrize("policy", ["optimus", "elastic_throughput"])
+def test_elastic_policies_give_no_more_than_a_job_may_have(jobs: LoadedScenario, policy: str) -> None:
+    run = cluster.simulate(jobs, policy, interval=60, restart_s=5)
+    assert run.check().valid
+    assert run.replay().difference is None

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.goodput.application import Application
+from dovetail.cluster.goodput.application import MOST_WIDTH, Application
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,6 +39,16 @@ class AdaptiveJobs:
     widest: Ints  # jobs x types: most accelerators that it had
     restarts: Ints  # without the first start
     pause_s: Floats  # until the job works, if it is in the middle of a restart
+
+    @property
+    def most_width(self) -> Ints:
+        """The most accelerators that jobs may have next; those without an application any number."""
+        widest = self.widest.max(axis=1, initial=0).tolist()
+        most = (
+            self.applications[of].most_width(had) if of >= 0 else MOST_WIDTH
+            for of, had in zip(self.application.tolist(), widest, strict=True)
+        )
+        return np.fromiter(most, dtype=np.int64, count=len(widest))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +100,11 @@ class Problem:
     @property
     def jobs(self) -> int:
         return len(self.ids)
+
+    @property
+    def most_width(self) -> Ints:
+        """The most accelerators that an elastic policy may give to every job now."""
+        return np.full(self.jobs, self.counts.max(initial=0)) if self.adaptive is None else self.adaptive.most_width
 
 
 @dataclass(slots=True, kw_only=True)

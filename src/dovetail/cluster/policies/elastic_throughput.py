@@ -38,7 +38,8 @@ class ElasticThroughput:
         widths[problem.kind] = problem.width
         widths = widths if problem.kind_width is None else problem.kind_width
         model = np.where(scaled >= 0, scaled, len(scaled)).min(axis=1)[problem.kind]
-        classes = group(model, problem.weight)
+        most = problem.most_width
+        classes = group(model * (int(most.max()) + 1) + most, problem.weight)
         of, kind, on, gain = self._choices(problem, classes, scaled, widths)
         if not len(of):
             return nothing(problem, "no job runs on any type")
@@ -59,6 +60,7 @@ class ElasticThroughput:
         known = kinds >= 0
         rates = np.where(known[:, :, None], problem.rates[kinds], 0.0)
         rates = np.where(widths[kinds][:, :, None] > problem.counts, 0.0, rates)
+        rates[widths[kinds] > problem.most_width[classes.first][:, None]] = 0.0
         of, choice, on = np.nonzero(rates > 0)
         rate = rates[of, choice, on]
         least = np.full(len(kinds), inf)

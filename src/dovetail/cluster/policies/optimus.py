@@ -28,7 +28,10 @@ class Optimus:
         widths = widths if problem.kind_width is None else problem.kind_width
         ways = [sorted((int(widths[kind]), kind) for kind in row if kind >= 0) for row in scaled.tolist()]
         rates, left = problem.rates.tolist(), problem.steps_left.tolist()
-        choices = [ways[kind] for kind in problem.kind.tolist()]
+        choices = [
+            [(width, way) for width, way in ways[kind] if width <= most]
+            for kind, most in zip(problem.kind.tolist(), problem.most_width.tolist(), strict=True)
+        ]
         free = problem.counts.tolist()
         place: dict[int, tuple[int, int]] = {}  # by position: place in its choices, type
 

@@ -60,12 +60,7 @@ class Pollux:
         if not len(node_type):
             return None
         room = np.concatenate([np.minimum(size, count - np.arange(0, count, size)) for count in free])
-        most = np.array(
-            [
-                known.applications[of].most_width(int(known.widest[job].max(initial=0)))
-                for of, job in zip(known.application[rows], rows, strict=True)
-            ]
-        )
+        most = known.most_width[rows]
         if len(problem.types) > 1:
             most = np.minimum(most, max(int(problem.counts.min()), 1))
         speed = self._speed_ups(problem, known, rows, int(min(most.max(), room.sum())), int(room.sum()))
