@@ -98,6 +98,18 @@ def test_runs_are_valid_and_decided_the_same_again(jobs: LoadedScenario, policy:
     assert run.metrics["bound_avg_jct_s"] < run.metrics["avg_jct_s"]
 
 
+def test_runs_without_epochs_say_so(jobs: LoadedScenario) -> None:
+    def told(notes: list[str]) -> list[str]:
+        return [note for note in notes if "mean rate of the batch that they ask for" in note]
+
+    assert not told(cluster.simulate(jobs, "fifo").notes)
+    assert told(cluster.simulate(jobs, "fifo", ideal=True).notes)[0].startswith("ideal: ")
+    assert told(cluster.simulate(jobs, "fifo", compat="gavel").notes)[0].startswith("compat gavel: ")
+    assert told(cluster.compare(jobs, ["fifo"], ideal=True).notes)
+    assert told(cluster.round_lengths(jobs, [360], ["fifo"], seeds=[0]).notes)
+    assert not told(cluster.compare(cluster.load(cluster="v100=1", jobs=2), ["fifo"], ideal=True).notes)
+
+
 def test_rounds_as_in_sias_simulator(jobs: LoadedScenario, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     run = cluster.simulate(jobs, Doubling(), interval=60, compat="sia", journal=path)

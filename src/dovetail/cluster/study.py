@@ -20,7 +20,15 @@ from dovetail.cluster.policies import make, name_of
 from dovetail.cluster.rounds import scheduler_for
 from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
-from dovetail.cluster.sweeps.given import Progress, notes_of, numbers_of, policies_of, scenario_of, seeds_of
+from dovetail.cluster.sweeps.given import (
+    Progress,
+    mean_rate_notes,
+    notes_of,
+    numbers_of,
+    policies_of,
+    scenario_of,
+    seeds_of,
+)
 from dovetail.cluster.sweeps.grid import SweepGrid, run_sweep
 from dovetail.cluster.sweeps.groups import FIGURES, SweepGroup, compared_sweeps, differences, groups
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
@@ -140,7 +148,7 @@ def simulate(
     except StoppedError as stopped:
         raise DovetailError(f"the load is too heavy: {stopped} (--longest-queue lets it grow longer)") from None
     told = (rejected_note(setup, outcome.figures.rejected), watch.verdict() and f"unstable: {watch.verdict()}")
-    notes = [*loaded.notes, *filter(None, told)]
+    notes = [*loaded.notes, *mean_rate_notes(loaded.scenario, rules), *filter(None, told)]
     named = {"policy": name_of(policy), "cluster": setup.accelerators(), "seed": setup.seed}
     return ClusterRun(
         file, loaded, policy, outcome, named | figures(outcome) | {"throughputs": setup.throughputs.source}, notes
@@ -173,7 +181,7 @@ def compare(
     rules, chosen = options_of(**how), policies_of(policies)
     asked = scenario_of(scenario)
     loaded = scenario if isinstance(scenario, LoadedScenario) else load(asked)
-    notes = loaded.notes
+    notes = [*loaded.notes, *mean_rate_notes(asked, rules)]
     check_functions(progress=progress)
     if seeds is not None:
         drawn = seeds_of(seeds)

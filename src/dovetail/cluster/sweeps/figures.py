@@ -11,7 +11,15 @@ from typing import Any, Unpack
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given
 from dovetail.cluster.sweeps import entity_shares as recorded
 from dovetail.cluster.sweeps import policy_times as times
-from dovetail.cluster.sweeps.given import Progress, notes_of, numbers_of, policies_of, scenario_of, seeds_of
+from dovetail.cluster.sweeps.given import (
+    Progress,
+    mean_rate_notes,
+    notes_of,
+    numbers_of,
+    policies_of,
+    scenario_of,
+    seeds_of,
+)
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
 from dovetail.cluster.sweeps.varied import varied
 from dovetail.core.comparison import Comparison
@@ -56,7 +64,7 @@ def round_lengths(
     for row in rows:
         row["over_ideal"] = row["avg_jct_s"] / ideal_s[row["policy"]] if ideal_s[row["policy"]] else None
     shown = ("interval_s", "policy", "seeds", "avg_jct_s", "avg_jct_s_plus_minus", "over_ideal")
-    return Comparison(rows, shown, notes_of(base, seeds))
+    return Comparison(rows, shown, notes_of(base, seeds) + mean_rate_notes(base, points[IDEAL][1]))
 
 
 def type_mixes(
@@ -91,7 +99,7 @@ def type_mixes(
     rows = varied(points, policies_of(policies), seeds_of(seeds), axis="share", processes=processes, progress=progress)
     rows = [{"share": row["share"], "cluster": named[row["share"]]} | row for row in rows]
     shown = ("share", "cluster", "policy", "makespan_s", "avg_jct_s", "avg_jct_s_plus_minus")
-    return Comparison(rows, shown, notes_of(base, seeds))
+    return Comparison(rows, shown, notes_of(base, seeds) + mean_rate_notes(base, options))
 
 
 def relative_costs(

@@ -7,6 +7,7 @@ from typing import Any
 
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given
 from dovetail.cluster.policies import make, name_of
+from dovetail.cluster.rules import ClusterOptions
 from dovetail.core.errors import InputError, within
 from dovetail.core.plain import plain
 
@@ -34,6 +35,14 @@ def notes_of(scenario: Scenario, seeds: Sequence[int]) -> list[str]:
     if scenario.trace is None or len(seeds) < 2:
         return []
     return ["the jobs are the trace's with every seed: intervals tell of these jobs only, not of others like them"]
+
+
+def mean_rate_notes(scenario: Scenario, how: ClusterOptions) -> list[str]:
+    """Where jobs with profiles run without their epochs and batches, that they do."""
+    if scenario.profiles is None or not (how.ideal or how.compat):
+        return []
+    rules = "ideal" if how.ideal else "compat gavel"
+    return [f"{rules}: jobs with profiles run at the mean rate of the batch that they ask for, and choose no other"]
 
 
 def seeds_of(seeds: Any) -> tuple[int, ...]:
