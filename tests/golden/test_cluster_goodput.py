@@ -103,8 +103,8 @@ def test_recorded_programs_have_the_recorded_value(golden: Path, run: str) -> No
         assert call["lambda_n"] * len(value) - plan.saved == pytest.approx(call["objective"], abs=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["sia", "gavel"])
+@pytest.mark.parametrize("policy", ["sia", "gavel", "pollux"])
 def test_whole_runs_on_t4_come_out_as_recorded_or_better(policy: str) -> None:
     wanted = ("t4x64", "philly-tiny", policy)
     [row] = [row for row in cluster_goodput.recorded() if (row["cluster"], row["set"], row["policy"]) == wanted]
-    assert cluster_goodput.compare(row)["verdict"] in ("within", "better")
+    assert cluster_goodput.compare(row, seeds=1)["verdict"] in ("within", "better")
