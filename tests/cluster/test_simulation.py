@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail import cluster
 from dovetail.cluster.check import check_journal
 from dovetail.cluster.explain import explain
 from dovetail.cluster.inputs.choices import JournalMode
@@ -339,6 +340,19 @@ def test_a_checkpoint_of_another_run_is_refused(make_setup: Make, tmp_path: Path
     run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=saving)
     with pytest.raises(InputError, match="checkpoint of another run"):
         run(make_setup([Job(id=0, model="A", steps=9000)], counts=(1, 1)), Table({0: [1, 0]}), saving=saving)
+    first, other = Job(id=0, model="A", steps=9000), Job(id=1, model="A", steps=8)
+    policy = Table({0: [1, 0], 1: [0, 1]})
+    for jobs in ([replace(first, weight=2.0)], [first, other]):  # none of which the header tells
+        with pytest.raises(InputError, match="checkpoint is of another run: its jobs"):
+            run(make_setup(jobs), policy, saving=saving)
+
+
+def test_a_wide_job_that_the_older_rules_drop_is_dropped_once(tmp_path: Path) -> None:
+    trace, journal = tmp_path / "jobs.csv", tmp_path / "run.jsonl"
+    trace.write_text("arrival_s,model,steps,width\n0,LM (batch size 20),2,4\n0,LM (batch size 20),1000000,1\n")
+    found = cluster.simulate(cluster.load(trace=trace, cluster="8:0:0"), compat="gavel", journal=journal)
+    assert found.figures.rejected == 1
+    assert check_journal(journal).valid
 
 
 @pytest.mark.parametrize(

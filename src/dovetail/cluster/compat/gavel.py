@@ -156,4 +156,7 @@ class GavelSimulation(VirtualTime):
             self._failures[job] = self._failures.get(job, 0) + 1
         if len(failed):
             self.mechanism.doubt()
-        return [job for job, count in self._failures.items() if count == _FAILURES]
+        dropped = [job for job, count in self._failures.items() if count == _FAILURES]
+        for job in dropped:
+            del self._failures[job]
+        return dropped

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from math import inf
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from dovetail.cluster.inputs.setup import ClusterSetup, JobKinds
 from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.rounding import records
+from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 
 
@@ -22,7 +23,7 @@ class Stimuli:
         self._setup = setup
         self._kinds = JobKinds(setup)
         self._jobs: Iterator[Job] = iter(setup.jobs)
-        self._drawn = 0
+        self._drawn = self._seen = 0
         self._next = self._draw()
         self._open = set(range(*setup.window)) if setup.window else None
         # Popped from the end. What is back comes before what fails then; an outage of no time ends after it began.
@@ -34,8 +35,9 @@ class Stimuli:
         self.price_until = -inf
 
     def _draw(self) -> Job | None:
-        self._drawn += 1
-        return next(self._jobs, None)
+        job = next(self._jobs, None)
+        self._drawn, self._seen = self._drawn + 1, _also_seen(job, self._seen)
+        return job
 
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint: without the setup, which is given again."""
@@ -44,7 +46,12 @@ class Stimuli:
     def take_up(self, setup: ClusterSetup) -> None:
         """Go on with the same setup after a checkpoint was loaded: jobs that were drawn before are passed over."""
         self._setup, self._kinds = setup, JobKinds(setup)
-        self._jobs = islice(setup.jobs, self._drawn, None)
+        self._jobs = iter(setup.jobs)
+        seen = 0
+        for _ in range(self._drawn):
+            seen = _also_seen(next(self._jobs, None), seen)
+        if seen != self._seen:
+            raise InputError("the checkpoint is of another run: its jobs are not these")
 
     @property
     def arrival_s(self) -> float:
@@ -95,3 +102,11 @@ class Stimuli:
         """The next device that fails or comes back."""
         _, what, device = self._outages.pop()
         return Rows("failed" if what == 1 else "mended", {"device": [device]})
+
+
+def _also_seen(job: Job | None, before: int) -> int:
+    """A number for the jobs so far: other jobs, another number."""
+    if job is None:
+        return crc32(b"end", before)
+    facts = (job.model, job.width, job.steps, job.arrival_s, job.weight, job.due_s, job.entity, job.phases)
+    return crc32(repr(facts).encode(), before)
