@@ -43,6 +43,12 @@ def test_a_comparison_over_seeds_is_that_of_single_runs() -> None:
         cluster.compare(cluster.load(**SMALL), TWO, seeds=[])
 
 
+def test_a_seed_that_is_given_twice_is_one() -> None:
+    given = cluster.load(cluster="v100=2", trace=[{"arrival_s": 0, "model": "A3C", "width": 1, "steps": 100}])
+    assert cluster.round_lengths(given, [360], ["fifo"], seeds=[0, 0]).notes == []
+    assert cluster.round_lengths(given, [360], ["fifo"], seeds=[0, 1]).notes != []
+
+
 def test_round_lengths_are_single_runs_beside_an_ideal_one() -> None:
     found = cluster.round_lengths(cluster.load(**SMALL), [360, 3600], TWO, seeds=[1, 2], restart_s=30)
     assert [(row["interval_s"], row["policy"]) for row in found] == list(product((0.0, 360.0, 3600.0), TWO))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from dovetail import cluster
 from dovetail.cluster.check import check_journal
 from dovetail.cluster.inputs.scenario import LoadedScenario
 from dovetail.cluster.policies.base import AdaptiveJobs, Allocation, Problem
+from dovetail.cluster.rounding.phases import Phases
 from dovetail.core.errors import DovetailError
 
 LOCAL = (4, 8, 16, 32)
@@ -108,6 +110,25 @@ def test_runs_without_epochs_say_so(jobs: LoadedScenario) -> None:
     assert told(cluster.compare(jobs, ["fifo"], ideal=True).notes)
     assert told(cluster.round_lengths(jobs, [360], ["fifo"], seeds=[0]).notes)
     assert not told(cluster.compare(cluster.load(cluster="v100=1", jobs=2), ["fifo"], ideal=True).notes)
+
+
+def test_policies_are_told_what_a_restart_costs_by_the_rules(jobs: LoadedScenario) -> None:
+    Doubling.seen.clear()
+    cluster.simulate(jobs, Doubling(), interval=60, restart_s=25, journal=False)
+    assert {of.restart_s for _, known in Doubling.seen for of in known.applications} == {25.0}
+
+
+def test_jobs_without_an_application_may_come_beside_others(jobs: LoadedScenario) -> None:
+    kinds = jobs.setup.adaptive
+    assert kinds is not None
+    some = replace(kinds, application=np.where(np.arange(len(kinds.application)) == 0, -1, kinds.application))
+    phases = Phases(("t",), np.array([4]), some, True, False)
+    phases.arrive({"id": [0, 1], "kind": [0, 1], "steps": [10.0, 10.0]})
+    known = phases.columns(np.arange(2), np.arange(2), np.zeros(2))
+    assert known is not None
+    assert known.application.tolist()[0] == -1
+    assert phases.place(0, 0, (1,), True) is None
+    assert known.on.tolist() == [-1, -1]
 
 
 def test_rounds_as_in_sias_simulator(jobs: LoadedScenario, tmp_path: Path) -> None:

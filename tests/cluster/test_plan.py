@@ -66,6 +66,19 @@ def _every_plan(rows: list[dict[str, Any]], offers: dict[str, Any], policy: Any,
     return found
 
 
+@pytest.mark.parametrize("policy", ["fifo_perf", "max_min_fairness_packed", "elastic_throughput"])
+def test_bounds_of_jobs_whose_batch_grows(tmp_path: Path, policy: str) -> None:
+    path = tmp_path / "jobs.trace"
+    job = "LM (batch size 5)\trun\tfolder\t--steps\t1\t2000000\t1\tgns\t1\t-1\t1418\t{}\n"
+    path.write_text("".join(job.format(10 * i) for i in range(3)))
+    loaded = cluster.load(cluster="v100=2,k80=1", trace=path)
+    run = cluster.simulate(loaded, policy, journal=False)
+    makespan_s = run.figures.makespan_s
+    found = cluster.plan(loaded, policy, makespan=makespan_s, minimise="accelerators")
+    assert found.plan is not None
+    assert run.metrics["bound_makespan_s"] * 0.5 < found.alone["makespan"] <= makespan_s
+
+
 def _limited(target: str, limit: float) -> dict[str, Any]:
     if target in ("p95", "mean", "makespan", "deadlines"):
         return {target: limit}

@@ -37,6 +37,15 @@ def test_a_good_plan_is_kept() -> None:
     assert worth[1:] == sorted(worth[1:], key=lambda value: value or 0.0)
 
 
+def test_fits_are_kept_for_what_jobs_have_seen_last() -> None:
+    policy, case = make("pollux", {"generations": 2}), asked(steps_left=1e5, restart_s=30.0, jobs=2)
+    for longer in range(1, 4):
+        for seen in case.adaptive.points:
+            seen[0] = seen[0] * [1, 1, 1, 1 + longer / 10, 1]
+        policy.allocate(case)
+        assert len(policy._fits) == 1  # type: ignore[attr-defined]  # both have seen the same
+
+
 def test_plans_are_mended() -> None:
     random = np.random.default_rng(0)
     room, most = np.array([4, 4, 2]), np.array([1, 3, 8, 8])

@@ -103,6 +103,12 @@ def test_as_many_configurations_as_before_may_be_others() -> None:
         assert table.tolist() == anew.tolist()
 
 
+@pytest.mark.parametrize("name", ["sia", "goodput_lookahead", "pollux"])
+def test_all_wait_where_no_accelerator_is_left(name: str) -> None:
+    asked = replace(problem(3, adaptive=2, numbers=fitted(3, 0), on=[0, -1, -1]), counts=np.zeros(2, dtype=np.int64))
+    assert given(make(name).allocate(asked)) == [(-1, 0)] * 3
+
+
 def test_a_job_at_most_doubles() -> None:
     for widest, most in ((1, 2), (2, 4), (4, 8)):
         asked = problem(1, numbers=fitted(1, 0), widest=[[widest, 0]], on=[0], width=np.array([widest]))

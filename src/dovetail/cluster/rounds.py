@@ -43,7 +43,8 @@ class Rounds:
         tunes = getattr(policy, "elastic", False)
         self._phases: Phases | None = None
         if setup.in_phases:
-            self._phases = Phases(setup.types, setup.per_server, setup.adaptive, tunes, setup.phased)
+            adaptive = None if setup.adaptive is None else setup.adaptive.with_restarts(rules.restart_s)
+            self._phases = Phases(setup.types, setup.per_server, adaptive, tunes, setup.phased)
         self.mechanism = Mechanism(
             policy,
             setup.types,

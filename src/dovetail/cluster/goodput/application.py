@@ -34,6 +34,9 @@ class Batch(NamedTuple):
     total: int
 
 
+NOTHING = Batch(0, 0, 0)
+
+
 class TypeProfile(Struct, frozen=True, dict=True, kw_only=True):
     """How long steps of an application take on a type: as measured, or by the seven numbers of the throughput model.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from dovetail.cluster.goodput.application import Application
@@ -37,6 +38,13 @@ class AdaptiveKinds:
     applications: tuple[Application, ...]
     application: Ints
     batch: Ints
+
+    def with_restarts(self, usual_s: float) -> AdaptiveKinds:
+        """Applications that do not say what a restart costs have the usual one."""
+        priced = [
+            msgspec.structs.replace(of, restart_s=usual_s) if of.restart_s is None else of for of in self.applications
+        ]
+        return replace(self, applications=tuple(priced))
 
 
 @dataclass(slots=True, kw_only=True)

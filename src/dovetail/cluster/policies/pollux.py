@@ -129,6 +129,7 @@ class Pollux:
         fair = -(-gpus // len(rows))
         widths = np.arange(1, max(widest, fair) + 1)
         found = np.zeros((2, len(rows), len(widths) + 1))
+        before, self._fits = self._fits, {}
         for at, job in enumerate(rows.tolist()):
             seen = [points for points in known.points[job].values() if len(points)]
             if not seen:
@@ -136,8 +137,7 @@ class Pollux:
                 continue
             points = np.concatenate(seen)
             key = points.tobytes()
-            if key not in self._fits:
-                self._fits[key] = fit(points).numbers
+            self._fits[key] = before[key] if key in before else fit(points).numbers
             application = known.applications[known.application[job]]
             profiles = application.types.values()
             best = best_batch(

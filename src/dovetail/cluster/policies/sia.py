@@ -107,7 +107,7 @@ def all_ways(problem: Problem, rigid: Ints) -> Configurations:
 def current(problem: Problem, ways: Configurations) -> Ints:
     """The configuration that every job has now, or -1."""
     known = problem.adaptive
-    if known is None:
+    if known is None or not len(ways.on):
         return np.full(problem.jobs, -1)
     same = (ways.on == known.on[:, None]) & (ways.width == problem.width[:, None])
     found: Ints = np.where(same.any(axis=1), same.argmax(axis=1), -1)

@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from dovetail.cluster.goodput.application import Batch, Shape
+from dovetail.cluster.goodput.application import NOTHING, Batch, Shape
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.devices import Devices
@@ -275,10 +275,9 @@ class Leases:
         batches = []
         for i, (job, j, devices) in enumerate(zip(ids, on, places, strict=True)):
             found = self._phases.place(job, j, self.devices.shape(devices), job not in kept)
-            if found is not None:
-                rate[i] = found[1]
-                batches.append(found[0])
-        return batches or None
+            batches.append(NOTHING if found is None else found[0])
+            rate[i] = rate[i] if found is None else found[1]
+        return batches if any(batch.local for batch in batches) else None
 
     def _places(
         self, rows: Ints, ids: list[int], on: list[int], beside: Ints | None, rate: Floats, kept: Ids

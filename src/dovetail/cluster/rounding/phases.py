@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, field
 
-from dovetail.cluster.goodput.application import Application, Batch, Shape
+from dovetail.cluster.goodput.application import NOTHING, Application, Batch, Shape
 from dovetail.cluster.goodput.batch import best_batch
 from dovetail.cluster.goodput.fitting import fit_all
 from dovetail.cluster.inputs.setup import AdaptiveKinds
 from dovetail.cluster.policies.base import AdaptiveJobs, Floats, Ints, PhasedJobs
 
 Point = tuple[float, float, float, float, float]
-_NOTHING = Batch(0, 0, 0)
 
 
 class Training(Struct):
@@ -33,7 +32,7 @@ class Training(Struct):
     phase: int = 0
     application: Application | None = None
     asked: int = 0  # total batch
-    batch: Batch = _NOTHING
+    batch: Batch = NOTHING
     on: int = -1
     shape: Shape = ()
     points: dict[int, dict[tuple[int, int, int], Point]] = field(default_factory=dict)  # by type
@@ -143,7 +142,7 @@ class Phases:
 
     def retuned(self, ids: Iterable[int]) -> list[int]:
         """Of jobs that stay where they are, those that would choose another batch now."""
-        who = [(job, self.jobs[job]) for job in ids if job in self.jobs]
+        who = [(job, me) for job in ids if (me := self.jobs.get(job)) and me.application is not None]
         chosen = self._chosen([me for _, me in who])
         return [job for (job, me), batch in zip(who, chosen, strict=True) if batch != me.batch]
 
@@ -218,7 +217,7 @@ class Phases:
         """What is known of these jobs, if any have applications."""
         if self._kinds is None:
             return None
-        who = [self.jobs[job] for job in ids.tolist()]
+        who = [self.jobs.get(job) or Training([], []) for job in ids.tolist()]
         self._fit(who)
         numbers, widest = np.full((len(who), len(self._types), 7), nan), np.zeros((len(who), len(self._types)), int)
         for i, me in enumerate(who):

@@ -52,19 +52,17 @@ def round_lengths(
     """
     if how.get("interval", 360.0) != 360.0 or how.get("ideal") or how.get("compat"):
         raise InputError("round_lengths: expected intervals, without interval, ideal or compat")
-    base = _checked(scenario, processes, progress)
+    base, drawn = _checked(scenario, processes, progress), seeds_of(seeds)
     lengths = numbers_of("intervals", intervals, "seconds, more than 0", 1e-3)
     rules: dict[str, Any] = {name: value for name, value in how.items() if name not in ("interval", "ideal", "compat")}
     points = {IDEAL: (base, options_of(**rules | {"ideal": True, "allocate_every_s": None}))}
     points |= {float(s): (base, options_of(interval=s, **rules)) for s in lengths}
-    rows = varied(
-        points, policies_of(policies), seeds_of(seeds), axis="interval_s", processes=processes, progress=progress
-    )
+    rows = varied(points, policies_of(policies), drawn, axis="interval_s", processes=processes, progress=progress)
     ideal_s = {row["policy"]: row["avg_jct_s"] for row in rows if row["interval_s"] == IDEAL}
     for row in rows:
         row["over_ideal"] = row["avg_jct_s"] / ideal_s[row["policy"]] if ideal_s[row["policy"]] else None
     shown = ("interval_s", "policy", "seeds", "avg_jct_s", "avg_jct_s_plus_minus", "over_ideal")
-    return Comparison(rows, shown, notes_of(base, seeds) + mean_rate_notes(base, points[IDEAL][1]))
+    return Comparison(rows, shown, notes_of(base, drawn) + mean_rate_notes(base, points[IDEAL][1]))
 
 
 def type_mixes(
@@ -86,7 +84,7 @@ def type_mixes(
     >>> [(row["share"], row["cluster"], row["policy"]) for row in found][1:3]
     [(0.5, 'v100=2,k80=2', 'isolated'), (1.0, 'v100=4,k80=0', 'fifo_perf')]
     """
-    base = _checked(scenario, processes, progress)
+    base, drawn = _checked(scenario, processes, progress), seeds_of(seeds)
     if isinstance(types, str) or len(types) != 2 or types[0] == types[1]:
         raise InputError(f"types: expected two, found {types!r}")
     within("total", total := scalar(total), "accelerators, 2 or more", 2, 1e7, whole=True, optional=False)
@@ -96,10 +94,10 @@ def type_mixes(
         first = round(part * total)
         named[float(part)] = f"{types[0]}={first},{types[1]}={total - first}"
         points[float(part)] = (given(base, cluster=named[float(part)]), options)
-    rows = varied(points, policies_of(policies), seeds_of(seeds), axis="share", processes=processes, progress=progress)
+    rows = varied(points, policies_of(policies), drawn, axis="share", processes=processes, progress=progress)
     rows = [{"share": row["share"], "cluster": named[row["share"]]} | row for row in rows]
     shown = ("share", "cluster", "policy", "makespan_s", "avg_jct_s", "avg_jct_s_plus_minus")
-    return Comparison(rows, shown, notes_of(base, seeds) + mean_rate_notes(base, options))
+    return Comparison(rows, shown, notes_of(base, drawn) + mean_rate_notes(base, options))
 
 
 def relative_costs(
@@ -122,15 +120,15 @@ def relative_costs(
     >>> found[0]["relative_cost"], found[1]["relative_cost"] < 1.5
     (1.0, True)
     """
-    base = _checked(scenario, processes, progress)
+    base, drawn = _checked(scenario, processes, progress), seeds_of(seeds)
     points = {None: (base, options_of(**how))}
-    rows = varied(points, policies_of(policies), seeds_of(seeds), processes=processes, progress=progress)
+    rows = varied(points, policies_of(policies), drawn, processes=processes, progress=progress)
     for row in rows:
         cost, slower = row["paired"]["total_cost"], row["paired"]["avg_jct_s"]
         row |= {"relative_cost": cost["ratio"], "relative_avg_jct": slower["ratio"]}
         row |= {"relative_cost_least": cost["least"], "relative_cost_most": cost["most"]}
     shown = ("policy", "seeds", "total_cost", "relative_cost", "relative_cost_least", "relative_cost_most")
-    return Comparison(rows, (*shown, "relative_avg_jct", "slo_violations"), notes_of(base, seeds))
+    return Comparison(rows, (*shown, "relative_avg_jct", "slo_violations"), notes_of(base, drawn))
 
 
 def policy_times(

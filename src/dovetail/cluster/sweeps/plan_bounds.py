@@ -7,6 +7,7 @@ from math import floor, inf
 
 import numpy as np
 
+from dovetail.cluster.bounds import parts_of
 from dovetail.cluster.inputs.prices import Prices
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Floats, Ints, Policy
@@ -43,9 +44,7 @@ class MeasuredJobs:
         self.known = bool(jobs)
         self.arrival_s: Floats = np.array([job.arrival_s for job in jobs])
         self.due_s: Floats = np.array([inf if job.due_s is None else job.due_s for job in jobs])
-        self.kind: Ints = np.array([index[job.model, job.width] for job in jobs], dtype=np.int64)
         self.width: Ints = np.array([job.width for job in jobs], dtype=np.int64)
-        self.steps: Floats = np.array([job.steps for job in jobs])
         rates = np.maximum(setup.rates(), setup.throughputs.spread) * (setup.rates() > 0)
         if policy.packs and setup.throughputs.pairs is not None:
             rates = np.maximum(rates, setup.throughputs.pairs.max(axis=1))
@@ -54,14 +53,29 @@ class MeasuredJobs:
         if self.elastic:
             models = [model for model, _ in setup.throughputs.kinds]
             rates = np.stack([rates[[other == model for other in models]].max(axis=0) for model in models])
+        parts = [  # a job in phases may be elsewhere in each
+            (i, part, kind)
+            for i, job in enumerate(jobs)
+            for part, kind in parts_of(
+                job.steps, index[job.model, job.width], [(end, index[of, job.width]) for end, of in job.phases]
+            )
+            if part > 0
+        ]
+        self.job: Ints = np.array([job for job, _, _ in parts], dtype=np.int64)
+        steps, kinds = np.array([part for _, part, _ in parts]), [kind for _, _, kind in parts]
         with np.errstate(divide="ignore"):
-            self.alone_s: Floats = self.steps[:, None] / rates[self.kind]  # on every type
+            self.alone_s: Floats = steps[:, None] / rates[kinds]  # of parts, on every type
+
+    def least(self, counts: Ints, weight: Floats) -> Floats:
+        """Of every job, the least sum over its parts of time by the `weight` of a type; infinite if it cannot run."""
+        able = counts[None, :] >= (1 if self.elastic else self.width[self.job][:, None])
+        with np.errstate(invalid="ignore"):
+            each = np.where(able & np.isfinite(self.alone_s), self.alone_s * weight, inf).min(axis=1, initial=inf)
+        return np.bincount(self.job, each, len(self.width)).astype(np.float64)
 
     def best_s(self, counts: Ints) -> Floats:
         """The least time of every job on these accelerators, if it never waited."""
-        able = counts[None, :] >= (1 if self.elastic else self.width[:, None])
-        best: Floats = np.where(able, self.alone_s, inf).min(axis=1, initial=inf)
-        return best
+        return self.least(counts, np.ones(len(counts)))
 
     def limits(self, target: str, limit: float) -> tuple[Floats, int] | None:
         """How long every job may take, and how many may take longer; None if that is not told by the target."""
@@ -81,10 +95,7 @@ class MeasuredJobs:
         if given is None or self.shares or self.elastic:
             return 0.0
         within_s, late = given
-        able = counts[None, :] >= self.width[:, None]
-        with np.errstate(invalid="ignore"):
-            each = np.where(able, self.alone_s * weight, inf)
-        demand = self.width * each.min(axis=1, initial=inf)
+        demand = self.width * self.least(counts, weight)
         end_s = self.arrival_s + within_s
         counted = np.isfinite(end_s) & np.isfinite(demand)
         arrival_s, end_s, demand = self.arrival_s[counted], end_s[counted], demand[counted]
@@ -173,9 +184,7 @@ class PlanBounds:
     @staticmethod
     def _spent(jobs: MeasuredJobs, counts: Ints, prices: Floats) -> float:
         """What the jobs cost at least at these prices, each where it is cheapest."""
-        able = counts[None, :] >= (1 if jobs.elastic else jobs.width[:, None])
-        with np.errstate(invalid="ignore"):
-            each = np.where(able & np.isfinite(jobs.alone_s), jobs.alone_s * prices, inf).min(axis=1, initial=inf)
+        each = jobs.least(counts, prices)
         width = 1 if jobs.elastic else jobs.width
         total = float(np.where(np.isfinite(each), each * width, 0.0).sum())
         return total / 3600 * (0.5 if jobs.shares else 1.0)
