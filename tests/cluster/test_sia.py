@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -122,6 +123,16 @@ def test_another_type_is_judged_by_the_speed_of_one_accelerator() -> None:
     narrow = [int(np.flatnonzero((ways.on == on) & (ways.width == 1))[0]) for on in (0, 1)]
     assert table[0, narrow].tolist() == pytest.approx([1.0, 3.0])
     assert given(policy.allocate(asked)) == [(1, 2)]
+
+
+def test_a_type_whose_least_batch_is_large_is_not_had_wide() -> None:
+    large = msgspec.structs.replace(MODEL, types={"t4": msgspec.structs.replace(PROFILE, least_local=64), "a100": FAST})
+    small = msgspec.structs.replace(large, most=256)
+    asked = problem(1, numbers=fitted(1, 0, 1), widest=[[4, 0]])
+    assert asked.adaptive is not None
+    asked.adaptive.applications = (small,)
+    ways, table = make("sia").table(asked)  # type: ignore[attr-defined]
+    assert ways.width[(ways.on == 0) & (table[0] > 0)].tolist() == [1, 2, 4]
 
 
 def test_values_are_goodput_over_the_least() -> None:

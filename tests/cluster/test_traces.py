@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dovetail.cluster.inputs.analytic import analytic
 from dovetail.cluster.inputs.throughputs import RateEntry, table
 from dovetail.cluster.inputs.traces import FORMATS, JobTrace, detect, read_trace, write_gavel, write_table
+from dovetail.cluster.inputs.traces.batch_changes import phases_of
 from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.core.errors import InputError
 
@@ -75,6 +76,12 @@ def test_a_job_of_shockwave_changes_its_batch_in_steps_of_the_first(tmp_path: Pa
     assert trace.throughputs is not None
     found = trace.throughputs.alone[trace.throughputs.index()["LM (batch size 10) now 20", 1], 0]
     assert found == 40 * 5968 / 2984
+
+
+def test_a_job_without_end_is_told_its_phases_at_once() -> None:
+    assert phases_of("LM (batch size 80)", 1, "accordion", 1e15, lambda model, worth: model) == ()
+    phases = phases_of("LM (batch size 40)", 1, "gns", 1e15, lambda model, worth: model)
+    assert phases[-1] == (1e15, "LM (batch size 80)")
 
 
 def test_our_table_needs_steps_or_a_duration(tmp_path: Path) -> None:

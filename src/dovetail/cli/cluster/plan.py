@@ -71,7 +71,7 @@ def plan(
     seeds
         Several seeds for generated jobs and failures: limits hold for the upper end of the mean's 95 % interval.
     max_runs
-        How many plans to simulate at most.
+        How many plans to simulate at most, besides those with one server less than the answer.
     longest_queue
         A run whose queue grows beyond so many times all accelerators is stopped: the plan fails.
     out

@@ -222,12 +222,10 @@ class Application(Struct, frozen=True, dict=True, kw_only=True):
         local = min(local, self.most // (sum(shape) * (steps + 1)))
         return Batch(local, steps, sum(shape) * local * (steps + 1))
 
-    def most_width(self, widest: int, on: str | None = None) -> int:
-        """How many accelerators a job may have next that had `widest`: it at most doubles.
-
-        What its largest batch can be split over depends on the type, or is the most of any."""
-        types = self.types.values() if on is None else [self.types[on]]
-        least = min((profile.least_local for profile in types), default=1)
+    def most_width(self, widest: int) -> int:
+        """How many accelerators a job may have next that had `widest`, on the type that takes the smallest batches: it
+        at most doubles, and its largest batch can be split over them."""
+        least = min((profile.least_local for profile in self.types.values()), default=1)
         return min(max(2 * widest, 1), MOST_WIDTH, self.most // least)
 
 

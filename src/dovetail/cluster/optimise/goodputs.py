@@ -68,7 +68,9 @@ def _goodput(
     least_local, most_local, one_gpu = _limits(types, known)
     application = known.application[rows]
     widths = [known.applications[of].most_width(int(widest[job])) for of, job in zip(application, rows, strict=True)]
-    runs = np.asarray(most_local[application])[:, ways.on] > 0
+    largest = np.array([one.most for one in known.applications])[application]
+    splits = np.asarray(least_local[application])[:, ways.on] * ways.width <= largest[:, None]
+    runs = splits & (np.asarray(most_local[application])[:, ways.on] > 0)
     fitted = ~np.isnan(known.numbers[rows, :, 0])
     never = np.logical_not(fitted.any(axis=1, keepdims=True))
     source = np.where(fitted[:, ways.on], ways.on, fitted.argmax(axis=1)[:, None])  # whose fit tells

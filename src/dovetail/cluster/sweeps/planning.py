@@ -42,7 +42,7 @@ def plan(
     The scenario's cluster says how many of each type there may be. Limits are of the 95th or 99th percentile, the mean,
     the makespan, or any `percentile` ({90: 3600}); `deadlines` is the largest share of them that may be missed. Those
     that are given must all be kept: with several `seeds`, by the upper end of the mean's 95 % confidence interval.
-    `max_runs` plans are simulated at most, once for every seed.
+    `max_runs` plans are simulated at most, once for every seed, besides those with one server less than the answer.
 
     >>> from dovetail import cluster
     >>> found = cluster.plan(cluster.load(cluster="a100=4,l4=4", jobs=12), p95=120 * 3600, minimise="accelerators")

@@ -15,6 +15,7 @@ from dovetail.cluster.inputs.workload import at_batch, batch_of
 MODES = ("static", "gns", "accordion")
 _SAMPLES = {"ResNet-18": 50000, "ResNet-50": 100000, "Transformer": 10000, "LM": 59675, "Recommendation": 117907}
 _MOST = {"ResNet-18": 256, "ResNet-50": 128, "LM": 80, "Recommendation": 8192}
+_SETTLED = 300  # epochs, after which no batch changes unless it does so for ever
 _DOUBLES: dict[tuple[str, int, int], tuple[int, ...]] = {  # by model, width and first batch: epochs
     ("ResNet-18", 1, 16): (31, 41, 51, 71),
     ("ResNet-18", 1, 32): (21, 31, 51),
@@ -93,9 +94,12 @@ def phases_of(
     samples = _SAMPLES[name]
     per_epoch = -(-samples // first)
     phases: list[tuple[float, str]] = []
-    epochs = range(int(-(-steps // per_epoch)))
-    for batch, same in groupby(epochs, lambda epoch: batch_at(name, width, first, mode, epoch)):
-        end = min((max(same) + 1.0) * per_epoch, steps)
+    count = int(-(-steps // per_epoch))
+    repeats = mode == "accordion" and name == "ResNet-50"
+    count = count if repeats else min(count, _SETTLED)
+    for batch, same in groupby(range(count), lambda epoch: batch_at(name, width, first, mode, epoch)):
+        epochs = max(same) + 1
+        end = steps if epochs == count else float(epochs * per_epoch)
         other = at_batch(name, batch)
         runs_as = model if other == model else take(other, per_epoch / -(-samples // batch))
         runs_as = runs_as or (phases[-1][1] if phases else model)
