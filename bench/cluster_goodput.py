@@ -3,11 +3,14 @@
     python -m bench.cluster_goodput                     the short sets, some 2 minutes; prints JSON
     python -m bench.cluster_goodput --all               also 160 jobs with imagenet among them
     python -m bench.cluster_goodput --only t4x64/philly-tiny
+    python -m bench.cluster_goodput --ahead t4x64/philly-short-7 mixed64/philly-tiny-4
 
 `t4x64` runs by the measured profiles. `mixed64` has two types without a profile here: their steps take what seven
 fitted numbers say, so its rows compare a model with a profile. Accelerator hours are whole rounds, the last one too:
 nobody else can have the accelerators before it is over. A figure is within its tolerance, or better (fewer seconds, no
 more accelerator hours), or neither. A policy that draws (`pollux`) runs with three seeds, and its figures are means.
+`--ahead` runs `sia` and `goodput_lookahead` on any workload at hand instead:
+average and P99 completion time (the value at index floor(0.99 n)) and accelerator hours of the second over the first.
 """
 
 from __future__ import annotations
@@ -53,13 +56,14 @@ SHORT = ("philly-tiny", "philly-short")
 
 
 class WholeRounds:
-    """Accelerator hours in whole rounds, and restarts, of a run that it watches."""
+    """Accelerator hours in whole rounds, restarts, and ends of jobs, of a run that it watches."""
 
     def __init__(self, round_s: float) -> None:
         self._round_s = round_s
         self._held: dict[int, tuple[int, float]] = {}  # accelerators, and since when they are counted
         self._begun: set[int] = set()
         self.hours, self.restarts = 0.0, 0
+        self.ends_s: dict[int, float] = {}
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
@@ -77,6 +81,9 @@ class WholeRounds:
                     until_s = max(ceil(t / self._round_s - 1e-9) * self._round_s, since_s)
                     self.hours += width * (until_s - since_s) / 3600
                     self._held[int(job)] = (width, until_s)  # what follows in this round is counted
+            elif isinstance(event, Rows) and event.of == "completed":
+                columns = event.columns
+                self.ends_s |= dict(zip(map(int, columns["id"]), map(float, columns["at_s"]), strict=True))
 
 
 def recorded() -> Iterator[dict[str, str]]:
@@ -91,6 +98,26 @@ def recorded() -> Iterator[dict[str, str]]:
 def loaded(row: dict[str, str]) -> LoadedScenario:
     trace = TRACES / "workloads" / row["set"] / f"workload-{row['workload']}.csv"
     return load(profiles=TRACES / "profiles", trace=trace, **CLUSTERS[row["cluster"]])
+
+
+def ahead(name: str) -> dict[str, Any]:
+    """Of a run such as `t4x64/philly-tiny-1`: figures under `goodput_lookahead` over those under `sia`."""
+    cluster, _, workload = name.partition("/")
+    of, _, number = workload.rpartition("-")
+    jobs = loaded({"cluster": cluster, "set": of, "workload": number})
+    arrival_s = {job.id: job.arrival_s for job in jobs.setup.jobs}
+    figures: dict[str, list[float]] = {}
+    for policy in ("sia", "goodput_lookahead"):
+        watch = WholeRounds(60.0)
+        found = run(jobs.setup, jobs.policy(policy, {}), replace(SIA, round_s=60.0), name=policy, observers=[watch])
+        times = sorted(end - arrival_s[job] for job, end in watch.ends_s.items())
+        figures[policy] = [found.figures.avg_jct_s, times[int(0.99 * len(times))], watch.hours]
+    names, (sia, ours) = ("avg_jct_s", "p99_jct_s", "gpu_h"), figures.values()
+    ratios = {name: round(b / a, 3) for name, a, b in zip(names, sia, ours, strict=True)}
+    holds = ours[0] < sia[0] and ours[1] < sia[1] and ours[2] <= sia[2]
+    return {"ratio": ratios, "holds": holds} | {
+        policy: dict(zip(names, (round(value, 1) for value in row), strict=True)) for policy, row in figures.items()
+    }
 
 
 def again(row: dict[str, str], seed: int) -> tuple[dict[str, float], float]:
@@ -140,7 +167,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="also the runs of 160 jobs")
     parser.add_argument("--only", default="", help="only runs whose names begin so")
+    parser.add_argument("--ahead", nargs="+", metavar="RUN", help="sia and goodput_lookahead on these instead")
     arguments = parser.parse_args()
+    if arguments.ahead:
+        show({"runs": {name: ahead(name) for name in arguments.ahead}})
+        return
     rows: dict[str, Any] = {}
     for row in recorded():
         name = f"{row['cluster']}/{row['set']}-{row['workload']}/{row['policy']} ({row['solver']})"

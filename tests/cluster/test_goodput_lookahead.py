@@ -58,6 +58,18 @@ def test_a_price_keeps_jobs_narrow() -> None:
     assert widths[0] > widths[-1]
 
 
+def test_long_jobs_waste_little_where_there_is_one_type() -> None:
+    """Noise is low, so wide batches bring little: whoever is soon done has them all the same."""
+    widths = {}
+    for steps_left in (50.0, 1e6):
+        case = asked(steps_left=steps_left, restart_s=0.0, grad_var=[0.5])
+        case.types, case.counts, case.prices, case.rates = ("t4",), case.counts[:1], case.prices[:1], case.rates[:, :1]
+        known = case.adaptive
+        known.per_server, known.numbers, known.widest = known.per_server[:1], known.numbers[:, :1], known.widest[:, :1]
+        widths[steps_left] = given(make("goodput_lookahead", {"price": 0}).allocate(case))[0][1]
+    assert widths == {50.0: 8, 1e6: 2}
+
+
 def test_new_jobs_profit_from_what_others_saw() -> None:
     """A job that never ran has a type in mind: the one that is faster by what another job of its kind saw."""
     policy = make("goodput_lookahead")

@@ -15,7 +15,9 @@ from dovetail.cluster.policies.sia import all_ways, as_asked, current, decide
 from dovetail.core.registry import policy
 
 Bools = NDArray[np.bool_]
-_PRICE = 0.04  # of an accelerator where all are of one type; where types differ, the scarce ones have prices anyway
+_PRICE = 0.045  # of an accelerator where all are of one type; where types differ, the scarce ones have prices anyway
+_LONG_S = 7200.0  # on one accelerator: from here on a job's accelerator time counts
+_WASTE = 1.7  # times as much of it as on one accelerator: no wider
 _MORE_POINTS = 1.2  # times as many as at the last fit: time for another
 
 
@@ -27,7 +29,8 @@ class GoodputLookahead:
     The time to the end is known from the epochs that are left and from goodput. Goodput is fitted to what all jobs of
     an application have seen so far, not each job alone; a width that nobody had yet on a type is believed no better
     than what the type with the widest jobs tells. `price` is what an accelerator costs against time: a job grows
-    only while that pays. Nobody waits while there is room.
+    only while that pays. Where there is one type, long jobs grow only as far as they waste little: their accelerator
+    time is at most 1.7 times that on one. Nobody waits while there is room.
     """
 
     agnostic, packs, strict, elastic, every_round = False, False, True, True, True
@@ -61,6 +64,9 @@ class GoodputLookahead:
         runs = np.isfinite(seconds)
         slowest = np.maximum(np.max(seconds, axis=1, initial=0.0, where=runs & _narrow(ways, runs)), 1e-9)
         stays = np.arange(len(ways.on)) == now[:, None]
+        if len(problem.types) == 1:
+            wastes = (seconds * ways.width > _WASTE * slowest[:, None]) & (slowest[:, None] > _LONG_S)
+            runs &= ~wastes | stays | _narrow(ways, runs)
         lost = np.where(stays, 0.0, self._caution * restart_s[:, None])
         relative = np.where(runs, (seconds + lost) / slowest[:, None], 0.0)
         price = self._price if self._price is not None else _PRICE * (len(problem.types) == 1)
