@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -117,15 +117,22 @@ def test_a_strict_policy_leaves_jobs_without_share_idle() -> None:
         (Allocation(share=np.zeros((3, 2))), r"share is \(3, 2\), expected \(2, 2\)"),
         (Allocation(share=np.array([[np.nan, 0.0], [0.0, 0.0]])), "no share of time"),
         (Allocation(share=np.array([[-0.5, 0.0], [0.0, 0.0]])), "no share of time"),
+        (Allocation(share=np.array([[2.0, 0.0], [0.0, 0.0]])), "no share of time"),
+        (
+            Allocation(share=cast("Any", [[1.0, 0.0], [0.0, 0.0]])),
+            "Wrong gave an allocation .*: share is a list, expected an array",
+        ),
+        (np.zeros((2, 2)), "policy Wrong: allocate gave ndarray, expected an Allocation"),
+        (None, "policy Wrong: allocate gave NoneType, expected an Allocation"),
         (_paired([[0, 1]], [[0.5]]), r"pair_share is \(1, 1\)"),
         (_paired([[1, 0]], [[0.5, 0.0]]), "no two jobs"),
         (_paired([[0, 2]], [[0.5, 0.0]]), "no two jobs"),
     ],
 )
-def test_a_policy_that_answers_something_else_is_stopped(answer: Allocation, fault: str) -> None:
+def test_a_policy_that_answers_something_else_is_stopped(answer: Any, fault: str) -> None:
     class Wrong(Table):
         def allocate(self, problem: Problem) -> Allocation:
-            return answer
+            return cast("Allocation", answer)
 
     mechanism = _mechanism(Wrong({}, {(0, 1): [0.5, 0.0]}), RoundRules())
     mechanism.arrive(_arrived([0, 0], 100.0))

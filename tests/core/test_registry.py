@@ -287,6 +287,7 @@ def test_a_policy_is_found_in_a_file_by_its_name(own: Path) -> None:
     [
         ("none.py:Half", "none.py: no such file"),
         ("mine.py:half", "mine.py: has no 'half'; did you mean 'Half'"),
+        ("mine.py", "policy mine.py: expected which one in the file, as mine.py:NAME; it has Half"),
         ("broken.py:Half", "broken.py: does not load: ZeroDivisionError: division by zero"),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.cluster.bounds import fastest
 from dovetail.cluster.inputs.setup import ClusterSetup
-from dovetail.cluster.policies.base import Policy
+from dovetail.cluster.policies.base import Policy, ask
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.admission import admit
 from dovetail.cluster.rounding.envy import envy
@@ -65,9 +65,7 @@ class IdealSimulation(VirtualTime):
         """Ask the policy, and let time pass until a job ends, one comes, or a price changes."""
         mechanism, jobs = self.mechanism, self.mechanism.jobs
         problem = mechanism.problem(self.now)
-        found = mechanism.policy.allocate(problem)
-        if fault := found.fault(problem):
-            raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
+        found = ask(mechanism.policy, problem)
         mechanism.allocations += 1
         envied = envy(problem, found)
         if envied is not None:

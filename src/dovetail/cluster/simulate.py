@@ -35,7 +35,7 @@ class TimedPolicy:
 
     def __init__(self, policy: Policy, name: str = "") -> None:
         self._policy = policy
-        self._name = name or type(policy).__name__
+        self.name = name or type(policy).__name__
         self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
         self.every_round = getattr(policy, "every_round", False)
         self.elastic = getattr(policy, "elastic", False)
@@ -48,7 +48,7 @@ class TimedPolicy:
         except DovetailError:
             raise
         except Exception as error:
-            raise DovetailError(f"policy {self._name}: allocate failed: {type(error).__name__}: {error}") from error
+            raise DovetailError(f"policy {self.name}: allocate failed: {type(error).__name__}: {error}") from error
         self.cpu_s += process_time() - before
         return found
 

@@ -82,6 +82,9 @@ def find(level: str, name: str) -> Callable[..., Any]:
     """The class or function that makes a policy, by its name or as `file.py:name`."""
     if ".py:" in name:
         return _in_file(name)
+    if name.endswith(".py"):
+        has = ", ".join(_names_in(_contents(name))) or "none"
+        raise InputError(f"policy {name}: expected which one in the file, as {name}:NAME; it has {has}")
     _load_plugins()
     if name in _ours(level):
         import_module(_ours(level)[name].module)
@@ -92,8 +95,25 @@ def find(level: str, name: str) -> Callable[..., Any]:
 
 
 def _in_file(text: str) -> Callable[..., Any]:
-    """What `file.py:name` names; the file is run once."""
+    """What `file.py:name` names."""
     path, _, name = text.rpartition(":")
+    contents = _contents(path)
+    found = contents.get(name)
+    if found is None:
+        raise InputError(f"{path}: has no {name!r}{did_you_mean(name, _names_in(contents))}")
+    if inspect.isclass(found) or inspect.isfunction(found):
+        return found
+    return lambda: found
+
+
+def _names_in(contents: Mapping[str, Any]) -> list[str]:
+    """The classes and functions that a file defines itself."""
+    mine = (each for each in contents.items() if inspect.isclass(each[1]) or inspect.isfunction(each[1]))
+    return [name for name, value in mine if value.__module__ == contents.get("__name__")]
+
+
+def _contents(path: str) -> dict[str, Any]:
+    """What a file of policies defines; it is run once."""
     place = str(Path(path).resolve())
     if place not in _files:
         if not Path(path).is_file():
@@ -102,13 +122,7 @@ def _in_file(text: str) -> Callable[..., Any]:
             _files[place] = runpy.run_path(place, run_name=f"policies in {place}")
         except (Exception, SystemExit) as error:
             raise InputError(f"{path}: does not load: {type(error).__name__}: {error}") from error
-    found = _files[place].get(name)
-    if found is None:
-        names = [each for each, value in _files[place].items() if inspect.isclass(value) or inspect.isfunction(value)]
-        raise InputError(f"{path}: has no {name!r}{did_you_mean(name, names)}")
-    if inspect.isclass(found) or inspect.isfunction(found):
-        return found
-    return lambda: found
+    return _files[place]
 
 
 def named_options(options: Any) -> Mapping[str, Any]:

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.cluster.goodput.application import MOST_WIDTH, Application
+from dovetail.core.errors import DovetailError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_ABOVE = 1e-3  # above 1: some are quotients of what a solver gave
 _ROUNDING = 1e-6  # below 0 by as much as a solver's tolerances add up to
 
 
@@ -124,14 +126,17 @@ class Allocation:
     def fault(self, problem: Problem) -> str:
         """What makes it no answer to this problem; nothing if it is one."""
         types = len(problem.types)
+        for name in ("share", "pairs", "pair_share", *(() if self.kind is None else ("kind",))):
+            if not isinstance(found := getattr(self, name), np.ndarray):
+                return f"{name} is a {type(found).__name__}, expected an array"
         for name, share, rows in (
             ("share", self.share, problem.jobs),
             ("pair_share", self.pair_share, len(self.pairs)),
         ):
             if rows and share.shape != (rows, types):
                 return f"{name} is {share.shape}, expected {(rows, types)}"
-            if rows and not (share.min() >= -_ROUNDING and share.max() < np.inf):
-                return f"{name} holds a value that is no share of time"
+            if rows and not (share.min() >= -_ROUNDING and share.max() <= 1 + _ABOVE):
+                return f"{name} holds a value that is no share of time, which is 0 to 1"
         if self.kind is not None:
             may = problem.kind[:, None] if problem.scaled is None else problem.scaled[problem.kind]
             if not (may == self.kind[:, None]).any(axis=1).all():
@@ -174,3 +179,14 @@ class Policy(Protocol):
     strict: bool = False
 
     def allocate(self, problem: Problem) -> Allocation: ...
+
+
+def ask(policy: Policy, problem: Problem) -> Allocation:
+    """A policy's answer, if it can be carried out."""
+    found: object = policy.allocate(problem)
+    name = getattr(policy, "name", type(policy).__name__)
+    if not isinstance(found, Allocation):
+        raise DovetailError(f"policy {name}: allocate gave {type(found).__name__}, expected an Allocation")
+    if fault := found.fault(problem):
+        raise DovetailError(f"policy {name} gave an allocation that cannot be carried out: {fault}")
+    return found

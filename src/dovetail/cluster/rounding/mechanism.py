@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.policies.base import Floats, Ints, Policy, Problem
+from dovetail.cluster.policies.base import Floats, Ints, Policy, Problem, ask
 from dovetail.cluster.rounding.active import Active
 from dovetail.cluster.rounding.envy import envy
 from dovetail.cluster.rounding.pairing import Pairs
@@ -223,9 +223,7 @@ class Mechanism:
 
     def _allocate(self, now: float) -> None:
         problem = self.problem(now)
-        found = self.policy.allocate(problem)
-        if fault := found.fault(problem):
-            raise DovetailError(f"the policy gave an allocation that cannot be carried out: {fault}")
+        found = ask(self.policy, problem)
         jobs = self.jobs
         if self.phases is not None and self.elastic and found.kind is not None:
             self._check_widths(found.kind, found.share.max(axis=1, initial=0.0) > 0)
