@@ -26,6 +26,7 @@ class DemandPicture:
 
     def __init__(self, view: View) -> None:
         self.rates: dict[str, ArrivalRate] = {}
+        self.deadlines = False  # whether any request had one
         self.resized(view)
         costs = structs.replace(view.costs, overlap=0.0)
         self.least_setup_s = least_setup(view.models, costs, view.rates)
@@ -50,6 +51,7 @@ class DemandPicture:
         if rate is None:
             rate = self.rates[node.model] = ArrivalRate()
         rate.add(now, node.size)
+        self.deadlines = self.deadlines or node.request.due_s is not None
         if rate.seen <= 2:
             self._once += 1 if rate.seen == 1 else -1
 

@@ -39,8 +39,9 @@ class Dovetail(WorkflowPolicy):
     weights move a request within the backlog; who can no longer be on time steps back by two backlogs. A node goes to
     the free window of least harm, counting what the evicted model loses while it is away; it waits for a busy window
     that holds its model, or is faster, where that loses less. A node that must load its model has to be older by a
-    surcharge, the square root of lot sizes, with a cap that is fixed when it becomes ready; and while others can use
-    the window, it waits until its queue has lost, since the window last got another model, what the switch costs all.
+    surcharge, the square root of lot sizes, with a cap that is fixed when it becomes ready, and that, unless it is
+    late or wide ones wait, shrinks to nothing while it waits from once to twice as long; and while others can use the
+    window, it waits until its queue has lost, since the window last got another model, what the switch costs all.
 
     Promise, for alike GPUs, equal weights and requests that are not late: on a window that is free for it, a node whose
     model is loaded nowhere is passed only by requests that arrived at most 1.75 D + 10 s after its own, or D + 10 s
@@ -59,7 +60,6 @@ class Dovetail(WorkflowPolicy):
     def __init__(self, *, objective: Objective = "balanced", preload: bool = False) -> None:
         self.objective = objective
         self._ahead = preload
-        self._deadlines = False  # whether any request had one
         self._reserved: tuple[ReadyNode, Window] | None = None
 
     def begin(self, view: View) -> None:
@@ -86,7 +86,6 @@ class Dovetail(WorkflowPolicy):
         rank = Rank(at_s, now_s)
         if request.due_s is None:
             return rank
-        self._deadlines = True
         return rank.step_back(now_s) if _is_late(node, view) else rank
 
     def choose(self, view: View) -> Place | Wait | None:
@@ -133,7 +132,7 @@ class Dovetail(WorkflowPolicy):
 
     def _heads(self, view: View) -> list[tuple[Rank, int, Queue]]:
         """The heads in order, after those that have become late stepped back: each does so once."""
-        if self._deadlines:
+        if self._demand.deadlines:
             for _, _, queue in view.heads():
                 while not (head := queue.head).rank.late and _is_late(head, view):
                     view.move(head, head.rank.step_back(backlog_s(view)))

@@ -15,6 +15,7 @@ _LOT = 3.0  # times the square root of lot sizes; measured
 _COLD = 0.4  # times as much, where nobody finds its model loaded and so a switch is due in any case; measured
 _PAID = 5.0  # times what a switch costs all who wait; measured
 CAP = 10.0  # set-ups by which a cold head must at most be older than the backlog says
+_AGED = 2.0  # times that cap: who has waited so long need not be older at all; measured
 _ROUNDING = 1e-6  # seconds; the lower bound must not be above what it bounds
 _FEW = 4  # free GPUs that are looked at to leave out queues
 _MEMORY_S = 100.0  # how long a model that is loaded is thought to be of use
@@ -63,7 +64,7 @@ class WindowPrices:
         self._kept = kept
         self._kept_s = view.free_at(kept) if kept else 0.0
         self._lot = _lot(backlog_s(view), view.ready_count, view.size)
-        if not view.wide_waiting and not self._is_any_warm():
+        if not view.wide_waiting and not demand.deadlines and not self._is_any_warm():
             self._lot *= _COLD
         self._few: list[tuple[int, str]] | None = None
         self._spare: list[int] | None = None
@@ -81,13 +82,17 @@ class WindowPrices:
         """How much older the head of a cold queue must be, for a set-up of so many seconds (with the way back).
 
         Lots as large as their set-ups are worth (the square root), but never more than the backlog when the head became
-        ready and ten set-ups: constants of the node, so that it is not passed for ever.
+        ready and ten set-ups: constants of the node, so that it is not passed for ever. Who has waited for that long,
+        and is not late, need be less and less older; where wide ones wait, their reservations come before that.
         """
         if not setup_s:
             return 0.0
         setup_s *= queue.width
         lot = self._lot if queue.model not in self._demand.room_of else self._lot_of(queue.model)
         lot_s, cap_s = lot * sqrt(setup_s / queue.count), backlog_s + CAP * setup_s
+        waited_s = self._view.now - queue.head.ready_s
+        if waited_s > cap_s and not self._view.wide_waiting and not queue.head.rank.late:
+            cap_s = max(0.0, _AGED * cap_s - waited_s)
         return lot_s if lot_s < cap_s else cap_s
 
     def is_paid(self, queue: Queue, backlog_s: float, setup_s: float, window: Window) -> bool:
@@ -323,7 +328,8 @@ class WindowPrices:
         if not best.loss:
             per_s = rate.per_s(view.now)
             gain += away_loss(0, per_s, rate.size_s, needed, windows + speed, windows, _MEMORY_S)
-        others = 0 if view.wide_waiting else view.ready_count - queue.count  # wide ones wait for several GPUs
+        narrow = not view.wide_waiting and not self._demand.deadlines  # wide ones wait for several GPUs
+        others = view.ready_count - queue.count if narrow else 0
         return gain > best.loss + best.setup_s * queue.width * others / view.size
 
     def _is_faster_soon(self, queue: Queue, node: ReadyNode, best: WindowOption, warm: int) -> bool:
