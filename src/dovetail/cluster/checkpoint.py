@@ -28,6 +28,9 @@ _NAMES = {
     *(f"numpy.{name}" for name in ("ndarray", "dtype")),
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
     *(f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")),
+    *(f"numpy.random._pickle.{name}" for name in ("__generator_ctor", "__bit_generator_ctor")),
+    *(f"numpy.random.bit_generator.{name}" for name in ("SeedSequence", "__pyx_unpickle_SeedSequence")),
+    "numpy.random._pcg64.PCG64",
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,15 +24,6 @@ class Gandiva:
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
         self._pairs = np.zeros((0, 2), dtype=np.int64)  # ids
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For a checkpoint: the generator as numbers."""
-        return self.__dict__ | {"_random": self._random.bit_generator.state}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._random = np.random.default_rng()
-        self._random.bit_generator.state = state["_random"]
 
     def allocate(self, problem: Problem) -> Allocation:
         if problem.pair_rates is None or problem.width.sum() <= problem.counts.sum():
