@@ -114,7 +114,13 @@ def test_our_table_needs_steps_or_a_duration(tmp_path: Path) -> None:
         ("timestamp,duration,num_gpus\nyesterday,5,1\n", ":2: timestamp: expected seconds or a time"),
         ("when,what\n1,2\n", ":1: not a trace that is known: found a header with when, what; known formats: table"),
         ("a\tb\tc\n", ":1: not a trace that is known: found 3 columns with tabs between"),
-        ("", ":1: not a trace that is known: found a header with nothing"),
+        ("", ": expected jobs, found an empty file"),
+        ("1001|gpt|2026-08-22T08:00:00|COMPLETED|gres/gpu=8\n", "sacct prints without its header: leave -n"),
+        ('{"kind": "List", "items": []}', ": expected jobs, found none"),
+        (
+            "JobID|Submit|Elapsed|AllocTRES\n1|2026-01-01T00:00:00|1:00|cpu=2\n",
+            ": expected jobs, found none (left out: 1 x jobs without a GPU; --map width=KEY tells where",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, says: str) -> None:

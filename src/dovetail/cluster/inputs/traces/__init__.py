@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,6 +29,8 @@ FORMATS: dict[str, TraceFormat] = {
     for module in (table, gavel, logs, pollux, alibaba, simulators, slurm, kubernetes, ray_jobs)
     for each in module.FORMATS
 }
+
+_ROW_OF_SACCT = re.compile(r"\d+[\w.+\[\]-]*\|.*\|")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,8 +88,9 @@ def read_trace(
     reading = TraceReading(path, mapper, map=dict(map or {}), model=dict(model or {}), on_error=on_error)
     jobs = list(how.read(reading))
     if not jobs:
-        dropped = reading.dropped(())
-        raise InputError(f"{path}: expected jobs, found none" + (f" ({dict(dropped)})" if dropped else ""))
+        dropped = ", ".join(f"{count} x {what}" for what, count in reading.dropped(()).items())
+        tell = "; --map width=KEY tells where accelerators are counted" if how.mapped else ""
+        raise InputError(f"{path}: expected jobs, found none" + (f" (left out: {dropped}{tell})" if dropped else ""))
     arrivals = [job.arrival_s for job in jobs]
     start_s = min(arrivals) if how.from_zero else 0.0
     in_order = all(a <= b for a, b in pairwise(arrivals))
@@ -119,6 +123,8 @@ def detect(path: Source) -> TraceFormat:
     if isinstance(path, GivenRows) and not path.rows:
         raise InputError(f"{path}: expected jobs, found none")
     begin = _beginning(path)
+    if not begin.strip():
+        raise InputError(f"{path}: expected jobs, found an empty file")
     for each in FORMATS.values():
         if each.looks is not None and each.looks(begin):
             return each
@@ -135,6 +141,8 @@ def detect(path: Source) -> TraceFormat:
     found = f"a header with {', '.join(header)[:100] or 'nothing'}"
     if len(cells) > 1:
         found = f"{len(cells)} columns with tabs between"
+    if _ROW_OF_SACCT.match(begin):
+        found += " (it looks like what sacct prints without its header: leave -n, --noheader away)"
     raise InputError(f"{path}:1: not a trace that is known: found {found}; known formats: {', '.join(FORMATS)}")
 
 

@@ -211,7 +211,7 @@ def _looks(text: str) -> bool:
     kinds = ("Event", "List", "Workload", "WorkloadList", "EventList", "JobList", *_JOBS)
     return (
         begin[:1] in ("{", "[")
-        and '"apiVersion"' in begin
+        and ('"apiVersion"' in begin or '"items"' in begin)
         and any(re.search(rf'"kind"\s*:\s*"{kind}"', begin) for kind in kinds)
     )
 
