@@ -220,6 +220,14 @@ def test_phases_that_jobs_come_with_are_valid_alone_and_beside_others(tmp_path: 
     assert run.replay().difference is None
 
 
+def test_a_summary_of_jobs_in_phases_is_valid(tmp_path: Path, jobs: LoadedScenario) -> None:
+    for loaded, policy in ((shockwave(tmp_path), "fifo"), (jobs, Doubling())):
+        path = tmp_path / "run.jsonl"
+        cluster.simulate(loaded, policy, interval=60, journal=path, journal_mode="summary")
+        report = check_journal(path)
+        assert report.valid, report
+
+
 def test_a_job_alone_runs_through_its_phases(tmp_path: Path) -> None:
     path = tmp_path / "jobs.trace"
     path.write_text("LM (batch size 10)\trun\tfolder\t--steps\t1\t200000\t1\tgns\t1\t-1\t1418\t0\n")

@@ -157,7 +157,9 @@ class LeaseChecker:
 
     def _see_phase(self, columns: dict[str, Any]) -> None:
         for job in columns["id"]:
-            if self._open(job, "reached the end of a phase") and (fault := self._phases.reach(job)):
+            if self._open(job, "reached the end of a phase") and (
+                fault := self._phases.reach(job, leases=not self._brief)
+            ):
                 self._fault("phase", job, fault)
 
     def _see_started(self, columns: dict[str, Any]) -> None:

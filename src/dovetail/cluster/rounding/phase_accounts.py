@@ -44,11 +44,15 @@ class PhaseAccounts:
         self._jobs[job] = _InPhases([*ends[:-1], steps], kinds)
         return ""
 
-    def reach(self, job: int) -> str:
+    def reach(self, job: int, leases: bool) -> str:
+        """A phase is over; it counts when the lease ends, if leases are told at all."""
         me = self._jobs.get(job)
         if me is None or me.phase == len(me.ends) - 1 or job in self._over:
             return "it reached the end of a phase, and has no other"
-        self._over.add(job)
+        if leases:
+            self._over.add(job)
+        else:
+            me.phase += 1
         return ""
 
     def stop(self, job: int, done: float) -> str:
