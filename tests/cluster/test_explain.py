@@ -14,7 +14,7 @@ from dovetail import cli
 from dovetail.cluster.explain import explain
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.workload import Job
-from dovetail.cluster.narrate import JobStory
+from dovetail.cluster.narrate import JobParts, JobStory, _parts
 from dovetail.cluster.policies import make
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rules import RoundRules
@@ -235,3 +235,17 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert data["leases"][-1]["end"] == "it was done"
     assert "leases run, makespan" in _main(["check", "run.jsonl"], capsys)
     assert "page: run.html" in _main(["report", "run.jsonl"], capsys)
+
+
+def test_other_jobs_of_the_same_name_are_told(make_setup: Make, tmp_path: Path) -> None:
+    setup = make_setup(_jobs(3, name="bert"), counts=(1, 0))
+    assert (
+        "3 jobs have this name, of which it is the first; others: 1, 2."
+        in _tell(setup, Table(FIRST_ONLY), tmp_path, "bert").opening()
+    )
+    assert _tell(setup, Table(FIRST_ONLY), tmp_path, "1").namesakes == []
+
+
+def test_what_rounding_leaves_is_no_time() -> None:
+    parts = JobParts(waits_s=0.0, restarts_s=10.0, lost_s=0.0, best_s=3600.0, slower_s=1.82e-12)
+    assert _parts(parts) == "10 s starting, 1 h 0 min of work at its best"

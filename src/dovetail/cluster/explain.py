@@ -184,6 +184,8 @@ class _Teller:
         for i, (job, name) in enumerate(zip(ids, names, strict=True)):
             if self.story is None and self._wanted in (str(job), name, f"{job} {name}"):
                 self._arrive(i, job, name, columns)
+            elif self.story is not None and name and name == self._wanted != str(self.story.job):
+                self.story.namesakes.append(job)
 
     def _arrive(self, i: int, job: int, name: str, columns: dict[str, Any]) -> None:
         kind = columns["kind"][i]

@@ -9,6 +9,7 @@ from dovetail.cluster.rounding import records
 
 BEFORE = -1
 _SHOWN = 5
+_NO_TIME = 1e-6  # what rounding leaves of a difference, in seconds
 _WENT_FIRST = {  # by the numbers of reasons in the records
     BEFORE: "there before it",
     records.ROUND: "owed more",
@@ -105,6 +106,7 @@ class JobStory(Struct, kw_only=True):
     ended_s: float | None = None
     cut_s: float | None = None
     brief: bool = False
+    namesakes: list[int] = []  # other jobs of the name that it was asked for by
 
     @property
     def waited_s(self) -> float:
@@ -114,6 +116,11 @@ class JobStory(Struct, kw_only=True):
         """Who it is and what it asked for."""
         work = f"{self.steps:,.0f} steps of {self.model} on {_many(self.width, 'accelerator')}"
         lines = [f"Job {self.job}{f' ({self.name})' if self.name else ''} arrived at {self.arrived_s:.2f} s: {work}."]
+        if self.namesakes:
+            others = ", ".join(map(str, self.namesakes[:_SHOWN])) + " and more" * (len(self.namesakes) > _SHOWN)
+            lines.append(
+                f"{len(self.namesakes) + 1:,} jobs have this name, of which it is the first; others: {others}."
+            )
         if self.entity:
             lines.append(f"It is of the entity {self.entity}.")
         if self.weight != 1.0:
@@ -256,7 +263,7 @@ def _parts(parts: JobParts) -> str:
     told = [(parts.waits_s, "waiting"), (parts.restarts_s, "starting"), (parts.lost_s, "of work lost in failures")]
     slower = "more on slower accelerators" if parts.best_s else "of work"
     told += [(parts.best_s, "of work at its best"), (parts.slower_s, slower)]
-    return ", ".join(f"{time_of(value)} {what}" for value, what in told if value > 0) or "no time"
+    return ", ".join(f"{time_of(value)} {what}" for value, what in told if value > _NO_TIME) or "no time"
 
 
 def _late(parts: JobParts, due_s: float) -> str:
