@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -436,3 +437,19 @@ def test_preloads_at_random_are_valid_whatever_befalls_a_live_run(tmp_path: Path
         told += journal.read_text()
     for why in ("out of memory", "its worker died", "the service was restarted"):
         assert re.search(f'"k":"prepared","id":[0-9]+,"why":"{why}"', told)
+
+
+def test_a_load_that_is_under_way_for_a_node_is_not_begun_again() -> None:
+    """Loads take longer than the nodes before them: each comes too late, and is the soonest all the same."""
+    names = [f"m{i}" for i in range(4)]
+    models = {name: {"memory_gb": 16, "gpus_required": 1, "load_time_seconds": 0.6} for name in names}
+    edges = [{"from": one, "to": two} for one, two in pairwise(names)]
+    chain = {"nodes": [{"id": name, "model": name} for name in names], "edges": edges}
+    config = {"costs": {"overhead_s": 0.1}, "models": models, "workflows": {"chain": chain}}
+    times = dict.fromkeys(names, 0.8)
+    rows = [
+        {"request_id": f"r{i}", "workflow_id": "chain", "timestamp": 12.0 * i, "node_execution_times": times}
+        for i in range(10)
+    ]
+    figures = served(rows, "dovetail", gpus=3, config=config, options={"preload": True}).figures
+    assert figures.preloads == figures.preloads_used > 3

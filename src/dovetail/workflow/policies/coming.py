@@ -69,9 +69,11 @@ class PreloadAdvice:
             if model not in supply:
                 warm = [(view.ready_at(window, model), window) for window in view.warm_windows(model)]
                 supply[model] = sorted(warm, reverse=True)
-            if supply[model] and supply[model][-1][0] <= coming.at_s + self._demand.least_setup_s[model]:
-                self._kept.update(supply[model].pop()[1])
-                continue
+            if supply[model]:
+                ready_s, window = supply[model][-1]
+                if ready_s <= coming.at_s + self._demand.least_setup_s[model] or window in view.preparing:
+                    self._kept.update(supply[model].pop()[1])
+                    continue
             if (best := self._window(coming)) is None:
                 continue
             if coming.at_s - best.setup_s <= view.now:
