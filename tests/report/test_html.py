@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
+from dovetail.report.charts import Mark, _distribution
 from dovetail.report.collect import collect
 from dovetail.report.html import page
 
@@ -169,3 +170,10 @@ def test_a_page_of_nothing_is_a_page(write: Write, from_s: float | None) -> None
 def test_the_same_journal_gives_the_same_page(write: Write) -> None:
     path = write()
     assert page([collect(path)]) == page([collect(path)])
+
+
+def test_a_chart_has_the_unit_of_its_axis_everywhere() -> None:
+    drawn = _distribution([5400.0, 200_000.0], [Mark("P50", 90_000.0, "mark")], "jobs", "response time")
+    assert "response time, h<" in drawn
+    assert "P50 25 h<" in drawn
+    assert not re.search(r"\d s\b", drawn)

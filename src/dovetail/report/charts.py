@@ -63,8 +63,8 @@ def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, a
             low, high = i * top / len(counts), (i + 1) * top / len(counts)
             out.append(
                 f'<rect class="bar" x="{left + i * step + 0.5:.1f}" y="{y(count / peak):.1f}" width="{step - 1:.1f}" '
-                f'height="{floor - y(count / peak):.1f}" rx="1"><title>{seconds(low)} to {seconds(high)}: {count:,}'
-                "</title></rect>"
+                f'height="{floor - y(count / peak):.1f}" rx="1">'
+                f"<title>{seconds(low, top)} to {seconds(high, top)}: {count:,}</title></rect>"
             )
     steps = "".join(f"H{x(at):.1f}V{y(share):.1f}" for at, share in staircase(values_s))
     out.append(f'<path class="cdf" d="M{x(min(values_s)):.1f},{y(0.0):.1f}{steps}H{width - right:g}"/>')
@@ -74,7 +74,7 @@ def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, a
             f'<line class="mark {mark.style}" x1="{at:.1f}" x2="{at:.1f}" y1="{label_y + 4:.1f}" y2="{floor:.1f}"/>'
         )
         shift = {"start": 4.0, "end": -4.0}[anchor]
-        out.append(label(at + shift, label_y + 2, f"{mark.name} {seconds(mark.at_s)}", anchor, mark.style))
+        out.append(label(at + shift, label_y + 2, f"{mark.name} {seconds(mark.at_s, top)}", anchor, mark.style))
     out.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{floor}" y2="{floor}"/>')
     out.append(label((left + width - right) / 2, height - 8, f"{axis}, {unit.name}", "middle"))
     return "".join(out) + "</svg>"

@@ -270,6 +270,7 @@ def _responses(story: Story) -> str:
 def _kinds(story: Story, colours: dict[str, str]) -> str:
     words = story.words
     top = max((kind.run_device_s + kind.setup_device_s for kind in story.kinds), default=0.0) or 1.0
+    longest = max((kind.longest_wait_s for kind in story.kinds), default=0.0)
     rows = [
         [
             Raw(f'<i class="swatch" style="--c:{colours[kind.kind]}"></i> {escape(kind.kind)}'),
@@ -278,11 +279,11 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
                 f'background:{colours[kind.kind]}"></i>'
                 f'<i class="setup" style="width:{kind.setup_device_s / top * 100:.2f}%"></i></div>'
             ),
-            look.seconds(kind.run_device_s),
+            look.seconds(kind.run_device_s, top),
             *([look.seconds(kind.setup_device_s), f"{kind.setups:,}"] if words.setup else []),
             f"{kind.tasks:,}",
-            look.seconds(kind.wait_s / kind.starts),
-            look.seconds(kind.longest_wait_s),
+            look.seconds(kind.wait_s / kind.starts, longest),
+            look.seconds(kind.longest_wait_s, longest),
         ]
         for kind in story.kinds
     ]
@@ -297,10 +298,10 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
 
 def _types(story: Story) -> str:
     words = story.words
-    rows = []
+    rows, top = [], max((type_.response_s.max for type_ in story.types if type_.completed), default=0.0)
     for type_ in story.types:
         spread = type_.response_s
-        times = [look.seconds(v) for v in (spread.mean, spread.median, spread.p99, spread.max)]
+        times = [look.seconds(v, top) for v in (spread.mean, spread.median, spread.p99, spread.max)]
         rows.append(
             [type_.type, f"{type_.arrived:,}", f"{type_.completed:,}", *(times if type_.completed else [""] * 4)]
         )

@@ -151,12 +151,13 @@ def number(value: float, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def seconds(value: float) -> str:
+def seconds(value: float, among: float = 0.0) -> str:
+    """In the unit that reads best for it, or for the largest that it stands among.
+
+    >>> seconds(0.01234), seconds(1234.5678), seconds(0), seconds(5400, among=200_000)
+    ('12.34 ms', '1,235 s', '0 s', '1.5 h')
     """
-    >>> seconds(0.01234), seconds(1234.5678), seconds(0)
-    ('12.34 ms', '1,235 s', '0 s')
-    """
-    unit = unit_for(abs(value))
+    unit = unit_for(max(abs(value), among))
     return f"{number(value / unit.seconds)} {unit.name}"
 
 
