@@ -156,7 +156,7 @@ def test_windows_are_aligned_so_that_they_do_not_fragment_the_pool(tmp_path: Pat
     [
         ("dovetial", {}, "no workflow policy is called 'dovetial'; did you mean 'dovetail'?"),
         ("srpt", {"aging": "1"}, "policy srpt has no option 'aging'; did you mean 'ageing'?"),
-        ("srpt", {"ageing": "old"}, "policy srpt, option ageing='old': Expected `float`, got `str`"),
+        ("srpt", {"ageing": "old"}, "policy srpt, option ageing='old': expected a number"),
         (
             "optimise",
             {"objective": "beauty"},

@@ -28,6 +28,7 @@ _policies: dict[tuple[str, str], Callable[..., Any]] = {}
 _sources: dict[str, dict[str, PolicySource]] = {}
 _files: dict[str, dict[str, Any]] = {}  # what files of policies define, by their path
 _plugins_loaded = False
+_EXPECTED: dict[Any, str] = {bool: "expected true or false", int: "expected a whole number", float: "expected a number"}
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -223,7 +224,8 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
         except msgspec.ValidationError as error:
             choices = typing.get_args(hints.get(key)) if typing.get_origin(hints.get(key)) is typing.Literal else ()
             known_values = f"; known: {', '.join(map(str, choices))}" if choices else ""
-            raise InputError(f"policy {name}, option {key}={value!r}: {error}{known_values}") from None
+            wrong = _EXPECTED.get(hints.get(key), str(error))
+            raise InputError(f"policy {name}, option {key}={value!r}: {wrong}{known_values}") from None
         if isinstance(checked[key], float) and not math.isfinite(checked[key]):
             raise InputError(f"policy {name}, option {key}={value!r}: expected a finite number")
     lacking = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in checked]
