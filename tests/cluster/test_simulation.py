@@ -352,6 +352,7 @@ def test_a_wide_job_that_the_older_rules_drop_is_dropped_once(tmp_path: Path) ->
     trace.write_text("arrival_s,model,steps,width\n0,LM (batch size 20),2,4\n0,LM (batch size 20),1000000,1\n")
     found = cluster.simulate(cluster.load(trace=trace, cluster="8:0:0"), compat="gavel", journal=journal)
     assert found.figures.rejected == 1
+    assert "1 rejected, though they fit: the journal has the reason" in found.notes
     assert check_journal(journal).valid
 
 

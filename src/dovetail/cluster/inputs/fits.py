@@ -39,6 +39,8 @@ def rejected_note(setup: ClusterSetup, rejected: int) -> str:
         fits = (rates[index[job.model, job.width]] > 0) & (setup.counts >= job.width)
         if not fits.any():
             widths.add(job.width)
+    if not widths and isinstance(setup.jobs, list):
+        return f"{rejected:,} rejected, though they fit: the journal has the reason"
     wide = f" (they are {', '.join(str(width) for width in sorted(widths))} wide)" if widths else ""
     there = ", ".join(f"{count} {name}" for name, count in setup.accelerators().items())
     return f"{rejected:,} rejected: no type has enough accelerators that they run on{wide}; there are {there}"
