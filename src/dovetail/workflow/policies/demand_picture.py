@@ -66,9 +66,9 @@ class DemandPicture:
 
     def strangers(self, now: float, within_s: float) -> float:
         """How many models come in so many seconds that nobody has seen yet: as often as they were seen once so far
-        (Good-Turing, and one more), and never more than there are."""
+        (Good-Turing), and never more than there are."""
         unseen, past_s = self._models - len(self.rates), now - self._began_s
-        return min(unseen, (self._once + 1) / past_s * within_s) if past_s else unseen
+        return min(unseen, self._once / past_s * within_s) if past_s else 0.0
 
     def needed(self, model: str, now: float) -> float:
         """Windows that a model needs to keep up, at the upper end of the doubt."""
