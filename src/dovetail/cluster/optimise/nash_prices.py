@@ -122,11 +122,7 @@ class NashSearch(PriceSearch):
         normal: bool,
     ) -> tuple[Floats, PricedChoice, bool]:
         """The best change of prices, with squares for who is smooth, and every choice of the undecided."""
-        block, everybody = near[at], np.arange(self.blocks)
-        decided = np.ones(self.blocks, dtype=bool)
-        decided[near] = False
-        fixed = np.flatnonzero(decided)
-        used = self.used + self.choices.use(fixed, best[fixed], self.size[fixed])
+        block, everybody, used = near[at], np.arange(self.blocks), self._used_without(near, best)
         most = min(reach, 0.7, 20.0 * self._moved)
         unit = max(most, 1e-12) * float(scale.max())  # changes are counted in this, so that numbers are about 1
         low, high = np.maximum(price - most * scale, 0.0) - price, np.where(self._wanted, most * scale, 0.0)

@@ -223,6 +223,14 @@ class PriceSearch:
         """What an accelerator is worth to a job, about."""
         return float((self.gain.max(axis=0) / self.size).mean()) or 1.0
 
+    def _used_without(self, near: Ints, best: Ints) -> Floats:
+        """Accelerators that are taken by all whose choice is decided."""
+        decided = np.ones(self.blocks, dtype=bool)
+        decided[near] = False
+        fixed = np.flatnonzero(decided)
+        used: Floats = self.used + self.choices.use(fixed, best[fixed], self.size[fixed])
+        return used
+
     def _solve(
         self,
         price: Floats,
@@ -236,11 +244,7 @@ class PriceSearch:
         normal: bool,
     ) -> tuple[Floats, PricedChoice, bool]:
         """The program over prices and the worth of every undecided block, which is at least that of each choice."""
-        block = near[at]
-        decided = np.ones(self.blocks, dtype=bool)
-        decided[near] = False
-        fixed = np.flatnonzero(decided)
-        used = self.used + self.choices.use(fixed, best[fixed], self.size[fixed])
+        block, used = near[at], self._used_without(near, best)
         left = (0.0 if normal else self.counts) - used
         wide = WIDE * (1.0 if normal else self._typical()) if self.held.any() else 0.0
         most = WIDE * (float(self.counts.sum()) if normal else self._typical())
