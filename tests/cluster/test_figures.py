@@ -220,3 +220,11 @@ def test_a_sweep_is_compared_policy_by_policy_seed_by_seed() -> None:
         found.paired("max_min_fairnes")
     with pytest.raises(InputError, match=r"figures: expected .* found 'jct'"):
         found.paired(figures=["jct"])
+
+
+def test_a_wrong_file_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("arivals,model\n0,A3C\n")
+    scenario = cluster.Scenario(trace=tmp_path / "jobs.csv", cluster="v100=2,k80=3")
+    for call in (cluster.round_lengths, cluster.type_mixes, cluster.relative_costs):
+        with pytest.raises(InputError, match=r"jobs\.csv:1: not a trace that is known"):
+            call(scenario)

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from dovetail.cluster.inputs.scenario import Scenario
+from dovetail.cluster.inputs.scenario import Scenario, load
 from dovetail.cluster.policies import name_of
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
@@ -33,6 +33,8 @@ def varied(
 ) -> list[dict[str, Any]]:
     """A row for each point and policy: figures as means over seeds, half of their 95 % confidence intervals as
     `NAME_plus_minus`, and `paired`: each figure against the first policy's at that point, with the same seeds."""
+    for scenario, _ in points.values():
+        load(scenario)  # what is wrong in a file is told as such, not as a run that failed
     cells = [
         SweepCell(scenario=replace(scenario, seed=seed), policy=policy, how=how, long=inf)
         for scenario, how in points.values()
