@@ -2,6 +2,7 @@
 
     python -m bench.pipeline_live              three processes with different shares of two cores (as root)
     python -m bench.pipeline_live --gpu        a GPU and a part of the CPU
+    python -m bench.pipeline_live --pairs 10   the exact plan alone, each time with fresh profiles
 
 Every process is a device of a type of its own. On the CPU it is pinned to cores, with a share of their time set by a
 control group, and profiled in the same conditions as it will run in. The exact plan then runs against an equal split of
@@ -49,10 +50,14 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=120)
     parser.add_argument("--profile", metavar="HOST", help="measure as this host, and print the profile")
     parser.add_argument("--gpu", action="store_true", help="a GPU and a part of the CPU")
+    parser.add_argument("--pairs", type=int, help="so many fresh profiles, each with a run of the exact plan")
     arguments = parser.parse_args()
     hosts, batch = (GPU, GPU_BATCH) if arguments.gpu else (SHARES, BATCH)
     if arguments.profile:
         print(msgspec.json.encode(measure(hosts[arguments.profile], batch)).decode())
+        return
+    if arguments.pairs:
+        show(pairs(hosts, batch, arguments.gpu, arguments.microbatches, arguments.pairs))
         return
     profiles = {host: profile_as(host, arguments.gpu) for host in hosts}
     mbps = loopback_mbps()
@@ -79,6 +84,19 @@ def main() -> None:
     show(result)
 
 
+def pairs(hosts: dict[str, HostSettings], batch: int, gpu: bool, microbatches: int, count: int) -> dict[str, Any]:
+    """How often a prediction from fresh profiles is within a tenth of what a run then measures."""
+    rows = []
+    for _ in range(count):
+        profiles = {host: profile_as(host, gpu) for host in hosts}
+        mbps = loopback_mbps()
+        found = plan_exactly(to_problem(profiles, batch, mbps), "throughput", Constraints(data_mbps=mbps))
+        assert isinstance(found, Plan), found
+        rows.append(run(found, hosts, microbatches))
+    judged = [row["difference_percent"] for row in rows if not row["cannot_be_judged"]]
+    return {"pairs": rows, "judged": len(judged), "within_a_tenth": sum(abs(value) <= 10 for value in judged)}
+
+
 def profile_as(host: str, gpu: bool) -> ProfileResult:
     """The profile of a host, measured by a process that is confined as the host will be."""
     words = [sys.executable, "-m", "bench.pipeline_live", "--profile", host, *(["--gpu"] if gpu else [])]
@@ -95,7 +113,7 @@ def measure(settings: HostSettings, batch: int) -> ProfileResult:
             chain,
             batch,
             device=settings.device or "cpu",
-            effort=Effort(least=15, seconds=0.3),
+            effort=Effort(least=15, seconds=0.3, calm_s=10.0),
             share=settings.share,
             scale_to_whole=True,
         )
@@ -116,7 +134,7 @@ def to_problem(profiles: dict[str, ProfileResult], batch: int, mbps: float) -> P
     classes = []
     for host, found in profiles.items():
         times = [layer.time_s for layer in found.profile]
-        classes.append(DeviceClass(host, host, [host], mbps, 4096.0, times, measured_on=found.device))
+        classes.append(DeviceClass(host, host, [host], mbps, 4096.0, times, measured_on=found.device, busy=found.busy))
     return Pipeline(
         model=first.model,
         layers=first.layers,
@@ -138,6 +156,7 @@ def run(plan: Plan, hosts: dict[str, HostSettings], microbatches: int) -> dict[s
         "predicted_items_s": round(plan.throughput_items_s, 3),
         "measured_items_s": round(outcome.steady_items_s, 3),
         "difference_percent": round(100 * (plan.throughput_items_s / outcome.steady_items_s - 1), 2),
+        "cannot_be_judged": outcome.cannot_be_judged,
         "stages": [
             {"host": stage.host, "predicted_s": round(stage.predicted_compute_s, 4), "median_s": stage.compute_s}
             for stage in outcome.stages

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from dovetail.cli import main
+from tests.waiting import PATIENCE_S
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples/pipeline/transformer.py'}:encoder"
 SMALL = ["--argument", "blocks=2", "width=16", "heads=2", "sequence=5"]
-QUICK = ["--warmup", "1", "--repeats", "3", "--seconds", "0.001"]
+QUICK = ["--warmup", "1", "--repeats", "3", "--seconds", "0.001", "--calm-s", "0"]
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +199,7 @@ def test_a_link_is_measured_between_two_processes(here: Path, capsys: pytest.Cap
             code, out, err = run(capsys, "link-test", "connect", "127.0.0.1", port, *names)
             assert code == 0, err
             assert "a -> b" in out
-            assert server.wait(20) == 0
+            assert server.wait(PATIENCE_S) == 0
         finally:
             server.kill()
     links = yaml.safe_load((here / "links.yml").read_text())["links"]

@@ -17,6 +17,7 @@ from dovetail.core.errors import InputError
 from dovetail.pipeline.live import HostSettings, Patience, RunOptions, run_plan
 from dovetail.pipeline.live.ray_engine import RayEngine
 from tests.ray_cluster import ray_cluster
+from tests.waiting import until
 
 torch = pytest.importorskip("torch")
 ray: Any = pytest.importorskip("ray")
@@ -25,6 +26,7 @@ ray: Any = pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster at a time
     pytest.mark.filterwarnings("ignore:.*accelerator visible devices.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 OPTIONS = RunOptions(heartbeat_s=0.1, patience=Patience(slow_factor=0))
 
@@ -91,6 +93,34 @@ def test_killed_actor_loses_nothing(cluster: Any, small: Any, tmp_path: Path) ->
     assert outcome.plans == 2
     assert all(torch.equal(x, y) for x, y in zip(outcome.outputs, small.expected(60), strict=True))
     assert check_journal(tmp_path / "run.jsonl").valid
+
+
+def test_a_stopped_actor_is_replaced(cluster: Any, small: Any, tmp_path: Path) -> None:
+    """While it loads only its node can tell that it is stopped, and only its node can end it."""
+    stopped: list[int] = []
+
+    class Stopping(RayEngine):
+        def stirring(self) -> list[str]:
+            found = super().stirring()
+            if "b" in found and not stopped:  # its node has told of it
+                stopped.append(self._pids["b"])
+                os.kill(stopped[0], signal.SIGSTOP)
+            return found
+
+    outcome = run_plan(
+        small.plan("a", "b", "c", seconds=0.01, transfer_s=0.0001),
+        small.spec,
+        on={"all": "cpu"},
+        microbatches=1,
+        engine=Stopping(),
+        keep_outputs=True,
+        journal=tmp_path / "run.jsonl",
+        options=OPTIONS,
+    )
+    assert outcome.changes[0].why == "b: it was stopped for 5 s"
+    assert all(torch.equal(x, y) for x, y in zip(outcome.outputs, small.expected(1), strict=True))
+    assert check_journal(tmp_path / "run.jsonl").valid
+    until(lambda: not Path(f"/proc/{stopped[0]}").exists())
 
 
 def test_unknown_node_is_named(cluster: Any, small: Any) -> None:

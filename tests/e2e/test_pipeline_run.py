@@ -23,7 +23,7 @@ from dovetail.core.journal import Reader
 from dovetail.core.rates import RateTable
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.live import LiveResult, Patience, RunOptions, run_plan
-from dovetail.pipeline.live.coordinator import PipelineStoppedError
+from dovetail.pipeline.live.coordinator import Coordinator, PipelineStoppedError
 from dovetail.pipeline.live.local import LocalEngine
 from dovetail.pipeline.live.stage import StageSettings
 from dovetail.pipeline.models.load import load
@@ -35,7 +35,8 @@ from dovetail.pipeline.scheduler import scheduler_for
 torch = pytest.importorskip("torch")
 
 from tests.e2e.slowable import LAYERS, SLEEP_S  # noqa: E402
-from tests.waiting import until  # noqa: E402
+from tests.processes import children_of  # noqa: E402
+from tests.waiting import PATIENCE_S, until  # noqa: E402
 
 CPU = {"all": "cpu"}
 CALM = Patience(slow_factor=0)  # a busy machine must not look like a slow stage
@@ -309,6 +310,40 @@ def test_what_cannot_be_run_is_told(small: Any, asked: dict[str, Any], message: 
         pipeline.run(small.plan("a", "b"), **({"model": small.spec.source, "on": CPU} | asked))
 
 
+@pytest.mark.parametrize("moment", ["before it joins", "while it loads"])
+def test_a_process_that_is_stopped_while_loading_is_replaced(small: Any, tmp_path: Path, moment: str) -> None:
+    """Its machine is asked: a process that loads may be too busy for a heartbeat, but a stopped one is none."""
+
+    class Stopping(LocalEngine):
+        def start(self, settings: StageSettings, share: float | None) -> None:
+            super().start(settings, share)
+            if settings.host == "b" and moment == "before it joins":
+                os.kill(self.pids["b"], signal.SIGSTOP)
+
+    engine, assign = Stopping(), Coordinator._assign
+
+    def assigned(self: Coordinator, action: Any) -> None:
+        if "b" in action.plan.hosts:
+            os.kill(engine.pids["b"], signal.SIGSTOP)
+        assign(self, action)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Coordinator, "_assign", assigned)
+        outcome = run_plan(
+            small.plan("a", "b", "c", seconds=0.01, transfer_s=0.0001),
+            small.spec,
+            on=CPU,
+            microbatches=1,  # whoever is fed must speak for itself, which a busy machine may keep it from
+            engine=engine,
+            keep_outputs=True,
+            journal=tmp_path / "run.jsonl",
+            options=RunOptions(heartbeat_s=0.1, patience=CALM),
+        )
+    assert outcome.changes[0].why == "b: it was stopped for 5 s"
+    assert _same(outcome, small.expected(1))
+    _check(tmp_path / "run.jsonl")
+
+
 class Command(NamedTuple):
     """A command that runs, and the processes of its stages."""
 
@@ -329,8 +364,7 @@ def start(small: Any, tmp_path: Path) -> Iterator[Callable[..., Command]]:
         started.append(Command(process, []))
         assert process.stderr is not None
         assert any(line.startswith("plan 1 runs on") for line in process.stderr), "it did not start"
-        tasks = Path(f"/proc/{process.pid}/task").iterdir()
-        started[-1].stages.extend(int(pid) for task in tasks for pid in (task / "children").read_text().split())
+        started[-1].stages.extend(children_of(process.pid))
         assert len(started[-1].stages) == 3
         return started[-1]
 
@@ -359,7 +393,7 @@ def test_interrupt_keeps_what_came_out(
     process, stages = start("--journal", str(journal), "--output", str(output))
     until(lambda: _completed(journal) > 5)
     process.send_signal(signum)
-    assert process.wait(timeout=120) == 130
+    assert process.wait(timeout=PATIENCE_S) == 130
     until(lambda: _gone(stages))
     report = check_journal(journal)
     completed = report.counted["completed"]

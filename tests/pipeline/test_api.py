@@ -175,7 +175,7 @@ def test_results_show_themselves(problem: pipeline.Pipeline) -> None:
     assert list(made.frame()["last"]) == [stage.layers[1] for stage in made.stages]
     assert made.rates.per_s("m", made.chain, "items/s") == made.throughput_items_s
     found = pipeline.front(problem)
-    assert repr(found).startswith(f"<Front m: {found.found} of {found.found} plans>")
+    assert repr(found).startswith(f"<Front m: {found.found} of {found.found} plans. No other plan is missing.>")
     assert list(found.frame()["devices"]) == [len(point.hosts) for point in found.points]
     curves = pipeline.curves(made)
     assert curves.plot("links").svg.startswith("<svg")

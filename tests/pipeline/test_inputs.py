@@ -54,6 +54,14 @@ def test_hosts_of_an_unknown_type_are_skipped_with_a_warning(tmp_path: Path) -> 
     assert "Hosts of bb will be skipped: it is not a device type; did you mean 'b'?" in pipeline.warnings
 
 
+def test_a_profile_of_a_busy_machine_is_told(tmp_path: Path) -> None:
+    marked = TYPES | {"a": TYPES["a"] | {"model_profiles": {"m": [{**PROFILE, "busy": 0.25}]}}}
+    found = read(tmp_path, {"device_types": marked})
+    assert [c.busy for c in found.classes] == [0.25, 0.0]
+    told = "The profile of a was taken on a busy machine (other programs took 25 % of the time): measure it again"
+    assert told in found.warnings
+
+
 def test_that_there_are_no_hosts_is_told(tmp_path: Path) -> None:
     [warning] = [text for text in read(tmp_path, {"devices": {"a": None}}).warnings if "hosts" in text]
     assert warning.endswith("devices.yml lists no hosts")
@@ -88,6 +96,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"device_types": {"a": TYPES["a"] | {"model_profiles": {"m": [{**PROFILE, "time_s": [1, -1, 1]}]}}}},
         {},
         "a.model_profiles.m.0.time_s.1: expected a number from 0 to 1e+15, found -1.0",
+    ),
+    "busy": (
+        {"device_types": {"a": TYPES["a"] | {"model_profiles": {"m": [{**PROFILE, "busy": -1}]}}}},
+        {},
+        "a.model_profiles.m.0.busy: expected a part from 0 to 1, found -1",
     ),
     "host twice": ({"devices": {"a": ["x", "x"]}}, {}, "host 'x' is listed twice (before under a)"),
     "dtype": ({}, {"dtype": "torch.int64"}, "unsupported dtype 'torch.int64'"),

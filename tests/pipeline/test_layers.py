@@ -224,7 +224,7 @@ def test_weights_are_loaded_and_must_fit(models: str, tmp_path: Path) -> None:
     ("source", "message"),
     [
         ("{}:Lists", "no 'Lists' in .*; did you mean 'Listed'"),
-        ("{}:Data", "Data: cannot be cut into layers: symbolic trace: .*exported trace: "),
+        ("{}:Data", "Data: cannot be cut into layers: symbolic trace: .*exported trace: .*models.py:\\d+ in forward"),
         ("{}:wrong", "expected a nn.Module, found dict"),
         ("{}:empty", "empty: has no layers"),
         ("{}:fails", "the factory failed: ValueError: two lines$"),

@@ -127,3 +127,21 @@ def test_a_prediction_for_other_hardware_is_not_held_against_a_run(tmp_path: Pat
     assert set(result.hardware.values()) == {"emulated on cpu a processor"}
     (rate,) = result.rates.rates.values()
     assert rate.device == " + ".join(["t, emulated on cpu"] * len(result.stages))
+
+
+def test_on_a_busy_machine_nothing_is_judged(tmp_path: Path) -> None:
+    played, judged = play(tmp_path / "run.jsonl")
+    assert (judged.cannot_be_judged, judged.difference_percent is None) == ("", False)
+    carried = {f"h{i}": Carrier("t", "cpu", "a processor", "matched") for i in range(4)}
+
+    def result(busy: float) -> LiveResult:
+        return evaluate(played.counter, played.plans, played.journal.ids, carried, TOTAL, 5 * TOTAL, busy)
+
+    assert result(0.04).difference_percent == judged.difference_percent
+    found = result(0.31)
+    assert found.cannot_be_judged == "other programs took 31 % of all cores during the run"
+    assert (found.as_planned, found.difference_percent) == (True, None)
+    problem = played.plans[1].problem
+    assert problem is not None
+    problem.classes[0].busy = 0.2
+    assert result(0.0).cannot_be_judged == "other programs took 20 % of the time when t was profiled"

@@ -29,6 +29,7 @@ from dovetail.pipeline.live.supervisor import (
     Lost,
     Patience,
     Prepared,
+    Stirred,
     Supervisor,
 )
 from dovetail.pipeline.plan import Constraints, Plan
@@ -134,6 +135,29 @@ def test_silence_is_death_but_not_while_loading() -> None:
     loading.handle([Joined(host) for host in HOSTS], 0.0)
     assert loading.handle([], 20.0) == []
     assert Kill("a", "no heartbeat for 30 s") in loading.handle([], 31.0)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_process_that_is_stopped_while_it_loads_is_dead(joined: bool) -> None:
+    """Heartbeats may stay away while it loads, but its machine says that it is not stopped; until it does not."""
+    made = _plan()
+    loading = Supervisor(made, 5, replanner(made), PATIENCE)
+    loading.handle([], 0.0)
+    loading.handle([Joined(host) for host in HOSTS] if joined else [], 0.0)
+    for now in range(1, 60):
+        assert loading.handle([Stirred(host) for host in HOSTS], now) == []
+    others = [Stirred("a"), Stirred("c")]
+    for now in range(60, 65):
+        assert loading.handle(others, now) == []
+    assert loading.handle(others, 64.1)[:2] == [Kill("b", "it was stopped for 5 s"), Halt("b: it was stopped for 5 s")]
+
+
+def test_once_it_is_fed_a_process_must_speak_for_itself() -> None:
+    table = Table(_plan())
+    others = [Lived("a", 1), Lived("c", 1)]
+    for now in range(1, 6):
+        assert table.tell(*others, Stirred("b"), now=now) == []
+    assert table.tell(*others, Stirred("b"), now=5.1)[0] == Kill("b", "no heartbeat for 5 s")
 
 
 def test_a_process_that_never_joins_is_dead() -> None:

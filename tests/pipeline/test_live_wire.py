@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
 from dovetail.pipeline.live.quantise import TensorHead
 from dovetail.pipeline.live.wire import Connection, Greeting, Hop, Items, Leave, Listener, Visit
+from tests.waiting import PATIENCE_S
 
 Pair = tuple[Connection, Connection]
 
@@ -78,7 +79,7 @@ def guests() -> Iterator[Guests]:
 
 def test_a_guest_with_the_token_is_taken(guests: Guests) -> None:
     ours = Connection.open(guests.listener.address, Greeting("secret", "a", 3))
-    connection, hello = guests.taken.get(timeout=10)
+    connection, hello = guests.taken.get(timeout=PATIENCE_S)
     assert (hello.who, hello.generation) == ("a", 3)
     ours.send(Leave())
     assert connection.receive()[0] == Leave()
@@ -98,7 +99,7 @@ def test_a_guest_with_the_token_is_taken(guests: Guests) -> None:
 )
 def test_strangers_are_refused(guests: Guests, words: bytes) -> None:
     with socket.create_connection(guests.listener.address) as stranger:
-        stranger.settimeout(10)
+        stranger.settimeout(PATIENCE_S)
         stranger.sendall(words)
         with suppress(ConnectionResetError):  # closed with something unread
             assert stranger.recv(1) == b""
@@ -107,7 +108,7 @@ def test_strangers_are_refused(guests: Guests, words: bytes) -> None:
 
 def test_a_wrong_token_is_refused(guests: Guests) -> None:
     stranger = Connection.open(guests.listener.address, Greeting("guess", "a"))
-    stranger.socket.settimeout(10)
+    stranger.socket.settimeout(PATIENCE_S)
     with pytest.raises(OSError):  # noqa: PT011  (closed or reset)
         stranger.receive()
     stranger.close()
@@ -117,10 +118,30 @@ def test_a_wrong_token_is_refused(guests: Guests) -> None:
 def test_a_silent_stranger_keeps_nobody_waiting(guests: Guests) -> None:
     with socket.create_connection(guests.listener.address):
         ours = Connection.open(guests.listener.address, Greeting("secret", "b"))
-        connection, hello = guests.taken.get(timeout=10)
+        connection, hello = guests.taken.get(timeout=PATIENCE_S)
         assert hello.who == "b"
     for end in (ours, connection):
         end.close()
+
+
+def test_strangers_are_so_many_at_most() -> None:
+    """Whoever says nothing makes room for others, the longest first; a guest among them is taken all the same."""
+    taken: Queue[tuple[Connection, Greeting]] = Queue()
+    listener = Listener("127.0.0.1", "secret", lambda *guest: taken.put(guest), strangers=3)
+    silent = [socket.create_connection(listener.address) for _ in range(8)]
+    ours = Connection.open(listener.address, Greeting("secret", "b"))
+    connection, hello = taken.get(timeout=60)
+    assert hello.who == "b"
+    for stranger in silent[:5]:
+        stranger.settimeout(60)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert len(listener._strangers) <= 3
+    listener.close()
+    for end in (ours, connection):
+        end.close()
+    for stranger in silent:
+        stranger.close()
 
 
 def test_no_more_is_sent_than_there_are_buffers(pair: Pair) -> None:
@@ -134,18 +155,18 @@ def test_no_more_is_sent_than_there_are_buffers(pair: Pair) -> None:
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
-    assert [sent.get(timeout=10) for _ in range(2)] == [0, 1]
+    assert [sent.get(timeout=PATIENCE_S) for _ in range(2)] == [0, 1]
     for number in range(2):
         inlet.take(1, number)
     with pytest.raises(Empty):
         sent.get(timeout=0.05)  # two are received, but none has left its buffer
     inlet.free()
-    assert sent.get(timeout=10) == 2
+    assert sent.get(timeout=PATIENCE_S) == 2
     with pytest.raises(Empty):
         sent.get(timeout=0.05)
     for _ in range(4):
         inlet.free()
-    thread.join(timeout=10)
+    thread.join(timeout=PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -192,6 +213,6 @@ def test_a_closed_channel_wakes_both_sides() -> None:
 
     threading.Thread(target=put, daemon=True).start()
     full.close()
-    assert isinstance(woken.get(timeout=10), ClosedError)
+    assert isinstance(woken.get(timeout=PATIENCE_S), ClosedError)
     with pytest.raises(ClosedError):
         full.get()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.pareto import Front, front
 from dovetail.pipeline.plan import Constraints, InfeasibleError, Plan
 from dovetail.pipeline.planner import plan
 from dovetail.testing.pipeline import evaluate, every_plan, random_pipeline
 
-Point = tuple[float, float, int]
+Point = tuple[float, float, float]
 ROUNDING = 1e-9
+
+LONG_S = 600.0  # more than any machine needs
 
 
 def beats(one: Point, two: Point) -> bool:
@@ -53,7 +56,7 @@ def test_the_front_is_what_no_plan_beats() -> None:
             with pytest.raises(InfeasibleError):
                 front(pipeline, **limits)
             continue
-        found = front(pipeline, points=None, **limits)
+        found = front(pipeline, points=None, time_limit_s=LONG_S, **limits)
         assert found.complete
         assert [len(p.hosts) for p in found.points] == [devices for _, _, devices in expected], seed
         for made, (bottleneck_s, latency_s, _) in zip(found.points, expected, strict=True):
@@ -67,7 +70,7 @@ def test_the_front_is_what_no_plan_beats() -> None:
 def rich() -> tuple[Pipeline, Front]:
     """A problem whose front has many points."""
     plans = ((p, plan(p)) for p in map(random_pipeline, range(40)))
-    every = [(p, front(p, points=None)) for p, made in plans if isinstance(made, Plan)]
+    every = [(p, front(p, points=None, time_limit_s=LONG_S)) for p, made in plans if isinstance(made, Plan)]
     return max(every, key=lambda pair: pair[1].found)
 
 
@@ -90,17 +93,14 @@ def test_every_point_can_be_planned_for() -> None:
         assert made.bottleneck_s == point.bottleneck_s
 
 
-def test_a_front_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline, every = rich()
-    monkeypatch.setattr("dovetail.pipeline.pareto._EFFORT", 0.0)
-    assert every.complete
-    big = Pipeline(
+def large() -> Pipeline:
+    return Pipeline(
         model="big",
         layers=24,
         mem_mib=[1.0] * 24,
         cut_bytes=[1000 * i for i in range(25)],
         classes=[
-            type(pipeline.classes[0])(f"c{k}", f"c{k}", [f"h{k}{i}" for i in range(2)], 10.0 + k, 99.0, times)
+            DeviceClass(f"c{k}", f"c{k}", [f"h{k}{i}" for i in range(2)], 10.0 + k, 99.0, times)
             for k, times in enumerate(
                 [[0.1 + 0.013 * (i * 7 % 11) for i in range(24)], [0.2 + 0.01 * i for i in range(24)]]
             )
@@ -108,9 +108,43 @@ def test_a_front_that_was_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         batch_size=1,
         dtype="torch.float32",
     )
-    short = front(big)
-    assert not short.complete
+
+
+def test_a_front_that_was_cut_short_says_how_near_all_others_are() -> None:
+    every = front(large(), points=None, time_limit_s=LONG_S)
+    assert (every.complete, every.factor) == (True, 0.0)
+    assert every.proof() == "No other plan is missing."
+    factors = []
+    for steps in (2, 5, 12, 30):
+        short = front(large(), points=None, time_limit_s=LONG_S, progress=stop_after(steps))
+        assert short.points
+        assert not short.complete
+        factor = inf if short.factor is None else short.factor
+        assert factor > 0
+        assert f"within {100 * factor:.2g} % of one of the {short.found} found" in short.proof() or short.factor is None
+        for missed in every.points:
+            pace_s, latency_s, devices = point(missed)
+            most = 1 + factor
+            assert any(beats(point(p), (pace_s * most, latency_s * most, devices * most)) for p in short.points), steps
+        factors.append(factor)
+    assert factors[-1] < min(factors[0], 1.0)
+
+
+def stop_after(steps: int) -> Callable[[float], bool]:
+    left = iter(range(steps))
+    return lambda share: next(left, None) is None
+
+
+def point(made: Plan) -> Point:
+    return made.bottleneck_s, made.latency_s, len(made.hosts)
+
+
+def test_a_front_without_time_tells_what_it_has() -> None:
+    short = front(large(), time_limit_s=1e-6)
     assert short.points
+    assert not short.complete
+    with pytest.raises(InputError, match="--time-limit-s 0: expected a positive number of seconds"):
+        front(large(), time_limit_s=0)
 
 
 def test_progress_only_grows_and_ends_with_all_done() -> None:

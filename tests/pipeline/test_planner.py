@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dovetail.pipeline.explain import what_if
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.optimise.furthest import Prober, least_bottleneck
-from dovetail.pipeline.optimise.ordered import best_in_order, improve_order
+from dovetail.pipeline.optimise.ordered import best_in_order
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
 from dovetail.pipeline.planner import plan
@@ -206,16 +206,14 @@ def test_what_one_device_more_or_fewer_changes() -> None:
     assert rows == {("fast", 1): 2.0, ("fast", -1): 4.0, ("slow", 1): 2.0, ("slow", -1): 3.0}
 
 
-def test_a_fixed_order_is_cut_exactly_and_search_over_orders_does_not_lose() -> None:
+def test_no_order_of_devices_beats_the_best_plan() -> None:
     for seed in range(60):
         pipeline = random_pipeline(seed)
         tables = Tables(pipeline)
         order = [k for k, count in enumerate(tables.counts) for _ in range(count)]
         fixed = best_in_order(tables, order)
         optimum = plan(pipeline)
-        improved = improve_order(tables, order, tries=50)
         if fixed is None:
             continue
         assert isinstance(optimum, Plan)
-        assert improved is not None
-        assert optimum.bottleneck_s <= improved[0] <= fixed[0]
+        assert optimum.bottleneck_s <= fixed[0]

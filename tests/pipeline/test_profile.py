@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,11 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.hardware import placed_on
+from dovetail.pipeline.hardware import BUSY, Disturbance, OtherPrograms, placed_on
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec
 from dovetail.pipeline.profile.measure import Effort, highest_use, profile_chain, weight_bytes
+from tests.waiting import until
 
 torch = pytest.importorskip("torch")
 
@@ -122,3 +125,40 @@ def test_bad_requests_are_refused(chain: Chain) -> None:
 def test_on_cuda(chain: Chain) -> None:
     found = profile_chain(chain, 2, device="cuda", effort=QUICK)
     assert all(layer.time_s > 0 and layer.activation_mib > 0 for layer in found.profile)
+
+
+class Watch:
+    """Stands in for what the system tells of other programs."""
+
+    shares: list[float]
+
+    def share(self) -> float:
+        return self.shares.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("shares", "calm_s", "busy"),
+    [
+        ([0.04], 60.0, 0.0),  # next to nothing is nothing
+        ([0.4], 0.0, 0.4),
+        ([0.4, 0.3, 0.01, 0.02], 60.0, 0.0),  # it waits until it is calm, and measures again
+        ([0.4, 0.01, 0.2, 0.01, 0.0], 60.0, 0.0),  # also if it was disturbed then
+    ],
+)
+def test_what_other_programs_disturb_is_marked_or_repeated(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, shares: list[float], calm_s: float, busy: float
+) -> None:
+    monkeypatch.setattr(Watch, "shares", shares, raising=False)
+    monkeypatch.setitem(profile_chain.__globals__, "Disturbance", Watch)
+    assert profile_chain(chain, 1, effort=Effort(0, 1, 1, calm_s=calm_s)).busy == busy
+    assert shares == []
+
+
+def test_a_neighbour_on_the_same_core_is_noticed() -> None:
+    core = min(os.sched_getaffinity(0))
+    with placed_on(cores=[core]), subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+        try:
+            watch, others = Disturbance(), OtherPrograms(time.process_time())
+            until(lambda: sum(range(100_000)) and watch.share() > BUSY and others.share(time.process_time()) > BUSY)
+        finally:
+            neighbour.kill()

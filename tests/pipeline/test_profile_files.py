@@ -88,6 +88,7 @@ def test_several_profiles_are_a_list(tmp_path: Path) -> None:
         (("memory: 19", "memori: 19"), r"unknown key 'memori'; did you mean 'memory'"),
         (("- [10]", "- [ten]"), r"shape_out: expected shapes: lists of whole numbers"),
         (("batch_size: 8", "batch_size: 0"), r":1: batch_size: expected 1 or more, found 0"),
+        (("batch_size: 8", "batch_size: 8\nbusy: 1.5"), r":2: busy: expected a part from 0 to 1, found 1.5"),
         (("model_name: m\n", ""), r"missing key `model_name`"),
     ],
 )
@@ -102,6 +103,16 @@ def test_a_list_of_other_things_is_refused(old: Path) -> None:
         old.write_text(text)
         with pytest.raises(InputError, match=message):
             read_profiles(old)
+
+
+def test_what_was_measured_on_a_busy_machine_stays_marked(tmp_path: Path) -> None:
+    (whole,) = merged([profile([3], busy=0.3)], [profile([1, 2])])
+    assert whole.busy == 0.3
+    (again,) = merged([whole], [profile([1, 2, 3])], force=True)
+    assert again.busy == 0
+    types = tmp_path / "device_types.yml"
+    to_device_types([whole], types, "t", mem_mb=10, bw_mbps=10)
+    assert yaml.safe_load(types.read_text())["t"]["model_profiles"]["m"][0]["busy"] == 0.3
 
 
 def test_layers_join_and_never_overlap() -> None:

@@ -18,8 +18,11 @@ from dovetail.core.lazy import exports
 
 if TYPE_CHECKING:
     from dovetail.pipeline.explain import Curves, curves, what_if
+    from dovetail.pipeline.export import Export, export
     from dovetail.pipeline.inputs.files import load
     from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+    from dovetail.pipeline.language.plan import max_context, plan_generation
+    from dovetail.pipeline.language.problem import GenerationProblem, load_generation
     from dovetail.pipeline.live.run import run
     from dovetail.pipeline.metrics import PipelineRun
     from dovetail.pipeline.models.spec import ModelSpec
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from dovetail.pipeline.planner import again
     from dovetail.pipeline.policies.base import plan
     from dovetail.pipeline.profile.convert import Conversion, convert
+    from dovetail.pipeline.profile.decoder_times import profile_generation
     from dovetail.pipeline.profile.link_test import LinkTest, link_test, serve_link
     from dovetail.pipeline.profile.measure import ProfileResult
     from dovetail.pipeline.profile.profile import profile
@@ -38,7 +42,9 @@ __all__ = [
     "Conversion",
     "Curves",
     "DeviceClass",
+    "Export",
     "Front",
+    "GenerationProblem",
     "Infeasible",
     "InfeasibleError",
     "LinkTest",
@@ -51,11 +57,16 @@ __all__ = [
     "again",
     "convert",
     "curves",
+    "export",
     "front",
     "link_test",
     "load",
+    "load_generation",
+    "max_context",
     "plan",
+    "plan_generation",
     "profile",
+    "profile_generation",
     "read_plan",
     "run",
     "serve_link",
@@ -70,7 +81,9 @@ __getattr__, __dir__ = exports(
         "Conversion": "profile.convert",
         "Curves": "explain",
         "DeviceClass": "inputs.problem",
+        "Export": "export",
         "Front": "pareto",
+        "GenerationProblem": "language.problem",
         "Infeasible": "plan",
         "InfeasibleError": "plan",
         "LinkTest": "profile.link_test",
@@ -83,11 +96,16 @@ __getattr__, __dir__ = exports(
         "again": "planner",
         "convert": "profile.convert",
         "curves": "explain",
+        "export": "export",
         "front": "pareto",
         "link_test": "profile.link_test",
         "load": "inputs.files",
+        "load_generation": "language.problem",
+        "max_context": "language.plan",
         "plan": "policies.base",
+        "plan_generation": "language.plan",
         "profile": "profile.profile",
+        "profile_generation": "profile.decoder_times",
         "read_plan": "plan",
         "run": "live.run",
         "serve_link": "profile.link_test",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Literal
 
+import numpy as np
 from msgspec.structs import replace
 
 from dovetail.core.charts import Chart, Series
@@ -14,9 +15,10 @@ from dovetail.core.files import Source
 from dovetail.core.run import Picture
 from dovetail.pipeline.inputs.pool import with_hosts
 from dovetail.pipeline.inputs.problem import Pipeline
-from dovetail.pipeline.optimise.costs import StageCosts
+from dovetail.pipeline.optimise.by_devices import cheapest_by_devices, work
+from dovetail.pipeline.optimise.chains import Chains
+from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.furthest import Prober
-from dovetail.pipeline.optimise.labels import cheapest_by_devices
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Objective, Plan, read_plan
 from dovetail.pipeline.planner import plan as plan_exactly
@@ -49,12 +51,14 @@ def curves(plan: Plan | Source) -> Curves:
     """Throughput against the number of devices, and against the speed of all links, for the problem that a plan was
     made for; what is too large is left out.
 
-    The limits on latency and on the number of stages are those of one plan, and are not kept here.
+    The limits on latency, throughput and the number of stages are those of one plan, and are not kept here.
     """
     made = read_plan(plan)
     if made.problem is None:
         return Curves()
-    free = replace(made.constraints or Constraints(), latency_cap_s=None, max_stages=None)
+    free = replace(
+        made.constraints or Constraints(), latency_cap_s=None, throughput_floor_items_s=None, max_stages=None
+    )
     return Curves(c for c in (_by_devices(made.problem, free), _by_bandwidth(made.problem, free)) if c.series)
 
 
@@ -63,10 +67,12 @@ def _by_devices(pipeline: Pipeline, constraints: Constraints) -> Chart:
     tables = Tables(pipeline, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
     if not tables.counts:
         return chart
-    costs = StageCosts(tables, constraints)
-    if costs.work > _MOST_ADDITIONS / 2:
+    costs = Costs(tables, constraints)
+    if work(costs) > _MOST_ADDITIONS / 2:
         return chart
-    found = cheapest_by_devices(costs.chain(inf), "max")
+    paces = (costs.stage_pace_s, costs.link_pace_s, costs.enter_s, costs.leave_s)
+    chains = Chains(costs.options, tables.counts, *paces, np.zeros(len(costs.options)))
+    found = cheapest_by_devices(chains, "max")
     points, least_s = [], inf
     for devices in range(1, sum(tables.counts) + 1):
         least_s = min(least_s, found[devices].value if devices in found else inf)
@@ -83,7 +89,7 @@ def _by_bandwidth(pipeline: Pipeline, constraints: Constraints) -> Chart:
     if plain:
         most = _MOST_LOOK_UPS / (Prober.size(tables.counts) * max(len(tables.counts), 1))
     else:
-        most = _MOST_ADDITIONS / max(StageCosts(tables, constraints).work, 1.0)
+        most = _MOST_ADDITIONS / max(work(Costs(tables, constraints)), 1.0)
     thinned = (_FACTORS[::step] for step in (1, 2, 4))
     points = []
     for factor in next((factors for factors in thinned if len(factors) <= most), ()):

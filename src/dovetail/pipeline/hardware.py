@@ -1,11 +1,12 @@
-"""Devices: those of this machine, what they are called, running on some cores, and which one carries a host."""
+"""Devices: those of this machine, what they are called, who else keeps them busy, and which one carries a host."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -14,6 +15,8 @@ from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+BUSY = 0.05  # of the time: with less of it, others disturb no measurement that is good to a tenth
 
 
 class Carrier(Struct, frozen=True):
@@ -104,3 +107,55 @@ def placed_on(threads: int | None = None, cores: Sequence[int] = ()) -> Iterator
         torch.set_num_threads(before_threads)
         if pinned is not None:
             os.sched_setaffinity(0, pinned)
+
+
+class Disturbance:
+    """What other programs, and a hypervisor's other guests, take of this process's time from now on."""
+
+    def __init__(self) -> None:
+        self._begin_s, self._begin_cpu_s = time.monotonic(), time.thread_time()
+        self._waited, self._stolen_s = _waits(), _processor_s()[1]
+
+    def share(self) -> float:
+        """Of the time since, how much the thread that waited longest for a core did, or how much was stolen."""
+        passed_s = max(time.monotonic() - self._begin_s, 1e-9)
+        waited = [now_s - self._waited.get(thread, 0.0) for thread, now_s in _waits().items()]
+        if not waited:  # a system that does not tell: this thread's own time, if it only computed
+            waited = [passed_s - (time.thread_time() - self._begin_cpu_s)]
+        stolen_s = (_processor_s()[1] - self._stolen_s) / (os.cpu_count() or 1)
+        return min(max(*waited, stolen_s, 0.0) / passed_s, 1.0)
+
+
+class OtherPrograms:
+    """How much of all cores others use from now on; `own_s` is the processor time of whoever does not count as one."""
+
+    def __init__(self, own_s: float) -> None:
+        self._begin_s, self._own_s, self._busy_s = time.monotonic(), own_s, _processor_s()[0]
+
+    def share(self, own_s: float) -> float:
+        passed_s = max(time.monotonic() - self._begin_s, 1e-9) * (os.cpu_count() or 1)
+        others_s = _processor_s()[0] - self._busy_s - (own_s - self._own_s)
+        return min(max(others_s / passed_s, 0.0), 1.0)
+
+
+def _waits() -> Mapping[str, float]:
+    """Seconds that each thread of this process was ready to run and had no core."""
+    found = {}
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError), open(f"/proc/self/task/{thread}/schedstat") as file:
+                found[thread] = int(file.read().split()[1]) / 1e9
+    except OSError:
+        return {}
+    return found
+
+
+def _processor_s() -> tuple[float, float]:
+    """Seconds that all cores together were busy, and of these those that a hypervisor gave to others."""
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system, _, _, irq, soft_irq, steal = map(int, file.readline().split()[1:9])
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + soft_irq + steal) / ticks, steal / ticks

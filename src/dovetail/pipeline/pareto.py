@@ -1,41 +1,44 @@
-"""The Pareto front: the plans of which no other is at least as good in bottleneck, latency and number of devices.
-
-For a cap on the bottleneck the general planner gives the least latency with every number of devices. As the cap rises
-those latencies fall in steps, and the front's plans stand where they do: the steps are found by halving, and stretches
-of caps with the same latencies at both ends are dropped.
-"""
+"""The Pareto front: the plans of which no other is at least as good in bottleneck, latency and number of devices."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, check_functions
 from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.optimise.boxes import Boxes, FrontPoint
+from dovetail.pipeline.optimise.clock import SearchClock
+from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import CheapestChain, Found, cheapest_by_devices
-from dovetail.pipeline.optimise.search import LABEL_WORK, Search
+from dovetail.pipeline.optimise.stages import Found, Option
 from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.optimise.verify import verified
 from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Plan
-from dovetail.pipeline.planner import plan
+from dovetail.pipeline.planner import TIME_LIMIT_S, check_time_limit, plan
 
 if TYPE_CHECKING:
     from dovetail.core.comparison import Comparison
 
-_EFFORT = 2e9  # additions after which the front found so far must do
-_ROUNDING = 1e-9  # sums differ by rounding with the order in which they are added
+_FIRST_SHARE = 0.3  # of the time, for the least bottleneck: no plan of the front is faster
 
 
 class Front(Struct, kw_only=True):
     """The plans of the front from the least bottleneck on; `complete` says that every one was found.
 
-    `found` counts those before some were left out to keep to the number of points asked for.
+    Every possible plan is within `factor` of one that was found, in all three figures: 0.02 is 2 %, 0 if the front is
+    complete, None if nothing is proven. `found` counts plans before some were left out to keep to the number of points
+    asked for.
     """
 
     model: str
     complete: bool
+    factor: float | None
     found: int
     points: list[Plan]
     problem: Pipeline
@@ -57,12 +60,20 @@ class Front(Struct, kw_only=True):
         ]
         return Comparison(rows)
 
+    def proof(self) -> str:
+        """What is known of the plans that were not found."""
+        if self.complete:
+            return "No other plan is missing."
+        if self.factor is None:
+            return "There may be more: the search was cut short."
+        return f"Every possible plan is within {100 * self.factor:.2g} % of one of the {self.found} found in all three."
+
     def frame(self) -> Any:
         """A row per plan: a frame of pandas or polars where one is installed, else columns."""
         return self.table.frame()
 
     def __repr__(self) -> str:
-        return f"<Front {self.model}: {len(self.points)} of {self.found} plans>\n{self.table}"
+        return f"<Front {self.model}: {len(self.points)} of {self.found} plans. {self.proof()}>\n{self.table}"
 
     def _repr_html_(self) -> str:
         return self.table._repr_html_()
@@ -80,10 +91,17 @@ def front(
     data_mbps: float | None = None,
     replicas: int = 1,
     link_bits: Sequence[int] = (32,),
-    progress: Callable[[float], None] | None = None,
+    throughput_floor_items_s: float | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
+    progress: Callable[[float], object] | None = None,
 ) -> Front:
     """All plans that no other beats in bottleneck, latency and number of devices; at most `points` of them, spread from
-    end to end. `InfeasibleError` if there is no plan; `progress` is told how much is done, from 0 to 1."""
+    end to end. `InfeasibleError` if there is no plan.
+
+    After `time_limit_s` the plans found so far are given, with the `factor` by which others may be better. `progress`
+    is told how near all others are known to be, from 0 to 1 (none is missing); if it gives True, the search ends as it
+    does after the time limit.
+    """
     if not isinstance(problem, Pipeline):
         raise InputError(f"problem: expected what pipeline.load gives, found {problem!r:.80}")
     check_functions(progress=progress)
@@ -99,86 +117,66 @@ def front(
         data_mbps=data_mbps,
         replicas=replicas,
         link_bits=link_bits,
+        throughput_floor_items_s=throughput_floor_items_s,
     )
-    least = plan(problem, "throughput", constraints)
+    check_time_limit(time_limit_s)
+    start_s = time.monotonic()
+    least = plan(problem, "throughput", constraints, time_limit_s=_FIRST_SHARE * time_limit_s)
+    if isinstance(least, Infeasible) and not least.proven:
+        least = plan(problem, "throughput", constraints, time_limit_s=(1 - _FIRST_SHARE) * time_limit_s)
     if isinstance(least, Infeasible):
         raise InfeasibleError(least.reasons)
-    tables = Tables(problem, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
-    search = Search(tables, constraints)
-    if search.costs.work > LABEL_WORK:
-        raise InputError(
-            f"the Pareto front is exact only up to some {LABEL_WORK:.0e} additions per step; this pool and model need "
-            f"{search.costs.work:.0e}: use fewer devices or types"
-        )
-    most_caps = max(int(_EFFORT / max(search.costs.work, 1.0)), 50)
-    sweep = _Sweep(search, least.bottleneck_s, most_caps, progress or (lambda _: None))
-    chains = sweep.run()
-    made = [finish(tables, constraints, "throughput", Found(chain.stages, optimal=sweep.complete)) for chain in chains]
-    kept = _undominated(made, constraints.latency_cap_s)
-    shown = kept if points is None else _spread(kept, points)
+    made, factor = [least], 0.0
+    if least.stages:
+        clock = _Told(max(start_s + time_limit_s - time.monotonic(), 0.0), progress or (lambda share: None))
+        made, factor = _found(least, constraints, clock)
+    shown = made if points is None else _spread(made, points)
     for one in shown:
         one.problem = one.constraints = None  # kept once, beside the points
     return Front(
         model=problem.model,
-        complete=sweep.complete,
-        found=len(kept),
+        complete=factor == 0,
+        factor=factor if factor < inf else None,
+        found=len(made),
         points=shown,
         problem=problem,
         constraints=constraints,
     )
 
 
-class _Sweep:
-    """Latencies by number of devices under caps on the bottleneck, as many caps as the effort allows."""
+class _Told(SearchClock):
+    """A clock that tells how much is done, and is over when it is told so."""
 
-    def __init__(self, search: Search, least_s: float, most_caps: int, progress: Callable[[float], None]) -> None:
-        self._costs = search.costs
-        self._caps = search.candidates(least_s)
-        self._known: dict[int, dict[int, CheapestChain]] = {}
-        self._most_caps = most_caps
+    def __init__(self, limit_s: float, progress: Callable[[float], object]) -> None:
+        super().__init__(limit_s, lambda best, bound: progress(self.share))
         self._progress = progress
-        self.complete = True
+        self.share = 0.0
 
-    def run(self) -> list[CheapestChain]:
-        # The largest intervals first: if effort runs out, what is known is spread over the whole range.
-        last = len(self._caps) - 1
-        intervals, done = [(0, last)], 0
-        self._at(0), self._at(last)
-        while intervals:
-            intervals.sort(key=lambda ends: ends[0] - ends[1])
-            low, high = intervals.pop(0)
-            if high - low < 2 or self._same(low, high):
-                done += high - low
-                self._progress(done / max(last, 1))
-                continue
-            if len(self._known) >= self._most_caps:
-                self.complete = False
-                break
-            middle = (low + high) // 2
-            self._at(middle)
-            intervals += [(low, middle), (middle, high)]
-        return [found for i in sorted(self._known) for found in self._known[i].values()]
-
-    def _at(self, i: int) -> dict[int, CheapestChain]:
-        if i not in self._known:
-            self._known[i] = cheapest_by_devices(self._costs.latency_chain(float(self._caps[i])), "sum")
-        return self._known[i]
-
-    def _same(self, low: int, high: int) -> bool:
-        one, two = self._at(low), self._at(high)
-        return one.keys() == two.keys() and all(one[d].value <= two[d].value * (1 + _ROUNDING) for d in one)
+    def near(self, factor: float) -> None:
+        """What others may be better by; it may seem to grow, where a box is split."""
+        self.share = max(self.share, 1 / (1 + factor))
+        self.stopped = self.stopped or self._progress(self.share) is True
 
 
-def _undominated(plans: list[Plan], latency_cap_s: float | None) -> list[Plan]:
-    """Those that no other beats, one of each, ordered by bottleneck, then latency."""
-    cap_s = latency_cap_s if latency_cap_s is not None else float("inf")
-    kept: list[tuple[int, Plan]] = []
-    for one in sorted(plans, key=lambda p: (p.bottleneck_s, p.latency_s, len(p.hosts))):
-        devices = len(one.hosts)
-        beaten = any(d <= devices and other.latency_s <= one.latency_s * (1 + _ROUNDING) for d, other in kept)
-        if not beaten and one.latency_s <= cap_s * (1 + 1e-12):
-            kept.append((devices, one))
-    return [one for _, one in kept]
+def _found(least: Plan, constraints: Constraints, clock: _Told) -> tuple[list[Plan], float]:
+    """The plans of the front, and how near all others are."""
+    assert least.problem is not None
+    tables = Tables(least.problem, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
+    boxes = Boxes(Costs(tables, constraints), clock)
+    at = {host: k for k, c in enumerate(least.problem.classes) for host in c.hosts}
+    boxes.offer([(Option(at[s.host], len(s.hosts)), s.layers[0] - 1, s.layers[1]) for s in least.stages])
+    factor = boxes.run(least.bound_s, clock.near)
+    clock.near(factor)
+    proven = factor == 0
+
+    def planned(point: FrontPoint) -> Plan:
+        limits = replace(
+            constraints, latency_cap_s=point.latency_s, max_stages=point.devices
+        )  # as fast as any of these
+        found = Found(point.stages, point.pace_s, point.pace_s if proven else 0.0, proven)
+        return verified(finish(tables, limits, "throughput", found))
+
+    return [planned(point) for point in sorted(boxes.points)], factor
 
 
 def _spread(plans: list[Plan], count: int) -> list[Plan]:

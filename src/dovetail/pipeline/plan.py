@@ -9,25 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import yaml
 from msgspec import Struct, field
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import Document, Key, Source, as_path, checked
+from dovetail.core.files import Document, Key, Source, as_path, checked, yaml_text
 from dovetail.core.output import atomic_write
 from dovetail.core.rates import Rate, RateTable
-from dovetail.pipeline.inputs.problem import Pipeline, check_number
+from dovetail.pipeline.inputs.problem import Pipeline, check_number, check_tied
 
 if TYPE_CHECKING:
     from dovetail.core.comparison import Comparison
 
 Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money"]
+GenerationObjective = Literal["tokens", "ttft"]  # tokens per second, time to the first token
 
 
 class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a plan must respect."""
 
     latency_cap_s: float | None = None
+    throughput_floor_items_s: float | None = None
     first: str | None = None  # host that must hold the first stage
     last: str | None = None  # host that must hold the last stage
     max_stages: int | None = None
@@ -44,13 +45,13 @@ class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def plain(self) -> bool:
         """Whether none of them needs the general planner."""
-        return self == Constraints(allowed_cuts=self.allowed_cuts, link_bits=self.link_bits)
+        return self == Constraints(allowed_cuts=self.allowed_cuts)
 
     @classmethod
     def given(cls, pipeline: Pipeline, cuts: Sequence[int] = (), **limits: Any) -> Constraints:
         """What a user asks for, if a plan of this problem can respect it."""
         made = checked({"allowed_cuts": cuts or None, **limits}, cls)
-        for name in ("latency_cap_s", "max_stages", "data_mbps", "replicas"):
+        for name in ("latency_cap_s", "max_stages", "data_mbps", "replicas", "throughput_floor_items_s"):
             value = getattr(made, name)
             if value is not None and not value > 0:
                 raise InputError(f"{flag(name)}: expected a positive number, found {value}")
@@ -94,11 +95,31 @@ class Stage(Struct, kw_only=True, forbid_unknown_fields=True):
         return [self.host, *self.replicas]
 
 
+class GenerationFigures(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a plan gives for a language model: its stages decode tokens for a group of requests, and prefill a prompt.
+
+    `concurrency` requests go through the stages in `groups`, one group behind another; a step is a token for each.
+    """
+
+    prompt: int
+    context: int
+    concurrency: int
+    groups: int
+    ttft_s: float  # of one prompt, with nothing else under way
+    step_s: float
+    tokens_s: float  # of all requests together
+    source: Literal["measured", "estimated"]
+    prefill_s: list[float]  # of each stage
+    kv_mib: list[float]  # of each stage, when all contexts are full
+    widths: list[int]  # devices that share each layer of a stage
+
+
 class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A plan and what it gives. `bound_s` is proven: no plan has a smaller value of the objective."""
+    """A plan and what it gives. `bound_s` is proven: no plan has a smaller value of the objective; `gap` is how far its
+    own lies above that, relatively."""
 
     model: str
-    objective: Objective
+    objective: Objective | GenerationObjective
     method: str
     batch_size: int
     bottleneck_s: float
@@ -109,6 +130,7 @@ class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
     optimal: bool
     binding: str
     stages: list[Stage]
+    gap: float | None = None
     enter_s: float = 0.0  # the transfer of the input from the data host, if there is one
     energy_j_per_item: float | None = None
     money_per_item: float | None = None
@@ -118,6 +140,7 @@ class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
     constraints: Constraints | None = None
     microbatches: int = 8
     slack: float = 0.0
+    generation: GenerationFigures | None = None  # of a language model
 
     @property
     def chain(self) -> str:
@@ -139,7 +162,7 @@ class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
     def schedule(self) -> str:
         """The schedule in the form that pipeline runtimes read: `- host: [first, last]`, in the order of the stages."""
         rows = [{stage.host: list(stage.layers)} for stage in self.stages]
-        return yaml.safe_dump(rows, default_flow_style=None, sort_keys=False, allow_unicode=True)
+        return yaml_text(rows, default_flow_style=None)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the plan as JSON, complete in itself; or, if the name ends in .yml or .yaml, its schedule."""
@@ -167,9 +190,9 @@ class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
         """How good it is known to be."""
         if self.optimal:
             return "optimal"
-        if not self.bound_s:
+        if self.gap is None:
             return f"by {self.method}"
-        return f"by {self.method}, at most {100 * (self.value / self.bound_s - 1):.2f} % above the best possible"
+        return f"by {self.method}, at most {100 * self.gap:.2g} % above the best possible"
 
     def _headline(self) -> str:
         return (
@@ -206,10 +229,11 @@ class InfeasibleError(DovetailError):
 
 
 class Infeasible(Struct, kw_only=True):
-    """There is no plan, and why."""
+    """There is no plan, and why; or, where that is not proven, none was found in time."""
 
     model: str
     reasons: list[str]
+    proven: bool = True
 
 
 def dead_link(made: Plan) -> Infeasible:
@@ -271,3 +295,4 @@ def _check_problem(doc: Document, problem: Pipeline, layers: int) -> None:
             raise doc.error(("problem", *keys), f"expected {length} values, found {len(values)}")
         for i, value in enumerate(values):
             check_number(doc, ("problem", *keys, i), value)
+    check_tied(doc, ("problem", "tied"), problem.tied, problem.mem_mib)

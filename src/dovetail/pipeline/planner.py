@@ -8,11 +8,15 @@ from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.optimise.clock import SearchClock, Tell
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import Found
 from dovetail.pipeline.optimise.search import Search
+from dovetail.pipeline.optimise.stages import Found
 from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.optimise.verify import verified
 from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
+
+TIME_LIMIT_S = 10.0
 
 
 def plan(
@@ -22,8 +26,14 @@ def plan(
     *,
     microbatches: int = 8,
     slack: float = 0.0,
+    time_limit_s: float = TIME_LIMIT_S,
+    progress: Tell | None = None,
 ) -> Plan | Infeasible:
-    """The best plan, or why there is none. `slack` is how far above the least bottleneck `devices` may go."""
+    """The best plan that is found in time, with how near it is to the best, or why there is none.
+
+    `slack` is how far above the least bottleneck `devices` may go. `progress` is told the best value and the bound;
+    if it gives True, the search ends as it does after the time limit.
+    """
     constraints = constraints or Constraints()
     for host in (constraints.first, constraints.last):
         if host is not None and all(host not in c.hosts for c in pipeline.classes):
@@ -33,24 +43,33 @@ def plan(
         raise InputError(f"microbatches: expected 1 or more, found {microbatches}")
     if not 0 <= slack < inf:
         raise InputError(f"slack: expected 0 or more, found {slack:g}")
+    check_time_limit(time_limit_s)
+    clock = SearchClock(time_limit_s, progress)
     cuts = None if constraints.allowed_cuts is None else set(constraints.allowed_cuts)
     tables = Tables(pipeline, cuts)
     if not pipeline.layers:
         return finish(tables, constraints, objective, Found.best([], 0.0))
-    if not tables.counts or not len(tables.candidates):
-        return _infeasible(tables, constraints)
-    found = Search(tables, constraints).run(objective, microbatches, slack)
-    if found is None:
-        return _infeasible(tables, constraints)
-    made = finish(tables, constraints, objective, found)
-    made.microbatches, made.slack = microbatches, slack
-    return made
+    search = Search(tables, constraints, clock)
+    found = search.run(objective, microbatches, slack)
+    if found.stages is None:
+        if found.bound < inf:
+            ended = "before the search was stopped" if clock.stopped else f"in {time_limit_s:g} s (--time-limit-s)"
+            told = f"no plan was found {ended}; that there is none is not proven"
+            return Infeasible(model=pipeline.model, reasons=[told], proven=False)
+        from dovetail.pipeline.optimise.infeasible import why_not
+
+        return Infeasible(model=pipeline.model, reasons=why_not(tables, constraints, clock))
+    bound = found.value if found.closed else found.bound
+    method = "exact" if found.proven else "exact, within the slack of the best pace found"
+    made = finish(tables, constraints, objective, Found(found.stages, found.value, bound, found.closed, method))
+    made.probes, made.microbatches, made.slack = search.probes, microbatches, slack
+    return verified(made)
 
 
-def _infeasible(tables: Tables, constraints: Constraints) -> Infeasible:
-    from dovetail.pipeline.optimise.infeasible import why_not
-
-    return Infeasible(model=tables.pipeline.model, reasons=why_not(tables, constraints))
+def check_time_limit(time_limit_s: float) -> None:
+    """Refuse what is no time."""
+    if not isinstance(time_limit_s, int | float) or not 0 < time_limit_s < inf:
+        raise InputError(f"--time-limit-s {time_limit_s!r}: expected a positive number of seconds")
 
 
 def again(made: Plan, pipeline: Pipeline | None = None) -> Plan | Infeasible:
@@ -65,4 +84,11 @@ def again(made: Plan, pipeline: Pipeline | None = None) -> Plan | Infeasible:
     given = made.constraints or Constraints()
     gone = {name: None for name in ("first", "last") if getattr(given, name) not in known}
     constraints = replace(given, **gone)
-    return plan(pipeline, made.objective, constraints, microbatches=made.microbatches, slack=made.slack)
+    return plan(pipeline, _again_for(made), constraints, microbatches=made.microbatches, slack=made.slack)
+
+
+def _again_for(made: Plan) -> Objective:
+    """What a plan is made for again; one for generation, whose prompts the problem does not hold, for its tokens."""
+    if made.objective == "tokens" or made.objective == "ttft":
+        return "throughput" if made.generation is not None and made.generation.groups > 1 else "latency"
+    return made.objective

@@ -13,11 +13,21 @@ COMMANDS = (
         "dovetail.cli.pipeline.plan:plan",
         "Plan where to cut a model and which device gets which layers.",
     ),
+    Command(
+        "plan-generation",
+        "dovetail.cli.pipeline.plan_generation:plan_generation",
+        "Plan where to cut a language model: prefill, decode and the memory of contexts.",
+    ),
     Command("simulate", "dovetail.cli.pipeline.simulate:simulate", "Send microbatches through a plan in virtual time."),
     Command(
         "run",
         "dovetail.cli.pipeline.run:run",
         "Run a plan: one process per stage, on this machine or over a Ray cluster.",
+    ),
+    Command(
+        "export",
+        "dovetail.cli.pipeline.export:export",
+        "Write a plan as what other engines run, and say what of it they cannot take.",
     ),
     Command("profile", "dovetail.cli.pipeline.profile:profile", "Measure a model's layers: time, memory and shapes."),
     Command("convert", "dovetail.cli.pipeline.convert:convert", "Turn a profile file into the planner's files."),

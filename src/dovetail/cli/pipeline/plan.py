@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from math import inf
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -41,6 +45,8 @@ def plan(
     data_mbps: float | None = None,
     replicas: int = 1,
     link_bits: Numbers = (32,),
+    throughput_floor_items_s: float | None = None,
+    time_limit_s: Annotated[float, Parameter(alias="--time-limit")] = 10.0,
     method: str = "exact",
     option: Pairs | None = None,
     points: int = 20,
@@ -66,7 +72,7 @@ def plan(
     dev_file
         The hosts of each type.
     batch_size
-        Microbatch size; of several, the one with the highest throughput is chosen.
+        Microbatch size; of several the best for the objective, in items.
     dtype
         Data type of the profile and of what is sent.
     buffers_in
@@ -80,7 +86,7 @@ def plan(
         throughput, latency (of one microbatch), batch (of so many), devices (fewest), energy or money (per item), or
         pareto: every plan that no other beats in bottleneck, latency and number of devices.
     microbatches
-        How many, for objective batch.
+        How many, for objective batch; with several batch sizes, how many of the largest.
     slack
         For objective devices: how far above the least bottleneck it may be, 0.05 for 5 %.
     latency_cap_s
@@ -98,7 +104,11 @@ def plan(
     replicas
         Up to so many devices of a type may take turns at one stage.
     link_bits
-        Widths that values may have on a link: the widest that does not slow the pipeline is chosen.
+        Widths that values may have on a link: the widest that makes nothing worse is chosen.
+    throughput_floor_items_s
+        The fewest items per second that a plan may have.
+    time_limit_s
+        After so long the best plan found is given, with how far it can be from the best. Ctrl-C does the same.
     method
         exact, or for comparison auction, equal, speed-proportional, memory-proportional, parameter-proportional.
     option
@@ -138,28 +148,64 @@ def plan(
         print(f"warning: {warning}", file=sys.stderr)
     limits: dict[str, Any] = {"latency_cap_s": latency_cap_s, "first": first, "last": last, "max_stages": max_stages}
     limits |= {"cuts": cuts, "data_mbps": data_mbps, "replicas": replicas, "link_bits": link_bits or (32,)}
+    limits["throughput_floor_items_s"] = throughput_floor_items_s
     try:
         if objective == "pareto":
             _check_pareto(batch_size, method, format)
-            with progress("sweeping caps on the bottleneck", total=1.0) as done:
-                found = front(problems[0], points=points, progress=done, **limits)
+            with progress("looking for plans that no other beats", total=1.0) as done:
+                found = front(problems[0], points=points, time_limit_s=time_limit_s, progress=done, **limits)
             _show_front(found, format)
             return 0
-        best = make_plan(
-            problems,
-            objective=objective,
-            microbatches=microbatches,
-            slack=slack,
-            method=method,
-            option=pairs("--option", option),
-            **limits,
-        )
+        with _best_and_bound() as tell:
+            best = make_plan(
+                problems,
+                objective=objective,
+                microbatches=microbatches,
+                slack=slack,
+                time_limit_s=time_limit_s,
+                method=method,
+                option=pairs("--option", option),
+                progress=tell,
+                **limits,
+            )
     except InfeasibleError as error:
-        return _infeasible(error, format)
+        return infeasible(error, format)
     if rates_out is not None and best.rates:
         best.rates.add_to(rates_out)
     _show(best, what_if(best).rows if what_ifs else [], draw_curves(best) if curves else [], format)
     return 0
+
+
+@contextmanager
+def _best_and_bound() -> Iterator[Callable[[float, float], bool]]:
+    """A line on a terminal that tells the best value found so far, and what no plan can beat. The first interrupt ends
+    the search, a second one the command."""
+    from rich.console import Console
+
+    from dovetail.pipeline import InfeasibleError
+
+    interrupted = Event()
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with Console(stderr=True).status("planning") if sys.stderr.isatty() else nullcontext() as status:
+
+            def tell(best: float, bound: float) -> bool:
+                if status is not None and best < inf:
+                    status.update(f"planning: best {best:.6g}, no plan below {max(bound, 0.0):.6g}")
+                return interrupted.is_set()
+
+            yield tell
+    except InfeasibleError:
+        if interrupted.is_set():
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_pareto(batch_size: tuple[int, ...], method: str, format: str) -> None:
@@ -184,12 +230,12 @@ def _show_front(found: Front, format: str) -> None:
     print_table([titles.get(key, key) for key in found.table[0]], rows)
     shown = f"{len(found.points)} of {found.found} plans" if len(found.points) < found.found else f"{found.found} plans"
     print(f"\n{shown} that no other beats in bottleneck, latency and devices")
-    if not found.complete:
-        print("There may be more: the search was cut short.")
+    print(found.proof())
     print("Plan for one of them with --max-stages DEVICES --latency-cap-s LATENCY (rounded up).")
 
 
-def _infeasible(error: InfeasibleError, format: str) -> int:
+def infeasible(error: InfeasibleError, format: str) -> int:
+    """Say why there is no plan, and give the exit code."""
     if format == "json":
         print_json({"feasible": False, "reasons": error.reasons})
     elif format == "yaml":

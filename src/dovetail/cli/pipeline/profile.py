@@ -52,6 +52,7 @@ def profile(
     warmup: int = 3,
     repeats: int = 7,
     seconds: float = 0.5,
+    calm_s: float = 5.0,
     estimate_for: str | None = None,
     peak_tflops: float | None = None,
     memory_gbps: float | None = None,
@@ -86,7 +87,7 @@ def profile(
     input_dtype
         The dtype of the inputs, where it is not the model's (token ids: torch.int64).
     weights
-        A state_dict to load (torch.save or safetensors).
+        Weights to load: of torch.save, or safetensors (a file, an index or a folder), read layer by layer.
     cut
         auto, sequential (the children) or graph.
     seed
@@ -113,6 +114,8 @@ def profile(
         Rounds at least.
     seconds
         Time for each layer at most, once these are done.
+    calm_s
+        If other programs disturbed, wait so long at most for a calm machine, and measure again.
     estimate_for
         Do not measure: estimate for this device, from published figures or --peak-tflops and --memory-gbps.
     peak_tflops
@@ -161,6 +164,7 @@ def profile(
             warmup=warmup,
             repeats=repeats,
             seconds=seconds,
+            calm_s=calm_s,
             estimate_for=estimate_for,
             peak_tflops=peak_tflops,
             memory_gbps=memory_gbps,
@@ -203,3 +207,5 @@ def _show(results: Sequence[ProfileResult], format: str) -> None:
         if result.source == "measured" and result.sum_s > 0:
             off = 100 * (result.sum_s / result.whole_s - 1)
             print(f"all of them in one go {1000 * result.whole_s:.4g} ms (the sum is {off:+.1f} % off)")
+        if result.busy:
+            print(f"marked busy: other programs took {100 * result.busy:.0f} % of the time")

@@ -45,6 +45,9 @@ def run(
     microbatches: int | None = None,
     input: Path | None = None,
     output: Path | None = None,
+    generate: Path | None = None,
+    max_new_tokens: int = 32,
+    in_flight: int | None = None,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     buffers: int = 2,
@@ -82,7 +85,7 @@ def run(
     input_dtype
         Data type of the inputs if it is not the plan's, as torch.int64 for token ids.
     weights
-        A file of weights.
+        A file of weights, or of safetensors also an index or a folder: each stage reads its own.
     seed
         Of the weights, where there is no file.
     cut
@@ -98,7 +101,13 @@ def run(
     input
         A .npy or .npz file with one row per item.
     output
-        Write the outputs here, as .npy or .npz.
+        Write the outputs here, as .npy or .npz; what was generated as JSON.
+    generate
+        A file with a list of prompts, texts or lists of token ids: a language model goes on with each, greedily.
+    max_new_tokens
+        How many tokens at most for each prompt.
+    in_flight
+        Microbatches of tokens that are under way at a time; one more than there are stages, or as planned.
     engine
         local processes, or ray actors.
     address
@@ -129,7 +138,7 @@ def run(
     from dovetail.pipeline import run as run_plan
 
     check_writable(journal, output, rates_out)
-    with _ended_politely(), progress("running", microbatches or (64 if input is None else None)) as done:
+    with _ended_politely(), progress("running", _expected(microbatches, input, generate)) as done:
         outcome = run_plan(
             plan,
             model,
@@ -145,6 +154,9 @@ def run(
             microbatches=microbatches,
             input=input,
             output=output,
+            generate=generate,
+            max_new_tokens=max_new_tokens,
+            in_flight=in_flight,
             engine=engine,
             address=address,
             buffers=buffers,
@@ -163,6 +175,11 @@ def run(
         )
     _show(outcome.metrics, journal, format)
     return 0
+
+
+def _expected(microbatches: int | None, input: Path | None, generate: Path | None) -> int | None:
+    """How many microbatches will come out, if that is known."""
+    return microbatches or (64 if input is None and generate is None else None)
 
 
 @contextmanager
@@ -198,6 +215,8 @@ def _show(found: dict[str, Any], journal: Path | None, format: str) -> None:
         for stage in found["stages"]
     ]
     print_table(columns, rows)
+    if found["generation"] is not None:
+        _show_generation(found["generation"])
     print(f"\n{found['completed']} microbatches ({found['items']} items) in {found['elapsed_s']:.3f} s")
     print(f"throughput {found['throughput_items_s']:.3f} items/s overall", end="")
     if found["steady_items_s"] is not None:
@@ -207,11 +226,25 @@ def _show(found: dict[str, Any], journal: Path | None, format: str) -> None:
     elif found["as_planned"]:
         print(f"; predicted {found['predicted_items_s']:.3f}", end="")
     print()
+    if found["as_planned"] and found["cannot_be_judged"]:
+        print(f"How far that is from the prediction cannot be judged: {found['cannot_be_judged']}")
     for change in found["changes"]:
         print(f"new plan after {change['at_s']:.3f} s: {change['why']}")
     if journal is not None:
         print(f"Journal written to {journal}")
     print(f"Ran on {_hardware(found)}")
+
+
+def _show_generation(found: dict[str, Any]) -> None:
+    print(f"\n{found['tokens']} tokens of {found['sequences']} sequences, {found['tokens_s']:.3f} tokens/s", end="")
+    if found["steady_tokens_s"] is not None:
+        print(f", {found['steady_tokens_s']:.3f} while all were decoded", end="")
+    if found["predicted_tokens_s"] is not None:
+        print(f"; predicted {found['predicted_tokens_s']:.3f}", end="")
+    if found["first_token_s"] is not None:
+        longest = f"{found['longest_first_token_s']:.3f} at most"
+        print(f"; first token after {found['first_token_s']:.3f} s, {longest}", end="")
+    print()
 
 
 def _hardware(found: dict[str, Any]) -> str:

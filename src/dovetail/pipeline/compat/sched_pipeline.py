@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-M", "--models-file", type=Path, default=Path("models.yml"), help="[%(default)s]")
     parser.add_argument("-T", "--dev-types-file", type=Path, default=Path("device_types.yml"), help="[%(default)s]")
     parser.add_argument("-D", "--dev-file", type=Path, default=Path("devices.yml"), help="[%(default)s]")
-    words = parser.parse_args(argv)
+    parser.add_argument("ignored", nargs="*", help=argparse.SUPPRESS)  # as the older one did with what is no flag
+    words = parser.parse_intermixed_args(argv)
     try:
         return _schedule(words)
     except DovetailError as error:
@@ -42,21 +43,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _schedule(words: argparse.Namespace) -> int:
+    from dovetail.pipeline.compat.sched_files import DEVICE_TYPES, DEVICES, MODELS, read
     from dovetail.pipeline.inputs.files import load
     from dovetail.pipeline.plan import Infeasible
     from dovetail.pipeline.planner import plan
 
+    unknown: list[str] = []
     pipeline = load(
-        words.models_file,
-        words.dev_types_file,
-        words.dev_file,
+        read(words.models_file, MODELS, unknown),
+        read(words.dev_types_file, DEVICE_TYPES, unknown),
+        read(words.dev_file, DEVICES, unknown),
         model=words.model_name,
         batch_size=words.batch_size,
         dtype=words.dtype,
         buffers_in=words.buffers_in,
         buffers_out=words.buffers_out,
     )
-    for warning in pipeline.warnings:
+    for warning in [*unknown, *pipeline.warnings]:
         print(f"Warning: {warning}", file=sys.stderr)
     found = plan(pipeline)
     if isinstance(found, Infeasible):

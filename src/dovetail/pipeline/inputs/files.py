@@ -15,18 +15,21 @@ from dovetail.pipeline.inputs.problem import (
     LARGEST,
     DeviceClass,
     Pipeline,
+    TiedWeights,
     check_names,
     check_number,
+    check_tied,
 )
 
 
-class ModelEntry(Struct, forbid_unknown_fields=True):
-    """A model of models.yml. Parameters are numbers of values per item."""
+class ModelEntry(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A model of models.yml. Parameters are numbers of values per item. Tied weights are our addition."""
 
     layers: int
     mem_MB: list[float]  # noqa: N815
     parameters_in: int
     parameters_out: list[int]
+    tied: list[TiedWeights] = []
 
 
 class ProfileEntry(Struct, forbid_unknown_fields=True):
@@ -35,10 +38,24 @@ class ProfileEntry(Struct, forbid_unknown_fields=True):
     time_s: list[float]
     source: Literal["measured", "estimated"] = "measured"
     device: str = ""  # what was measured, as it calls itself
+    phase: Literal["prefill", "decode"] | None = None  # of a language model; such a profile is for plan-generation
+    tokens: int | None = None  # of a prompt, or of the context that a token is decoded in
+    busy: float = 0.0  # of the time of the measurement, what other programs took
+
+
+class RooflineEntry(Struct, forbid_unknown_fields=True):
+    """Rates of a device type for language models: those of a published device or its own, and the shares reached."""
+
+    device: str = ""
+    tflops: float | None = None
+    memory_gbps: float | None = None
+    compute_share: float = 0.5
+    memory_share: float = 0.5
+    layer_s: float = 0.0  # what a layer takes besides
 
 
 class DeviceTypeEntry(Struct, forbid_unknown_fields=True):
-    """A device type. Watts and price are our additions; they are needed only for objectives that use them."""
+    """A device type. What follows the profiles is ours; watts and price are for objectives that use them."""
 
     bw_Mbps: float  # noqa: N815
     mem_MB: float  # noqa: N815
@@ -46,6 +63,7 @@ class DeviceTypeEntry(Struct, forbid_unknown_fields=True):
     watts_busy: float = 0.0
     watts_idle: float = 0.0
     price_per_hour: float = 0.0
+    roofline: RooflineEntry | None = None
 
 
 class _Options(Struct):
@@ -96,7 +114,7 @@ def load(
     model, entry, warnings = _read_model(models, model)
     bytes_each = DTYPE_BYTES[dtype] * batch_size
     counts = [entry.parameters_in, *_repeated(entry.parameters_out, entry.layers)]
-    classes = _read_classes(device_types, devices, model, entry, batch_size, dtype, warnings)
+    classes, listed = _read_classes(device_types, devices, model, entry, batch_size, dtype, warnings)
     pipeline = Pipeline(
         model=model,
         layers=entry.layers,
@@ -108,9 +126,10 @@ def load(
         buffers_in=buffers_in,
         buffers_out=buffers_out,
         warnings=warnings,
+        tied=entry.tied,
     )
     if links is not None:
-        return apply_links(pipeline, links)
+        return apply_links(pipeline, links, listed)
     return pipeline
 
 
@@ -144,6 +163,7 @@ def _read_model(models: Source, model: str | None) -> tuple[str, ModelEntry, lis
         for i, value in enumerate(values):
             check_number(doc, (model, key, i), value)
     check_number(doc, (model, "parameters_in"), entry.parameters_in)
+    check_tied(doc, (model, "tied"), entry.tied, entry.mem_MB)
     warnings = []
     if len(entry.parameters_out) < entry.layers:
         warnings.append(
@@ -164,7 +184,8 @@ def _read_classes(
     batch_size: int,
     dtype: str,
     warnings: list[str],
-) -> list[DeviceClass]:
+) -> tuple[list[DeviceClass], set[str]]:
+    """Classes of devices that have a profile; and every name of a type or host, also of those that have none."""
     doc, data = _mapping(device_types, "device_types", "device types")
     place, hosts = _read_hosts(devices, data, warnings)
     classes = []
@@ -176,7 +197,8 @@ def _read_classes(
         if profiles is None:
             warnings.append(f"Device type {name} doesn't support model: type will be skipped")
             continue
-        matching = [(i, p) for i, p in enumerate(profiles) if (p.dtype, p.batch_size) == (dtype, batch_size)]
+        wanted = (dtype, batch_size, None)
+        matching = [(i, p) for i, p in enumerate(profiles) if (p.dtype, p.batch_size, p.phase) == wanted]
         if not matching:
             has = ", ".join(f"{p.dtype} with batch size {p.batch_size}" for p in profiles) or "none"
             warnings.append(f"Device type {name} doesn't have matching profile (it has: {has}): type will be skipped")
@@ -187,6 +209,11 @@ def _read_classes(
             raise doc.error(keys, f"has {len(profile.time_s)} values, but layers is {entry.layers}")
         for j, seconds in enumerate(profile.time_s):
             check_number(doc, (*keys, j), seconds)
+        if not 0 <= profile.busy <= 1:
+            raise doc.error((*keys[:-1], "busy"), f"expected a part from 0 to 1, found {profile.busy}")
+        if hosts.get(name) and profile.busy:
+            taken = f"other programs took {100 * profile.busy:.0f} % of the time"
+            warnings.append(f"The profile of {name} was taken on a busy machine ({taken}): measure it again")
         if hosts.get(name):
             classes.append(
                 DeviceClass(
@@ -200,11 +227,12 @@ def _read_classes(
                     given.watts_idle,
                     given.price_per_hour,
                     profile.device,
+                    profile.busy,
                 )
             )
     if not any(hosts.values()):
         warnings.append(f"{place} lists no hosts")
-    return classes
+    return classes, {*data, *(host for names in hosts.values() for host in names)}
 
 
 def _read_hosts(devices: Source, types: dict[str, Any], warnings: list[str]) -> tuple[Path, dict[str, list[str]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -30,16 +32,17 @@ class _Neighbour(Struct, forbid_unknown_fields=True):
     bw_Mbps: float  # noqa: N815
 
 
-def apply_links(pipeline: Pipeline, links: Source) -> Pipeline:
+def apply_links(pipeline: Pipeline, links: Source, unused: Collection[str] = ()) -> Pipeline:
     """The problem with the bandwidths and latencies of a file, of whichever form.
 
     Either `links` between hosts or types, or the map of hosts to their neighbours that the older auction reads.
+    `unused` are hosts and types which there are, but not for this problem.
     """
     doc = Document.of(links, "links")
     neighbours = isinstance(doc.data, dict) and not {"links", "latency_s"} & doc.data.keys()
     if neighbours and all(value is None or isinstance(value, dict) for value in doc.data.values()):
         return _with_neighbours(pipeline, doc)
-    return _with_links(pipeline, doc)
+    return _with_links(pipeline, doc, unused)
 
 
 def _with_neighbours(pipeline: Pipeline, doc: Document) -> Pipeline:
@@ -66,31 +69,41 @@ def _with_neighbours(pipeline: Pipeline, doc: Document) -> Pipeline:
     return _merged(one)
 
 
-def _merged(one: Pipeline) -> Pipeline:
+def _merged(split: Pipeline) -> Pipeline:
     """Hosts of a type whose links are the same become one class again: the planner counts devices of a class."""
-    assert one.link_mbps is not None
+    assert split.link_mbps is not None
+    assert split.link_s is not None
+    links = [list(zip(*rows, strict=True)) for rows in zip(split.link_mbps, split.link_s, strict=True)]
     groups: list[list[int]] = []
-    for a, c in enumerate(one.classes):
+    for a in range(len(links)):
         for group in groups:
-            b = group[0]
-            others = [x for x in range(len(one.classes)) if x not in (a, b)]
-            alike = all(one.link_mbps[a][x] == one.link_mbps[b][x] for x in others)
-            if alike and one.classes[b].type == c.type:
+            if _exchangeable(split.classes, links, group[0], a):
                 group.append(a)
                 break
         else:
             groups.append([a])
-    merged = regroup(
-        one, [(g[0], replace(one.classes[g[0]], hosts=[one.classes[x].hosts[0] for x in g])) for g in groups]
-    )
+    hosts = [[host for x in group for host in split.classes[x].hosts] for group in groups]
+    merged = regroup(split, [(g[0], replace(split.classes[g[0]], hosts=hosts[k])) for k, g in enumerate(groups)])
     assert merged.link_mbps is not None
+    assert merged.link_s is not None
     for k, group in enumerate(groups):
-        if len(group) > 1:  # what stood there is a host's link to itself
-            merged.link_mbps[k][k] = one.link_mbps[group[0]][group[1]]
+        if len(group) > 1:  # where the first class is one host, what stood there is a link to itself
+            merged.link_mbps[k][k], merged.link_s[k][k] = links[group[0]][group[1]]
     return merged
 
 
-def _with_links(pipeline: Pipeline, doc: Document) -> Pipeline:
+def _exchangeable(classes: list[DeviceClass], links: list[list[tuple[float, float]]], a: int, b: int) -> bool:
+    """Whether any two hosts of two classes could change places: same type, and same links, also to each other."""
+    inner = {links[x][x] for x in (a, b) if len(classes[x].hosts) > 1} | {links[a][b], links[b][a]}
+    others = [x for x in range(len(links)) if x not in (a, b)]
+    return (
+        classes[a].type == classes[b].type
+        and len(inner) == 1
+        and all(links[a][x] == links[b][x] and links[x][a] == links[x][b] for x in others)
+    )
+
+
+def _with_links(pipeline: Pipeline, doc: Document, unused: Collection[str]) -> Pipeline:
     """Split classes where links tell their hosts apart, and fill the tables of bandwidth and latency."""
     file = doc.convert(doc.data, _Links)
     types = {c.type for c in pipeline.classes}
@@ -100,7 +113,7 @@ def _with_links(pipeline: Pipeline, doc: Document) -> Pipeline:
     check_number(doc, ("latency_s",), file.latency_s)
     for i, link in enumerate(file.links):
         for key, end in (("from", link.source), ("to", link.target)):
-            if end not in types and end not in known:
+            if end not in types and end not in known and end not in unused:
                 raise doc.error(
                     ("links", i, key), f"{end!r} is not a host or type{did_you_mean(end, [*types, *known])}"
                 )
@@ -131,4 +144,4 @@ def _with_links(pipeline: Pipeline, doc: Document) -> Pipeline:
                     if a in (u.name, u.type) and b in (v.name, v.type):
                         mbps[i][j] = link.bw_Mbps if link.bw_Mbps is not None else mbps[i][j]
                         seconds[i][j] = link.latency_s
-    return replace(pipeline, link_mbps=mbps, link_s=seconds)
+    return _merged(replace(pipeline, link_mbps=mbps, link_s=seconds))

@@ -30,6 +30,14 @@ class DeviceClass(Struct):
     watts_idle: float = 0.0
     price_per_hour: float = 0.0
     measured_on: str = ""  # the device whose times these are
+    busy: float = 0.0  # of the time in which they were measured, what other programs took
+
+
+class TiedWeights(Struct, forbid_unknown_fields=True):
+    """Weights that several layers share: each layer's memory counts them, a stage with more than one of these once."""
+
+    layers: list[int]
+    mib: float = field(name="mem_MB")
 
 
 class Pipeline(Struct, kw_only=True):
@@ -50,6 +58,7 @@ class Pipeline(Struct, kw_only=True):
     link_mbps: list[list[float]] | None = None
     link_s: list[list[float]] | None = None
     warnings: list[str] = field(default_factory=list)
+    tied: list[TiedWeights] = field(default_factory=list)
 
     @property
     def hosts(self) -> list[str]:
@@ -65,6 +74,18 @@ def check_names(doc: Document, names: Iterable[Any]) -> None:
     for name in names:
         if not isinstance(name, str):
             raise doc.error((name,), f"expected a name, found {name!r}; write it in quotes")
+
+
+def check_tied(doc: Document, keys: Sequence[Key], tied: Sequence[TiedWeights], mem_mib: Sequence[float]) -> None:
+    """Tied weights belong to several layers, and each of them holds them."""
+    for i, group in enumerate(tied):
+        known = [layer for layer in dict.fromkeys(group.layers) if 1 <= layer <= len(mem_mib)]
+        if len(known) < 2 or known != group.layers:
+            expected = f"expected two or more different layers from 1 to {len(mem_mib)}"
+            raise doc.error((*keys, i, "layers"), f"{expected}, found {group.layers}")
+        least = min(mem_mib[layer - 1] for layer in group.layers)
+        if not 0 <= group.mib <= least:
+            raise doc.error((*keys, i, "mem_MB"), f"expected 0 to {least:g}, what its layers hold, found {group.mib:g}")
 
 
 def check_number(doc: Document, keys: Sequence[Key], value: float) -> None:

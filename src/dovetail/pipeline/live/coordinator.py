@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from ipaddress import ip_address
 from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError
-from dovetail.pipeline.hardware import Carrier
+from dovetail.pipeline.hardware import Carrier, OtherPrograms
 from dovetail.pipeline.live.flow import Flow
 from dovetail.pipeline.live.hosts import HostSettings
-from dovetail.pipeline.live.jobs import MicrobatchStream, RunOptions, first_hops, make_jobs
+from dovetail.pipeline.live.jobs import FedWork, RunOptions, first_hops, make_jobs
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.local import StageEngine, default_threads
@@ -39,6 +40,7 @@ from dovetail.pipeline.live.supervisor import (
     Lived,
     Lost,
     Prepared,
+    Stirred,
     Supervisor,
 )
 from dovetail.pipeline.live.wire import (
@@ -75,7 +77,7 @@ class Coordinator:
     def __init__(
         self,
         plan: Plan,
-        work: MicrobatchStream,
+        work: FedWork,
         engine: StageEngine,
         hosts: Mapping[str, HostSettings],
         carried: Mapping[str, Carrier],
@@ -84,6 +86,7 @@ class Coordinator:
     ) -> None:
         self.plans: dict[int, Plan] = {1: plan}
         self.delivered = 0
+        self.busy = 0.0  # of all cores' time since the first microbatch was fed, what other programs took
         self._journal, self._carriers = journal, carried
         self._work, self._engine, self._hosts, self._options = work, engine, hosts, options
         self._token = secrets.token_hex(16)
@@ -96,6 +99,7 @@ class Coordinator:
         self._plan = plan
         self._why = ""  # the last layout was halted
         self._generation = 0  # of the layout that is or was fed last
+        self._others: OtherPrograms | None = None
         self._lost: list[str] = []  # hosts that took their last notes with them
         absent = {host for c in plan.problem.classes for host in c.hosts} - carried.keys() if plan.problem else set()
         self._supervisor = Supervisor(plan, work.total, replanner(plan, frozenset(absent)), options.patience)
@@ -103,9 +107,16 @@ class Coordinator:
     def run(self, watch: Callable[[int], None], notice: Callable[[str], None]) -> None:
         """Run to the end; an error if it cannot be reached. What came out until then has been delivered."""
         self._notice = notice
+        if not ip_address(self._engine.bind).is_loopback:
+            notice(
+                f"token and values go in clear between {self._engine.bind} and the nodes: "
+                "whoever can listen there reads them, and could join in"
+            )
         self._listener = Listener(self._engine.bind, self._token, self._take)
         try:
             why = self._loop(watch)
+            if self._others is not None and (used_s := self._engine.used_s()) is not None:
+                self.busy = self._others.share(used_s)
         except BaseException:
             self._shut_down()
             raise
@@ -113,7 +124,8 @@ class Coordinator:
         self._journal.over(self._generation, why, self._lost)
         self._journal.end()
         if why:
-            raise PipelineStoppedError(f"{why}; {self.delivered} of {self._work.total} microbatches were completed")
+            of = "" if self._work.total is None else f" of {self._work.total}"
+            raise PipelineStoppedError(f"{why}; {self.delivered}{of} microbatches were completed")
 
     def _loop(self, watch: Callable[[int], None]) -> str:
         events: list[Event] = []
@@ -136,6 +148,8 @@ class Coordinator:
                 events.append(self._events.get_nowait())
         ended = self._engine.ended()
         events += [Lost(host, why) for host, why in ended.items() if host not in self._processes]
+        if self._flow is None:  # whoever loads may be too busy for a heartbeat
+            events += [Stirred(host) for host in self._engine.stirring()]
         last = max((i for i, event in enumerate(events) if isinstance(event, Delivered)), default=None)
         return [event for i, event in enumerate(events) if i == last or not isinstance(event, Delivered)]
 
@@ -232,10 +246,13 @@ class Coordinator:
                 return
             inlets = [Inlet(self._incoming.pop(key)) for key in wanted]
         self._journal.open()
+        if self._others is None and (used_s := self._engine.used_s()) is not None:
+            self._others = OtherPrograms(used_s)
         self._notice(f"plan {generation} runs on {', '.join(self._plan.hosts)}")
         if self._generation:  # all hosts of this plan have left the last one, so nothing more comes of it
             self._journal.over(self._generation, self._why, self._lost)
         self._generation, self._lost = generation, []
+        self._work.restart()
         self._flow = Flow(generation, self.delivered, self._work, self._outlets, inlets, self._journal, self._events)
 
     def _halt(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from queue import SimpleQueue
 
-from dovetail.pipeline.live.jobs import MicrobatchStream
+from dovetail.pipeline.live.jobs import FedWork
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.quantise import decode, encode
@@ -23,7 +24,7 @@ class Flow:
         self,
         generation: int,
         first: int,
-        work: MicrobatchStream,
+        work: FedWork,
         outlets: Sequence[Outlet],
         inlets: Sequence[Inlet],
         journal: RunJournal,
@@ -31,7 +32,7 @@ class Flow:
     ) -> None:
         """`first` is the number of the first microbatch; what happens goes to `events`."""
         self.delivered = first
-        self._generation, self._numbers, self._work = generation, range(first, work.total), work
+        self._generation, self._first, self._work = generation, first, work
         self._outlets, self._inlets = outlets, inlets
         self._journal, self._events = journal, events
         self._stopped = False
@@ -43,6 +44,7 @@ class Flow:
 
     def stop(self) -> None:
         self._stopped = True
+        self._work.interrupt()
         ends: list[Inlet | Outlet] = [*self._outlets, *self._inlets]
         for end in ends:
             end.close()
@@ -60,15 +62,20 @@ class Flow:
                 self._events.put(Erred(DATA_HOST, f"{type(error).__name__}: {error}"))
 
     def _feed(self) -> None:
-        for number in self._numbers:
-            value = self._work.inputs(number)
+        for number in count(self._first):
+            given = self._work.inputs(number)
+            if given is None:
+                return
+            value, step = given
             self._journal.fed(self._generation, number, time.monotonic())
             heads, buffers = encode(value)
-            items = Items(self._generation, number, not isinstance(value, tuple), heads)
+            items = Items(self._generation, number, not isinstance(value, tuple), heads, step=step)
             self._outlets[number % len(self._outlets)].send(items, buffers)
 
     def _collect(self) -> None:
-        for number in self._numbers:
+        for number in count(self._first):
+            if self._work.done or number == self._work.total:
+                return
             inlet = self._inlets[number % len(self._inlets)]
             items, buffers = inlet.take(self._generation, number)
             visits = [*items.visits, inlet.visit(items, buffers)]
@@ -76,4 +83,4 @@ class Flow:
             self._work.deliver(number, decode(items.heads, buffers, items.single))
             self._journal.delivered(self._generation, number, visits)
             self.delivered = number + 1
-            self._events.put(Delivered(number + 1))
+            self._events.put(Delivered(number + 1, self._work.done))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.route import DATA_HOST
 
 if TYPE_CHECKING:
+    from dovetail.pipeline.live.decoding import DecodeStep
     from dovetail.pipeline.models.spec import ModelSpec, Value
 
 _WIDTHS = (RAW, 16, 12, 10, 8, 6, 5, 4, 3, 2)
@@ -32,21 +33,68 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     patience: Patience = Patience()
 
 
-class MicrobatchStream(Struct, frozen=True):
-    """What is to be run: microbatches by number, from 0, as often as asked for; and who takes what comes out."""
+class FedWork(Protocol):
+    """What is to be run: microbatches by number, from 0; and who takes what comes out."""
 
     model: ModelSpec
     dtype: str
-    total: int
-    inputs: Callable[[int], Value]
-    deliver: Callable[[int, Value], None]
+    decodes: bool  # they are steps of generation
+
+    @property
+    def total(self) -> int | None:
+        """How many; None if it says itself when it is done."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether everything came out, where it is not known how many microbatches that will be."""
+        ...
+
+    def inputs(self, number: int) -> tuple[Value, DecodeStep | None] | None:
+        """A microbatch, once it can be made; None if there will be none."""
+        ...
+
+    def deliver(self, number: int, value: Value) -> None: ...
+    def restart(self) -> None:
+        """A layout is about to be fed, from the first microbatch that has not been delivered."""
+        ...
+
+    def interrupt(self) -> None:
+        """Nothing more is fed to it: whoever waits for inputs need not."""
+        ...
+
+
+class MicrobatchStream:
+    """Microbatches that do not depend on each other, as many as were asked for."""
+
+    decodes = done = False
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        dtype: str,
+        total: int,
+        inputs: Callable[[int], Value],
+        deliver: Callable[[int, Value], None],
+    ) -> None:
+        self.model, self.dtype, self.total = model, dtype, total
+        self._inputs, self.deliver = inputs, deliver
+
+    def inputs(self, number: int) -> tuple[Value, None] | None:
+        return (self._inputs(number), None) if number < self.total else None
+
+    def restart(self) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        pass
 
 
 def make_jobs(
     plan: Plan,
     generation: int,
     first: int,
-    work: MicrobatchStream,
+    work: FedWork,
     addresses: Mapping[str, Address],
     options: RunOptions,
 ) -> dict[str, StageJob]:
@@ -73,6 +121,7 @@ def make_jobs(
                 widths=_WIDTHS if adapts else (),
                 budget_s=plan.batch_size / target * min(len(here), len(after)) if target and adapts else None,
                 clip=options.clip,
+                decodes=work.decodes,
             )
     return jobs
 

@@ -72,7 +72,7 @@ class RunJournal:
         self,
         path: Path | None,
         plan: Plan,
-        total: int,
+        total: int | None,
         options: RunOptions,
         carried: Mapping[str, Carrier],
         observers: Sequence[Observer] = (),
@@ -111,12 +111,13 @@ class RunJournal:
             if self._origin_s is None:
                 self._begin(self._clock_s())
 
-    def _header(self, route: Route, total: int, options: RunOptions) -> Header:
+    def _header(self, route: Route, total: int | None, options: RunOptions) -> Header:
+        asked = {} if total is None else {"microbatches": total}
         header = Header(
             level="pipeline",
             words=WORDS,
             policy=self._plan.method,
-            options={"microbatches": total, "buffers": options.buffers},
+            options=asked | {"buffers": options.buffers},
             mode="live",
             pool=route.pool,
             graphs=(TaskGraphRecord.of(route.graph(graph_name(1))),),

@@ -15,6 +15,7 @@ from dovetail.pipeline.live.width import choose_bits
 from dovetail.pipeline.live.wire import Beat, Connection, Items, StageJob, Trace, Trouble, Visit, WireMessage
 
 if TYPE_CHECKING:
+    from dovetail.pipeline.live.decoding import DecodeStep
     from dovetail.pipeline.models.spec import Value
 
 _WINDOW = 8  # microbatches between two looks at the rate of a link
@@ -50,7 +51,7 @@ class Layout:
     def __init__(
         self,
         job: StageJob,
-        run: Callable[[Value], Value],
+        run: Callable[[Value, DecodeStep | None], Value],
         inlets: Sequence[Inlet],
         outlets: Sequence[Outlet],
         device: str,
@@ -62,8 +63,8 @@ class Layout:
         self._reports = reports
         self._stopped = False
         # What is received is bounded by what senders may send before a buffer is free.
-        self._inbox: Channel[tuple[int, Value, list[Visit], Inlet]] = Channel(job.buffers * len(inlets))
-        self._outbox: Channel[tuple[int, Value, list[Visit]]] = Channel(job.buffers)
+        self._inbox: Channel[tuple[Items, Value, list[Visit], Inlet]] = Channel(job.buffers * len(inlets))
+        self._outbox: Channel[tuple[Items, Value, list[Visit]]] = Channel(job.buffers)
         self._threads = [
             threading.Thread(target=self._guarded, args=(loop,), daemon=True, name=loop.__name__)
             for loop in (self._receive, self._compute, self._send)
@@ -109,32 +110,33 @@ class Layout:
                 visits = [*items.visits, inlet.visit(items, buffers)]
                 value = decode(items.heads, buffers, items.single, self._device)
                 wait_for_device()
-                self._inbox.put((number, value, visits, inlet))
+                self._inbox.put((items, value, visits, inlet))
                 number += job.replicas
 
     def _compute(self) -> None:
         job = self._job
         with _own_stream(self._device) as wait_for_device:
             while True:
-                number, value, visits, inlet = self._inbox.get()
+                items, value, visits, inlet = self._inbox.get()
                 start_s = time.monotonic()
                 inlet.free()
-                result = self._run(value)
+                result = self._run(value, items.step)
                 wait_for_device()  # before the input is let go: its memory belongs to another stream
                 visits = [*visits, Visit(start_s, time.monotonic())]
-                self._reports.note(Trace(job.generation, number, visits))
-                self._outbox.put((number, result, visits))
+                self._reports.note(Trace(job.generation, items.number, visits))
+                self._outbox.put((items, result, visits))
                 del value, result
 
     def _send(self) -> None:
         job, sent = self._job, 0
         with _own_stream(self._device) as wait_for_device:
             while True:
-                number, value, visits = self._outbox.get()
+                taken, value, visits = self._outbox.get()
+                number, single = taken.number, not isinstance(value, tuple)
                 outlet = self._outlets[number % len(self._outlets)]
                 heads, buffers = encode(value, outlet.bits, job.clip)
                 wait_for_device()
-                outlet.send(Items(job.generation, number, not isinstance(value, tuple), heads, visits), buffers)
+                outlet.send(Items(job.generation, number, single, heads, visits, taken.step), buffers)
                 sent += 1
                 if job.budget_s is not None and sent % (_WINDOW * len(self._outlets)) == 0:
                     self._adapt(value, job.budget_s)

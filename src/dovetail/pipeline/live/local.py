@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -44,6 +45,14 @@ class StageEngine(Protocol):
         """Processes that are known to be gone, and why."""
         ...
 
+    def stirring(self) -> list[str]:
+        """The hosts of which it is known that their processes are there, and not stopped by a signal."""
+        ...
+
+    def used_s(self) -> float | None:
+        """Processor time of this run on this machine so far; None if it is not on this machine alone."""
+        ...
+
     def why(self, host: str) -> str:
         """Why a process that closed its connection is gone."""
         ...
@@ -67,6 +76,7 @@ class LocalEngine:
     def __init__(self) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._shares: dict[str, CpuShare] = {}
+        self._fresh: set[str] = set()  # started since somebody asked who stirs
 
     @property
     def pids(self) -> dict[str, int]:
@@ -79,6 +89,7 @@ class LocalEngine:
     def start(self, settings: StageSettings, share: float | None) -> None:
         process = subprocess.Popen([sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE)
         self._processes[settings.host] = process
+        self._fresh.add(settings.host)
         if share is not None:
             self._shares[settings.host] = CpuShare(process.pid, share)
         assert process.stdin is not None
@@ -93,6 +104,15 @@ class LocalEngine:
 
     def ended(self) -> dict[str, str]:
         return {host: exit_words(p.returncode) for host, p in self._processes.items() if p.poll() is not None}
+
+    def stirring(self) -> list[str]:
+        fresh, self._fresh = self._fresh, set()
+        return [host for host, process in self._processes.items() if host in fresh or stirs(process.pid)]
+
+    def used_s(self) -> float | None:
+        ended = os.times()
+        living = sum(processor_s(process.pid) for process in self._processes.values())
+        return time.process_time() + ended.children_user + ended.children_system + living
 
     def why(self, host: str) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -112,3 +132,26 @@ class LocalEngine:
 def default_threads(cores: tuple[int, ...], processes: int) -> int:
     """Threads of a process that was given none: one per core of its own, or its part of all."""
     return len(cores) or max(len(os.sched_getaffinity(0)) // max(processes, 1), 1)
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process that has not been waited for, as far as the system tells."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            user, system = file.read().rpartition(b")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def stirs(pid: int) -> bool:
+    """Whether a process of this machine is there and not stopped, as far as the system tells.
+
+    >>> stirs(os.getpid()) or not os.path.exists("/proc/self/stat")
+    True
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in b"TtZXx"
+    except OSError:
+        return False

@@ -13,8 +13,9 @@ from msgspec import Struct, field
 
 from dovetail.core.events import Arrived, Complete, Decided, Finished, Observed, Start
 from dovetail.core.rates import Link, Rate, RateTable, Switch
-from dovetail.pipeline.hardware import Carrier
+from dovetail.pipeline.hardware import BUSY, Carrier
 from dovetail.pipeline.inputs.problem import MIB
+from dovetail.pipeline.live.generation import DecodingFigures
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.route import DATA_HOST, Route
 
@@ -46,7 +47,7 @@ class LiveResult(Struct, kw_only=True):
     """What a run came to. The steady rate leaves out filling and draining, and is that of the longest-lived plan.
 
     `hardware` says what carried each host. The difference from the prediction is given only if every host ran on what
-    the plan was made for.
+    the plan was made for, and nothing speaks against judging it: `cannot_be_judged` says what does.
     """
 
     microbatches: int
@@ -59,11 +60,13 @@ class LiveResult(Struct, kw_only=True):
     difference_percent: float | None
     hardware: dict[str, str]
     as_planned: bool
+    cannot_be_judged: str
     plans: int
     changes: list[PlanChange]
     stages: list[StageResult]
     rates: RateTable = field(default_factory=RateTable)  # what other levels may read of it
     outputs: list[Any] = field(default_factory=list)  # only if they were asked for
+    generation: DecodingFigures | None = None
 
 
 class _Passes(Struct):
@@ -192,8 +195,10 @@ def evaluate(
     carried: dict[str, Carrier],
     total: int,
     items: int,
+    busy: float = 0.0,
 ) -> LiveResult:
-    """The figures of a run; `plans` are those that were carried out, by generation, the first one being asked for."""
+    """The figures of a run; `plans` are those that were carried out, by generation, the first one being asked for.
+    `busy` is what other programs took of all cores meanwhile."""
     arrivals = counter.arrivals
     main = max(plans, key=lambda generation: len(arrivals.get(generation, ())))
     used = plans[main]
@@ -201,6 +206,8 @@ def evaluate(
     steady = _steady(arrivals.get(main, []), len(used.stages) + 1, used.batch_size)
     predicted = used.throughput_items_s
     as_planned = all(carried[host].how == "matched" for host in used.hosts)
+    why_not = _not_judged(used, busy)
+    judged = as_planned and not why_not
     return LiveResult(
         microbatches=total,
         completed=counter.completed,
@@ -209,14 +216,24 @@ def evaluate(
         throughput_items_s=items / elapsed_s if elapsed_s else 0.0,
         steady_items_s=steady,
         predicted_items_s=predicted,
-        difference_percent=100 * (steady / predicted - 1) if steady and predicted and as_planned else None,
+        difference_percent=100 * (steady / predicted - 1) if steady and predicted and judged else None,
         hardware={host: carried[host].hardware for host in used.hosts},
         as_planned=as_planned,
+        cannot_be_judged=why_not,
         plans=len(plans),
         changes=[PlanChange(at_s - min(counter.first_s, at_s), why) for at_s, why in counter.changes],
         stages=counter.stages(main, used, ids),
         rates=counter.rates(plans, carried, {main: steady} if steady else {}),
     )
+
+
+def _not_judged(plan: Plan, busy: float) -> str:
+    """Why the difference between plan and run says nothing about the plan; empty if it does."""
+    classes = plan.problem.classes if plan.problem else []
+    for device in classes:
+        if device.busy and set(device.hosts) & set(plan.hosts):
+            return f"other programs took {100 * device.busy:.0f} % of the time when {device.name} was profiled"
+    return f"other programs took {100 * busy:.0f} % of all cores during the run" if busy > BUSY else ""
 
 
 def _steady(arrivals_s: list[float], fill: int, batch_size: int) -> float | None:

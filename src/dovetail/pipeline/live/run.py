@@ -18,16 +18,18 @@ from dovetail.core.run import JournalFile, JournalPath
 from dovetail.pipeline.live.arrays import read_inputs, together, write_outputs
 from dovetail.pipeline.live.carriers import carriers
 from dovetail.pipeline.live.coordinator import Coordinator
+from dovetail.pipeline.live.generation import TokenStream
 from dovetail.pipeline.live.hosts import HostSettings, read_hosts
 from dovetail.pipeline.live.jobs import MicrobatchStream, RunOptions
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.local import LocalEngine, StageEngine
+from dovetail.pipeline.live.prompts import Prompts, end_tokens
 from dovetail.pipeline.live.quantise import WIDTHS
 from dovetail.pipeline.live.results import LiveResult, ResultCounter, evaluate
 from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.metrics import PipelineRun
 from dovetail.pipeline.models.load import load
-from dovetail.pipeline.models.spec import ModelSpec, model_spec, need_torch
+from dovetail.pipeline.models.spec import Chain, ModelSpec, model_spec, need_torch
 from dovetail.pipeline.plan import Plan, flag, read_plan
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class _Asked(Struct):
     emulate: bool
     engine: str
     address: str | None
+    max_new_tokens: int
+    in_flight: int | None
 
     def options(self) -> RunOptions:
         for name in ("heartbeat_s", "heartbeat_limit_s"):
@@ -61,6 +65,10 @@ class _Asked(Struct):
             raise InputError(f"engine: expected local or ray, found {self.engine!r}")
         if self.slow_factor and not self.slow_factor > 1:
             raise InputError(f"--slow-factor {self.slow_factor:g}: expected more than 1, or 0 for never")
+        if self.max_new_tokens < 1:
+            raise InputError(f"--max-new-tokens {self.max_new_tokens}: expected at least 1")
+        if self.in_flight is not None and self.in_flight < 1:
+            raise InputError(f"--in-flight {self.in_flight}: expected at least 1")
         return RunOptions(
             buffers=self.buffers,
             link_bits=self.link_bits,
@@ -88,6 +96,9 @@ def run(
     microbatches: int | None = None,
     input: Any = None,
     output: str | os.PathLike[str] | None = None,
+    generate: Any = None,
+    max_new_tokens: int = 32,
+    in_flight: int | None = None,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     buffers: int = 2,
@@ -109,7 +120,9 @@ def run(
 
     Every host of the plan is matched to a device that this machine has; `on` says what carries the others, by host, by
     type or for all (`on={"all": "cpu"}`), and `emulate` carries them with the processor. `input` is a .npy or .npz
-    file, an array or tensor with one row per item, or a tuple of those; without it random microbatches are made.
+    file, an array or tensor with one row per item, or a tuple of those; without it random microbatches are made. With
+    `generate`, a list of prompts (texts, or lists of token ids) or a file with one, a language model goes on with each
+    of them, greedily, and `outputs` are the lists of tokens that follow.
     `hosts` is a file or a dict. The other arguments are those of `dovetail pipeline run`. `progress` is told how many
     microbatches have come out, `notice` when a plan begins or ends. What came out before an error is written to
     `output` all the same.
@@ -123,11 +136,14 @@ def run(
     asked = checked({name: given[name] for name in _Asked.__struct_fields__}, _Asked)
     options, file = asked.options(), JournalFile(journal)
     paths = {name: as_path(given[name], name) for name in ("output", "rates_out") if given[name] is not None}
-    read = [Path(each) for each in (plan, hosts, input, weights) if isinstance(each, str | os.PathLike)]
+    read = [Path(each) for each in (plan, hosts, input, weights, generate) if isinstance(each, str | os.PathLike)]
     refuse_overwrite([*([file.path] if file.path else []), *paths.values()], read)
     dtype = made.problem.dtype if made.problem else "torch.float32"
+    if generate is not None and (input is not None or microbatches is not None):
+        raise InputError("--generate: a prompt is the input; leave --input and --microbatches out")
     inputs = None if input is None else read_inputs(input, made.batch_size, dtype)
-    came: list[Any] = []
+    prompts = None if generate is None else Prompts(generate, spec)
+    came: list[Any] = [] if prompts is None else [[] for _ in prompts.ids]
     keeps = keep_outputs or "output" in paths
     try:
         outcome = run_plan(
@@ -142,12 +158,19 @@ def run(
             address=address,
             options=options,
             journal=file.path,
-            deliver=(lambda _, value: came.append(value)) if keeps else None,
+            deliver=(lambda _, value: came.append(value)) if keeps and prompts is None else None,
+            prompts=prompts,
+            max_new_tokens=max_new_tokens,
+            in_flight=in_flight,
+            take_token=lambda number, token: came[number].append(token),
             watch=progress,
             notice=notice,
         )
     finally:
-        if "output" in paths and came:
+        if "output" in paths and prompts is not None and any(came):
+            prompts.write(paths["output"], came)
+            notice(f"{sum(map(len, came))} tokens written to {paths['output']}")
+        elif "output" in paths and prompts is None and came:
             write_outputs(paths["output"], came)
             notice(f"{len(came)} microbatches written to {paths['output']}")
     if "rates_out" in paths:
@@ -155,7 +178,8 @@ def run(
     metrics = {name: getattr(outcome, name) for name in outcome.__struct_fields__ if name not in ("outputs", "rates")}
     others = {} if outcome.as_planned else outcome.hardware
     notes = [f"{host} ran on {hardware}: the plan was made for other hardware" for host, hardware in others.items()]
-    return PipelineRun(file, msgspec.to_builtins(metrics), notes, outcome.rates, together(came) if came else None)
+    outputs = came if prompts is not None else together(came) if came else None
+    return PipelineRun(file, msgspec.to_builtins(metrics), notes, outcome.rates, outputs)
 
 
 def run_plan(
@@ -173,6 +197,10 @@ def run_plan(
     journal: Path | None = None,
     deliver: Callable[[int, Value], None] | None = None,
     keep_outputs: bool = False,
+    prompts: Prompts | None = None,
+    max_new_tokens: int = 32,
+    in_flight: int | None = None,
+    take_token: Callable[[int, int], None] = lambda number, token: None,
     watch: Callable[[int], None] = lambda _: None,
     notice: Callable[[str], None] = lambda _: None,
 ) -> LiveResult:
@@ -183,9 +211,15 @@ def run_plan(
     random ones are made, 64 unless `microbatches` says otherwise. `deliver` gets each result once and in order, on
     another thread; `watch` is told how many have come out, `notice` when a plan begins or ends. The journal is written
     while the run goes on.
+
+    With `prompts` a language model generates: `max_new_tokens` for each at most, with `in_flight` microbatches under
+    way (one more than there are stages), and `take_token` is told of every token by the number of its prompt.
     """
     options, settings = options or RunOptions(), hosts or {}
     _check(plan, options, microbatches)
+    if prompts is not None:  # a prompt and a token take unlike times, which tells nothing of the host
+        calm = msgspec.structs.replace(options.patience, slow_factor=0.0)
+        options = msgspec.structs.replace(options, patience=calm)
     need_torch("running a pipeline")
     total = min(microbatches or len(inputs), len(inputs)) if inputs is not None else microbatches or 64
     dtype = plan.problem.dtype if plan.problem else "torch.float32"
@@ -203,13 +237,23 @@ def run_plan(
     with closing(_engine(engine, address)) as started:
         nodes = started.nodes({host: settings.get(host, HostSettings()).node for host in _known(plan)})
         carried = carriers(plan, settings, on or {}, emulate, started.devices(), nodes)
-        work = MicrobatchStream(model, dtype, total, _inputs(plan, model, dtype, inputs, total), take)
+        work: MicrobatchStream | TokenStream
+        if prompts is not None:
+            lanes = in_flight or (plan.generation.groups if plan.generation else len(plan.stages) + 1)
+            work = _token_stream(plan, model, dtype, prompts, max_new_tokens, lanes, take_token)
+        else:
+            work = MicrobatchStream(model, dtype, total, _inputs(plan, model, dtype, inputs, total), take)
         counter = ResultCounter()
-        with closing(RunJournal(journal, plan, total, options, carried, [counter])) as witness:
+        with closing(RunJournal(journal, plan, work.total, options, carried, [counter])) as witness:
             coordinator = Coordinator(plan, work, started, settings, carried, options, witness)
             coordinator.run(watch, notice)
-    result = evaluate(counter, coordinator.plans, witness.ids, carried, total, items)
+    if isinstance(work, TokenStream):
+        total, items = coordinator.delivered, len(work.came_s)
+    result = evaluate(counter, coordinator.plans, witness.ids, carried, total, items, coordinator.busy)
     result.outputs = kept
+    if isinstance(work, TokenStream):
+        result.outputs = [sequence.tokens for sequence in work.sequences]
+        result.generation = work.figures(plan.generation)
     return result
 
 
@@ -234,14 +278,47 @@ def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
         raise InputError("shape links: the plan does not say how fast links are; make it again with this version")
 
 
-def _inputs(
-    plan: Plan, model: ModelSpec, dtype: str, given: Sequence[Value] | None, total: int
-) -> Callable[[int], Value]:
-    """Microbatches by number, for a model that is the plan's."""
+def _token_stream(
+    plan: Plan,
+    model: ModelSpec,
+    dtype: str,
+    prompts: Prompts,
+    max_new_tokens: int,
+    lanes: int,
+    take: Callable[[int, int], None],
+) -> TokenStream:
+    """What generation feeds, for a language model that is the plan's and can go on with these prompts."""
+    if any(stage.replicas for stage in plan.stages):
+        raise InputError("generate: the plan has replicas of a stage, but the cache of a sequence is in one place")
+    chain = _chain(plan, model)
+    config = chain.decoder(1, 1).model.config
+    prompts.check(config, max_new_tokens)
+    ends = end_tokens(config)
+    return TokenStream(
+        model,
+        dtype,
+        prompts.ids,
+        max_new_tokens=max_new_tokens,
+        ends=ends,
+        lanes=lanes,
+        lane_size=plan.batch_size,
+        take=take,
+    )
+
+
+def _chain(plan: Plan, model: ModelSpec) -> Chain:
     chain = load(model)
     layers = plan.stages[-1].layers[1]
     if len(chain.layers) != layers:
         raise InputError(f"{model.source}: has {len(chain.layers)} layers, but the plan is for {layers}")
+    return chain
+
+
+def _inputs(
+    plan: Plan, model: ModelSpec, dtype: str, given: Sequence[Value] | None, total: int
+) -> Callable[[int], Value]:
+    """Microbatches by number, for a model that is the plan's."""
+    chain = _chain(plan, model)
     if given is None:
         return _random_inputs(lambda seed: chain.inputs(plan.batch_size, dtype, seed=seed), total)
     found = [tuple(tensor.shape[1:]) for tensor in (given[0] if isinstance(given[0], tuple) else (given[0],))]

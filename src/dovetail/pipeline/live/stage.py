@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.pipeline.hardware import device_name
+from dovetail.pipeline.live.decoding import StageDecoder
 from dovetail.pipeline.live.layout import Layout, Reports
 from dovetail.pipeline.live.links import Inlet, Outlet
 from dovetail.pipeline.live.wire import (
@@ -32,6 +33,7 @@ from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain
 
 if TYPE_CHECKING:
+    from dovetail.pipeline.live.decoding import DecodeStep
     from dovetail.pipeline.models.spec import ModelSpec, Value
 
 
@@ -151,7 +153,7 @@ class StageWorker:
         self._layout = Layout(job, run, inlets, outlets, self._settings.device, self._reports)
         self._reports.tell(Ready(job.generation))
 
-    def _layers(self, job: StageJob) -> Callable[[Value], Value]:
+    def _layers(self, job: StageJob) -> Callable[[Value, DecodeStep | None], Value]:
         """The function of this job's layers. The model stays loaded, so that another job of it starts at once."""
         if self._loaded is None or self._loaded[0] != job.model:
             import torch
@@ -159,7 +161,11 @@ class StageWorker:
             if self._settings.threads:
                 torch.set_num_threads(self._settings.threads)
             self._loaded = (job.model, load(job.model))
-        return self._loaded[1].part(*job.layers, self._settings.device, job.dtype)
+        chain, device = self._loaded[1], self._settings.device
+        if job.decodes:
+            return StageDecoder(chain.decoder(*job.layers, device, job.dtype), device).run
+        run = chain.part(*job.layers, device, job.dtype)
+        return lambda value, _: run(value)
 
     def _inlets(self, job: StageJob) -> list[Inlet] | None:
         """The connections from the stage before, once all have come; None if a newer job came first."""

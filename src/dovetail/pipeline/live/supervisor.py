@@ -1,6 +1,7 @@
 """Who runs what, and when that changes: a state machine without I/O. Events and the time in, actions out.
 
-A host is dead when its process ends, its connection breaks or its heartbeats stop. It is slow when its recent median
+A host is dead when its process ends, its connection breaks or its heartbeats stop; while it loads, which may keep it
+from any, when its machine says that it is stopped. It is slow when its recent median
 of compute times is well above what its plan says, calibrated by what it measured at first: a profile that is wrong by
 a constant factor is no reason to act. Both lead to a new plan for the hosts that are left, if it is worth the change.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from statistics import median
 
 from msgspec import Struct
@@ -39,6 +41,12 @@ class Lived(Struct, frozen=True):
     compute_s: tuple[float, ...] = ()
 
 
+class Stirred(Struct, frozen=True):
+    """The machine says that a process is there and not stopped."""
+
+    host: str
+
+
 class Lost(Struct, frozen=True):
     """A process is gone."""
 
@@ -62,12 +70,13 @@ class Erred(Struct, frozen=True):
 
 
 class Delivered(Struct, frozen=True):
-    """So many microbatches have come out, in order."""
+    """So many microbatches have come out, in order; `done` if it is only known by them that there are no more."""
 
     count: int
+    done: bool = False
 
 
-Event = Joined | Prepared | Lived | Lost | Broke | Erred | Delivered
+Event = Joined | Prepared | Lived | Stirred | Lost | Broke | Erred | Delivered
 
 # --- actions: what to do --------------------------------------------------------------------------
 
@@ -117,7 +126,7 @@ class Patience(Struct, frozen=True, kw_only=True):
     """When to take a process for dead or slow, and when a new plan is worth a change."""
 
     heartbeat_limit_s: float = 5.0
-    loading: float = 6.0  # times that limit while a process loads its layers
+    loading: float = 6.0  # times that limit while a process loads its layers on a machine that does not tell of it
     start_limit_s: float = 300.0  # until it has loaded them
     slow_factor: float = 1.5  # 0: never
     gain: float = 1.1  # how many times faster a new plan must be to replace one that has only become slow
@@ -142,7 +151,7 @@ Replan = Callable[[frozenset[str], dict[str, float]], Plan | Infeasible]
 class Supervisor:
     """Keeps `total` microbatches moving through a plan, and through others when hosts die or slow down."""
 
-    def __init__(self, plan: Plan, total: int, replan: Replan, patience: Patience) -> None:
+    def __init__(self, plan: Plan, total: int | None, replan: Replan, patience: Patience) -> None:
         self.plan = plan
         self.generation = 1
         self._total = total
@@ -150,6 +159,7 @@ class Supervisor:
         self._patience = patience
         self._dead: dict[str, str] = {}
         self._beats: dict[str, float] = {}  # last sign of life of those that have joined
+        self._stirs: dict[str, float] = {}  # when their machine last said that they were not stopped
         self._launched: dict[str, float] = {}
         self._prepared: set[str] = set()
         self._stage = self._stages()
@@ -174,7 +184,8 @@ class Supervisor:
     def _handle(self, event: Event, now: float) -> list[Action]:
         if isinstance(event, Delivered):
             self._count, self._fruitless = event.count, 0
-            return self._finish() if event.count >= self._total else []
+            all_out = event.done or (self._total is not None and event.count >= self._total)
+            return self._finish() if all_out else []
         if isinstance(event, Erred):
             stage = self._stage.get(event.host)
             layers = f" (layers {stage.layers[0]} to {stage.layers[1]})" if stage else ""
@@ -183,6 +194,9 @@ class Supervisor:
             return []
         if isinstance(event, Lost):
             return self._bury({event.host: event.why}, now)
+        if isinstance(event, Stirred):
+            self._stirs[event.host] = now
+            return []
         self._beats[event.host] = now
         if isinstance(event, Joined):
             return self._advance(now)
@@ -238,11 +252,16 @@ class Supervisor:
     def _watch(self, now: float) -> list[Action]:
         """What silence tells."""
         patience, gone = self._patience, {}
-        limit_s = patience.heartbeat_limit_s * (1 if self._fed else patience.loading)
         reached = self._prepared if self._assigned else self._beats
         for host in self.plan.hosts:
-            if now - self._beats.get(host, now) > limit_s:
-                gone[host] = f"no heartbeat for {limit_s:g} s"
+            limit_s, told = patience.heartbeat_limit_s, "no heartbeat"
+            seen_s = self._beats.get(host, now)
+            if not self._fed and host in self._stirs:  # it may be too busy for a heartbeat, but not stopped
+                seen_s, told = max(self._beats.get(host, -inf), self._stirs[host]), "it was stopped"
+            elif not self._fed:
+                limit_s *= patience.loading
+            if now - seen_s > limit_s:
+                gone[host] = f"{told} for {limit_s:g} s"
             elif host not in reached and now - self._launched[host] > patience.start_limit_s:
                 gone[host] = f"was not ready after {patience.start_limit_s:g} s"
         if gone:

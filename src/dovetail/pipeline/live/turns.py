@@ -31,6 +31,7 @@ from dovetail.pipeline.live.supervisor import (
     Lost,
     Patience,
     Prepared,
+    Stirred,
     Supervisor,
 )
 from dovetail.pipeline.plan import Plan
@@ -39,6 +40,7 @@ _EVENTS: dict[str, type[Struct]] = {
     "joined": Joined,
     "prepared": Prepared,
     "beat": Lived,
+    "stirs": Stirred,
     "lost": Lost,
     "broke": Broke,
     "error": Erred,
@@ -99,5 +101,6 @@ def supervisor_of(header: Header) -> SupervisorTurns:
     """The supervisor of a recorded run, before its first turn."""
     plan = msgspec.convert(header.facts["plan"], Plan)
     patience = msgspec.convert(header.facts["patience"], Patience)
-    total, without = int(header.options["microbatches"]), frozenset(header.facts.get("without", ()))
+    asked, without = header.options.get("microbatches"), frozenset(header.facts.get("without", ()))
+    total = None if asked is None else int(asked)
     return SupervisorTurns(Supervisor(plan, total, replanner(plan, without), patience))

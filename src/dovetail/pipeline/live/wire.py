@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from dovetail.pipeline.live.decoding import DecodeStep
 from dovetail.pipeline.live.quantise import TensorHead
 from dovetail.pipeline.models.spec import ModelSpec
 
@@ -25,6 +26,7 @@ _HEAD_LIMIT = 1 << 26
 _STRANGER_LIMIT = 1 << 12  # a peer that has not said the token may not make us hold more than this
 _CHUNK = 1 << 16  # bytes that a paced sender sends at a time
 _PATIENCE_S = 10.0
+_STRANGERS = 128  # connections at a time that have not said the token
 
 
 class WireMessage(Struct, frozen=True, tag=True, tag_field="k", omit_defaults=True):
@@ -75,6 +77,7 @@ class StageJob(WireMessage, frozen=True, kw_only=True):
     widths: tuple[int, ...] = ()  # to choose from, if there is a budget
     budget_s: float | None = None  # of one microbatch on the link
     clip: bool = False
+    decodes: bool = False  # microbatches are steps of generation
 
 
 class Ready(WireMessage, frozen=True):
@@ -129,6 +132,7 @@ class Items(WireMessage, frozen=True):
     single: bool
     heads: list[TensorHead]
     visits: list[Visit] = []
+    step: DecodeStep | None = None  # what it is a step of, when tokens are generated
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -219,12 +223,21 @@ def greeted(connection: Connection, token: str) -> Greeting:
 
 
 class Listener:
-    """Takes connections on a port of its own and hands on those that know the token."""
+    """Takes connections on a port of its own and hands on those that know the token.
 
-    def __init__(self, host: str, token: str, take: Callable[[Connection, Greeting], None]) -> None:
+    Of connections that have not said it there are so many at most: one more, and the oldest is closed. Who knows the
+    token says it at once, so whoever has long been silent is a stranger.
+    """
+
+    def __init__(
+        self, host: str, token: str, take: Callable[[Connection, Greeting], None], strangers: int = _STRANGERS
+    ) -> None:
         self._socket = socket.create_server((host, 0), backlog=64)
         self._token = token
         self._take = take
+        self._most_strangers = strangers
+        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._lock = threading.Lock()
         self.address: Address = (host, self._socket.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True, name="accept").start()
 
@@ -234,13 +247,24 @@ class Listener:
                 sock, _ = self._socket.accept()
             except OSError:
                 return
+            connection = Connection(sock)
+            with self._lock:
+                self._strangers[connection] = None
+                if len(self._strangers) > self._most_strangers:
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    oldest.close()
             # A thread each: a stranger that says nothing must not keep others waiting.
-            threading.Thread(target=self._greet, args=(sock,), daemon=True, name="greet").start()
+            threading.Thread(target=self._greet, args=(connection,), daemon=True, name="greet").start()
 
-    def _greet(self, sock: socket.socket) -> None:
-        connection = Connection(sock)
+    def _greet(self, connection: Connection) -> None:
         try:
-            self._take(connection, greeted(connection, self._token))
+            try:
+                hello = greeted(connection, self._token)
+            finally:
+                with self._lock:
+                    self._strangers.pop(connection, None)
+            self._take(connection, hello)
         except OSError:
             connection.close()
 

@@ -37,7 +37,7 @@ def build(spec: ModelSpec) -> Built:
         raise InputError(f"{spec.source}: has no layers")
     shapes = tuple(tuple(shape) for shape in getattr(made, "input_shapes", ()))
     tables = [m.num_embeddings for m in made.modules() if isinstance(m, nn.Embedding)]
-    return Built(made, name, shapes, str(getattr(made, "input_dtype", "")), min(tables, default=2))
+    return Built(made, name, shapes, (str(getattr(made, "input_dtype", "")),), min(tables, default=2))
 
 
 def _module(source: str, where: str) -> ModuleType:
@@ -67,16 +67,11 @@ def _public(module: ModuleType) -> list[str]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Read a state_dict, from torch.save or safetensors, into a model."""
+    """Read a state_dict, from torch.save, into a model."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     try:
-        if path.suffix == ".safetensors":
-            state = importlib.import_module("safetensors.torch").load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except ImportError:
-        raise InputError(f"{path}: needs safetensors, which is not installed: pip install safetensors") from None
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a loader makes of a file that is something else
         raise InputError(f"{path}: expected weights as torch.save or safetensors write them") from error
     try:

@@ -33,6 +33,11 @@ class Segment(nn.Module):
         if device.type == "cpu" and dtype is torch.float32:
             return self
         made = copy.deepcopy(self)
+        made.retype(device, dtype)
+        return made.to(device=device, dtype=dtype).eval()
+
+    def retype(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Change the device and the dtype that are constants of the graph."""
 
         def change(item: Any) -> Any:
             if isinstance(item, torch.device):
@@ -41,12 +46,11 @@ class Segment(nn.Module):
                 return device.type
             return dtype if item is torch.float32 else item
 
-        for module in made.modules():
+        for module in self.modules():
             if isinstance(module, fx.GraphModule):
                 for node in module.graph.nodes:
                     node.args, node.kwargs = _changed(node.args, change), _changed(node.kwargs, change)
                 module.recompile()
-        return made.to(device=device, dtype=dtype).eval()
 
 
 def _changed(args: Any, change: Callable[[Any], Any]) -> Any:

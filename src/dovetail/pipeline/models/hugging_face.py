@@ -4,34 +4,52 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.pipeline.models.converted_weights import stored_tensors
+from dovetail.pipeline.models.decoder import UncuttableError, find_decoder
 from dovetail.pipeline.models.graph_layers import flat
 from dovetail.pipeline.models.spec import Built, ModelSpec, one_line
 
+if TYPE_CHECKING:
+    from dovetail.pipeline.models.spec import Value
+
 _LONGEST = 512  # tokens of an item, where the configuration allows more
+_SAMPLES = 16000  # of sound: a second at the usual rate
 
 
 class Plain(nn.Module):
-    """The model as a function of its main input alone, with its results as plain tensors."""
+    """The model as a function of its main inputs alone, with its results as plain tensors."""
 
-    def __init__(self, model: nn.Module, main_input: str) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.model = model
-        self.main_input = main_input
+        self.names = tuple(names)
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        found = flat(self.model(**{self.main_input: value}, return_dict=True), torch.Tensor)
+    def forward(self, value: torch.Tensor) -> Value:
+        return self._results(value)
+
+    def _results(self, *values: torch.Tensor) -> Value:
+        found = flat(self.model(**dict(zip(self.names, values, strict=True)), return_dict=True), torch.Tensor)
         return found[0] if len(found) == 1 else tuple(found)
 
 
+class PlainPair(Plain):
+    """Of two inputs; tracers want them by name."""
+
+    def forward(self, value: torch.Tensor, other: torch.Tensor) -> Value:  # type: ignore[override]
+        return self._results(value, other)
+
+
 def build(spec: ModelSpec) -> Built:
-    """The model of a configuration, with random weights."""
+    """The model of a configuration, with random weights: the one that `architectures` names, head and all."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:
@@ -39,21 +57,54 @@ def build(spec: ModelSpec) -> Built:
         raise InputError(message) from None
     path = Path(spec.source.removeprefix("hf:"))
     config = _config(transformers, path, spec.arguments)
+    kind = _architecture(transformers, path, config)
     try:
-        model = transformers.AutoModel.from_config(config)
+        model = kind(config, dtype=torch.float32)
     except Exception as error:  # whatever a model's own code finds wrong with its configuration
         raise InputError(f"{path}: no model can be built: {one_line(error)}") from error
-    main_input = model.main_input_name
     folder = path if path.is_dir() else path.parent  # a file called config.json says nothing
     name = getattr(config, "name_or_path", "") or (path.stem if path.stem != "config" else folder.resolve().name)
-    if main_input == "pixel_values":
-        size = getattr(config, "image_size", 224)
+    inputs = {key: _input(path, key, config) for key in _input_names(model, config)}
+    plain = (Plain if len(inputs) == 1 else PlainPair)(model, tuple(inputs))
+    dtypes = tuple("torch.int64" if key.endswith("_ids") else "" for key in inputs)
+    limit = getattr(config.get_text_config(), "vocab_size", 2)
+    return Built(plain, name, tuple(inputs.values()), dtypes, limit, partial(stored_tensors, model))
+
+
+def _architecture(transformers: Any, path: Path, config: Any) -> Callable[..., Any]:
+    """What makes the model that a configuration names; without a name, the one without a head."""
+    named = getattr(config, "architectures", None) or []
+    kind: Any = getattr(transformers, str(named[0]), None) if named else None
+    if named and not hasattr(kind, "_from_config"):
+        known = [name for name in dir(transformers) if name.startswith(str(named[0])[:3])]
+        raise InputError(f"{path}: unknown architecture {named[0]!r}{did_you_mean(str(named[0]), known)}")
+    made: Callable[..., Any] = kind._from_config if named else transformers.AutoModel.from_config
+    return made
+
+
+def _input_names(model: Any, config: Any) -> list[str]:
+    names = [model.main_input_name]
+    if hasattr(config, "text_config") and hasattr(config, "vision_config"):
+        names = ["input_ids", "pixel_values"]
+    return [*names, "decoder_input_ids"] if config.is_encoder_decoder else names
+
+
+def _input(path: Path, name: str, config: Any) -> tuple[int, ...]:
+    """The shape of an input of one item."""
+    if name == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", 224)
         sides = (size, size) if isinstance(size, int) else tuple(size)
-        return Built(Plain(model, main_input), name, ((getattr(config, "num_channels", 3), *sides),), "", 2)
-    if main_input != "input_ids":
-        raise InputError(f"{path}: the input {main_input!r} is not known here; expected token ids or pixels")
-    length = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
-    return Built(Plain(model, main_input), name, ((length,),), "torch.int64", config.vocab_size)
+        return (getattr(vision, "num_channels", 3), *sides)
+    if name == "input_features" and hasattr(config, "max_source_positions"):
+        return (config.num_mel_bins, 2 * config.max_source_positions)
+    if name == "input_values":
+        return (_SAMPLES,)
+    if name not in ("input_ids", "decoder_input_ids"):
+        raise InputError(f"{path}: the input {name!r} is not known here; expected token ids, pixels or sound")
+    text = config.get_text_config()
+    longest = getattr(text, "max_target_positions", None) or getattr(text, "max_position_embeddings", None)
+    return (min(longest or _LONGEST, _LONGEST),)
 
 
 def _config(transformers: Any, path: Path, changes: dict[str, Any]) -> Any:
@@ -75,3 +126,14 @@ def _config(transformers: Any, path: Path, changes: dict[str, Any]) -> Any:
         return transformers.AutoConfig.for_model(kind, **(given | {"use_cache": False} | changes))
     except (ValueError, TypeError) as error:
         raise InputError(f"{file}: {one_line(error)}") from error
+
+
+def cut_decoder(plain: nn.Module) -> tuple[list[Any], list[str]] | None:
+    """A language model cut at its blocks; None if it is none, or if more than one tensor goes from block to block."""
+    model: Any = plain.model
+    if not (hasattr(model, "can_generate") and model.can_generate()) or model.config.is_encoder_decoder:
+        return None
+    try:
+        return find_decoder(model).layers()
+    except UncuttableError:
+        return None

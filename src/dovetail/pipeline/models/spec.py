@@ -7,7 +7,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -87,14 +87,30 @@ def full_dtype(name: str, known: Sequence[str] = FLOAT_DTYPES) -> str:
     return full
 
 
+class StoredTensor(NamedTuple):
+    """How a tensor of a model comes from files: as it is, or from others by a conversion."""
+
+    names: tuple[str, ...]
+    convert: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None
+
+
+class WeightSource(Protocol):
+    """Where the weights of layers that were made without them come from."""
+
+    def filled(self, layers: Sequence[Any], device: torch.device, dtype: torch.dtype) -> list[Any]:
+        """Copies of layers with their weights."""
+        ...
+
+
 class Built(NamedTuple):
     """A model before it is cut, and what it says about its inputs; integer ones are below `id_limit`."""
 
     model: nn.Module
     name: str
     shapes: Shapes
-    input_dtype: str
+    input_dtypes: tuple[str, ...]  # one for each input, or one for all; an empty one is that of the weights
     id_limit: int
+    stored: Callable[[Sequence[str]], dict[str, StoredTensor]] | None = None  # how its tensors come from files
 
 
 class Chain:
@@ -115,6 +131,7 @@ class Chain:
         self.names = list(names)
         self.shapes = shapes
         self.input_dtypes = list(input_dtypes) or [""] * len(shapes)
+        self.weights: WeightSource | None = None  # from which a part's own are read when it is made
         self.id_limit = id_limit  # integer inputs are below it: they are most often an index into an embedding
 
     def inputs(self, batch_size: int, dtype: str, device: str = "cpu", seed: int = 0) -> Value:
@@ -140,7 +157,10 @@ class Chain:
 
         if not 1 <= first <= last <= len(self.layers):
             raise InputError(f"layers {first} to {last}: {self.name} has layers 1 to {len(self.layers)}")
-        layers = [_placed(layer, device, dtype) for layer in self.layers[first - 1 : last]]
+        chosen = self.layers[first - 1 : last]
+        if hasattr(chosen[0], "until"):
+            chosen = [chosen[0].until(last)]
+        layers = self._placed(chosen, device, dtype)
 
         def run(value: Value) -> Value:
             with torch.inference_mode():
@@ -149,6 +169,21 @@ class Chain:
             return value
 
         return run
+
+    def decoder(self, first: int, last: int, device: str = "cpu", dtype: str = "torch.float32") -> Any:
+        """The layers of a language model as one part (`models/decoder.py`), which can keep a cache."""
+        begin: Any = self.layers[first - 1]
+        if not hasattr(begin, "until"):
+            raise InputError(f"{self.name}: only a language model of transformers (hf:) generates tokens")
+        return self._placed([begin.until(last)], device, dtype)[0]
+
+    def _placed(self, layers: Sequence[Any], device: str, dtype: str) -> list[Any]:
+        """Layers with their weights, on a device."""
+        if self.weights is not None:
+            import torch
+
+            layers = self.weights.filled(layers, torch.device(device), torch_dtype(dtype))
+        return [_placed(layer, device, dtype) for layer in layers]
 
 
 def need_torch(what_for: str) -> ModuleType:

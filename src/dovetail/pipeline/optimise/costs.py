@@ -1,83 +1,203 @@
-"""What stages and links cost the general planner, under the constraints and a cap on the bottleneck."""
+"""What stages and links take under the constraints, and what they cost for an objective at a pace."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from functools import cached_property
 from math import inf
 
 import numpy as np
 
-from dovetail.pipeline.inputs.problem import Pipeline
-from dovetail.pipeline.optimise.furthest import Prober
-from dovetail.pipeline.optimise.labels import CostChain, Option
+from dovetail.core.errors import InputError
+from dovetail.pipeline.inputs.problem import DTYPE_BYTES, Pipeline
+from dovetail.pipeline.optimise.chains import Capped, Chains
+from dovetail.pipeline.optimise.stages import Option, Stages
 from dovetail.pipeline.optimise.tables import Floats, Tables, data_s
-from dovetail.pipeline.plan import Constraints
+from dovetail.pipeline.plan import Constraints, Objective
+
+_ALONE = 1 + 1e-9  # of a cap: surely more than rounding
+AS_IT_IS = 32  # this width, and any that a dtype does not exceed, leaves values as they are
 
 
-class StageCosts:
-    """Chains of costs for the general planner: options, and what stages and links cost under an objective."""
+def width_share(dtype: str, bits: int) -> float:
+    """Which part of the bytes is sent with so many bits per value.
+
+    >>> width_share("torch.float32", 8), width_share("torch.float16", 8), width_share("torch.float64", 32)
+    (0.25, 0.5, 1.0)
+    """
+    return 1.0 if bits == AS_IT_IS else min(1.0, bits / (8 * DTYPE_BYTES[dtype]))
+
+
+class Costs:
+    """Times of stages and links by option, for one microbatch and as the pace that they allow.
+
+    Links have the narrowest width: nothing gets better by a wider one. What a constraint forbids is infinite.
+    """
 
     def __init__(self, tables: Tables, constraints: Constraints) -> None:
         self.tables = tables
+        self.constraints = constraints
         p = tables.pipeline
         self.options = [
             Option(k, r)
             for k, count in enumerate(tables.counts)
             for r in range(1, min(constraints.replicas, count) + 1)
         ]
+        k = [o.k for o in self.options]
+        devices = np.array([o.devices for o in self.options], dtype=float)
         # Replicas take turns: they divide the pace of a stage and its links, not the time of one microbatch.
-        self.single = [self._times(o.k, constraints) for o in self.options]
-        self.compute = [times / o.devices for times, o in zip(self.single, self.options, strict=True)]
-        scale = min(constraints.link_bits) / 32
+        self.stage_s = np.array([self._times(o) for o in self.options]) if k else np.zeros((0, 1, 1))
+        self.stage_pace_s = self.stage_s if (devices == 1).all() else self.stage_s / devices[:, None, None]
         wait_s = np.array(p.link_s) if p.link_s else np.zeros((len(p.classes), len(p.classes)))
-        sent = (tables.transfers - wait_s[:, :, None]) * scale
-        self.link_single = [[sent[u.k, v.k] + wait_s[u.k, v.k] for v in self.options] for u in self.options]
-        self.link = [
-            [(sent[u.k, v.k] + wait_s[u.k, v.k]) / min(u.devices, v.devices) for v in self.options]
-            for u in self.options
-        ]
-        enter = [data_s(p, o.k, 0, constraints.data_mbps) for o in self.options]
-        leave = [data_s(p, o.k, p.layers, constraints.data_mbps) for o in self.options]
-        self.enter = [inf if _barred(p, o.k, constraints.first) else enter[i] for i, o in enumerate(self.options)]
-        self.leave = [inf if _barred(p, o.k, constraints.last) else leave[i] for i, o in enumerate(self.options)]
-        self.max_devices = constraints.max_stages
+        sent = (tables.transfers - wait_s[:, :, None]) * width_share(p.dtype, min(constraints.link_bits))
+        by_cut = np.moveaxis(sent + wait_s[:, :, None], 2, 0)[:, k][:, :, k]
         if constraints.first is not None and constraints.first == constraints.last:
-            self.link = [[np.full_like(x, inf) for x in row] for row in self.link]  # one host, so one stage
+            by_cut = np.full_like(by_cut, inf)  # one host, so one stage
+        together = devices[:, None] + devices[None, :]
+        scarce = (np.array(k)[:, None] == np.array(k)[None, :]) & (together > np.array(tables.counts)[k])
+        by_cut[:, scarce] = inf  # a class has no devices for two such stages
+        self.link_s = by_cut
+        self.link_pace_s = by_cut / np.minimum(devices[:, None], devices[None, :])
+        self.enter_s = np.array([self._end(o, 0, constraints.first) for o in self.options])
+        self.leave_s = np.array([self._end(o, p.layers, constraints.last) for o in self.options])
+        floor = constraints.throughput_floor_items_s
+        self.most_pace_s = inf if floor is None else p.batch_size / floor * (1 + 5e-10)
 
-    def _times(self, k: int, constraints: Constraints) -> Floats:
-        """Times of intervals on a class; the whole model is none where two hosts of the class must hold its ends."""
-        times: Floats = self.tables.compute[k]
-        if len(set(constraints.pinned)) == 2 and set(constraints.pinned) <= set(self.tables.pipeline.classes[k].hosts):
+    def _times(self, option: Option) -> Floats:
+        """Times of intervals; the whole model is none for one device where two of the class must hold its ends."""
+        times: Floats = self.tables.compute[option.k]
+        pinned = set(self.constraints.pinned)
+        if option.devices < len(pinned) and pinned <= set(self.tables.pipeline.classes[option.k].hosts):
             times = times.copy()
             times[0, -1] = inf
         return times
 
-    def chain(self, cap_s: float, cost: Callable[[int], Floats] | None = None) -> CostChain:
-        """A chain with everything above the cap forbidden. Without `cost`, stages and links cost their pace; with it,
-        stages cost `cost(option)` and links nothing."""
-        cap_s = min(cap_s, sys.float_info.max)  # what is forbidden stays so without a cap
-        stages = [np.where(t <= cap_s, t if cost is None else cost(i), inf) for i, t in enumerate(self.compute)]
-        links = [[np.where(x <= cap_s, x if cost is None else 0.0, inf) for x in row] for row in self.link]
-        enter, leave = (
-            [inf if x > cap_s else x if cost is None else 0.0 for x in side] for side in (self.enter, self.leave)
-        )
-        return CostChain(self.options, self.tables.counts, stages, links, enter, leave, self.max_devices)
+    def _end(self, option: Option, cut: int, host: str | None) -> float:
+        p = self.tables.pipeline
+        if host is not None and host not in p.classes[option.k].hosts:
+            return inf
+        return data_s(p, option.k, cut, self.constraints.data_mbps)
 
-    def latency_chain(self, cap_s: float) -> CostChain:
-        """A chain with everything above the cap forbidden, where stages and links cost what one microbatch waits."""
-        chain = self.chain(cap_s)
-        chain.stage = [np.where(np.isfinite(a), b, inf) for a, b in zip(chain.stage, self.single, strict=True)]
-        chain.link = [
-            [np.where(np.isfinite(a), b, inf) for a, b in zip(row, alone, strict=True)]
-            for row, alone in zip(chain.link, self.link_single, strict=True)
-        ]
-        return chain
+    @cached_property
+    def paces(self) -> Floats:
+        """All values that the pace can have, ascending."""
+        inner = self.link_pace_s[1:-1]
+        values = [x[np.isfinite(x)] for x in (self.stage_pace_s, inner, self.enter_s, self.leave_s)]
+        every = np.unique(np.concatenate(values))
+        return every[every <= self.most_pace_s]
+
+    def chains(
+        self, tariff: Tariff, low_s: float, high_s: float, max_devices: int | None = None, cap: bool = True
+    ) -> Chains:
+        """The chains of pace at most `high_s`, each costing what it would at pace `low_s`; without `cap` their latency
+        may be what it is."""
+        high_s = min(high_s, self.most_pace_s, 1e300)  # what is forbidden stays so without a limit
+        cap_s = self.constraints.latency_cap_s if cap else None
+        most_s = inf if cap_s is None else cap_s * _ALONE  # what takes longer is in no chain, and no number of a solver
+
+        def within(pace: Floats, alone_s: Floats) -> Floats:
+            return np.where((pace <= high_s) & (alone_s <= most_s), 0.0, inf)
+
+        stage_off, link_off = within(self.stage_pace_s, self.stage_s), within(self.link_pace_s, self.link_s)
+        enter_off, leave_off = within(self.enter_s, self.enter_s), within(self.leave_s, self.leave_s)
+        stage_s, link_s, enter_s, leave_s = self._allowed
+        capped = None if cap_s is None else Capped(stage_s, link_s, enter_s, leave_s, cap_s)
+        limits = [x for x in (self.constraints.max_stages, max_devices) if x is not None]
+        return Chains(
+            self.options,
+            self.tables.counts,
+            tariff.stage[:, None, None] * stage_s + stage_off,
+            tariff.link * link_s + link_off,
+            tariff.link * enter_s + enter_off,
+            tariff.link * leave_s + leave_off,
+            tariff.fixed + tariff.fixed_by_pace * low_s if low_s else tariff.fixed,
+            capped,
+            min(limits, default=None),
+            tariff.whole,
+        )
+
+    @cached_property
+    def _allowed(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """The times of what is not forbidden, else 0."""
+        stage, link, enter, leave = (
+            np.where(np.isfinite(x), x, 0.0) for x in (self.stage_s, self.link_s, self.enter_s, self.leave_s)
+        )
+        return stage, link, enter, leave
+
+    def pace_s(self, stages: Stages) -> float:
+        """The pace of a chain."""
+        index = {option: o for o, option in enumerate(self.options)}
+        chosen = [(index[option], i, j) for option, i, j in stages]
+        paces = [self.enter_s[chosen[0][0]], self.leave_s[chosen[-1][0]]]
+        for x, (o, i, j) in enumerate(chosen):
+            paces.append(self.stage_pace_s[o, i, j])
+            if x:
+                paces.append(self.link_pace_s[i, chosen[x - 1][0], o])
+        return float(max(paces))
+
+    def value(self, tariff: Tariff, stages: Stages) -> float:
+        """What a chain costs at its own pace."""
+        index = {option: o for o, option in enumerate(self.options)}
+        chosen, pace_s = [(index[option], i, j) for option, i, j in stages], self.pace_s(stages)
+        cost = tariff.by_pace * pace_s + tariff.link * float(self.enter_s[chosen[0][0]] + self.leave_s[chosen[-1][0]])
+        for x, (o, i, j) in enumerate(chosen):
+            cost += float(tariff.stage[o] * self.stage_s[o, i, j] + tariff.fixed[o] + tariff.fixed_by_pace[o] * pace_s)
+            if x:
+                cost += tariff.link * float(self.link_s[i, chosen[x - 1][0], o])
+        return cost
+
+    def tariff(self, objective: Objective, microbatches: int = 1) -> Tariff:
+        """What an objective charges."""
+        p, count = self.tables.pipeline, len(self.options)
+        devices = np.array([o.devices for o in self.options], dtype=float)
+        zero, one = np.zeros(count), np.ones(count)
+        if objective == "throughput":
+            return Tariff(zero, 0.0, zero, zero)
+        if objective == "latency":
+            return Tariff(one, 1.0, zero, zero)
+        if objective == "batch":
+            return Tariff(one, 1.0, zero, zero, float(microbatches - 1))
+        if objective == "devices":
+            return Tariff(zero, 0.0, devices, zero, whole=True)
+        idle, busy = self._spent(p, objective)
+        if not any(idle) and not any(busy):
+            need = "watts_busy and watts_idle" if objective == "energy" else "price_per_hour"
+            raise InputError(f"objective {objective} needs {need} of the device types")
+        k = [o.k for o in self.options]
+        return Tariff((busy - idle)[k] if objective == "energy" else zero, 0.0, zero, idle[k] * devices)
+
+    @staticmethod
+    def _spent(p: Pipeline, objective: Objective) -> tuple[Floats, Floats]:
+        """Per item and second: what a device draws (or costs) while it waits, and while it is busy."""
+        if objective == "energy":
+            return (
+                np.array([c.watts_idle for c in p.classes]) / p.batch_size,
+                np.array([c.watts_busy for c in p.classes]) / p.batch_size,
+            )
+        per_s = np.array([c.price_per_hour for c in p.classes]) / 3600 / p.batch_size
+        return per_s, per_s
+
+
+class Tariff:
+    """What an objective charges: per second of a stage by option, per second of links and ends, per stage of an option,
+    per stage and second of pace, and per second of pace once."""
+
+    def __init__(
+        self,
+        stage: Floats,
+        link: float,
+        fixed: Floats,
+        fixed_by_pace: Floats,
+        by_pace: float = 0.0,
+        whole: bool = False,
+    ) -> None:
+        self.stage = stage
+        self.link = link
+        self.fixed = fixed
+        self.fixed_by_pace = fixed_by_pace
+        self.by_pace = by_pace
+        self.whole = whole
 
     @property
-    def work(self) -> float:
-        return Prober.size(self.tables.counts) * len(self.options) * float(self.tables.layers + 1) ** 2
-
-
-def _barred(p: Pipeline, k: int, host: str | None) -> bool:
-    return host is not None and host not in p.classes[k].hosts
+    def pays_pace(self) -> bool:
+        """Whether a faster pace costs less."""
+        return bool(self.by_pace) or bool(self.fixed_by_pace.any())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from dovetail.pipeline.inputs.problem import MIB, Pipeline
-from dovetail.pipeline.optimise.labels import Found, Option, Stages
+from dovetail.pipeline.optimise.chains import LIMIT
+from dovetail.pipeline.optimise.costs import width_share
+from dovetail.pipeline.optimise.stages import Found, Option, Stages
 from dovetail.pipeline.optimise.tables import Tables, data_s
 from dovetail.pipeline.plan import Constraints, Objective, Plan, Stage
 
@@ -27,12 +31,26 @@ def finish(
             data_s(p, chosen[-1][0].k, p.layers, constraints.data_mbps),
         )
     enter_s, leave_s = ends_s or (0.0, 0.0)
-    computes = [float(tables.compute[o.k, i, j]) / o.devices for o, i, j in chosen]
-    least = [_sends(tables, chosen, x, min(constraints.link_bits), leave_s) for x in range(len(chosen))]
-    bottleneck = max([*computes, *least, enter_s], default=0.0)
-    stages = _stages(tables, constraints, chosen, bottleneck, leave_s)
     singles = [float(tables.compute[o.k, i, j]) for o, i, j in chosen]
-    waits = [_sends(tables, chosen, x, stage.send_bits, leave_s, alone=True) for x, stage in enumerate(stages)]
+    computes = [single / o.devices for single, (o, _, _) in zip(singles, chosen, strict=True)]
+    widths = [min(constraints.link_bits)] * len(chosen)
+    least = [_sends(tables, chosen, x, bits, leave_s) for x, bits in enumerate(widths)]
+    bottleneck = max([*computes, *least, enter_s], default=0.0)
+    cap_s = inf if constraints.latency_cap_s is None else constraints.latency_cap_s * LIMIT
+    for x, narrow in enumerate(widths):
+        alone = [_sends(tables, chosen, y, bits, leave_s, alone=True) for y, bits in enumerate(widths)]
+        spare_s = 0.0 if objective in ("latency", "batch") else cap_s - (sum(singles) + sum(alone) + enter_s)
+        widths[x] = max(
+            bits
+            for bits in constraints.link_bits
+            if bits == narrow
+            or (
+                _sends(tables, chosen, x, bits, leave_s) <= bottleneck
+                and _sends(tables, chosen, x, bits, leave_s, alone=True) <= alone[x] + max(spare_s, 0.0)
+            )
+        )
+    stages = _stages(tables, constraints, chosen, bottleneck, leave_s, widths)
+    waits = [_sends(tables, chosen, x, bits, leave_s, alone=True) for x, bits in enumerate(widths)]
     return Plan(
         model=p.model,
         objective=objective,
@@ -44,6 +62,7 @@ def finish(
         value=bottleneck if found.value is None else found.value,
         bound_s=found.bound_s,
         optimal=found.optimal,
+        gap=found.gap,
         binding=_binding(stages, bottleneck, enter_s),
         stages=stages,
         enter_s=enter_s,
@@ -56,17 +75,19 @@ def finish(
 
 
 def _stages(
-    tables: Tables, constraints: Constraints, chosen: Stages, bottleneck_s: float, leave_s: float
+    tables: Tables,
+    constraints: Constraints,
+    chosen: Stages,
+    bottleneck_s: float,
+    leave_s: float,
+    widths: list[int],
 ) -> list[Stage]:
-    p, widths = tables.pipeline, sorted(constraints.link_bits)
+    p = tables.pipeline
     hosts = _named(p, constraints, [option for option, _, _ in chosen])
     stages = []
     for x, (option, i, j) in enumerate(chosen):
-        bits = max(b for b in widths if b == widths[0] or _sends(tables, chosen, x, b, leave_s) <= bottleneck_s)
-        compute_s, send_s = (
-            float(tables.compute[option.k, i, j]) / option.devices,
-            _sends(tables, chosen, x, bits, leave_s),
-        )
+        compute_s = float(tables.compute[option.k, i, j]) / option.devices
+        send_s = _sends(tables, chosen, x, widths[x], leave_s)
         device, mem_mib = p.classes[option.k], float(tables.need_bytes[i, j]) / MIB
         stages.append(
             Stage(
@@ -75,7 +96,7 @@ def _stages(
                 layers=(i + 1, j),
                 compute_s=compute_s,
                 send_s=send_s,
-                send_bits=bits,
+                send_bits=widths[x],
                 mem_mib=mem_mib,
                 mem_limit_mib=device.mem_mib,
                 utilisation=compute_s / bottleneck_s if bottleneck_s else 0.0,
@@ -89,13 +110,15 @@ def _stages(
 
 
 def _named(p: Pipeline, constraints: Constraints, options: list[Option]) -> list[list[str]]:
-    """Hosts for each stage, in the order of the files; a pinned one comes first at its end of the pipeline."""
-    ends = ((len(options) - 1, constraints.last), (0, constraints.first))
-    pins = {x: host for x, host in ends if host is not None}
-    free = [[host for host in c.hosts if host not in pins.values()] for c in p.classes]
+    """Hosts for each stage, in the order of the files; pinned ones come first at their end of the pipeline."""
+    pins: list[list[str]] = [[] for _ in options]
+    for x, host in ((0, constraints.first), (-1, constraints.last)):
+        if host is not None and pins and host not in pins[x]:
+            pins[x].append(host)
+    free = [[host for host in c.hosts if host not in constraints.pinned] for c in p.classes]
     return [
-        [pins[x] if x in pins and n == 0 else free[option.k].pop(0) for n in range(option.devices)]
-        for x, option in enumerate(options)
+        [*pinned, *(free[option.k].pop(0) for _ in range(option.devices - len(pinned)))]
+        for pinned, option in zip(pins, options, strict=True)
     ]
 
 
@@ -127,7 +150,7 @@ def _sends(tables: Tables, chosen: Stages, x: int, bits: int, leave_s: float, al
     following = chosen[x + 1][0]
     latency = p.link_s[option.k][following.k] if p.link_s else 0.0
     full = float(tables.transfers[option.k, following.k, j]) - latency
-    return (full * bits / 32 + latency) / (1 if alone else min(option.devices, following.devices))
+    return (full * width_share(p.dtype, bits) + latency) / (1 if alone else min(option.devices, following.devices))
 
 
 def _binding(stages: list[Stage], bottleneck_s: float, enter_s: float) -> str:

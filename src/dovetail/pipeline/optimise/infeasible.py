@@ -7,38 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import inf
 
 import numpy as np
 from msgspec.structs import replace
 
 from dovetail.pipeline.inputs.problem import MIB, Pipeline
-from dovetail.pipeline.optimise.costs import StageCosts
+from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import CheapestChain, Found, cheapest
-from dovetail.pipeline.optimise.search import LABEL_WORK, Search
+from dovetail.pipeline.optimise.search import Search
+from dovetail.pipeline.optimise.stages import Found, Stages
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, flag
 
 _FREE_MBPS = 1e12  # a link that costs next to nothing
 _MOST_LINKS = 64  # dead links that are tried one by one
-_LIMITS = ("latency_cap_s", "first", "last", "max_stages", "allowed_cuts", "data_mbps")
+_LIMITS = ("latency_cap_s", "throughput_floor_items_s", "first", "last", "max_stages", "allowed_cuts", "data_mbps")
+_LEAST_S = 2.0  # for causes, where the search took all the time there was
 
 
-def why_not(tables: Tables, constraints: Constraints) -> list[str]:
-    """Reasons why no plan exists, the most telling first."""
+def why_not(tables: Tables, constraints: Constraints, clock: SearchClock) -> list[str]:
+    """Reasons why no plan exists, the most telling first; causes that were not found in time are not told."""
+    clock = SearchClock(max(clock.left_s, _LEAST_S))
     p = tables.pipeline
     if not p.classes:
         return [f"no device has a profile of {p.model} for batch size {p.batch_size} and {p.dtype}"]
     reasons = [*_too_large(tables), *_too_little(p)]
     if not reasons:
-        reasons = _links(p) if not _possible(p, Constraints()) else _constraints(tables, constraints)
+        reasons = (
+            _links(p, clock) if not _possible(p, Constraints(), clock) else _constraints(tables, constraints, clock)
+        )
     return reasons or ["no chain of the available devices can hold all layers in order"]
 
 
-def _possible(p: Pipeline, constraints: Constraints) -> bool:
+def _possible(p: Pipeline, constraints: Constraints, clock: SearchClock) -> bool:
+    """Whether a plan was found under these constraints."""
     tables = Tables(p, None if constraints.allowed_cuts is None else set(constraints.allowed_cuts))
-    return bool(len(tables.candidates)) and Search(tables, constraints).run("throughput", 1, 0.0) is not None
+    return Search(tables, constraints, clock).any().stages is not None
 
 
 def _too_large(tables: Tables) -> Iterator[str]:
@@ -52,13 +56,13 @@ def _too_large(tables: Tables) -> Iterator[str]:
 
 
 def _too_little(p: Pipeline) -> Iterator[str]:
-    total = sum(p.mem_mib)
+    total = sum(p.mem_mib) - sum(group.mib * (len(group.layers) - 1) for group in p.tied)
     have = sum(c.mem_mib * len(c.hosts) for c in p.classes)
     if total > have:
         yield f"memory is short by {total - have:.1f} MiB: the layers need {total:.1f}, all devices have {have:.1f}"
 
 
-def _links(p: Pipeline) -> list[str]:
+def _links(p: Pipeline, clock: SearchClock) -> list[str]:
     """Links without bandwidth, if a plan appears once they can be used; those of which one alone would do first."""
     count = range(len(p.classes))
     mbps = p.link_mbps or [[min(a.bw_mbps, b.bw_mbps) for b in p.classes] for a in p.classes]
@@ -66,8 +70,7 @@ def _links(p: Pipeline) -> list[str]:
 
     def opened(pairs: list[tuple[int, int]]) -> bool:
         table = [[_FREE_MBPS if (u, v) in pairs else mbps[u][v] for v in count] for u in count]
-        other = replace(p, link_mbps=table)
-        return StageCosts(Tables(other), Constraints()).work <= LABEL_WORK and _possible(other, Constraints())
+        return _possible(replace(p, link_mbps=table), Constraints(), clock)
 
     if not dead or not opened(dead):
         return []
@@ -80,32 +83,44 @@ def _links(p: Pipeline) -> list[str]:
     return [f"links cannot be used: the bandwidth is 0 {shown}"]
 
 
-def _constraints(tables: Tables, constraints: Constraints) -> list[str]:
+def _constraints(tables: Tables, constraints: Constraints, clock: SearchClock) -> list[str]:
     """Each constraint without which there would be a plan; if none is so alone, that they contradict each other."""
     p = tables.pipeline
     given = [name for name in _LIMITS if getattr(constraints, name) is not None]
-    alone = [name for name in given if _possible(p, replace(constraints, **{name: None}))]
-    reasons = [_about(name, tables, constraints) for name in alone]
+    alone = [name for name in given if _possible(p, replace(constraints, **{name: None}), clock)]
+    reasons = [_about(name, tables, constraints, clock) for name in alone]
     if not alone and given:
-        reasons.append(f"{', '.join(map(flag, given))} together leave no plan; without any of them there is one")
+        told = ", ".join(map(flag, given))
+        reasons.append(f"{told} together leave no plan; without any of them there is one")
+        if clock.over:
+            reasons = [f"{told} together leave no plan; which of them is to blame was not found in time"]
     return reasons
 
 
-def _about(name: str, tables: Tables, constraints: Constraints) -> str:
+def _about(name: str, tables: Tables, constraints: Constraints, clock: SearchClock) -> str:
     """What a constraint asks for, and what would be possible."""
     value = getattr(constraints, name)
+    free = replace(constraints, **{name: None})
+    search = Search(tables, free, clock)
     if name == "latency_cap_s":
-        best = Search(tables, constraints).latency(inf)
+        best = search.least("latency")
         told = (
-            f": the least latency possible is {best.value:.6g} s{_slowest_link(tables, constraints, best)}"
-            if best
+            f": the least latency {'possible' if best.closed else 'found'} is {best.value:.6g} s"
+            + _slowest_link(tables, free, best.stages)
+            if best.stages is not None
             else ""
         )
         return f"--latency-cap-s {value:g} leaves no plan{told}"
+    if name == "throughput_floor_items_s":
+        most = search.throughput()
+        told = ""
+        if most.stages is not None and most.value:
+            items_s = tables.pipeline.batch_size / most.value
+            told = f": the most {'possible' if most.closed else 'found'} is {items_s:.6g} items/s"
+        return f"--throughput-floor-items-s {value:g} leaves no plan{told}"
     if name == "max_stages":
-        costs = StageCosts(tables, replace(constraints, max_stages=None, latency_cap_s=None))
-        few = cheapest(costs.chain(inf, lambda i: np.asarray(float(costs.options[i].devices))), "sum")
-        told = f": at least {few.value:.0f} are needed" if few is not None and few.value > value else ""
+        few = search.least("devices")
+        told = f": at least {few.bound:.0f} are needed" if few.bound > value else ""
         return f"--max-stages {value} leaves no plan{told}"
     if name == "allowed_cuts":
         return f"--cuts leaves no plan{_uncuttable(tables, value)}"
@@ -116,9 +131,9 @@ def _about(name: str, tables: Tables, constraints: Constraints) -> str:
     return f"--{name} {value} leaves no plan{_pinned(tables, value, name)}"
 
 
-def _slowest_link(tables: Tables, constraints: Constraints, best: CheapestChain) -> str:
+def _slowest_link(tables: Tables, constraints: Constraints, best: Stages) -> str:
     """Which link takes most of the least latency, where any takes some of it."""
-    made = finish(tables, constraints, "latency", Found.best(best.stages, best.value))
+    made = finish(tables, constraints, "latency", Found(best))
     hosts = ["the data host", *(stage.host for stage in made.stages), "the data host"]
     sends = [made.enter_s, *(stage.send_s for stage in made.stages)]
     x = max(range(len(sends)), key=sends.__getitem__)

@@ -1,142 +1,264 @@
-"""The general exact planner: the cheapest chain of stages under any links, by dynamic programming over
-(devices used, class of the last stage, last cut).
+"""Chains built cut by cut, as many at a time as a beam is wide: exact where nothing promising was left out.
 
-Costs of stages and links are added (latency, energy, number of devices) or their maximum is taken (bottleneck). Unlike
-`furthest`, it asks nothing of the links, so it serves link tables, latencies, pinned ends and replicated stages.
+A label is a chain up to a cut: its last option, the devices it uses, its cost, what it takes of the cap. Prices of
+resources tell what it will cost at least when it is complete: labels that cannot beat what is known are dropped, those
+that another one dominates too, and of the others the most promising are kept. The best bound of those that were
+dropped only for want of room bounds every chain that was not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from bisect import bisect_right
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
-from msgspec import Struct
+from numpy.typing import NDArray
 
-from dovetail.pipeline.optimise.counts import CountVectors, Ints
-from dovetail.pipeline.optimise.tables import Floats
+from dovetail.pipeline.optimise.chains import Chains, Relaxed
+from dovetail.pipeline.optimise.clock import SearchClock
+from dovetail.pipeline.optimise.stages import Stages
+from dovetail.pipeline.optimise.tables import Bools, Floats
 
-
-class Option(NamedTuple):
-    """A way to run a stage: on `devices` of class `k` (replicas take turns)."""
-
-    k: int
-    devices: int = 1
-
-
-Stages = list[tuple[Option, int, int]]  # each with its first and last cut
+_Words = NDArray[np.uint64]
+_Ints = NDArray[np.int64]
+_BLOCK = 128  # labels compared at a time
 
 
-class CostChain(Struct):
-    """Costs by option: `stage[v][i, j]`, `link[u][v][j]`, of entering `enter[v]` and leaving `leave[v]`; infinite is
-    forbidden."""
+class Guide(NamedTuple):
+    """Prices that bound what a label will cost (or, without `cost`, by how much it will break the limits)."""
 
-    options: list[Option]
-    counts: list[int]
-    stage: list[Floats]
-    link: list[list[Floats]]
-    enter: list[float]
-    leave: list[float]
-    max_devices: int | None = None
+    relaxed: Relaxed
+    cost: bool
 
 
-class CheapestChain(NamedTuple):
+class Beam(NamedTuple):
+    """The best chain found below what was known (None: none), its cost, and the least bound of what was dropped."""
+
+    chain: Stages | None
     value: float
-    stages: Stages
+    lost: float
 
 
-class Found(NamedTuple):
-    """What a search or a rule found: the stages, the value of the objective (None: its bottleneck is), and the least
-    that any plan can have."""
+class _Packed:
+    """Counts of devices as bits of a few words, so that whole vectors are added and compared at once."""
 
-    stages: Stages
-    value: float | None = None
-    bound_s: float = 0.0
-    optimal: bool = False
-    method: str = "exact"
-    probes: int = 0
+    def __init__(self, chains: Chains) -> None:
+        counts = [*chains.counts]
+        if np.isfinite(chains.limits[-2]):
+            counts.append(int(chains.limits[-2]))
+        guards, limits, places, shift = [0], [0], [], 0
+        for count in counts:
+            bits = count.bit_length() + 1
+            if shift + bits > 64:
+                guards.append(0)
+                limits.append(0)
+                shift = 0
+            places.append((len(limits) - 1, shift))
+            limits[-1] |= count << shift
+            guards[-1] |= 1 << (shift + bits - 1)
+            shift += bits
+        self._guard = np.array(guards, dtype=np.uint64)
+        self.limit = np.array(limits, dtype=np.uint64)
+        self.step = np.zeros((len(chains.options), len(limits)), dtype=np.uint64)
+        for o, option in enumerate(chains.options):
+            for word, at in [places[option.k], *places[len(chains.counts) :]]:
+                self.step[o, word] += np.uint64(option.devices << at)
 
-    @classmethod
-    def best(cls, stages: Stages, value: float, probes: int = 0) -> Found:
-        """No other is better."""
-        return cls(stages, value, value, True, probes=probes)
-
-
-def cheapest(chain: CostChain, combine: Literal["sum", "max"]) -> CheapestChain | None:
-    """The cheapest chain from cut 0 to the last, or None if there is none. Ties go to fewer devices."""
-    if not chain.stage or chain.stage[0].shape[0] == 1:
-        return CheapestChain(0.0, [])
-    found, trace = _solve(chain, combine)
-    best = min(found, key=lambda end: (end[0], end[1]), default=None)
-    return None if best is None else CheapestChain(best[0], trace(best))
-
-
-def cheapest_by_devices(chain: CostChain, combine: Literal["sum", "max"]) -> dict[int, CheapestChain]:
-    """The cheapest chain with each number of devices for which there is one."""
-    if not chain.stage or chain.stage[0].shape[0] == 1:
-        return {0: CheapestChain(0.0, [])}
-    found, trace = _solve(chain, combine)
-    return {end[1]: CheapestChain(end[0], trace(end)) for end in found}
+    def within(self, small: _Words, large: _Words) -> Bools:
+        """Whether each vector is nowhere above the other; words are the last axis."""
+        kept: Bools = (((large | self._guard) - small) & self._guard == self._guard).all(axis=-1)
+        return kept
 
 
-_End = tuple[float, int, int, int]  # the cost of a chain, how many devices it uses, its row and last option
+class _Labels(NamedTuple):
+    """Labels side by side, each at a cut: behind a stage that ends there, or before one that starts there."""
+
+    cost: Floats
+    capped: Floats
+    words: _Words
+    priced: Floats  # for each label and guide, what the devices are worth that it uses
+    option: _Ints
+    cut: _Ints
+    start: _Ints  # the number of the stage's start
+
+    def take(self, rows: NDArray[np.integer] | Bools) -> _Labels:
+        return _Labels(*(part[rows] for part in self))  # type: ignore[arg-type]
+
+    @staticmethod
+    def joined(parts: list[_Labels]) -> _Labels:
+        return parts[0] if len(parts) == 1 else _Labels(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
-def _solve(chain: CostChain, combine: Literal["sum", "max"]) -> tuple[list[_End], Callable[[_End], Stages]]:
-    """The ends of the cheapest chains, one per number of devices, and the way from an end to its chain's stages."""
-    join = np.add if combine == "sum" else np.maximum
-    cuts = chain.stage[0].shape[0]
-    vectors = CountVectors(chain.counts)
-    top = min(len(vectors.levels) - 1, chain.max_devices if chain.max_devices is not None else len(vectors.levels))
-    best: list[Floats] = [np.full((1, len(chain.options), cuts), np.inf)]
-    found: list[_End] = []
-    for level in range(1, top + 1):
-        here = np.full((len(vectors.levels[level]), len(chain.options), cuts), np.inf)
-        for v, option in enumerate(chain.options):
-            if option.devices > level:
+class Labels:
+    """Beams through the chains, all with the same guides."""
+
+    def __init__(self, chains: Chains, guides: list[Guide], clock: SearchClock) -> None:
+        self._chains = chains
+        self._clock = clock
+        self._pack = _Packed(chains)
+        self._after = np.array([g.relaxed.after + g.relaxed.base for g in guides])
+        self._before = np.array([g.relaxed.start + g.relaxed.base for g in guides])
+        self._charge = np.array([g.relaxed.charge for g in guides])
+        self._price = np.array([float(g.relaxed.prices[-1]) for g in guides])
+        self._costs = np.array([g.cost for g in guides])
+        self._units = np.array([abs(g.relaxed.base) or 1.0 for g in guides])
+        last = chains.layers - np.argmax(np.isfinite(chains.stage)[:, :, ::-1], axis=2)
+        self._reach = np.where(np.isfinite(chains.stage).any(axis=2), last, 0)
+
+    def beam(self, below: float, width: int, first: bool = False) -> Beam:
+        """The cheapest chain that costs less than `below`, with so many labels kept at each cut.
+
+        With `first` any chain will do. When time runs out, nothing is known of what was not looked at.
+        """
+        self._best, self._end, self._lost = below, -1, inf
+        self._births: list[tuple[int, int, int, _Ints]] = []  # first number, option, cut, and the starts before
+        self._count = 0
+        self._limit()
+        chains, options = self._chains, range(len(self._chains.options))
+        starts: list[list[_Labels]] = [[] for _ in options]
+        for o in options:
+            self._start(starts[o], None, o, 0)
+        for j in range(1, chains.layers):
+            arrived, scores = [], []
+            for o in options:
+                if self._clock.over or (first and self._end >= 0):
+                    return self._found(-inf)
+                if starts[o]:
+                    here, score = self._arrive(starts, o, j)
+                    arrived.append(here)
+                    scores.append(score)
+            if not any(map(len, scores)):
                 continue
-            rows, below = vectors.before(level, option.k, option.devices)
-            start = _starts(chain, best, level - option.devices, below, v, join)
-            reached = np.full((len(rows), cuts), np.inf)
-            for i in np.nonzero(np.isfinite(start).any(axis=0))[0]:
-                step = join(start[:, i : i + 1], chain.stage[v][i : i + 1, i + 1 :])
-                np.minimum(reached[:, i + 1 :], step, out=reached[:, i + 1 :])
-            here[rows, v] = reached
-        best.append(here)
-        total = join(here[:, :, -1], np.array(chain.leave)[None, :])
-        at = np.unravel_index(int(np.argmin(total)), total.shape)
-        value = float(total[at])
-        if np.isfinite(value):
-            found.append((value, level, int(at[0]), int(at[1])))
-    return found, lambda end: _trace(chain, vectors, best, end, join)
+            kept = self._keep(_Labels.joined(arrived), np.concatenate(scores), j, width)
+            for o in options:
+                self._start(starts[o], kept, o, j)
+        return self._found(self._lost)
+
+    def _limit(self) -> None:
+        """What bounds must stay below."""
+        self._limits = np.where(self._costs, self._chains.below(self._best), 1e-12 * self._units)
+
+    def _arrive(self, starts: list[list[_Labels]], o: int, j: int) -> tuple[_Labels, Floats]:
+        """The labels of stages of an option that end at a cut, and what they promise."""
+        chains, begun = self._chains, _Labels.joined(starts[o])
+        alive = self._reach[o][begun.cut] >= j
+        if not alive.all():
+            begun = begun.take(alive)
+        starts[o] = [begun]
+        added = chains.stage[o, :, j][begun.cut]
+        rows = np.nonzero(np.isfinite(added))[0]
+        begun, cost = begun.take(rows), begun.cost[rows] + added[rows]
+        capped = begun.capped
+        if chains.capped is not None:
+            capped = capped + chains.capped.stage[o, :, j][begun.cut]
+        bounds = begun.priced + self._after[:, o, j] + np.multiply.outer(cost, self._costs)
+        if chains.capped is not None:
+            bounds += np.multiply.outer(capped, self._price)
+        ok = (bounds < self._limits).all(axis=1)
+        made = begun._replace(cost=cost, capped=capped).take(ok)
+        if self._costs.any():
+            return made, bounds[ok][:, self._costs].max(axis=1)
+        return made, (bounds[ok] / self._units).max(axis=1)
+
+    def _keep(self, labels: _Labels, score: Floats, j: int, width: int) -> _Labels:
+        """The most promising labels that no other dominates."""
+        if len(score) > width:
+            order = np.lexsort((labels.cost, labels.option, *labels.words.T))
+            same = (labels.words[order[1:]] == labels.words[order[:-1]]).all(axis=1)
+            same &= labels.option[order[1:]] == labels.option[order[:-1]]
+            same &= labels.capped[order[1:]] >= labels.capped[order[:-1]]
+            rows = order[np.concatenate([[True], ~same])]
+            labels, score = labels.take(rows), score[rows]
+        order = np.argsort(score, kind="stable")
+        if len(order) > 3 * width:
+            self._lost = min(self._lost, float(score[order[3 * width]]))
+            order = order[: 3 * width]
+        labels, score = labels.take(order), score[order]
+        kept = np.zeros(0, dtype=np.int64)
+        for low in range(0, len(score), _BLOCK):
+            if len(kept) >= width:
+                self._lost = min(self._lost, float(score[low]))
+                break
+            block = np.arange(low, min(low + _BLOCK, len(score)))
+            if len(kept):
+                block = block[~self._dominated(labels.take(kept), labels.take(block), j).any(axis=0)]
+            within = np.triu(self._dominated(labels.take(block), labels.take(block), j), 1)
+            kept = np.concatenate([kept, block[~within.any(axis=0)]])
+        if len(kept) > width:
+            self._lost = min(self._lost, float(score[kept[width]]))
+        return labels.take(kept[:width])
+
+    def _dominated(self, these: _Labels, others: _Labels, j: int) -> Bools:
+        """Whether each of these is at least as good as each of the others, whatever comes next."""
+        link, capped = self._chains.link[j], self._chains.capped
+        found = self._pack.within(these.words[:, None], others.words[None, :])
+        found &= these.cost[:, None] + _more(link)[these.option[:, None], others.option] <= others.cost
+        if capped is not None:
+            more = _more(np.where(np.isfinite(link), capped.link[j], inf))
+            found &= these.capped[:, None] + more[these.option[:, None], others.option] <= others.capped
+        return found
+
+    def _start(self, starts: list[_Labels], labels: _Labels | None, o: int, j: int) -> None:
+        """Begin a stage of an option at a cut behind these labels; None stands for the beginning of the model."""
+        chains, capped = self._chains, self._chains.capped
+        if labels is None:
+            words = np.zeros((1, self._pack.step.shape[1]), dtype=np.uint64)
+            none = np.array([-1])
+            priced = np.zeros((1, len(self._costs)))
+            labels = _Labels(np.zeros(1), np.zeros(1), words, priced, none, none, none)
+            added, taken = chains.enter[o : o + 1], None if capped is None else capped.enter[o : o + 1]
+        else:
+            added = chains.link[j, :, o][labels.option]
+            taken = None if capped is None else capped.link[j, :, o][labels.option]
+        words = labels.words + self._pack.step[o]
+        ok = np.isfinite(added) & self._pack.within(words, self._pack.limit)
+        cost, sums = labels.cost + added, labels.capped
+        bounds = labels.priced + self._before[:, o, j] + np.multiply.outer(np.where(ok, cost, 0.0), self._costs)
+        if taken is not None:
+            sums = sums + taken
+            bounds += np.multiply.outer(np.where(ok, sums, 0.0), self._price)
+        ok &= (bounds < self._limits).all(axis=1)
+        rows = np.nonzero(ok)[0]
+        if not len(rows):
+            return
+        numbers = np.arange(self._count, self._count + len(rows))
+        self._births.append((self._count, o, j, labels.start[rows]))
+        self._count += len(rows)
+        made = _Labels(
+            cost[rows] + chains.fixed[o],
+            sums[rows],
+            words[rows],
+            labels.priced[rows] + self._charge[:, o],
+            np.full(len(rows), o),
+            np.full(len(rows), j),
+            numbers,
+        )
+        starts.append(made)
+        total = made.cost + chains.stage[o, j, -1] + chains.leave[o]
+        if capped is not None and np.isfinite(chains.stage[o, j, -1]):
+            whole = made.capped + capped.stage[o, j, -1] + capped.leave[o]
+            total = np.where(whole <= chains.limits[-1], total, inf)
+        best = int(total.argmin())
+        if total[best] < self._best:
+            self._best, self._end = float(total[best]), int(numbers[best])
+            self._limit()
+
+    def _found(self, lost: float) -> Beam:
+        if self._end < 0:
+            return Beam(None, self._best, lost)
+        firsts = [birth[0] for birth in self._births]
+        at, j = self._end, self._chains.layers
+        chain: Stages = []
+        while at >= 0:
+            first, o, i, before = self._births[bisect_right(firsts, at) - 1]
+            chain.append((self._chains.options[o], i, j))
+            at, j = int(before[at - first]), i
+        return Beam(chain[::-1], self._best, lost)
 
 
-def _starts(chain: CostChain, best: Sequence[Floats], level: int, rows: Ints, v: int, join: np.ufunc) -> Floats:
-    """For each row below, the cheapest way to be about to start option v at each cut."""
-    if level == 0:
-        start = np.full((1, chain.stage[v].shape[0]), np.inf)
-        start[0, 0] = chain.enter[v]
-        return start
-    below = best[level][rows]
-    links = np.array([chain.link[u][v] for u in range(len(chain.options))])
-    return np.asarray(join(below, links[None, :, :]).min(axis=1))
-
-
-def _trace(chain: CostChain, vectors: CountVectors, best: Sequence[Floats], found: _End, join: np.ufunc) -> Stages:
-    _, level, row, v = found
-    vector = [int(c) for c in vectors.levels[level][row]]
-    end = chain.stage[0].shape[0] - 1
-    stages: Stages = []
-    while True:
-        option = chain.options[v]
-        wanted = best[sum(vector)][vectors.row(vector), v, end]
-        vector[option.k] -= option.devices
-        level = sum(vector)
-        start = _starts(chain, best, level, np.array([vectors.row(vector)], dtype=np.int32), v, join)[0]
-        through = join(start[:end], chain.stage[v][:end, end])
-        i = int(np.nonzero(through == wanted)[0][-1])
-        stages.append((option, i, end))
-        if level == 0:
-            return stages[::-1]
-        into = [join(best[level][vectors.row(vector), u, i], chain.link[u][v][i]) for u in range(len(chain.options))]
-        v, end = int(np.argmin(into)), i
+def _more(link: Floats) -> Floats:
+    """At most how much more it costs to go on from one option than from another, whatever comes next."""
+    apart = link[:, None, :] - np.where(np.isfinite(link), link, -inf)[None, :, :]
+    worst: Floats = np.where(np.isfinite(link)[None, :, :], apart, -inf).max(axis=2)
+    return worst

@@ -1,8 +1,7 @@
-"""Plans for a fixed order of devices: the exact cuts by dynamic programming, and a local search over orders."""
+"""Plans for a fixed order of devices: the exact cuts by dynamic programming."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Literal
 
@@ -63,20 +62,3 @@ def best_in_order(
         if i == 0:
             return value, stages[::-1]
         d, j = int(came[i]), i
-
-
-def improve_order(tables: Tables, order: list[int], tries: int = 400, seed: int = 0) -> tuple[float, Stages] | None:
-    """Local search over orders: move a device or swap two, keep what is no worse."""
-    rng = random.Random(seed)
-    best = best_in_order(tables, order)
-    for _ in range(tries if len(order) > 1 else 0):
-        trial = list(order)
-        if rng.random() < 0.5:
-            trial.insert(rng.randrange(len(trial)), trial.pop(rng.randrange(len(trial))))
-        else:
-            a, b = rng.sample(range(len(trial)), 2)
-            trial[a], trial[b] = trial[b], trial[a]
-        found = best_in_order(tables, trial)
-        if found is not None and (best is None or found[0] <= best[0]):
-            best, order = found, trial
-    return best

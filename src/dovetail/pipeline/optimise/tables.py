@@ -5,6 +5,7 @@ Cuts are numbered 0 (before the first layer) to L (after the last); a stage (i, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import inf
 
@@ -48,7 +49,11 @@ class Tables:
         into = self.cut_bytes[:, None]
         out = self.cut_bytes[None, :]
         received = np.where(np.arange(self.layers + 1)[:, None] > 0, into * p.buffers_in, 0.0)
-        need: Floats = _interval_sums(p.mem_mib) * MIB + received + out * p.buffers_out + into + out
+        weights = _interval_sums(p.mem_mib)
+        for group in p.tied:
+            inside = _interval_sums([layer in group.layers for layer in range(1, self.layers + 1)])
+            weights -= np.maximum(inside - 1, 0) * group.mib
+        need: Floats = weights * MIB + received + out * p.buffers_out + into + out
         return need
 
     def transfer(self, u: int, v: int) -> Floats:
@@ -74,7 +79,7 @@ class Tables:
         return np.unique(np.concatenate([times, inner[np.isfinite(inner)]]))
 
 
-def _interval_sums(values: list[float]) -> Floats:
+def _interval_sums(values: Sequence[float]) -> Floats:
     """Sums of values[i:j] at [i, j], added from left to right as a loop would."""
     count = len(values)
     sums = np.zeros((count + 1, count + 1))

@@ -14,8 +14,8 @@ from dovetail.core.registry import policy
 from dovetail.pipeline.inputs.pool import by_host
 from dovetail.pipeline.inputs.problem import Pipeline
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import Found, Option
 from dovetail.pipeline.optimise.ordered import best_in_order
+from dovetail.pipeline.optimise.stages import Found, Option
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link
 

@@ -11,19 +11,23 @@ from math import inf
 from typing import Any, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core import registry
-from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.errors import InputError, check_functions, did_you_mean
 from dovetail.core.files import checked
 from dovetail.core.registry import named_options
 from dovetail.pipeline.compat.auction_options import renamed
 from dovetail.pipeline.inputs.pool import by_host
 from dovetail.pipeline.inputs.problem import MIB, Pipeline
+from dovetail.pipeline.optimise.clock import Tell
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import Found, Option, Stages
+from dovetail.pipeline.optimise.stages import Found, Option, Stages
 from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.optimise.verify import faults
 from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Objective, Plan, dead_link, flag
-from dovetail.pipeline.planner import plan as plan_exactly
+from dovetail.pipeline.planner import TIME_LIMIT_S
+from dovetail.pipeline.policies.sizes import best_of, plan_sizes
 
 Method = Literal["exact"] | str | Callable[..., Any]
 
@@ -42,15 +46,21 @@ def plan(
     data_mbps: float | None = None,
     replicas: int = 1,
     link_bits: Sequence[int] = (32,),
+    throughput_floor_items_s: float | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
     method: Method = "exact",
     option: Mapping[str, Any] | None = None,
+    progress: Tell | None = None,
 ) -> Plan:
     """Where to cut a model and which device gets which layers; `InfeasibleError` if there is no plan.
 
-    Of several problems, such as several batch sizes, the plan with the highest throughput is given. The exact method
+    Of several problems, such as several batch sizes, the plan that is best for the objective is given. The exact method
     keeps the objective and the constraints, which are those of `dovetail pipeline plan`; others, for comparison, know
     neither: a name with its options (`option`), `file.py:name`, or a function of one's own. That takes the problem, and
-    gives a plan or just the stages, as hosts with their first and last layer.
+    gives a plan or just the stages, as hosts with their first and last layer; one that breaks a constraint is refused.
+
+    After `time_limit_s` the best plan found is given, with its proven `gap`. `progress` is told the best value so far
+    (infinite: none) and the bound; if it gives True, the search ends as it does after the time limit.
 
     >>> from dovetail import pipeline
     >>> fast = pipeline.DeviceClass("fast", "fast", ["a", "b"], bw_mbps=1000.0, mem_mib=99.0, time_s=[0.1, 0.2, 0.3])
@@ -71,7 +81,8 @@ def plan(
     if objective not in (known := get_args(Objective)):
         raise InputError(f"objective: expected one of {', '.join(known)}, found {objective!r}")
     option = named_options(option)
-    checked({"microbatches": microbatches, "slack": slack, "option": option}, _Asked)
+    asked = {"microbatches": microbatches, "slack": slack, "option": option, "time_limit_s": time_limit_s}
+    checked(asked, _Asked)
     constraints = Constraints.given(
         problems[0],
         cuts,
@@ -82,23 +93,34 @@ def plan(
         data_mbps=data_mbps,
         replicas=replicas,
         link_bits=link_bits,
+        throughput_floor_items_s=throughput_floor_items_s,
     )
+    check_functions(progress=progress)
     if method == "exact":
         if option:
             raise InputError(f"--option {next(iter(option))}: method exact has no options")
-        tried = [plan_exactly(p, objective, constraints, microbatches=microbatches, slack=slack) for p in problems]
+        tried = plan_sizes(
+            problems,
+            objective,
+            constraints,
+            microbatches=microbatches,
+            slack=slack,
+            time_limit_s=time_limit_s,
+            progress=progress,
+        )
     else:
         _check_method(method, option)
         _check_unconstrained(method, objective, constraints)
-        tried = [plan_by(method, p, option) for p in problems]
-    made = [found for found in tried if isinstance(found, Plan)]
-    if made:
-        return max(made, key=lambda found: found.throughput_items_s)
+        tried = [plan_by(method, p, option, constraints) for p in problems]
+    made = best_of(tried, objective)
+    if made is not None:
+        return made
     reasons = [reason for found in tried if isinstance(found, Infeasible) for reason in found.reasons]
     raise InfeasibleError(list(dict.fromkeys(reasons)))
 
 
 class _Asked(Struct):
+    time_limit_s: float
     microbatches: int
     slack: float
     option: dict[str, Any]
@@ -132,6 +154,8 @@ def _check_unconstrained(method: Method, objective: str, constraints: Constraint
     name = method if isinstance(method, str) else _name(method)
     if objective != "throughput":
         raise InputError(f"--objective {objective}: expected method exact, found {name}")
+    if name != method or ".py:" in name:
+        return  # a user's own: what it gives is held against them
     free = Constraints()
     for key in constraints.__struct_fields__:
         if getattr(constraints, key) != getattr(free, key):
@@ -142,21 +166,34 @@ def _name(method: Any) -> str:
     return str(getattr(method, "__name__", type(method).__name__))
 
 
-def plan_by(method: Method, pipeline: Pipeline, options: Mapping[str, Any]) -> Plan | Infeasible:
+def plan_by(
+    method: Method, pipeline: Pipeline, options: Mapping[str, Any], constraints: Constraints | None = None
+) -> Plan | Infeasible:
     """The plan of a method for comparison, with its options as text or values."""
+    asked = constraints or Constraints()
     if not isinstance(method, str):
-        return _from_stages(pipeline, method(pipeline, **options), _name(method))
+        return _from_stages(pipeline, method(pipeline, **options), _name(method), asked)
     given = renamed(options) if method == "auction" else dict(options)
     if isinstance(given.get("order"), str):
         given["order"] = given["order"].split(",")
     takes = next(iter(registry.options_of("pipeline", method)), "")
-    return _from_stages(pipeline, registry.create("pipeline", method, {takes: pipeline} | given), method)
+    return _from_stages(pipeline, registry.create("pipeline", method, {takes: pipeline} | given), method, asked)
 
 
-def _from_stages(pipeline: Pipeline, found: Any, name: str) -> Plan | Infeasible:
-    """What a method gave, as a plan; stages are a host, its first and its last layer."""
-    if isinstance(found, Plan | Infeasible):
-        return found
+def _from_stages(pipeline: Pipeline, found: Any, name: str, constraints: Constraints) -> Plan | Infeasible:
+    """What a method gave, as a plan that keeps the constraints; stages are a host, its first and its last layer."""
+    plan = found if isinstance(found, Plan | Infeasible) else _finished(pipeline, found, name, constraints)
+    if isinstance(plan, Infeasible):
+        return plan
+    made: Plan = replace(plan, problem=pipeline, constraints=constraints)
+    if made.bottleneck_s == inf:
+        return dead_link(made)
+    for fault in faults(made, own_ends=True):
+        raise InputError(f"method {name}: the plan that it gives is none: {fault}")
+    return made
+
+
+def _finished(pipeline: Pipeline, found: Any, name: str, constraints: Constraints) -> Plan | Infeasible:
     one = by_host(pipeline)
     hosts, tables = [c.name for c in one.classes], Tables(one)
     chosen: Stages = []
@@ -177,6 +214,5 @@ def _from_stages(pipeline: Pipeline, found: Any, name: str) -> Plan | Infeasible
         at = last
     if at != one.layers:
         raise InputError(f"method {name}: expected stages for layers 1 to {one.layers}, found them up to {at}")
-    made = finish(tables, Constraints(), "throughput", Found(chosen, method=name))
-    made.problem = pipeline
-    return made if made.bottleneck_s < inf else dead_link(made)
+    free = replace(constraints, first=None, last=None)  # hosts are named already
+    return finish(tables, free, "throughput", Found(chosen, method=name))

@@ -9,7 +9,7 @@ from math import inf
 from dovetail.core.registry import policy
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.optimise.finish import finish
-from dovetail.pipeline.optimise.labels import Found, Option
+from dovetail.pipeline.optimise.stages import Found, Option
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Plan, dead_link
 

@@ -92,7 +92,8 @@ def to_models(profiles: Sequence[ModelProfile], path: Path, *, force: bool = Fal
         _complete(profile)
         rows = sorted(profile.profile_data, key=lambda row: row.layer)
         counts = [parameters(row.shape_out) for row in rows]
-        entries.append(ModelEntry(profile.layers, [row.memory for row in rows], parameters(rows[0].shape_in), counts))
+        memory, into = [row.memory for row in rows], parameters(rows[0].shape_in)
+        entries.append(ModelEntry(profile.layers, memory, into, counts, profile.tied))
     warnings = []
     for key in ("parameters_in", "parameters_out"):
         if any(getattr(entry, key) != getattr(entries[0], key) for entry in entries):
@@ -149,8 +150,11 @@ def to_device_types(
             made["source"] = profile.source
         elif profile.device:
             made["device"] = profile.device
+        if profile.busy:
+            made["busy"] = profile.busy
         listed = list(held.get(profile.model_name) or [])
-        same = [i for i, x in enumerate(listed) if (x["dtype"], x["batch_size"]) == (dtype, profile.batch_size)]
+        own = (dtype, profile.batch_size, None)
+        same = [i for i, x in enumerate(listed) if (x["dtype"], x["batch_size"], x.get("phase")) == own]
         if same and not force:
             message = f"has a profile of {profile.model_name} with {dtype} and batch size {profile.batch_size}"
             raise InputError(f"{path}: {device_type} {message} already; -f replaces it")
@@ -183,7 +187,7 @@ def to_rates(device_types: Path, model: str, reference: str, rates: Path) -> lis
     speeds: dict[str, tuple[float, str]] = {}
     for name in [reference, *(name for name in sorted(data) if name != reference)]:
         entry = doc.convert(data[name], DeviceTypeEntry, (name,))
-        profiles = (entry.model_profiles or {}).get(model) or []
+        profiles = [p for p in (entry.model_profiles or {}).get(model) or [] if p.phase is None]
         dtype = dtype or (profiles[0].dtype if profiles else "")
         found = [(p.batch_size / sum(p.time_s), p.source) for p in profiles if p.dtype == dtype and sum(p.time_s) > 0]
         if found:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import yaml
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document
+from dovetail.core.files import Document, yaml_text
 from dovetail.core.output import written_whole
+from dovetail.pipeline.inputs.problem import TiedWeights, check_tied
 
 if TYPE_CHECKING:
     from dovetail.pipeline.profile.measure import ProfileResult
@@ -46,6 +46,8 @@ class ModelProfile(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     share: float = 0.0
     source: Literal["measured", "estimated"] = "measured"
     whole_s: float = 0.0
+    tied: list[TiedWeights] = []
+    busy: float = 0.0  # of the time, what other programs took
 
 
 def profile_of(result: ProfileResult) -> ModelProfile:
@@ -75,6 +77,8 @@ def profile_of(result: ProfileResult) -> ModelProfile:
         share=result.share,
         source=result.source,
         whole_s=_rounded(result.whole_s),
+        tied=[TiedWeights(group.layers, _rounded(group.mib)) for group in result.tied],
+        busy=result.busy,
     )
 
 
@@ -114,6 +118,11 @@ def _check(doc: Document, at: tuple[Any, ...], profile: ModelProfile) -> None:
     for key in ("batch_size", "layers"):
         if getattr(profile, key) < 1:
             raise doc.error((*at, key), f"expected 1 or more, found {getattr(profile, key)}")
+    if not 0 <= profile.busy <= 1:
+        raise doc.error((*at, "busy"), f"expected a part from 0 to 1, found {profile.busy}")
+    if len(profile.profile_data) == profile.layers:
+        rows = sorted(profile.profile_data, key=lambda row: row.layer)
+        check_tied(doc, (*at, "tied"), profile.tied, [row.memory for row in rows])
     seen: set[int] = set()
     for i, row in enumerate(profile.profile_data):
         place = (*at, "profile_data", i)
@@ -212,7 +221,8 @@ def _joined(old: ModelProfile, new: ModelProfile) -> ModelProfile:
         where = f"{old.source} on {old.device} with {old.threads} threads{share}"
         raise InputError(f"{_what(new)}: other layers in the file are {where}; name another file")
     values = {key: getattr(new, key) for key in new.__struct_fields__}
-    values |= {"profile_data": [rows[layer] for layer in sorted(rows)], "whole_s": 0.0 if kept else new.whole_s}
+    values |= {"profile_data": [rows[layer] for layer in sorted(rows)]}
+    values |= {"whole_s": 0.0, "busy": max(old.busy, new.busy)} if kept else {}
     return ModelProfile(**values)
 
 
@@ -233,4 +243,4 @@ def write_profiles(path: Path, profiles: Sequence[ModelProfile]) -> None:
 def dump_yaml(path: Path, data: Any) -> None:
     """Write a YAML file as the older tools do: keys sorted, innermost lists in one line."""
     with written_whole(path) as file:
-        file.write(yaml.safe_dump(data, default_flow_style=None, sort_keys=True, allow_unicode=True).encode())
+        file.write(yaml_text(data, default_flow_style=None, sort_keys=True).encode())

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
@@ -15,11 +15,13 @@ from msgspec.structs import asdict, replace
 
 from dovetail.core.errors import InputError
 from dovetail.core.frames import as_frame, columns_of
-from dovetail.pipeline.hardware import check_device, device_name
-from dovetail.pipeline.inputs.problem import MIB
+from dovetail.pipeline.hardware import BUSY, Disturbance, check_device, device_name
+from dovetail.pipeline.inputs.problem import MIB, TiedWeights
 from dovetail.pipeline.models.spec import Chain, need_torch, one_line
 
 if TYPE_CHECKING:
+    import torch
+
     from dovetail.pipeline.models.spec import Value
 
 
@@ -41,7 +43,8 @@ class LayerProfile(Struct, frozen=True, kw_only=True):
 
 
 class ProfileResult(Struct, frozen=True, kw_only=True):
-    """The layers first..last of a model. `whole_s` is the time of all of them in one go; `share` 0 is no limit."""
+    """The layers first..last of a model. `whole_s` is the time of all of them in one go; `share` 0 is no limit; `busy`
+    is the part of the time that other programs took, 0 if next to none."""
 
     model: str
     layers: int
@@ -53,6 +56,8 @@ class ProfileResult(Struct, frozen=True, kw_only=True):
     whole_s: float
     share: float = 0.0
     source: Literal["measured", "estimated"] = "measured"
+    busy: float = 0.0
+    tied: tuple[TiedWeights, ...] = ()
 
     @property
     def sum_s(self) -> float:
@@ -76,12 +81,15 @@ class Effort(Struct, frozen=True):
     most: int = 200
     precision: float = 0.02
     seconds: float = 0.5  # for each layer, on average
+    calm_s: float = 0.0  # how long to wait for a calm machine, if other programs disturbed
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or not 1 <= self.least <= self.most:
             raise InputError(f"repeats: expected 1 <= least <= most, found {self.least} and {self.most}")
         if not 0 < self.seconds < inf:
             raise InputError(f"seconds: expected more than 0, found {self.seconds:g}")
+        if not 0 <= self.calm_s < inf:
+            raise InputError(f"calm-s: expected 0 or more, found {self.calm_s:g}")
 
 
 def profile_chain(
@@ -116,11 +124,11 @@ def profile_chain(
     if not 1 <= first <= last <= len(chain.layers):
         raise InputError(f"layers {first} to {last}: {chain.name} has layers 1 to {len(chain.layers)}")
     value = chain.inputs(batch_size, dtype, device, seed)
-    if first > 1:
-        value = chain.part(1, first - 1, device, dtype)(value)
+    for layer in range(1, first):  # one at a time: together they may not fit
+        value = chain.part(layer, layer, device, dtype)(value)
     runs = {i: chain.part(i, i, device, dtype) for i in range(first, last + 1)}
     values, used = _first_pass(chain, runs, value, device)
-    times = _rounds(list(runs.values()), values, device, effort, done)
+    times, busy = _calm_rounds(list(runs.values()), values, device, effort, done)
     runs.clear()  # before the whole is placed: a large model fits once, not twice
     with _limited(share):
         whole_s = _whole_s(chain.part(first, last, device, dtype), value, device, effort, share is not None)
@@ -150,6 +158,8 @@ def profile_chain(
         profile=tuple(layers),
         whole_s=whole_s,
         share=share or 0.0,
+        busy=round(busy, 3) if busy > BUSY else 0.0,
+        tied=tied_weights(chain, dtype),
     )
 
 
@@ -187,12 +197,37 @@ def _limited(share: float | None) -> Iterator[None]:
 def _whole_s(run: Callable[[Value], Value], value: Value, device: str, effort: Effort, paused: bool) -> float:
     """Seconds of all layers in one go."""
     if not paused:
-        return statistics.median(_rounds([run], [value], device, effort)[0])
+        return statistics.median(timed_rounds([run], [value], device, effort)[0])
     long = replace(effort, most=10**9, precision=0.0, seconds=max(effort.seconds, 1.0))  # many slices
-    return statistics.fmean(_rounds([run], [value], device, long)[0])
+    return statistics.fmean(timed_rounds([run], [value], device, long)[0])
 
 
-def _rounds(
+def _calm_rounds(
+    runs: Sequence[Callable[[Value], Value]],
+    values: Sequence[Value],
+    device: str,
+    effort: Effort,
+    done: Callable[[float], None],
+) -> tuple[list[list[float]], float]:
+    """Rounds, once more if other programs disturbed them and the machine is calm before `effort.calm_s` are over; of
+    two, the less disturbed, and how much that was."""
+    watch = Disturbance()
+    times, busy = timed_rounds(runs, values, device, effort, done), watch.share()
+    limit = monotonic() + effort.calm_s
+    while busy > BUSY and monotonic() < limit:
+        watch = Disturbance()
+        first = timed_rounds(runs, values, device, replace(effort, warmup=0, least=1, most=1))
+        if watch.share() > BUSY:
+            sleep(min(sum(map(sum, first)), max(limit - monotonic(), 0.0)))  # half of the time is left to the others
+            continue
+        watch = Disturbance()
+        again, share = timed_rounds(runs, values, device, effort), watch.share()
+        if share < busy:
+            times, busy = again, share
+    return times, busy
+
+
+def timed_rounds(
     runs: Sequence[Callable[[Value], Value]],
     values: Sequence[Value],
     device: str,
@@ -218,7 +253,7 @@ def _rounds(
                 torch.cuda.synchronize(device)
             taken.append(perf_counter() - start)
         passed = perf_counter() - begin
-        done(max(count / effort.most, passed / limit if count >= effort.least else 0.0))
+        done(min(max(count / effort.most, passed / limit if count >= effort.least else 0.0), 1.0))
         if count >= effort.least and (passed > limit or _sure(times, effort.precision)):
             break
     return times
@@ -256,13 +291,33 @@ def shapes(value: Value) -> tuple[tuple[int, ...], ...]:
 
 def weight_bytes(layer: Any, dtype: str) -> int:
     """Bytes of a layer's parameters and buffers in a dtype; those that are shared within it count once."""
-    from dovetail.pipeline.models.spec import torch_dtype
-
     if hasattr(layer, "weight_bytes"):
         return int(layer.weight_bytes)
-    size = torch_dtype(dtype).itemsize
     tensors = {id(t): t for t in (*layer.parameters(), *layer.buffers())}.values()
-    return sum(t.numel() * (size if t.is_floating_point() else t.element_size()) for t in tensors)
+    return sum(_bytes(tensor, dtype) for tensor in tensors)
+
+
+def tied_weights(chain: Chain, dtype: str) -> tuple[TiedWeights, ...]:
+    """What layers share: by which of them, the MiB of the tensors that all these hold."""
+    holders: dict[int, list[int]] = {}
+    tensors = {}
+    layer: Any
+    for number, layer in enumerate(chain.layers, 1):
+        if not hasattr(layer, "weight_bytes"):
+            for key, tensor in {id(t): t for t in layer.parameters()}.items():
+                holders.setdefault(key, []).append(number)
+                tensors[key] = tensor
+    shared: dict[tuple[int, ...], int] = {}
+    for key, layers in holders.items():
+        if len(layers) > 1:
+            shared[tuple(layers)] = shared.get(tuple(layers), 0) + _bytes(tensors[key], dtype)
+    return tuple(TiedWeights(list(layers), size / MIB) for layers, size in shared.items())
+
+
+def _bytes(tensor: torch.Tensor, dtype: str) -> int:
+    from dovetail.pipeline.models.spec import torch_dtype
+
+    return tensor.numel() * (torch_dtype(dtype).itemsize if tensor.is_floating_point() else tensor.element_size())
 
 
 def highest_use(run: Callable[[Value], Value], value: Value, device: str) -> tuple[Value, int]:

@@ -34,6 +34,7 @@ class _Options(Struct):
     warmup: int
     repeats: int
     seconds: float
+    calm_s: float
     efficiency: float
     model_name: str | None
     estimate_for: str | None
@@ -67,6 +68,7 @@ def profile(
     warmup: int = 3,
     repeats: int = 7,
     seconds: float = 0.5,
+    calm_s: float = 5.0,
     estimate_for: str | None = None,
     peak_tflops: float | None = None,
     memory_gbps: float | None = None,
@@ -156,9 +158,7 @@ def _measured(
     progress: Callable[[float], None],
     notice: Callable[[str], None],
 ) -> list[ProfileResult]:
-    effort = Effort(given.warmup, given.repeats, max(200, given.repeats), seconds=given.seconds)
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
-        notice("other programs keep this machine busy; times will be longer than they are")
+    effort = Effort(given.warmup, given.repeats, max(200, given.repeats), seconds=given.seconds, calm_s=given.calm_s)
     results = []
     with placed_on(given.threads, given.cores):
         for number, (size, dtype) in enumerate(runs):
@@ -180,4 +180,9 @@ def _measured(
                     done=tell,
                 )
             )
+            if busy := results[-1].busy:
+                notice(
+                    f"batch size {size}, {dtype}: other programs took {100 * busy:.0f} % of the time, so times are "
+                    "longer than they should be, and the profile is marked busy; --calm-s 60 waits for a calm machine"
+                )
     return results

@@ -10,7 +10,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.pipeline.inputs.problem import LARGEST, MIB
 from dovetail.pipeline.models.spec import Chain, need_torch
-from dovetail.pipeline.profile.measure import LayerProfile, ProfileResult, shapes, weight_bytes
+from dovetail.pipeline.profile.measure import LayerProfile, ProfileResult, shapes, tied_weights, weight_bytes
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
@@ -115,10 +115,17 @@ def estimate_chain(
         raise InputError(f"batch size: expected 1 or more, found {batch_size}")
     if any(hasattr(layer, "weight_bytes") for layer in chain.layers):
         raise InputError(f"{chain.name}: an ONNX model can be measured, but not estimated")
-    value = chain.inputs(batch_size, dtype, "meta")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from dovetail.pipeline.models.graph_layers import outline
+
+    mode = FakeTensorMode()
+    with mode:
+        value = chain.inputs(batch_size, dtype)
     layers = []
     for i, name in enumerate(chain.names, 1):
-        out, cost, activation_bytes = count(chain.part(i, i, "meta", dtype), value)
+        with mode:
+            out, cost, activation_bytes = count(outline(chain.layers[i - 1], mode, dtype), value)
         layers.append(
             LayerProfile(
                 layer=i,
@@ -143,6 +150,7 @@ def estimate_chain(
         profile=tuple(layers),
         whole_s=sum(layer.time_s for layer in layers),
         source="estimated",
+        tied=tied_weights(chain, dtype),
     )
 
 

@@ -1,0 +1,84 @@
+"""A stage's side of generation: its layers of a language model, with the keys and values of what was read so far.
+
+Sequences that are decoded together form a lane. A prompt is read alone and then joins its lane; every other step reads
+one token of each sequence of a lane. What is done is told by the data host with every microbatch, so that all stages
+keep the same sequences, and none of them decides anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DecodeStep(Struct, frozen=True, array_like=True):
+    """What to do with a microbatch of tokens."""
+
+    lane: int
+    lengths: list[int]  # tokens that the caches hold of each sequence of the lane that goes on
+    keep: list[int] | None = None  # which those are, where some were ended by the step before
+    joins: bool = False  # a prompt, which becomes the last sequence of the lane
+
+
+class StageDecoder:
+    """The layers of one stage, and its part of the caches of all lanes. One thread calls it."""
+
+    def __init__(self, part: Any, device: str) -> None:
+        import torch
+
+        known = inspect.signature(part.model.forward).parameters
+        self._part, self._device = part, torch.device(device)
+        self._last = {"logits_to_keep": 1} if part.is_last and "logits_to_keep" in known else {}
+        self._positions = "position_ids" in known
+        self._lanes: dict[int, Any] = {}
+
+    def run(self, value: Any, step: DecodeStep | None) -> torch.Tensor:
+        """Hidden values for the next stage, or from the last one the most likely token of each sequence."""
+        import torch
+
+        assert step is not None
+        with torch.inference_mode():
+            self._forget(step)
+            out: torch.Tensor = self._read(value, step) if step.joins else self._step(value, step)
+            if not self._part.is_last:
+                return out
+            return out[:, -1].float().argmax(-1)
+
+    def _forget(self, step: DecodeStep) -> None:
+        if step.keep is None or step.lane not in self._lanes:
+            return
+        if step.keep:
+            self._lanes[step.lane].keep(step.keep, max(step.lengths))
+        else:
+            del self._lanes[step.lane]
+
+    def _read(self, prompt: torch.Tensor, step: DecodeStep) -> Any:
+        from dovetail.core.service.key_value_cache import SequenceCache
+
+        if not self._part.has_cache:
+            return self._part(prompt, **self._last)
+        cache = SequenceCache()
+        out = self._part(prompt, cache, **self._last)
+        if step.lane in self._lanes:
+            self._lanes[step.lane].join(cache)
+        else:
+            self._lanes[step.lane] = cache
+        return out
+
+    def _step(self, tokens: torch.Tensor, step: DecodeStep) -> Any:
+        import torch
+
+        from dovetail.core.service.key_value_cache import lengths_mask
+
+        given: dict[str, Any] = dict(self._last)
+        if self._positions:
+            given["position_ids"] = torch.tensor(step.lengths, device=self._device)[:, None]
+        if not self._part.has_cache:
+            return self._part(tokens, **given)
+        mask = lengths_mask(step.lengths, self._device)
+        return self._part(tokens, self._lanes[step.lane], attention_mask=mask, **given)

@@ -1,0 +1,170 @@
+"""The one problem behind every objective: the cheapest chain of stages under counts of devices, a cap and a limit.
+
+At a fixed pace all costs add up, and all that is shared (devices of each class, the latency, devices in all) does too.
+So a chain is a path through (cut, option), and what is shared are resources of the path. With a price on each resource
+the cheapest path is one backward pass, and what it costs less the prices of what there is bounds every allowed chain
+from below, whatever the prices (Lagrangian relaxation).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from dovetail.pipeline.optimise.stages import Option, Stages
+from dovetail.pipeline.optimise.tables import Floats
+
+LIMIT = 1 + 5e-10  # of a cap: sums differ by rounding with the order in which they are added
+NEAR = 1e-10  # chains that are cheaper by less, relatively, are not looked for
+_EXACT = 1 + 1e-13
+
+
+class Capped(Struct):
+    """A second cost of stages and links, whose sum may not exceed `cap`."""
+
+    stage: Floats
+    link: Floats
+    enter: Floats
+    leave: Floats
+    cap: float
+
+
+class Chains(Struct, dict=True):
+    """Costs by option: `stage[o, i, j]`, `link[j, u, v]`, of entering and leaving, and `fixed` of each stage; infinite
+    is forbidden."""
+
+    options: list[Option]
+    counts: list[int]
+    stage: Floats
+    link: Floats
+    enter: Floats
+    leave: Floats
+    fixed: Floats
+    capped: Capped | None = None
+    max_devices: int | None = None
+    whole: bool = False  # costs are whole numbers
+
+    @property
+    def layers(self) -> int:
+        return int(self.stage.shape[1]) - 1
+
+    @cached_property
+    def use(self) -> Floats:
+        """What one stage of each option takes of each resource: devices of each class, devices in all; last the cap,
+        of which a stage takes what its table says."""
+        use = np.zeros((len(self.options), len(self.counts) + 2))
+        for o, option in enumerate(self.options):
+            use[o, option.k] = use[o, -2] = option.devices
+        return use
+
+    @cached_property
+    def limits(self) -> Floats:
+        """How much there is of each resource; a limit that cannot bind is infinite."""
+        most = sum(self.counts)
+        devices = np.inf if self.max_devices is None or self.max_devices >= most else float(self.max_devices)
+        return np.array([*map(float, self.counts), devices, np.inf if self.capped is None else self.capped.cap * LIMIT])
+
+    @cached_property
+    def priced(self) -> list[int]:
+        """The resources that are limited."""
+        return [int(r) for r in np.nonzero(np.isfinite(self.limits))[0]]
+
+    @cached_property
+    def finite(self) -> Chains:
+        """The same chains where they cost nothing: what is forbidden stays so."""
+        return Chains(
+            self.options,
+            self.counts,
+            np.where(np.isfinite(self.stage), 0.0, np.inf),
+            np.where(np.isfinite(self.link), 0.0, np.inf),
+            np.where(np.isfinite(self.enter), 0.0, np.inf),
+            np.where(np.isfinite(self.leave), 0.0, np.inf),
+            np.zeros_like(self.fixed),
+            self.capped,
+            self.max_devices,
+        )
+
+    def weighted(self, price: float) -> tuple[Floats, Floats, Floats, Floats]:
+        """The tables with a price on what is capped."""
+        if self.capped is None or price == 0.0:
+            return self.stage, self.link, self.enter, self.leave
+        c = self.capped
+        return (
+            self.stage + price * c.stage,
+            self.link + price * c.link,
+            self.enter + price * c.enter,
+            self.leave + price * c.leave,
+        )
+
+    def relax(self, prices: Floats) -> Relaxed:
+        """The cheapest chain when resources have these prices, and what it costs from every cut on."""
+        stage, link, enter, leave = self.weighted(float(prices[-1]))
+        charge = self.use @ prices + self.fixed
+        after = np.full((len(self.options), self.layers + 1), np.inf)
+        start = np.full_like(after, np.inf)
+        after[:, -1] = leave
+        for i in range(self.layers - 1, -1, -1):
+            start[:, i] = (stage[:, i, i + 1 :] + after[:, i + 1 :]).min(axis=1) + charge
+            if i:
+                after[:, i] = (link[i] + start[:, i]).min(axis=1)
+        first = enter + start[:, 0]
+        o, i = int(first.argmin()), 0
+        limited = self.limits[self.priced]
+        base = -float(prices[self.priced] @ limited)
+        chain: Stages = []
+        if np.isfinite(first[o]):
+            while True:
+                j = i + 1 + int((stage[o, i, i + 1 :] + after[o, i + 1 :]).argmin())
+                chain.append((self.options[o], i, j))
+                if j == self.layers:
+                    break
+                o, i = int((link[j, o] + start[:, j]).argmin()), j
+        return Relaxed(float(first.min()) + base, prices, base, charge - self.fixed, after, start, chain)
+
+    def figures(self, chain: Stages) -> tuple[float, Floats]:
+        """What a chain costs, and what it takes of each resource."""
+        index = {option: o for o, option in enumerate(self.options)}
+        chosen = [(index[option], i, j) for option, i, j in chain]
+        cost = float(self.enter[chosen[0][0]] + self.leave[chosen[-1][0]])
+        use = np.zeros(len(self.counts) + 2)
+        c = self.capped
+        if c is not None:
+            use[-1] = c.enter[chosen[0][0]] + c.leave[chosen[-1][0]]
+        for x, (o, i, j) in enumerate(chosen):
+            cost += float(self.stage[o, i, j] + self.fixed[o])
+            use += self.use[o]
+            if c is not None:
+                use[-1] += c.stage[o, i, j]
+            if x:
+                cost += float(self.link[i, chosen[x - 1][0], o])
+                if c is not None:
+                    use[-1] += c.link[i, chosen[x - 1][0], o]
+        return cost, use
+
+    def below(self, value: float) -> float:
+        """What a bound must reach so that nothing is found below a value; what is nearer does not count."""
+        return value - (1 - 1e-6 if self.whole else NEAR * abs(value)) if value < np.inf else np.inf
+
+    def allows(self, chain: Stages) -> bool:
+        """Whether nothing about a chain is forbidden, and it keeps all limits."""
+        cost, use = self.figures(chain)
+        return bool(np.isfinite(cost)) and self.allowed(use)
+
+    def allowed(self, use: Floats) -> bool:
+        """Whether a chain keeps all limits."""
+        return bool((use <= self.limits * _EXACT).all())
+
+
+class Relaxed(NamedTuple):
+    """A bound on every allowed chain, at some prices of resources; and what it comes from."""
+
+    value: float
+    prices: Floats
+    base: float  # what there is of the resources, at these prices: taken off
+    charge: Floats  # prices of what a stage of each option takes
+    after: Floats  # least cost from a cut on, behind a stage of an option that ends there
+    start: Floats  # the same before a stage of an option that starts there
+    chain: Stages  # the cheapest; empty if there is none at all

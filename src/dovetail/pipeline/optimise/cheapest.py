@@ -1,0 +1,176 @@
+"""The cheapest chain, with a bound that proves how near it is to the best: prices first, then wider and wider beams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from dovetail.pipeline.optimise.chains import NEAR, Chains, Relaxed
+from dovetail.pipeline.optimise.clock import SearchClock
+from dovetail.pipeline.optimise.labels import Guide, Labels
+from dovetail.pipeline.optimise.multipliers import BROKEN, ResourcePrices
+from dovetail.pipeline.optimise.stages import Stages
+from dovetail.pipeline.optimise.tables import Floats
+
+WIDTH = 60  # of the first beam; the next ones are four times as wide each
+_ROUNDS = 40  # of cutting planes
+_SMALL = 2e4  # labels that there can be at most where a beam needs no prices
+
+
+class BoundedChain(NamedTuple):
+    """The cheapest chain known (None: none below what was asked for), its cost, and what no chain costs less than."""
+
+    stages: Stages | None
+    value: float
+    bound: float
+    proven: bool = True  # False: the bound holds only for what was asked, which itself was not proven
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is proven: no chain is cheaper than this value."""
+        if not self.proven:
+            return False
+        near = 2 * NEAR if self.stages is None else 1e-9  # a cap is not reached by a bound that lies at it
+        return self.bound >= (self.value - near * abs(self.value) if self.value < inf else inf)
+
+
+def cheapest(
+    chains: Chains, clock: SearchClock, below: float = inf, width: float = WIDTH, most: float = inf
+) -> BoundedChain:
+    """The cheapest chain that costs less than `below`, by beams of growing width up to `most`."""
+    return CheapestChain(chains, clock, below).run(width, most)
+
+
+class CheapestChain:
+    """The search for the cheapest chain below a value (with `first`, for any below it): it can be asked to go on with
+    wider beams. It starts from prices that were good before (`guesses`), and from those that bound how far limits are
+    broken, if that is known (`broken`); with `tell` the clock is told how far it is."""
+
+    def __init__(
+        self,
+        chains: Chains,
+        clock: SearchClock,
+        below: float = inf,
+        guesses: Iterable[Floats] = (),
+        first: bool = False,
+        broken: Relaxed | None = None,
+        tell: bool = False,
+    ) -> None:
+        self.chains = chains
+        self._clock = clock
+        self._first = first
+        self._broken = broken
+        self._tell = tell
+        self._guides: list[Guide] = []
+        self.prices = ResourcePrices(chains)
+        self.prices.start()
+        self.answer = BoundedChain(None, below, -inf)
+        self._learn(self.prices)
+        self._guesses = guesses
+        self._priced = False
+
+    @property
+    def small(self) -> bool:
+        """Whether labels alone will do."""
+        c = self.chains
+        return prod(count + 1 for count in c.counts) * len(c.options) * c.layers <= _SMALL
+
+    def run(self, width: float = WIDTH, most: float = inf) -> BoundedChain:
+        """Prices, then beams from this width on until it is proven, time is over or the beam would be too wide."""
+        if not self._done and self.small:
+            self._guide()
+            return self.beam(inf)
+        self.price()
+        while not self._done and not self._clock.over and width <= most:
+            self.beam(width)
+            width *= 4
+        return self.answer
+
+    @property
+    def _done(self) -> bool:
+        return self.answer.closed or (self._first and self.answer.stages is not None)
+
+    def price(self, rounds: int = _ROUNDS) -> BoundedChain:
+        """Find good prices, once."""
+        if self._done or self._priced:
+            return self.answer
+        self._priced = True
+        for guess in self._guesses:
+            self.prices.look(guess)
+        enough = self.chains.below(self.answer.value)
+        self.prices.improve(self._clock, rounds, enough, self.answer.value if self._first else -inf)
+        self._learn(self.prices)
+        if self._broken is not None:
+            self._break(self._broken)
+        elif not self._done and self.answer.stages is None:
+            allowed = ResourcePrices(self.chains, cost=False)
+            allowed.start()
+            for cut in self.prices.met:
+                allowed.add_cut(cut._replace(cost=0.0))
+            allowed.improve(self._clock, rounds, BROKEN, inf)
+            self._break(allowed.kept[0])
+            if allowed.best is not None:
+                self._offer(allowed.best[1], self.chains.figures(allowed.best[1])[0])
+        self._guide()
+        return self.answer
+
+    def beam(self, width: float) -> BoundedChain:
+        """Labels in a beam of this width."""
+        if self._done:
+            return self.answer
+        guides = [Guide(kept, True) for kept in self.prices.kept] + self._guides
+        room = int(min(width, 1e9))
+        found = Labels(self.chains, guides, self._clock).beam(self.answer.value, room, self._first)
+        if found.chain is not None:
+            self._offer(found.chain, found.value)
+        self._raise(min(found.lost, self.answer.value))
+        return self.answer
+
+    def _learn(self, prices: ResourcePrices) -> None:
+        if prices.best is not None:
+            self._offer(prices.best[1], prices.best[0])
+        self._raise(prices.bound)
+
+    def offer(self, chain: Stages) -> None:
+        """A chain that keeps all limits."""
+        self._offer(chain, self.chains.figures(chain)[0])
+        self._raise(self.answer.bound)
+
+    def _offer(self, chain: Stages, value: float) -> None:
+        if value < self.answer.value:
+            self.answer = self.answer._replace(stages=chain, value=value)
+
+    def _raise(self, bound: float) -> None:
+        if self.chains.whole and bound < inf:
+            bound = float(np.ceil(bound - 1e-6)) if bound > -inf else bound
+        if bound >= self.chains.below(self.answer.value):
+            bound = max(bound, self.answer.value)
+        if bound > self.answer.bound:
+            self.answer = self.answer._replace(bound=bound)
+        if self._tell:
+            self._clock.tell(self.answer.value, self.answer.bound)
+
+    def _break(self, relaxed: Relaxed) -> None:
+        """Use a bound on how much the limits are broken: as a guide, or as proof that no chain keeps them."""
+        if relaxed.value > BROKEN:
+            self.answer = self.answer._replace(bound=inf)
+        self._guides.append(Guide(relaxed, False))
+
+    def _guide(self) -> None:
+        """Bounds on what the cap and the limit on devices allow."""
+        for guide in limit_guides(self.chains) if not self.answer.closed else ():
+            self._break(guide.relaxed)
+
+
+def limit_guides(chains: Chains) -> list[Guide]:
+    """Bounds on what is left of the cap and of the limit on devices."""
+    guides = []
+    for r in (-2, -1):
+        if np.isfinite(chains.limits[r]):
+            prices = np.zeros(len(chains.limits))
+            prices[r] = 1.0 / chains.limits[r]
+            guides.append(Guide(chains.finite.relax(prices), False))
+    return guides

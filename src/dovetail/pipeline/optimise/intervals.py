@@ -1,0 +1,111 @@
+"""Objectives that depend on the pace: the best interval of paces first, each bounded by its fastest pace."""
+
+from __future__ import annotations
+
+import heapq
+from math import inf, sqrt
+
+import numpy as np
+
+from dovetail.pipeline.optimise.chains import NEAR
+from dovetail.pipeline.optimise.cheapest import WIDTH, BoundedChain, CheapestChain
+from dovetail.pipeline.optimise.clock import SearchClock
+from dovetail.pipeline.optimise.costs import Costs, Tariff
+from dovetail.pipeline.optimise.neighbours import UNLIKE, Polish
+from dovetail.pipeline.optimise.paces import LeastPace
+from dovetail.pipeline.optimise.stages import Stages
+from dovetail.pipeline.optimise.tables import Floats
+
+_WIDE = 1.05  # from the slowest pace of an interval to its fastest: above that prices alone bound it
+_ROUNDS = 20
+_Interval = tuple[float, int, int, int, int]  # bound, first and last pace, width of the next beam, good prices
+
+
+class Intervals:
+    """All chains of a pace within [a, b] cost at least what the cheapest one of pace up to b would cost at pace a."""
+
+    def __init__(self, costs: Costs, tariff: Tariff, clock: SearchClock) -> None:
+        self.costs = costs
+        self._tariff = tariff
+        self._clock = clock
+        self._paces = costs.paces
+        self._best: Stages | None = None
+        self._value = inf
+
+    def run(self) -> BoundedChain:
+        """The best chain at any pace."""
+        low = LeastPace(self.costs, self._clock).rule_out()
+        if low >= len(self._paces):
+            return BoundedChain(None, inf, inf)
+        if len(self.costs.tables.counts) >= UNLIKE:
+            self._first_plan()
+        heap: list[_Interval] = [(-inf, low, len(self._paces) - 1, WIDTH, 0)]
+        self._known: list[Floats] = [np.zeros(len(self.costs.tables.counts) + 2)]
+        bound = -inf
+        while heap:
+            bound = heap[0][0]
+            if bound >= self._goal or self._clock.over:
+                break
+            self._clock.tell(self._value, bound)
+            for part in self._treat(*heapq.heappop(heap)):
+                if part[0] < self._goal:
+                    heapq.heappush(heap, part)
+        bound = heap[0][0] if heap else inf
+        if self._value < inf:
+            bound = min(bound, self._value)
+        return BoundedChain(self._best, self._value, bound)
+
+    def _treat(
+        self, bound: float, low: int, high: int, width: int, guess: int
+    ) -> list[tuple[float, int, int, int, int]]:
+        """Bound an interval, look for chains in it, and give the parts of it that may hold a better one."""
+        a, b = float(self._paces[low]), float(self._paces[high])
+        extra = self._tariff.by_pace * a
+        search = CheapestChain(
+            self.costs.chains(self._tariff, a, b), self._clock, self._value - extra, [self._known[guess]]
+        )
+        search.price(_ROUNDS)
+        for chain in search.prices.allowed:
+            self._offer(chain)
+        if search.prices.kept:
+            self._known.append(search.prices.kept[0].prices)
+            guess = len(self._known) - 1
+        narrow = b <= _WIDE * a or high - low < 2
+        if narrow:
+            search.beam(width)
+        if search.answer.stages is not None:
+            self._offer(search.answer.stages)
+        bound = max(bound, search.answer.bound + extra)
+        if self._clock.over:
+            return [(bound, low, high, width, guess)]
+        if search.answer.closed and search.answer.stages is None:
+            return []
+        if low == high:
+            return [(bound, low, high, 4 * width, guess)]
+        at = low + (high - low + 1) // 2
+        if narrow and search.answer.stages is not None:
+            at = int(np.searchsorted(self._paces, self.costs.pace_s(search.answer.stages)))
+        elif a > 0:
+            at = int(np.searchsorted(self._paces, sqrt(a * b)))
+        at = min(max(at, low + 1), high)
+        return [(bound, low, at - 1, WIDTH, guess), (bound, at, high, WIDTH, guess)]
+
+    def _first_plan(self) -> None:
+        """A chain to begin with, where devices are so unlike that intervals alone seldom meet one."""
+        found = LeastPace(self.costs, self._clock.part(0.3 * self._clock.left_s)).any()
+        if found.stages is not None:
+            polish = Polish(self.costs, self._tariff, self._clock.part(0.3 * self._clock.left_s))
+            polish.offer(found.stages)
+            polish.run()
+            self._offer(polish.best or found.stages)
+
+    @property
+    def _goal(self) -> float:
+        """What is not bounded below this is not worth while."""
+        return self._value - NEAR * abs(self._value) if self._value < inf else inf
+
+    def _offer(self, chain: Stages) -> None:
+        """A chain, at what it costs at its own pace."""
+        value = self.costs.value(self._tariff, chain)
+        if value < self._value:
+            self._value, self._best = value, chain

@@ -1,0 +1,127 @@
+"""The best prices for resources: those whose bound on the cost of every allowed chain is highest, by cutting planes.
+
+Each chain that is cheapest at some prices cuts off prices that would promise more than it costs (Kelley). The linear
+programme of these cuts has a column per resource and stays warm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from dovetail.pipeline.optimise.chains import Chains, Relaxed
+from dovetail.pipeline.optimise.clock import SearchClock
+from dovetail.pipeline.optimise.stages import Stages
+from dovetail.pipeline.optimise.tables import Floats
+from dovetail.solve import LinearProgram
+
+BROKEN = 1e-9  # a bound on how far limits are exceeded, above which they are
+_KEPT = 3  # of the best prices, for bounds on chains that are half made
+_MOST_PRICE = 1000.0  # of all that there is of a resource, in units of the cost of a chain
+
+
+class PricedChain(NamedTuple):
+    """A chain, what it costs, and what it takes of each resource."""
+
+    chain: Stages
+    cost: float
+    use: Floats
+
+
+class ResourcePrices:
+    """Prices for the resources of chains: the bound they prove, and the cheapest allowed chain met on the way.
+
+    Without `cost` chains cost nothing: then a bound above 0 proves that none is allowed.
+    """
+
+    def __init__(self, chains: Chains, cost: bool = True) -> None:
+        self.chains = chains if cost else chains.finite
+        self.with_cost = cost
+        self.kept: list[Relaxed] = []
+        self.best: tuple[float, Stages] | None = None
+        self.met: list[PricedChain] = []
+        self.allowed: list[Stages] = []
+        self._scale = 0.0
+        self._cuts: list[tuple[float, Floats]] = []
+        self._lp: LinearProgram | None = None  # made when it is needed: to import the solver takes a while
+        self._limits = self.chains.limits[self.chains.priced]
+
+    @property
+    def bound(self) -> float:
+        return self.kept[0].value if self.kept else -inf
+
+    def look(self, prices: Floats) -> Relaxed:
+        """Relax at these prices, and keep what is learned."""
+        found = self.chains.relax(prices)
+        self.kept = sorted([*self.kept, found], key=lambda one: -one.value)[:_KEPT]
+        if found.chain:
+            self.add(found.chain)
+        return found
+
+    def add(self, chain: Stages) -> None:
+        """A chain that is a cut, and the best one if it is allowed and cheaper than others."""
+        cost, use = self.chains.figures(chain)
+        if np.isfinite(cost):
+            self.add_cut(PricedChain(chain, cost, use))
+
+    def add_cut(self, cut: PricedChain) -> None:
+        chain, cost, use = cut
+        self.met.append(cut)
+        if self.chains.allowed(use):
+            self.allowed.append(chain)
+            if self.best is None or cost < self.best[0]:
+                self.best = (cost, chain)
+        if not self._scale:
+            self._scale = (abs(cost) or 1.0) if self.with_cost else 1.0
+        self._cuts.append((cost / self._scale, use[self.chains.priced] / self._limits - 1.0))
+
+    def _program(self) -> LinearProgram:
+        """Columns: the bound, then for each resource the price of all that there is of it."""
+        count = len(self._limits)
+        if self._lp is None:
+            self._lp = LinearProgram(maximise=True)
+            most = [1e9, *[_MOST_PRICE if self.with_cost else 1.0] * count]
+            empty: list[int] = []
+            self._lp.add_columns(
+                cost=[1.0, *[0.0] * count],
+                lower=[-1e9, *[0.0] * count],
+                upper=most,
+                starts=[0] * (count + 1),
+                rows=empty,
+                values=empty,
+            )
+            if not self.with_cost:
+                self._lp.add_rows([-inf], [1.0], [0], range(1, count + 1), [1.0] * count)
+        for cost, share in self._cuts:
+            self._lp.add_rows([-inf], [cost], [0], range(count + 1), [1.0, *-share])
+        self._cuts.clear()
+        return self._lp
+
+    def improve(self, clock: SearchClock, rounds: int, enough: float = inf, below: float = -inf) -> None:
+        """Raise the bound until it is enough or can rise no more, or until an allowed chain is met that costs less than
+        `below`."""
+        for turn in range(rounds):
+            met = self.best is not None and self.best[0] < below
+            if self.bound >= enough or clock.over or met or not self.met:
+                return
+            lp = self._program()
+            if lp.solve().status != "optimal":
+                return
+            values = lp.values()
+            most, at = values[0] * self._scale, values[1:] * self._scale / self._limits
+            if most - self.bound <= 1e-10 * max(abs(most), self._scale):
+                return
+            prices = np.zeros(len(self.chains.limits))
+            prices[self.chains.priced] = at
+            if turn % 3 != 2:
+                prices = 0.6 * prices + 0.4 * self.kept[0].prices
+            if not self.look(np.maximum(prices, 0.0)).chain:
+                return
+
+    def start(self, guesses: Iterable[Floats] = ()) -> None:
+        self.look(np.zeros(len(self.chains.limits)))
+        for guess in guesses:
+            self.look(guess)

@@ -1,0 +1,64 @@
+"""Prefill and decode of a language model, measured layer by layer, as the planner of generation reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from dovetail import InputError, pipeline
+from dovetail.pipeline.profile.measure import Effort
+
+CONFIGURATION: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    "eos_token_id": None,
+    "torch_dtype": "float32",
+}
+
+
+def test_from_a_model_to_a_plan_of_generation(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGURATION))
+    found = pipeline.profile_generation(
+        f"hf:{tmp_path}", prompt=8, context=16, sequences=(1, 4), effort=Effort(0, 2, 2)
+    )
+    assert [(p["phase"], p["tokens"], p["batch_size"]) for p in found] == [
+        ("prefill", 8, 1),
+        ("decode", 16, 1),
+        ("decode", 16, 4),
+    ]
+    assert all(len(p["time_s"]) == 4 and min(p["time_s"]) > 0 for p in found)
+    types = {"t": {"bw_Mbps": 1000, "mem_MB": 512, "model_profiles": {"m": found}}}
+    load_of: dict[str, Any] = {"prompt": 8, "context": 16, "concurrency": 4}
+    problem = pipeline.load_generation(CONFIGURATION, types, {"t": ["a", "b"]}, model_name="m", **load_of)
+    plan = pipeline.plan_generation(problem)
+    assert plan.generation is not None
+    assert plan.generation.source == "measured"
+    assert plan.generation.ttft_s == pytest.approx(sum(found[0]["time_s"]), rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"prompt": 0}, "prompt: expected more, found 0"),
+        ({"context": 1}, "context: expected more, found 1"),
+        ({"sequences": ()}, "sequences: expected more, found 0"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'"),
+        ({"device": "gpu"}, "device 'gpu': expected cpu, cuda or cuda:N"),
+    ],
+)
+def test_what_cannot_be_measured_is_told(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pipeline.profile_generation("hf:nowhere", **asked)

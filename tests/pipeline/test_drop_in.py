@@ -1,0 +1,85 @@
+"""`sched-pipeline` takes what the older command of this name takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dovetail.pipeline.compat.sched_pipeline import main
+
+MODELS = """
+m:
+  layers: 3
+  mem_MB: [1e0, "1.5", .5]
+  parameters_in: "10"
+  parameters_out: [1e1, 10, "10"]
+"""
+TYPES = """
+1:
+  bw_Mbps: 1e3
+  mem_MB: '1e2'
+  model_profiles:
+    m:
+      - {dtype: torch.float32, batch_size: "8", time_s: [5e-05, "5e-05", 5E-5]}
+fast:
+  bw_Mbps: 1000
+  mem_MB: 64
+  model_profiles:
+    m: [{dtype: "torch.float32", batch_size: 8, time_s: [1., +2.0, 3]}]
+none:
+  bw_Mbps: 1
+  mem_MB: 1
+  model_profiles:
+"""
+DEVICES = "1: [7, 08, 1e3]\nfast: [no]\nnone: []\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in (("models", MODELS), ("device_types", TYPES), ("devices", DEVICES)):
+        (tmp_path / f"{name}.yml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_numbers_and_names_are_what_is_meant_by_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "m"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "- '7': [1, 1]\n- 08: [2, 2]\n- '1e3': [3, 3]\n"
+    assert shown.err == "Warning: Device type none doesn't support model: type will be skipped\n"
+
+
+def test_what_is_no_flag_is_ignored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stray", "-m", "m", "another", "-b", "8"]) == 0
+    assert capsys.readouterr().out.startswith("- '7'")
+
+
+def test_unknown_keys_are_ignored_with_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "models.yml").write_text(MODELS + "  author: somebody\n")
+    (folder / "device_types.yml").write_text(TYPES.replace("bw_Mbps: 1e3", "bw_Mbps: 1e3\n  vendor: {name: x}"))
+    assert main(["-m", "m"]) == 0
+    warned = capsys.readouterr().err
+    assert "Warning: models.yml:7: m.author: unknown key: it is ignored\n" in warned
+    assert "Warning: device_types.yml:4: 1.vendor: unknown key: it is ignored\n" in warned
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [
+        ("models", "layers: 3", "layers: three", "models.yml:3: m.layers: expected int, found str"),
+        ("models", "layers: 3", "layers: 3.5", "models.yml:3: m.layers: expected int, found float"),
+        ("models", '"1.5"', '"1.5x"', "models.yml:4: m.mem_MB.1: expected float, found str"),
+        ("models", "parameters_in", "parameters_inn", "models.yml:2: m: missing key `parameters_in`"),
+        ("device_types", "bw_Mbps: 1e3", "bw_Mbps: [1]", "device_types.yml:3: 1.bw_Mbps: expected float, found array"),
+        ("devices", "[no]", "no", "devices.yml:2: fast: expected array, found str"),
+        ("devices", "08", "7", "devices.yml:1: 1.1: host '7' is listed twice"),
+    ],
+)
+def test_what_means_nothing_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], file: str, old: str, new: str, told: str
+) -> None:
+    place = folder / f"{file}.yml"
+    place.write_text(place.read_text().replace(old, new))
+    assert main(["-m", "m"]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,257 @@
+"""Generation over stages, within this process: lanes, caches and tokens, and layouts that are replaced."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from dovetail.core.errors import InputError
+from dovetail.pipeline.live.decoding import DecodeStep, StageDecoder
+from dovetail.pipeline.live.generation import TokenStream
+from dovetail.pipeline.live.prompts import Prompts, end_tokens
+from dovetail.pipeline.models.load import load
+from dovetail.pipeline.models.spec import Chain, ModelSpec
+
+torch = pytest.importorskip("torch")
+transformers: Any = pytest.importorskip("transformers")
+
+BLOCKS, LAYERS, VOCABULARY = 4, 6, 97
+LLAMA = {
+    "hidden_size": 32,
+    "num_hidden_layers": BLOCKS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": LLAMA | {"model_type": "llama"},
+    "Qwen2ForCausalLM": LLAMA
+    | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "GPT2LMHeadModel": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": BLOCKS,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": VOCABULARY,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+    },
+}
+PROMPTS = [[(7 * i + j) % VOCABULARY for j in range(length)] for i, length in enumerate((5, 1, 17, 9, 3, 12))]
+
+
+class PlainModel:
+    """A model of a configuration: its layers, and what its own `generate` gives for each prompt alone."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        (folder / "config.json").write_text(json.dumps(MODELS[name] | {"architectures": [name]}))
+        self.spec = ModelSpec(source=f"hf:{folder}", seed=3)
+        self.chain: Chain = load(self.spec)
+
+    def generate(self, prompts: list[list[int]], tokens: int, dtype: str = "torch.float32") -> list[list[int]]:
+        whole = self.chain.decoder(1, LAYERS, dtype=dtype).model
+        found = []
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            made = whole.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+            found.append(made[0, len(prompt) :].tolist())
+        return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other in every small operation come to nothing beside other programs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PlainModel:
+    return PlainModel(tmp_path_factory.mktemp("model"), request.param)
+
+
+def stream(model: PlainModel, prompts: list[list[int]], tokens: int, **more: Any) -> TokenStream:
+    given: dict[str, Any] = {"max_new_tokens": tokens, "ends": frozenset(), "lanes": 3, "lane_size": 2} | more
+    return TokenStream(model.spec, "torch.float32", prompts, **given)
+
+
+class StageChain:
+    """Stages in this thread, with steps under way between them; how far each is, is drawn."""
+
+    def __init__(self, model: PlainModel, cuts: list[int], dice: random.Random, dtype: str = "torch.float32") -> None:
+        ends = [0, *cuts, LAYERS]
+        self._parts = [model.chain.decoder(a + 1, b, dtype=dtype) for a, b in pairwise(ends)]
+        self._dice = dice
+
+    def run(self, work: TokenStream, first: int = 0, steps: int | None = None) -> int:
+        """Feed a layout until everything has come out, or so many steps; gives the number of the next step."""
+        stages = [StageDecoder(part, "cpu") for part in self._parts]
+        between: list[deque[Any]] = [deque() for _ in range(len(stages) + 1)]
+        work.restart()
+        fed = out = first
+        while not work.done and out - first != steps:
+            at = self._dice.randrange(len(between) + 1)
+            if at == len(between):
+                if work.ready and (given := work.inputs(fed)) is not None:
+                    between[0].append((fed, *given))
+                    fed += 1
+            elif between[at]:
+                number, value, step = between[at].popleft()
+                if at < len(stages):
+                    between[at + 1].append((number, stages[at].run(value, step), step))
+                else:
+                    assert number == out
+                    work.deliver(number, value)
+                    out += 1
+        return out
+
+
+def test_tokens_are_those_of_the_plain_model(model: PlainModel) -> None:
+    expected = model.generate(PROMPTS, 11)
+    for seed, cuts in enumerate([[3], [1, 4], [1, 5], []]):  # also the embedding or the head alone
+        work = stream(model, PROMPTS, 11)
+        StageChain(model, cuts, random.Random(seed)).run(work)
+        assert [sequence.tokens for sequence in work.sequences] == expected, cuts
+
+
+def test_whatever_is_replaced_when_no_token_changes(model: PlainModel) -> None:
+    """Layouts come and go after any number of steps, with any lanes; some sequences end early."""
+    dice = random.Random(5)
+    whole = model.generate(PROMPTS, 11)
+    for _ in range(6):
+        end = dice.choice(dice.choice(whole))
+        expected = [row[: row.index(end) + 1] if end in row else row for row in whole]
+        told: list[tuple[int, int]] = []
+        work = stream(
+            model,
+            PROMPTS,
+            11,
+            ends=frozenset({end}),
+            lane_size=dice.randint(1, 6),
+            take=lambda number, token, told=told: told.append((number, token)),
+        )
+        next_step = 0
+        while not work.done:
+            cuts = sorted(dice.sample(range(1, LAYERS), dice.randint(0, 3)))
+            next_step = StageChain(model, cuts, dice).run(work, next_step, dice.randint(1, 12))
+        assert [sequence.tokens for sequence in work.sequences] == expected
+        for number, row in enumerate(expected):
+            assert [token for of, token in told if of == number] == row
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16", "torch.float64"])
+def test_one_sequence_in_a_lane_is_exact_in_every_dtype(model: PlainModel, dtype: str) -> None:
+    work = stream(model, PROMPTS, 8, lane_size=1)
+    StageChain(model, [1, 3], random.Random(1), dtype).run(work)
+    assert [sequence.tokens for sequence in work.sequences] == model.generate(PROMPTS, 8, dtype)
+
+
+def _token(*numbers: int) -> Any:
+    return torch.tensor(numbers)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> PlainModel:
+    return PlainModel(tmp_path_factory.mktemp("llama"), "LlamaForCausalLM")
+
+
+def steps(work: TokenStream, *numbers: int) -> list[tuple[list[list[int]], DecodeStep]]:
+    found = []
+    for number in numbers:
+        given = work.inputs(number)
+        assert given is not None
+        found.append((given[0].tolist(), given[1]))  # type: ignore[union-attr]
+    return found
+
+
+def test_prompts_join_lanes_in_turn_and_sequences_leave_them(llama: PlainModel) -> None:
+    work = stream(llama, [[1, 2], [3], [4, 5, 6]], 3, lanes=2, ends=frozenset({9}))
+    work.restart()
+    assert steps(work, 0, 1) == [
+        ([[1, 2]], DecodeStep(0, [], None, True)),
+        ([[3]], DecodeStep(1, [], None, True)),
+    ]
+    work.deliver(0, _token(7))
+    assert steps(work, 2) == [([[4, 5, 6]], DecodeStep(0, [2], None, True))]
+    work.deliver(1, _token(9))  # its last token: nothing is left in lane 1
+    work.deliver(2, _token(8))
+    assert steps(work, 3) == [([[7], [8]], DecodeStep(0, [2, 3]))]
+    work.deliver(3, _token(9, 8))
+    assert steps(work, 4) == [([[8]], DecodeStep(0, [4], [1]))]
+    work.deliver(4, _token(5))
+    assert work.done
+    assert work.inputs(5) is None
+    figures = work.figures(None)
+    assert (figures.sequences, figures.completed, figures.tokens) == (3, 3, 6)
+    assert [sequence.tokens for sequence in work.sequences] == [[7, 9], [9], [8, 8, 5]]
+
+
+def test_a_new_layout_reads_prompts_with_the_tokens_so_far(llama: PlainModel) -> None:
+    work = stream(llama, [[1, 2], [3]], 4, lanes=1)
+    work.restart()
+    steps(work, 0)
+    work.deliver(0, _token(7))
+    steps(work, 1)
+    work.deliver(1, _token(8))
+    steps(work, 2)  # lost with its layout
+    work.restart()
+    assert steps(work, 2) == [([[1, 2, 7]], DecodeStep(0, [], None, True))]
+    work.deliver(2, _token(6))
+    assert steps(work, 3) == [([[3, 8]], DecodeStep(0, [3], None, True))]
+
+
+def test_whoever_waits_for_a_step_can_be_interrupted(llama: PlainModel) -> None:
+    work = stream(llama, [[1]], 4, lanes=1)
+    work.restart()
+    steps(work, 0)
+    given: Queue[Any] = Queue()
+    waiting = threading.Thread(target=lambda: given.put(work.inputs(1)), daemon=True)
+    waiting.start()
+    work.interrupt()
+    assert given.get(timeout=60) is None
+    work.restart()
+    assert steps(work, 1) == [([[1]], DecodeStep(0, [], None, True))]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], r"generate: expected a list of prompts, found \[\]"),
+        ([[]], r"generate: prompt 1: expected a text or token ids, found \[\]"),
+        ([[1, 2.5]], r"prompt 1: expected a text or token ids, found \[1, 2.5\]"),
+        ([[1], [True]], r"prompt 2: expected a text or token ids, found \[True\]"),
+        (["a text"], "no tokenizer, so prompts must be token ids"),
+        ([[1], [97]], "prompt 2: token 97: expected 0 to 96"),
+        ([[1] * 60], "prompt 1: 60 tokens and --max-new-tokens 32: the model reads 64 at most"),
+        ("nowhere.json", "nowhere.json: no such file"),
+    ],
+)
+def test_prompts_that_cannot_be_read_are_told(llama: PlainModel, given: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Prompts(given, llama.spec).check(llama.chain.decoder(1, 1).model.config, 32)
+
+
+def test_tokens_that_end_a_sequence() -> None:
+    config = transformers.LlamaConfig(eos_token_id=[3, 4])
+    assert end_tokens(config) == {3, 4}
+    config.eos_token_id = 7
+    assert end_tokens(config) == {7}
+    config.eos_token_id = None
+    assert end_tokens(config) == frozenset()

@@ -1,0 +1,231 @@
+"""The search for plans: bounds that hold, beams that know what they left out, and answers when time is over."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from math import inf
+
+import numpy as np
+import pytest
+
+from bench.pipeline_anytime import pool
+from dovetail.cli.pipeline.plan import _best_and_bound
+from dovetail.core.errors import InputError
+from dovetail.pipeline import plan as plan_method
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+from dovetail.pipeline.optimise.cheapest import CheapestChain, cheapest
+from dovetail.pipeline.optimise.clock import SearchClock
+from dovetail.pipeline.optimise.costs import Costs
+from dovetail.pipeline.optimise.labels import Guide, Labels
+from dovetail.pipeline.optimise.neighbours import Polish
+from dovetail.pipeline.optimise.search import Search
+from dovetail.pipeline.optimise.tables import Tables
+from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan, flag
+from dovetail.pipeline.planner import plan
+from dovetail.testing.pipeline import random_pipeline
+
+OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "batch", "devices", "energy", "money")
+LONG_S = 600.0  # more than any machine needs
+
+
+def small(seed: int) -> tuple[Costs, Constraints]:
+    limits = Constraints(
+        replicas=1 + seed % 2, latency_cap_s=(None, 3.0)[seed // 2 % 2], max_stages=(None, 3)[seed // 4 % 2]
+    )
+    return Costs(Tables(random_pipeline(seed, links=seed % 3 == 0)), limits), limits
+
+
+def test_no_prices_promise_more_than_a_chain_costs() -> None:
+    tried = 0
+    for seed in range(60):
+        costs, _ = small(seed)
+        chains = costs.chains(costs.tariff("latency"), 0.0, inf)
+        best = cheapest(chains, SearchClock())
+        assert best.closed
+        rng = random.Random(seed)
+        for _ in range(5):
+            prices = np.zeros(len(chains.limits))
+            prices[chains.priced] = [rng.choice([0.0, rng.random()]) for _ in chains.priced]
+            assert chains.relax(prices).value <= best.value * (1 + 1e-12)
+            tried += best.stages is not None
+    assert tried > 100
+
+
+def test_a_narrow_beam_knows_what_it_left_out() -> None:
+    """The least of what was dropped and what was found is a bound, however narrow the beam."""
+    dropped = 0
+    for seed in range(12):
+        costs = Costs(Tables(pool(("fit", "odd")[seed % 2], 4, 12, 16, seed)), Constraints(latency_cap_s=1.0))
+        chains = costs.chains(costs.tariff(("devices", "money", "latency")[seed % 3]), 1.0, inf)
+        best = cheapest(chains, SearchClock())
+        assert best.closed
+        guides = [Guide(chains.relax(np.zeros(len(chains.limits))), True)]
+        for width in (1, 2):
+            beam = Labels(chains, guides, SearchClock()).beam(inf, width)
+            assert min(beam.lost, beam.value) <= best.value * (1 + 1e-9), seed
+            if beam.chain is not None:
+                assert chains.allows(beam.chain)
+                assert chains.figures(beam.chain)[0] == pytest.approx(beam.value)
+            dropped += beam.lost < beam.value
+    assert dropped > 2
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_it_is_proven_where_counts_are_too_many_to_look_at(objective: Objective) -> None:
+    problem = pool("fit", 4, 48, 40, seed=21)
+    free = plan(problem, "latency", time_limit_s=LONG_S)
+    assert isinstance(free, Plan)
+    cap_s = 1.3 * free.latency_s
+    limits = Constraints(latency_cap_s=cap_s, max_stages=36, replicas=2)
+    made = plan(problem, objective, limits, slack=0.05, time_limit_s=LONG_S)
+    assert isinstance(made, Plan)
+    assert (made.optimal, made.gap) == (True, 0.0)
+    assert made.latency_s <= cap_s * (1 + 1e-9)
+    assert len(made.hosts) <= 36
+
+
+def test_the_two_searches_for_a_pace_agree() -> None:
+    """A cap that does not bind makes the general search answer what the probe over count vectors does."""
+    for kind, seed in (("std", 1), ("fit", 2), ("odd", 3), ("net", 4)):
+        problem = pool(kind, 3, 12, 24, seed)
+        probed = plan(problem, time_limit_s=LONG_S)
+        searched = plan(problem, constraints=Constraints(latency_cap_s=1e6), time_limit_s=LONG_S)
+        assert isinstance(probed, Plan)
+        assert isinstance(searched, Plan)
+        assert probed.bottleneck_s == searched.bottleneck_s
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_when_time_is_over_a_plan_is_given_with_what_is_proven(objective: Objective) -> None:
+    problem = pool("unlike", 20, 20, 40, seed=5)
+    told: list[tuple[float, float]] = []
+
+    def stop(best: float, bound: float) -> bool:
+        told.append((best, bound))
+        return len(told) > 3
+
+    made = plan(problem, objective, slack=0.05, time_limit_s=LONG_S, progress=stop)
+    assert len(told) > 3 or (isinstance(made, Plan) and made.optimal)
+    if isinstance(made, Plan):
+        assert made.gap is None or made.gap >= 0
+        assert made.optimal == (made.method == "exact" and made.value <= made.bound_s * (1 + 1e-9))
+    else:
+        assert "that there is none is not proven" in made.reasons[0]
+
+
+def test_without_time_nothing_is_claimed() -> None:
+    problem = pool("fit", 8, 64, 64, seed=3)
+    made = plan(problem, "energy", Constraints(latency_cap_s=1e-9), time_limit_s=LONG_S)
+    assert isinstance(made, Infeasible)
+    assert "the least latency possible is" in made.reasons[0]
+    hasty = plan(problem, "energy", time_limit_s=LONG_S, progress=lambda best, bound: True)
+    assert isinstance(hasty, Infeasible)
+    assert hasty.reasons == ["no plan was found before the search was stopped; that there is none is not proven"]
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, inf, float("nan")])
+def test_a_time_limit_is_a_positive_number(limit: float) -> None:
+    with pytest.raises(InputError, match=r"--time-limit-s .*: expected a positive number of seconds"):
+        plan_method(random_pipeline(1), time_limit_s=limit)
+
+
+def test_a_floor_on_throughput_is_kept_or_named() -> None:
+    problem = pool("std", 3, 9, 12, seed=1)
+    best = plan(problem)
+    assert isinstance(best, Plan)
+    cheap = plan(problem, "latency", Constraints(throughput_floor_items_s=0.9 * best.throughput_items_s))
+    assert isinstance(cheap, Plan)
+    assert cheap.throughput_items_s >= 0.9 * best.throughput_items_s
+    none = plan(problem, "money", Constraints(throughput_floor_items_s=1.1 * best.throughput_items_s))
+    assert isinstance(none, Infeasible)
+    assert none.reasons[0].startswith(flag("throughput_floor_items_s"))
+    assert none.reasons[0].endswith(f"the most possible is {best.throughput_items_s:.6g} items/s")
+
+
+def test_an_interrupt_ends_the_search_and_gives_what_was_found() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with _best_and_bound() as tell:
+        assert not tell(1.0, 0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert tell(1.0, 0.5)
+        assert signal.getsignal(signal.SIGINT) is before  # a second one ends the command
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_neighbours_of_a_chain_keep_all_limits_and_are_never_worse() -> None:
+    better = 0
+    for seed in range(6):
+        problem = pool("unlike", 12, 12, 24, seed)
+        search = Search(Tables(problem), Constraints(max_stages=6), SearchClock())
+        found = search.any()
+        assert found.stages is not None
+        for tariff in (None, search.costs.tariff("latency"), search.costs.tariff("money")):
+            polish = Polish(search.costs, tariff, SearchClock())
+            polish.offer(found.stages)
+            first = polish.value
+            polish.run(turns=10)
+            assert polish.best is not None
+            assert sum(option.devices for option, _, _ in polish.best) <= 6
+            assert search.costs.chains(search.costs.tariff("throughput"), 0.0, inf).allows(polish.best)
+            better += polish.value < first
+    assert better > 6
+
+
+def test_a_search_goes_on_from_where_it_was() -> None:
+    costs = Costs(Tables(pool("fit", 6, 30, 40, seed=2)), Constraints())
+    search = CheapestChain(costs.chains(costs.tariff("latency"), 0.0, inf), SearchClock())
+    bound = search.price().bound
+    for width in (2, 8, 1000):
+        answer = search.beam(width)
+        assert answer.bound >= bound
+        bound = answer.bound
+    assert answer.closed
+
+
+class _Asked(SearchClock):
+    """Time is over when it has been asked for so often."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self._times = times
+
+    @property
+    def over(self) -> bool:
+        self._times -= 1
+        return self._times < 0
+
+
+@pytest.mark.parametrize("limits", [Constraints(), Constraints(latency_cap_s=0.04), Constraints(max_stages=7)])
+def test_a_plan_that_another_objective_knows_at_once_is_where_throughput_begins(limits: Constraints) -> None:
+    tables = Tables(pool("unlike", 40, 40, 48, seed=2))
+    quick = Search(tables, limits, _Asked(20)).least("latency")
+    found = Search(tables, limits, _Asked(20)).run("throughput")
+    assert quick.stages is not None
+    assert found.stages is not None
+    assert found.value <= Costs(tables, limits).pace_s(quick.stages)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "batch", "devices"])
+def test_times_far_above_a_cap_are_no_trouble(objective: Objective) -> None:
+    def line(*classes: DeviceClass) -> Pipeline:
+        return Pipeline(
+            model="m",
+            layers=2,
+            mem_mib=[1.0, 1.0],
+            cut_bytes=[4, 4, 4],
+            classes=list(classes),
+            batch_size=1,
+            dtype="torch.float32",
+        )
+
+    huge = DeviceClass("t", "t", ["a", "b"], 8.0, 99.0, [1e15, 1e-3])
+    quick = DeviceClass("q", "q", ["c"], 8.0, 99.0, [1e-9, 1e-9])
+    never = plan(line(huge), objective, Constraints(latency_cap_s=0.5))
+    assert isinstance(never, Infeasible)
+    assert never.proven
+    assert "latency" in never.reasons[0]
+    found = plan(line(huge, quick), objective, Constraints(latency_cap_s=3e-9))
+    assert isinstance(found, Plan)
+    assert found.hosts == ["c"]
