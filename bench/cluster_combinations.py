@@ -5,8 +5,9 @@
 
 A combination is run by the policies that we have for it, those of one objective side by side; its figures are those of
 the one with the lowest average completion time. A combination that a trace has no measurements for is left out, with
-the reason: jobs with profiles were never measured in pairs, jobs with measured pairs have no gradient statistics, and
-no jobs have both. Where a cluster has one type there is nothing to know of types: policies of either kind count.
+the reason: jobs with profiles were never measured in pairs, jobs with measured pairs have no gradient statistics, no
+jobs have both, and no pairs were ever measured at several batches. Where a cluster has one type there is nothing to
+know of types: policies of either kind count.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ def missing(combination: Combination, case: LoadedScenario) -> str:
     """Why there is nothing to run; nothing if there is."""
     types, goodput, packs = combination
     if goodput and packs:
-        return "no jobs were measured in pairs at several batches: what two adaptive jobs do to each other is not known"
+        return "pairs unmeasured"
     if goodput and case.setup.adaptive is None:
-        return "no gradient statistics in this trace"
+        return "no gradients"
     if packs and case.setup.throughputs.pairs is None:
-        return "profiles have no rates of pairs"
-    return "the cluster has one type" if types and len(case.setup.counts) == 1 else ""
+        return "no rates of pairs"
+    return "one type" if types and len(case.setup.counts) == 1 else ""
 
 
 def found(combination: Combination, case: LoadedScenario) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def main() -> None:
             "saves_percent": round(100 * (1 - there[best]["avg_jct_h"] / blind_h), 1),
             "combinations": cells,
         }
-        words = [f"{cell['avg_jct_h']:.3f}" if "policy" in cell else "-" for cell in cells.values()]
+        words = [f"{cell['avg_jct_h']:.3f}" if "policy" in cell else cell["missing"] for cell in cells.values()]
         bold = [f"**{word}**" if which == best else word for which, word in zip(cells, words, strict=True)]
         print("|", " | ".join([name, *bold]), "|", file=sys.stderr)
     least = min(each["saves_percent"] for each in traces.values())

@@ -4,6 +4,7 @@
     python -m bench.cluster_goodput --all               also 160 jobs with imagenet among them
     python -m bench.cluster_goodput --only t4x64/philly-tiny
     python -m bench.cluster_goodput --ahead t4x64/philly-short-7 mixed64/philly-tiny-4
+    python -m bench.cluster_goodput --decide            whole decisions about 2,000 jobs on 10,000 accelerators
 
 `t4x64` runs by the measured profiles. `mixed64` has two types without a profile here: their steps take what seven
 fitted numbers say, so its rows compare a model with a profile. Accelerator hours are whole rounds, the last one too:
@@ -11,6 +12,8 @@ nobody else can have the accelerators before it is over. A figure is within its 
 more accelerator hours), or neither. A policy that draws (`pollux`) runs with three seeds, and its figures are means.
 `--ahead` runs `sia` and `goodput_lookahead` on any workload at hand instead:
 average and P99 completion time (the value at index floor(0.99 n)) and accelerator hours of the second over the first.
+`--decide` lets all jobs of philly-p come at once, over and over, and times what `sia` and `goodput_lookahead` do in the
+first six rounds: CPU milliseconds of each. Fits of the policy are in it, those that jobs make of their steps are not.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ import csv
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from math import ceil
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec.structs import replace
@@ -31,7 +36,8 @@ from bench import show
 from dovetail.cluster.compat import SIA
 from dovetail.cluster.inputs.scenario import LoadedScenario, load
 from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
-from dovetail.cluster.simulate import run
+from dovetail.cluster.simulate import TimedPolicy, run
+from dovetail.cluster.virtual_time import RoundsInVirtualTime
 from dovetail.core import registry
 from dovetail.core.events import Rows
 
@@ -114,10 +120,33 @@ def ahead(name: str) -> dict[str, Any]:
         figures[policy] = [found.figures.avg_jct_s, times[int(0.99 * len(times))], watch.hours]
     names, (sia, ours) = ("avg_jct_s", "p99_jct_s", "gpu_h"), figures.values()
     ratios = {name: round(b / a, 3) for name, a, b in zip(names, sia, ours, strict=True)}
-    holds = ours[0] < sia[0] and ours[1] < sia[1] and ours[2] <= sia[2]
+    holds = ours[0] < sia[0] and ours[1] < sia[1] and ours[2] <= sia[2] + 1e-9  # sums of whole minutes
     return {"ratio": ratios, "holds": holds} | {
         policy: dict(zip(names, (round(value, 1) for value in row), strict=True)) for policy, row in figures.items()
     }
+
+
+def decide(policy: str, count: int = 2000, rounds: int = 6) -> list[float]:
+    """CPU milliseconds of a policy's first decisions about so many jobs on 10,000 accelerators of three types."""
+    rows = [row for path in sorted(TRACES.glob("workloads/philly-p/*.csv")) for row in csv.DictReader(path.open())]
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.csv"
+        with trace.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            for at, row in enumerate(islice(cycle(rows), count)):
+                writer.writerow(row | {"name": f"{row['application']}-{at}", "time": 0})
+        cluster = CLUSTERS["mixed64"] | {"cluster": "aws=4000,dgx-ext=2000,rtx=4000"}
+        jobs = load(profiles=TRACES / "profiles", trace=trace, **cluster)
+    timed = TimedPolicy(jobs.policy(policy, {}))
+    simulation = RoundsInVirtualTime(jobs.setup, timed, replace(SIA, round_s=60.0))
+    simulation.take_up(jobs.setup, ())
+    found = []
+    for _ in range(rounds):
+        before = timed.cpu_s
+        simulation.turn()
+        found.append(round(1000 * (timed.cpu_s - before), 1))
+    return found
 
 
 def again(row: dict[str, str], seed: int) -> tuple[dict[str, float], float]:
@@ -168,7 +197,11 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="also the runs of 160 jobs")
     parser.add_argument("--only", default="", help="only runs whose names begin so")
     parser.add_argument("--ahead", nargs="+", metavar="RUN", help="sia and goodput_lookahead on these instead")
+    parser.add_argument("--decide", action="store_true", help="time decisions about 2,000 jobs instead")
     arguments = parser.parse_args()
+    if arguments.decide:
+        show({"cpu_ms": {policy: decide(policy) for policy in ("sia", "goodput_lookahead")}})
+        return
     if arguments.ahead:
         show({"runs": {name: ahead(name) for name in arguments.ahead}})
         return

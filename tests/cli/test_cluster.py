@@ -13,6 +13,8 @@ from dovetail.cli import main
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.inputs.scenario import Scenario
+from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.policies.fifo import Fifo
 from dovetail.cluster.rules import ClusterOptions, RoundRules
 from dovetail.cluster.sweeps.rule_options import options_of
 
@@ -342,3 +344,36 @@ def test_entities_share_by_their_weights(capsys: pytest.CaptureFixture[str], tmp
     equal = figures(capsys, *words)
     weighed = figures(capsys, *words, "--entities", "big=9", "small=1")
     assert weighed["avg_jct_s"] < equal["avg_jct_s"]
+
+
+def test_what_is_left_of_an_interrupted_run_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user ends it in its third round: what it has is kept, and no bound is held against it."""
+    rounds = 0
+    allocate = Fifo.allocate
+
+    def interrupted(self: Fifo, problem: Problem) -> Allocation:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
+            raise KeyboardInterrupt
+        return allocate(self, problem)
+
+    monkeypatch.setattr(Fifo, "allocate", interrupted)
+    journal = tmp_path / "cut.jsonl"
+    words = ("cluster", "simulate", "-p", "fifo", "--jobs", "20", "-c", "2:2:2", "--journal", str(journal))
+    assert main([*words]) == 130
+    assert f"{journal} has the run so far" in capsys.readouterr().err
+    main(["check", str(journal)])
+    out = capsys.readouterr().out
+    assert "makespan" in out
+    assert "is possible" not in out
+
+
+def test_jobs_in_phases_are_refused_before_they_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.trace"
+    trace.write_text("LM (batch size 10)\trun\tfolder\t--steps\t1\t400000\t1\tgns\t1\t-1\t1418\t0\n")
+    words = ["cluster", "simulate", "-t", str(trace), "-c", "v100=1", "--output-trace-file-name", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "jobs change their batch as they go" in capsys.readouterr().err

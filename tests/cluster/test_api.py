@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail import Run, cluster, read_journal
+from dovetail.cluster.inputs.fits import rejected_note
 from dovetail.core.errors import DovetailError, InputError
 
 JOBS = [
@@ -334,3 +335,57 @@ def test_what_was_assumed_is_told_of_the_jobs_that_are_read() -> None:
         notes = cluster.load(cluster="a100=2", trace=rows, jobs=most).notes
         assert f"models drawn by hash for {drawn} jobs, steps told from their time on a100" in notes
         assert (f"left out: {dropped} x jobs that took no time" in notes) is bool(dropped)
+
+
+def test_a_policy_is_compared_with_itself_under_other_options(tmp_path: Path) -> None:
+    loaded = cluster.load(cluster="v100=2,k80=2", jobs=8)
+    names = ["tiresias", "tiresias,thresholds_s=60,600", "max_min_fairness_perf"]
+    found = cluster.compare(loaded, names)
+    assert [row["policy"] for row in found] == names
+    alone = cluster.simulate(loaded, "tiresias", options={"thresholds_s": (60, 600)})
+    assert found[1]["avg_jct_s"] == alone.metrics["avg_jct_s"] != found[0]["avg_jct_s"]
+    run = cluster.simulate(loaded, names[1], journal=tmp_path / "run.jsonl")
+    assert run.check().valid
+    assert run.replay().difference is None
+    swept = cluster.sweep(
+        cluster.load(cluster="v100=2"), kind="static", loads=[4], policies=names[:2], seeds=[0], processes=1
+    )
+    assert [row["policy"] for row in swept] == names[:2]
+    for wrong, says in (
+        ("tiresias,thresholds=60", "policy tiresias has no option 'thresholds'; did you mean 'thresholds_s'?"),
+        ("tiresia,seed=1", "no cluster policy is called 'tiresia'"),
+    ):
+        with pytest.raises(InputError, match=says):
+            cluster.compare(loaded, [wrong])
+    with pytest.raises(InputError, match="policies: fifo is given twice"):
+        cluster.compare(loaded, ["fifo", "fifo"])
+
+
+def test_what_a_seed_draws_is_not_taken_from_options_behind_a_name() -> None:
+    loaded = cluster.load(cluster="v100=2", jobs=4, seed=7)
+    assert loaded.options("pollux") == {"seed": "7"}
+    assert loaded.options("pollux,seed=3") == {}
+    assert loaded.options("pollux,population=10") == {"seed": "7"}
+
+
+def test_policies_by_goodput_say_that_jobs_have_no_profiles() -> None:
+    loaded = cluster.load(cluster="v100=2", jobs=4)
+    note = "sia: jobs without profiles keep their width and batch (--profiles)"
+    assert note in cluster.simulate(loaded, "sia", journal=False).notes
+    assert note in cluster.compare(loaded, ["fifo", "sia"]).notes
+    assert not any("profiles" in each for each in cluster.simulate(loaded, "fifo", journal=False).notes)
+
+
+def test_the_older_rules_say_themselves_why_they_reject() -> None:
+    rows = [{"arrival_s": 0, "model": "LM (batch size 20)", "steps": 2, "width": 4}]
+    rows += [{"arrival_s": 0, "model": "LM (batch size 20)", "steps": 100_000, "width": 1}]
+    run = cluster.simulate(cluster.load(cluster="v100=8", trace=rows), "fifo", compat="gavel", journal=False)
+    assert run.figures.rejected == 1
+    assert any(note.startswith("1 rejected: by the older rules a job with fewer steps") for note in run.notes)
+    endless = cluster.load(cluster="v100=8", jobs_per_hour=4, window=(0, 4))
+    assert "enough accelerators" not in rejected_note(endless.setup, 1, compat=True)
+
+
+def test_a_checkpoint_needs_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no folder"):
+        cluster.simulate(cluster.load(cluster="v100=2", jobs=2), checkpoint_file=tmp_path / "slip" / "run.ck")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.cluster import check
 from dovetail.cluster.check import CODES, check_journal
 from dovetail.cluster.inputs.choices import JournalMode
 from dovetail.cluster.inputs.prices import Prices
@@ -218,6 +219,13 @@ def test_planted_faults_are_found(lines: Lines, tmp_path: Path, plant: Callable[
     plant(lines)
     assert code in _codes(lines, tmp_path)
     assert code in CODES
+
+
+def test_every_code_that_the_checker_writes_is_explained() -> None:
+    texts = [path.read_text() for path in Path(check.__file__).parent.glob("*.py")]
+    written = {code for text in texts for code in re.findall(r'\b(?:_fault|_unsound|_?faults\.add)\("(\w+)"', text)}
+    assert len(written) > 20
+    assert written <= set(CODES)
 
 
 def test_rows_without_a_column_are_bad_input(lines: Lines, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dovetail.core.errors import DovetailError
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=3), st.data())
 def test_devices_are_never_held_twice(shape: list[tuple[int, int]], data: st.DataObject) -> None:
     devices = Devices([count for count, _ in shape], [size for _, size in shape])
-    free = [set(range(devices.first[j], devices.first[j + 1])) for j in range(len(shape))]
+    free = [{d for d, of in enumerate(devices.type_of) if of == j} for j in range(len(shape))]
     held: list[tuple[int, ...]] = []
     for _ in range(30):
         back: bool = data.draw(st.booleans())
@@ -45,10 +45,10 @@ def test_devices_are_never_held_twice(shape: list[tuple[int, int]], data: st.Dat
 
 def test_a_failed_device_is_out_until_it_is_mended() -> None:
     devices = Devices([2], [2])
-    devices.fail(0, held=False)
+    devices.fail(0)
     assert devices.take(0, 2) is None
     assert devices.take(0, 1) == (1,)
-    devices.fail(1, held=True)
+    devices.fail(1)
     devices.give((1,))
     assert devices.take(0, 1) is None
     devices.mend(0)

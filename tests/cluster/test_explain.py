@@ -54,7 +54,7 @@ def test_a_wait_names_who_held_the_accelerators(make_setup: Make, tmp_path: Path
     # With a third of the device at first, then a half, then all: 100/3 + 100/2 + 100 of 100 s.
     assert story.rho == pytest.approx((100 / 3 + 50 + 100) / 100)
     told = "\n".join(row[-1] for row in story.course())
-    assert "none of 1 fast free, held by jobs 0; meanwhile 1 leases of others began there (first jobs 1)" in told
+    assert "none of 1 fast free, held by job 0; meanwhile 1 leases of others began there (first jobs 1)" in told
 
 
 def test_later_arrivals_that_went_first_are_counted(make_setup: Make, tmp_path: Path) -> None:
@@ -170,8 +170,11 @@ def test_the_numbers_add_up(seed: int, tmp_path: Path) -> None:
             if story.parts is not None:
                 assert story.completed_s is not None
                 took_s = story.completed_s - story.arrived_s
-                assert sum(asdict(story.parts).values()) == pytest.approx(took_s, abs=1e-6)
-                assert min(asdict(story.parts).values()) >= 0
+                parts = asdict(story.parts)
+                best_s, slower_s = parts.pop("best_s"), parts.pop("slower_s")
+                assert sum(parts.values()) == pytest.approx(took_s, abs=1e-6)
+                assert best_s + slower_s == pytest.approx(parts["work_s"])
+                assert min(best_s, slower_s, *parts.values()) >= 0
             for wait in (wait for wait in story.waits if wait.to_s is not None and not wait.why):
                 usable = [then.type for then in wait.types]
                 for j, name in enumerate(case.setup.types):
@@ -247,5 +250,5 @@ def test_other_jobs_of_the_same_name_are_told(make_setup: Make, tmp_path: Path) 
 
 
 def test_what_rounding_leaves_is_no_time() -> None:
-    parts = JobParts(waits_s=0.0, restarts_s=10.0, lost_s=0.0, best_s=3600.0, slower_s=1.82e-12)
+    parts = JobParts(waits_s=0.0, restarts_s=10.0, lost_s=0.0, work_s=3600.0, best_s=3600.0, slower_s=1.82e-12)
     assert _parts(parts) == "10 s starting, 1 h 0 min of work at its best"

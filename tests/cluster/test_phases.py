@@ -90,9 +90,9 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("policy", [Doubling(), "sia", "max_min_fairness_perf", "fifo"])
+@pytest.mark.parametrize("policy", [Doubling(), "sia", "goodput_lookahead", "max_min_fairness_perf", "fifo"])
 def test_runs_are_valid_and_decided_the_same_again(jobs: LoadedScenario, policy: Any) -> None:
-    run = cluster.simulate(jobs, policy, interval=60 if policy == "sia" or isinstance(policy, Doubling) else 360)
+    run = cluster.simulate(jobs, policy, interval=360 if policy in ("max_min_fairness_perf", "fifo") else 60)
     report = run.check()
     assert report.valid, report
     assert run.figures.completed == 4
@@ -190,6 +190,57 @@ def test_a_policy_that_more_than_doubles_is_stopped(jobs: LoadedScenario) -> Non
         cluster.simulate(jobs, Doubling(times=2), interval=60)
 
 
+class AsWideAsOthers(Doubling):
+    """New jobs have four accelerators at once, if another one of their application had them."""
+
+    wide_as_others = True
+
+    def allocate(self, problem: Problem) -> Allocation:
+        known = problem.adaptive
+        assert known is not None
+        for job, of in enumerate(known.application.tolist()):
+            others = known.widest[(known.application == of) & (known.on >= 0)].max(initial=0)
+            if others >= 2 and not known.widest[job].any():
+                known.widest[job] = 2
+        return super().allocate(problem)
+
+
+def test_jobs_of_a_known_application_may_begin_wide(jobs: LoadedScenario, tmp_path: Path) -> None:
+    """Also by the checker, whatever each of them had before."""
+    journal = tmp_path / "run.jsonl"
+    run = cluster.simulate(jobs, AsWideAsOthers(most=4), journal=journal, interval=60)
+    first: dict[int, int] = {}
+    for line in map(json.loads, journal.read_text().splitlines()):
+        if line.get("of") == "started":
+            for job, devices in zip(line["columns"]["id"], line["columns"]["devices"], strict=True):
+                first.setdefault(job, len(devices))
+    assert (first[0], first[2]) == (1, 4)
+    assert run.check().valid, run.check()
+
+
+def test_who_does_not_say_so_is_held_to_what_each_job_had(
+    jobs: LoadedScenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the run, and by the checker of a journal that says nothing of it, as those of `sia` and `pollux`."""
+    journal = tmp_path / "run.jsonl"
+    cluster.simulate(jobs, AsWideAsOthers(most=4), journal=journal, interval=60)
+    rewrite(journal, lambda record: record.get("facts", {}).pop("wide_as_others", False))
+    report = check_journal(journal)
+    assert set(report.faults_by_code) == {"width"}
+    assert "it may have 1 accelerators by now, found 4" in str(report)
+    monkeypatch.setattr(AsWideAsOthers, "wide_as_others", False)
+    with pytest.raises(DovetailError, match="gave job 2 4 accelerators; it may have 1 by now"):
+        cluster.simulate(jobs, AsWideAsOthers(most=4), interval=60, journal=False)
+
+
+@pytest.mark.parametrize("policy", ["sia", "pollux", "goodput_lookahead"])
+def test_journals_say_by_whose_width_jobs_double(jobs: LoadedScenario, tmp_path: Path, policy: str) -> None:
+    journal = tmp_path / "run.jsonl"
+    cluster.simulate(jobs, policy, journal=journal, interval=60)
+    facts = json.loads(journal.read_text().splitlines()[0])["facts"]
+    assert facts.get("wide_as_others", False) == (policy == "goodput_lookahead")
+
+
 @pytest.mark.parametrize("policy", [Doubling(), "max_min_fairness_perf"])
 def test_a_checkpoint_goes_on_with_the_same_bytes(jobs: LoadedScenario, tmp_path: Path, policy: Any) -> None:
     whole, parts, kept = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl", tmp_path / "run.ckpt"
@@ -258,6 +309,59 @@ def test_policies_see_what_was_done_in_each_mode(tmp_path: Path) -> None:
             assert sum(steps) + rest in (pytest.approx(200000), pytest.approx(90000))
             assert all(n == 0 for mode, n in zip(of_job, steps, strict=True) if mode < 0)
     assert max(sum(n > 0 for n in steps) for _, done, _ in seen for steps in done) > 1
+
+
+@pytest.mark.parametrize("policy", ["sia", "fifo_perf"])
+def test_jobs_with_profiles_are_planned_for(policy: str, profiles: Path) -> None:
+    """Every plan that a bound rules out fails in a simulation as well, and the answer is the best of all."""
+    rows = [
+        {"name": f"{name}-{i}", "time": 300 * i, "application": name, "num_replicas": 1 + i % 2, "batch_size": 64}
+        for i, name in enumerate(("vision", "speech", "vision", "speech", "vision"))
+    ]
+    loaded = cluster.load(cluster="t=6", per_server=2, profiles=profiles, trace=rows)
+    by_count = {}
+    for count in (2, 4, 6):
+        fewer = cluster.load(loaded.scenario, cluster=f"t={count}")
+        by_count[count] = cluster.simulate(fewer, policy, journal=False).metrics["p95_jct_s"]
+    limit_s = sorted(by_count.values())[1] * 1.001
+    found = cluster.plan(loaded, policy, p95=limit_s, minimise="accelerators")
+    assert found.plan is not None
+    assert found.plan.accelerators == min(count for count, p95_s in by_count.items() if p95_s <= limit_s)
+    assert found.plan.figures["p95"] == pytest.approx(by_count[found.plan.accelerators])
+    assert 0 < found.alone["p95"] <= found.plan.figures["p95"]
+    none = cluster.plan(loaded, policy, p95=found.alone["p95"] * 0.5)
+    assert (none.plan, none.runs) == (None, 0)
+    assert "no schedule has p95 below" in none.reason
+
+
+def test_what_rates_that_change_make_unknown_is_not_told(jobs: LoadedScenario, tmp_path: Path) -> None:
+    """A policy that is asked every round owes nobody time."""
+    for loaded, policy in ((jobs, "sia"), (shockwave(tmp_path), "shockwave")):
+        run = cluster.simulate(loaded, policy, interval=60)
+        stories = [run.explain(str(job)).stories[0] for job in run.completion_s]
+        for story in stories:
+            assert (story.parts.best_s, story.parts.slower_s) == (None, None)
+            parts = story.parts.waits_s + story.parts.restarts_s + story.parts.lost_s + story.parts.work_s
+            assert parts == pytest.approx(story.completed_s - story.arrived_s)
+        words = " ".join(run.explain(str(job)).text for job in run.completion_s)
+        assert "owed" not in words
+        assert "the policy chose it for this round" in words
+        assert "of work" in words
+        assert ("chosen by the policy on" in words) == (policy == "shockwave")  # the other cluster is never full
+
+
+def test_numbers_are_fitted_only_for_who_looks_at_them(jobs: LoadedScenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted, fit = [], Phases._fit
+
+    def counted(self: Phases, who: Any) -> None:
+        fitted.append(who)
+        fit(self, who)
+
+    monkeypatch.setattr(Phases, "_fit", counted)
+    cluster.simulate(jobs, "max_min_fairness_perf", interval=60, journal=False)
+    assert not fitted
+    cluster.simulate(jobs, "sia", interval=60, journal=False)
+    assert fitted
 
 
 def of(record: dict[str, Any], kind: str) -> dict[str, Any] | None:

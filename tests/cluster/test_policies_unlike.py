@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from dovetail.cluster.optimise import unlike
+from dovetail.cluster.optimise import share_lp, unlike
+from dovetail.cluster.optimise.classes import apart
+from dovetail.cluster.optimise.nash_without import WithoutOne
+from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.prices import PricedShares
 from dovetail.cluster.optimise.shares import proportional_rate
-from dovetail.cluster.policies import make
-from dovetail.cluster.policies.base import Allocation, Floats, Problem
+from dovetail.cluster.policies import make, strategy_proof
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.testing.cluster.problems import random_problem
 
 Ways = Callable[[str, Problem, dict[str, Any]], tuple[Allocation, Allocation]]
@@ -53,6 +57,12 @@ def drawn(seed: int, **more: Any) -> Problem:
     if seed % 3 == 0:
         problem.rates[:] = np.ceil(problem.rates / 25) * 25 * (problem.rates > 0)
     return problem
+
+
+def part(problem: Problem, jobs: Ints) -> Problem:
+    """The same problem with these jobs only."""
+    names = ("ids", "kind", "width", "weight", "steps_left", "age_s", "deadline_s")
+    return replace(problem, **{name: getattr(problem, name)[jobs] for name in names})
 
 
 def levels(problem: Problem, allocation: Allocation) -> Floats:
@@ -187,3 +197,124 @@ def test_few_divide_their_time_between_choices() -> None:
     time = shares.settle(level)
     assert time.sum(axis=1) == pytest.approx([100.0, 200.0, 150.0])
     assert np.count_nonzero((time > 1e-9).sum(axis=0) > 1) + np.count_nonzero(abs(time.sum(axis=0) - 0.5) < 0.499) <= 3
+
+
+@pytest.mark.parametrize(
+    ("seed", "name"),
+    [
+        (1144, "max_min_fairness_water_filling_perf"),
+        (1117, "finish_time_fairness_perf"),
+        (1165, "max_sum_throughput_perf"),
+    ],
+)
+def test_where_the_program_has_no_answer_prices_have(seed: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's rates may differ by 1e11, which is more than the solver bears."""
+    generator = np.random.default_rng(seed)
+    jobs, types = int(generator.integers(3, 60)), int(generator.integers(2, 4))
+    counts = tuple(generator.integers(1, 60, types).tolist())
+    shape: dict[str, Any] = {"jobs": jobs, "kinds": jobs, "counts": counts, "widths": (1, 1, 2), "unfit": 0.1}
+    problem = random_problem(generator, **shape)
+    problem.rates[:] *= 10.0 ** generator.integers(-6, 7, problem.rates.shape)
+    found = make(name).allocate(problem)
+    check_limits(problem, found.share)
+    monkeypatch.setattr(unlike, "MANY", -1)
+    assert found.value == pytest.approx(make(name).allocate(problem).value, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_min_fairness_packed",
+        "min_total_duration_packed",
+        "finish_time_fairness_packed",
+        "max_min_fairness_water_filling_packed",
+    ],
+)
+def test_pairs_that_pay_are_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call after call, jobs leave and rates are learned: the objectives are those of a program with all pairs."""
+    for seed in range(12):
+        problem, generator = drawn(seed, pairs=True), np.random.default_rng(seed)
+        priced, every = make(name), make(name)
+        for _ in range(3):
+            monkeypatch.setattr(share_lp, "FEW_PAIRED", 0)
+            found = priced.allocate(problem)
+            monkeypatch.setattr(share_lp, "FEW_PAIRED", 10**9)
+            expected = every.allocate(problem)
+            assert not found.fault(problem)
+            assert found.value == pytest.approx(expected.value, rel=1e-5, abs=1e-9), seed
+            assert levels(problem, found).sum() == pytest.approx(levels(problem, expected).sum(), rel=1e-6), seed
+            rates = problem.rates.copy()
+            rates[generator.integers(0, len(rates))] *= generator.uniform(0.5, 2.0, rates.shape[1])
+            problem = replace(part(problem, np.sort(generator.permutation(problem.jobs)[2:])), rates=rates)
+            if not problem.jobs:
+                break
+
+
+def test_a_price_that_is_noise_bounds_no_level() -> None:
+    """The poorest leaves, and of its price only noise is left on others: the level is that of a policy without past."""
+    for seed in (25, 85):
+        problem, warm = drawn(seed, pairs=True), make("max_min_fairness_packed")
+        while problem.jobs:
+            found, afresh = warm.allocate(problem), make("max_min_fairness_packed").allocate(problem)
+            assert found.value == (None if afresh.value is None else pytest.approx(afresh.value, rel=1e-7)), seed
+            level = levels(problem, found) * problem.width / problem.weight
+            problem = part(problem, np.delete(np.arange(problem.jobs), level.argmin()))
+
+
+def test_a_start_is_left_as_it_was_where_no_prices_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = drawn(3)
+    shares = unlike.UnlikeShares()
+    shares.load(problem, apart(problem.jobs))
+    ones = np.ones(len(problem.types))
+    shares.most(1e6 * ones)
+    before = shares._start["best"].copy()
+
+    def none(self: PricedShares, gain: Floats) -> float:
+        raise NoPricesError("there are none")
+
+    monkeypatch.setattr(PricedShares, "best", none)
+    with pytest.raises(NoPricesError):
+        shares.most(1e6 * ones)
+    assert shares._start["best"] == pytest.approx(before)
+
+
+def test_a_strategy_proof_part_by_prices_is_hardly_less_than_the_part_kept(both: Ways) -> None:
+    """Without one of n jobs prices would be lower by some part of 1/n, which is not counted."""
+    for seed in range(2):
+        generator = np.random.default_rng(seed)
+        problem = random_problem(generator, jobs=30, kinds=30, counts=(6, 5, 8), widths=(1, 2), unfit=0.1)
+        problem = replace(problem, kind=np.arange(30), width=np.ones(30, dtype=np.int64))
+        found, exact = both("max_min_fairness_strategy_proof_perf", problem, {})
+        check_limits(problem, found.share)
+        runs = exact.throughput(problem) > 0
+        part_of = found.throughput(problem)[runs] / exact.throughput(problem)[runs]
+        assert part_of.max() <= 1 + 1e-3
+        assert part_of.min() >= 1 - 3 / 30
+        assert found.value == pytest.approx(exact.value, rel=3 / 30)
+
+
+def test_what_strategy_proof_jobs_keep_is_the_same_by_prices_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All problems with one job less at once, each searched anew, and each by the program: the same parts."""
+    together = 0
+    for seed in range(4):
+        generator = np.random.default_rng(seed)
+        problem = random_problem(generator, jobs=40, kinds=9, counts=(6, 5, 8), widths=(1, 2), weights=(1.0, 5.0))
+        found = make("max_min_fairness_strategy_proof_perf").allocate(problem)
+        with monkeypatch.context() as patch:
+            patch.setattr(strategy_proof, "either", lambda many, by_prices, by_program: by_program())
+            program = make("max_min_fairness_strategy_proof_perf").allocate(problem)
+        solve = WithoutOne._together
+
+        def none(self: WithoutOne, solve: Any = solve) -> tuple[Floats, NDArray[np.bool_]]:
+            nonlocal together
+            levels, right = solve(self)
+            together += int(np.count_nonzero(right))
+            return levels, np.zeros_like(right)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(WithoutOne, "_together", none)
+            anew = make("max_min_fairness_strategy_proof_perf").allocate(problem)
+        check_limits(problem, found.share)
+        assert found.throughput(problem) == pytest.approx(anew.throughput(problem), rel=1e-7)
+        assert found.throughput(problem) == pytest.approx(program.throughput(problem), rel=1e-4, abs=1e-4)
+    assert together > 20

@@ -37,6 +37,24 @@ def test_a_good_plan_is_kept() -> None:
     assert worth[1:] == sorted(worth[1:], key=lambda value: value or 0.0)
 
 
+def test_a_plan_is_remembered_as_it_was_carried_out() -> None:
+    """Of several types a job keeps one, and the search goes on from that, not from what it never had."""
+    policy, case = make("pollux", {"generations": 20}), asked(steps_left=1e5, restart_s=30.0, jobs=2)
+    for _ in range(4):
+        found = given(policy.allocate(case))
+        plan = policy._plans[0]  # type: ignore[attr-defined]  # two servers of T4, one of A100
+        by_type = np.stack([plan[:, :2].sum(axis=1), plan[:, 2]], axis=1)
+        assert ((by_type > 0).sum(axis=1) == 1).all()
+        assert [(int(row.argmax()), int(row.max())) for row in by_type] == found
+
+
+def test_of_as_many_of_two_types_the_faster_is_kept() -> None:
+    policy, case = make("pollux", {"generations": 2}), asked(steps_left=1e5, restart_s=30.0)
+    policy._plans, policy._ids = np.tile([[1, 0, 1]], (100, 1, 1)), [0]  # type: ignore[attr-defined]
+    policy._children = lambda plans, worth, room: plans  # type: ignore[attr-defined]
+    assert given(policy.allocate(case)) == [(1, 1)]
+
+
 def test_fits_are_kept_for_what_jobs_have_seen_last() -> None:
     policy, case = make("pollux", {"generations": 2}), asked(steps_left=1e5, restart_s=30.0, jobs=2)
     for longer in range(1, 4):

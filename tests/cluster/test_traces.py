@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cluster.inputs.analytic import analytic
+from dovetail.cluster.inputs.csv_rows import given_rows
 from dovetail.cluster.inputs.throughputs import RateEntry, table
-from dovetail.cluster.inputs.traces import FORMATS, JobTrace, detect, read_trace, write_gavel, write_table
+from dovetail.cluster.inputs.traces import FORMATS, JobTrace, detect, read_trace, write_gavel, write_table, write_trace
 from dovetail.cluster.inputs.traces.batch_changes import phases_of
-from dovetail.cluster.inputs.workload import Job, Throughputs
+from dovetail.cluster.inputs.workload import Job, Throughputs, TrainingStart
 from dovetail.core.errors import InputError
 
 RATES = table(
@@ -25,6 +28,7 @@ RATES = table(
         RateEntry("Tiny", "l4", 1.0),
     ]
 )
+SHOCKWAVE = "{}\trun\tfolder\t--steps\t1\t{}\t{}\t{}\t1\t-1\t1418\t0\n"
 GAVEL = 'LM\tcommand with "quotes", commas\tfolder\t--steps\t1\t600\t2\t1\t{slack}\t{arrival}\n'
 
 
@@ -39,7 +43,7 @@ def test_gavel_rows_are_jobs_and_a_deadline_is_told_from_steps(tmp_path: Path) -
     trace = read(tmp_path, text)
     assert trace.format == "gavel"
     first, second = trace
-    assert first == Job(id=0, model="LM", width=2, steps=600.0, duration_s=200.0)
+    assert first == Job(id=0, model="LM", width=2, steps=600.0, duration_s=200.0, start=first.start)
     assert second.arrival_s == 9292.608074
     assert second.due_s == pytest.approx(240.0)
 
@@ -84,6 +88,24 @@ def test_a_job_without_end_is_told_its_phases_at_once() -> None:
     assert phases[-1] == (1e15, "LM (batch size 80)")
 
 
+def test_a_model_with_a_slip_in_its_name_is_hinted_at() -> None:
+    for wrong, says in (("LMM", "did you mean 'LM (batch size 5)' or"), ("LM (batch size 21)", "did you mean 'LM (")):
+        with pytest.raises(InputError, match=re.escape(says)):
+            read_trace(
+                given_rows("trace", [{"arrival_s": 0, "model": wrong, "steps": 10}]), analytic(["v100"]), format="table"
+            )
+
+
+def test_jobs_in_phases_are_not_written_without_them(tmp_path: Path) -> None:
+    job = Job(id=3, model="LM", steps=10.0, arrival_s=0.0, phases=((4.0, "LM"), (10.0, "LM now")))
+    for to in ("table", "gavel"):
+        with pytest.raises(InputError, match="job 3 changes its batch as it goes"):
+            write_trace([job], tmp_path / "jobs.csv", to)
+    with pytest.raises(InputError, match="there is no folder"):
+        write_trace([replace(job, phases=())], tmp_path / "slip" / "jobs.csv")
+    assert not list(tmp_path.iterdir())
+
+
 def test_our_table_needs_steps_or_a_duration(tmp_path: Path) -> None:
     trace = read(
         tmp_path,
@@ -106,6 +128,13 @@ def test_our_table_needs_steps_or_a_duration(tmp_path: Path) -> None:
         ("arrival_s,model,duration_s\n0,Tiny,9\n", ":2: Tiny at width 1 does not run on v100"),
         ("arrival_s,model,steps,width\n0,LM,10,1.5\n", ":2: width: expected a whole number >= 1, found '1.5'"),
         ("arrival_s,model,step\n0,LM,10\n", ":1: unknown column 'step'; did you mean 'steps'?"),
+        ("arrivals,model,steps\n0,LM,10\n", ":1: unknown column 'arrivals'; did you mean 'arrival_s'?"),
+        ("model,steps\nLM,10\n", ":1: missing column 'arrival_s'; found model, steps"),
+        ("PK\x03\x04\x00\x00", ": expected a text file with jobs, found a binary one"),
+        (
+            SHOCKWAVE.format("ResNet-50 (batch size 16)", 10**12, 1, "accordion"),
+            ":1: steps: expected at most 100,000 epochs of 6,250 steps, found 1e+12 steps",
+        ),
         ("arrival_s,model,steps\n", ": expected jobs, found none"),
         ("arrival_s,model,steps\n0,LM\n", ":2: expected 3 columns, found 2"),
         ("arrival_s,model,steps\n0,,10\n", ":2: model: expected something, found nothing"),
@@ -144,7 +173,8 @@ def test_a_file_that_is_not_text_or_not_there(tmp_path: Path) -> None:
 def test_without_throughputs_only_steps_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "jobs.trace"
     path.write_text(GAVEL.format(slack=-1, arrival=3))
-    assert read_trace(path).jobs == [Job(id=0, model="LM", width=2, steps=600.0, arrival_s=3.0)]
+    (job,) = read_trace(path).jobs
+    assert job == Job(id=0, model="LM", width=2, steps=600.0, arrival_s=3.0, start=job.start)
     path.write_text(GAVEL.format(slack=2.0, arrival=3))
     with pytest.raises(InputError, match=":1: needs throughputs"):
         read_trace(path)
@@ -299,6 +329,48 @@ def test_the_recorded_old_trace_is_written_back_byte_by_byte(golden: Path, tmp_p
     assert write_gavel(read_trace(source), tmp_path / "again.trace") == 156
     old, new = source.read_text().splitlines(), (tmp_path / "again.trace").read_text().splitlines()
     assert [line.replace("\t0.000000", "\t0") for line in new] == [line.replace("\t0.000000", "\t0") for line in old]
+
+
+STARTED = """\
+LM\tpython3 "my train.py" %s/wiki  -b 5 \tlm/a b\t--steps\t1\t7\t1\t1\t-1.000000\t0.000000
+LM\tpython3 "my train.py" %s/wiki  -b 5 \tlm/a b\t--steps\t1\t9\t2\t1\t-1.000000\t1.000000
+GAN\t\t\t-n\t0\t8\t1\t1\t-1.000000\t2.000000
+"""
+
+
+def test_commands_are_kept_once_and_written_back_as_they_were(tmp_path: Path) -> None:
+    path, table, again = tmp_path / "jobs.trace", tmp_path / "jobs.csv", tmp_path / "again.trace"
+    path.write_text(STARTED)
+    jobs = read_trace(path).jobs
+    assert jobs[0].start == TrainingStart('python3 "my train.py" %s/wiki  -b 5 ', "lm/a b", "--steps", True)
+    assert jobs[1].start is jobs[0].start
+    write_gavel(jobs, again)
+    assert again.read_text() == STARTED
+    write_table(jobs, table)
+    write_gavel(read_trace(table), again)
+    assert again.read_text() == STARTED, "by way of our table"
+
+
+def test_the_oldest_commands_are_kept_too(traces: Path, tmp_path: Path) -> None:
+    """Their seven columns have no folder."""
+    path = traces / "gavel/msr_seed0/0e4a51.trace"
+    write_gavel(read_trace(path), tmp_path / "again.trace")
+    lines = [each.read_text().splitlines() for each in (path, tmp_path / "again.trace")]
+    for old, new in zip(*lines, strict=True):
+        model, command, folder, *rest = new.split("\t")
+        assert ([model, command, *rest[:3]], folder) == (old.split("\t")[:5], "")
+
+
+def test_a_wrong_data_flag_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.trace"
+    path.write_text(STARTED.replace("\t0\t8", "\tmaybe\t8"))
+    with pytest.raises(InputError, match=r"jobs.trace:3: needs data: expected 0 or 1, found 'maybe'"):
+        read_trace(path)
+    rows = [{"arrival_s": 0, "model": "LM", "steps": 1, "command": "a\tb", "needs_data": True}]
+    (job,) = read_trace(given_rows("trace", rows)).jobs
+    assert job.start == TrainingStart("a\tb", needs_data=True)
+    with pytest.raises(InputError, match="job 0: a tab or the end of a line"):
+        write_gavel([job], path)
 
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:

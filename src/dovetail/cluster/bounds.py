@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dovetail.cluster.goodput.application import Application
 from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup
 from dovetail.cluster.policies.base import Floats, Ints, Policy
 
@@ -41,11 +42,7 @@ def _fastest_adaptive(
     best, each = np.zeros((2, len(widths)))
     most = int(widths.max(initial=1))
     for i, of in enumerate(adaptive.applications):
-        rates = np.zeros((most, len(of.progress)))
-        for on, size, count in zip(setup.types, setup.per_server.tolist(), setup.counts.tolist(), strict=True):
-            if on in of.types:
-                here = of.best_rates(on, size, min(most, count))
-                np.maximum(rates[: len(here)], here, out=rates[: len(here)])
+        rates = best_rates(setup, of, most).max(axis=0)
         kinds = np.flatnonzero(adaptive.application == i)
         work = np.diff(of.progress, prepend=0.0)
         per_accelerator = rates / np.arange(1, most + 1)[:, None]
@@ -55,6 +52,16 @@ def _fastest_adaptive(
             seconds = np.divide(work, speeds, out=np.full(speeds.shape, np.inf), where=speeds > 0).sum(axis=1)
             found[kinds] = of.size / seconds[widths[kinds] - 1]
     return best, each
+
+
+def best_rates(setup: ClusterSetup, of: Application, most: int) -> Floats:
+    """By type, width up to `most`, and epoch: progress per second of an application that nothing can beat here."""
+    found = np.zeros((len(setup.types), most, len(of.progress)))
+    for j, (on, size, count) in enumerate(zip(setup.types, setup.per_server, setup.counts, strict=True)):
+        if on in of.types:
+            here = of.best_rates(on, int(size), min(most, int(count)))
+            found[j, : len(here)] = here
+    return found
 
 
 def parts_of(steps: float, kind: int, phases: Sequence[tuple[float, int]] = ()) -> list[tuple[float, int]]:

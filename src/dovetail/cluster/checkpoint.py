@@ -17,7 +17,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import open_bytes
 from dovetail.core.output import written_whole
 
-_MAGIC = b"dovetail cluster checkpoint 4\n"
+_MAGIC = b"dovetail cluster checkpoint 5\n"
 _MODULES = ("dovetail.cluster.", "dovetail.solve.")
 _NAMES = {
     "builtins.range",
@@ -36,8 +36,13 @@ _NAMES = {
 
 def save(path: Path, simulation: VirtualTime, metrics: ClusterMetrics, identity: bytes, written: int) -> None:
     """Save a simulation. `identity` is the journal's header, `written` how many bytes its journal has so far."""
+    keep(path, (identity, written, simulation, metrics))
+
+
+def keep(path: Path, things: Any) -> None:
+    """Save what `recall` gives again."""
     with written_whole(path) as file:
-        file.write(_MAGIC + pickle.dumps((identity, written, simulation, metrics), protocol=5))
+        file.write(_MAGIC + pickle.dumps(things, protocol=5))
 
 
 def renewed(policy: Policy) -> Policy:
@@ -67,14 +72,22 @@ class _OwnClasses(pickle.Unpickler):
 
 def load(path: Path, identity: bytes, policy: Policy) -> tuple[VirtualTime, ClusterMetrics, int]:
     """The simulation, its figures so far, and how long its journal was."""
-    with open_bytes(path) as file:
-        content = file.read()
-    if not content.startswith(_MAGIC):
+    things = recall(path, type(policy).__module__)
+    if len(things) != 4:
         raise InputError(f"{path}: not a checkpoint of a cluster simulation")
-    try:
-        found, written, simulation, metrics = _OwnClasses(content[len(_MAGIC) :], type(policy).__module__).load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not a checkpoint that this version can read: {error}") from None
+    found, written, simulation, metrics = things
     if found != identity:
         raise InputError(f"{path}: is a checkpoint of another run (jobs, cluster, policy, rules or seed differ)")
     return simulation, metrics, written
+
+
+def recall(path: Path, also: str = "") -> Any:
+    """What was saved; also of the classes of another module."""
+    with open_bytes(path) as file:
+        content = file.read()
+    if not content.startswith(_MAGIC):
+        raise InputError(f"{path}: not a checkpoint of a cluster")
+    try:
+        return _OwnClasses(content[len(_MAGIC) :], also).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a checkpoint that this version can read: {error}") from None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.cluster.check import LeaseChecker
+from dovetail.cluster.check import checker_for
 from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import metrics_for
-from dovetail.cluster.narrate import BEFORE, JobParts, JobStory, JobWait, LeaseStory, TypeThen, WentFirst
-from dovetail.cluster.rounding.records import CHANGED, WHY_IN_PHASES
+from dovetail.cluster.narrate import BEFORE, CHOSEN, JobParts, JobStory, JobWait, LeaseStory, TypeThen, WentFirst
+from dovetail.cluster.rounding import records
+from dovetail.cluster.rounding.devices import Devices
 from dovetail.cluster.rounding.schema import sound_steps
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Rows
@@ -18,13 +19,14 @@ from dovetail.core.journal import Ended, Reader
 from dovetail.core.run import Account
 
 _SHOWN = 5  # holders and overtakers that are named
+_NO_SERVICE = "there was no service to decide anything"
 
 
 def explain(reader: Reader, job: str) -> JobStory:
     """The story of a job, by its number or its name, or by both as a frame of the run has them."""
     facts = facts_of(reader.header, reader.path)
     rules_of(reader.header, reader.path)  # what the checker refuses is not explained
-    teller, metrics, checker = _Teller(facts, job), metrics_for(facts), LeaseChecker(facts, Findings())
+    teller, metrics, checker = _Teller(facts, job), metrics_for(facts), checker_for(reader, Findings())
     for n, t, events in sound_steps(reader, len(facts.types)):
         checker.step(n, t, events)
         if checker.unsound:
@@ -41,7 +43,7 @@ def explain(reader: Reader, job: str) -> JobStory:
     return story
 
 
-def _parts(story: JobStory, best_s: float) -> JobParts | None:
+def _parts(story: JobStory, best_s: float | None) -> JobParts | None:
     """Where its time went: waits, restarts, what failures cost, and work."""
     if story.completed_s is None or story.brief:
         return None
@@ -49,10 +51,11 @@ def _parts(story: JobStory, best_s: float) -> JobParts | None:
     restarts_s = sum(min(lease.setup_s, (lease.to_s or lease.from_s) - lease.from_s) for lease in story.leases)
     lost_s = sum(lease.lost_s for lease in story.leases)
     work_s = held_s - restarts_s - lost_s
-    best_s = min(best_s, work_s)  # rounding
-    return JobParts(
-        waits_s=story.waited_s, restarts_s=restarts_s, lost_s=lost_s, best_s=best_s, slower_s=work_s - best_s
-    )
+    parts = JobParts(waits_s=story.waited_s, restarts_s=restarts_s, lost_s=lost_s, work_s=work_s)
+    if best_s is not None:
+        parts.best_s = min(best_s, work_s)  # rounding
+        parts.slower_s = work_s - parts.best_s
+    return parts
 
 
 def account(reader: Reader, job: str, task: str | None = None) -> Account:
@@ -62,8 +65,8 @@ def account(reader: Reader, job: str, task: str | None = None) -> Account:
     story = explain(reader, str(job))
     course = []
     for from_s, to_s, what, where, why in story.course():
-        until = "" if to_s is None else f"{to_s:.2f}"
-        course.append(f"{from_s:.2f} to {until} s: {what}{f' on {where}' if where else ''}: {why}")
+        until = "now" if to_s is None and story.live else f"{'' if to_s is None else f'{to_s:.2f}'} s"
+        course.append(f"{from_s:.2f} to {until}: {what}{f' on {where}' if where else ''}: {why}")
     return Account("\n".join([*story.opening(), *course, *story.closing()]), [story])
 
 
@@ -71,7 +74,8 @@ class _Teller:
     """Follows a run; keeps who holds which devices, and everything about one job."""
 
     def __init__(self, facts: ClusterFacts, wanted: str) -> None:
-        self._facts = facts
+        self._facts = facts = facts.own()
+        self._devices = Devices(facts.counts, facts.per_server)
         self._wanted = wanted.strip().removeprefix("job ")
         self._held: dict[int, tuple[int, tuple[int, ...]]] = {}  # type and devices by job
         self._ahead: dict[int, tuple[int, int, float, float]] = {}  # who has what it waits for: type, why, since, many
@@ -81,8 +85,11 @@ class _Teller:
         self._kind: dict[int, int] = {}
         self._names = list(facts.entities)
         self._steady = facts.applications is None and not facts.phased  # rates do not change as jobs go
-        self.best_s = 0.0
+        self.best_s: float | None = None  # of its work, where rates do not change
         self._down: set[int] = set()
+        self._drained: set[int] = set()
+        self._exited: dict[int, str] = {}  # why processes of jobs are gone now
+        self._lapsed: set[int] = set()  # whose leases ended before now
         self._usable: list[int] = []
         self._running: LeaseStory | None = None
         self._waiting: JobWait | None = None
@@ -93,6 +100,8 @@ class _Teller:
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         self._failed.clear()
+        self._exited.clear()
+        self._lapsed.clear()
         for event in events:
             if isinstance(event, Rows):
                 handler = getattr(self, f"_see_{event.of}", None)
@@ -147,7 +156,7 @@ class _Teller:
         wait.went_first = [
             WentFirst(
                 type=self._facts.types[on],
-                reason=why,
+                reason=CHOSEN if why == records.ROUND and self._facts.why[why] == records.CHOSEN else why,
                 jobs=sorted(held, key=lambda job: -held[job]),
                 entities=sorted({name for job in held if (name := self._entity.get(job, "")) and name != own}),
                 later=sum(job > self.story.job for job in held),
@@ -160,10 +169,9 @@ class _Teller:
 
     def _then(self, j: int) -> TypeThen:
         holders = [job for job, (on, _) in self._held.items() if on == j]
-        first = sum(self._facts.counts[:j])
         count = self._facts.counts[j]
-        down = sum(first <= device < first + count for device in self._down)
-        taken = {device for job in holders for device in self._held[job][1]} - self._down
+        down = sum(self._devices.type_of[device] == j for device in self._down | self._drained)
+        taken = {device for job in holders for device in self._held[job][1]} - self._down - self._drained
         return TypeThen(
             type=self._facts.types[j],
             count=count,
@@ -190,8 +198,7 @@ class _Teller:
     def _arrive(self, i: int, job: int, name: str, columns: dict[str, Any]) -> None:
         kind = columns["kind"][i]
         model, width = self._facts.kinds[kind]
-        counts = self._facts.counts
-        self._usable = [j for j, rate in enumerate(self._facts.alone[kind]) if rate > 0 and counts[j] >= width]
+        self._usable = self._fitting(kind)
         if self._steady and self._facts.fastest and self._facts.fastest[kind] > 0:
             self.best_s = columns["steps"][i] / self._facts.fastest[kind]
         self.story = JobStory(
@@ -207,7 +214,13 @@ class _Teller:
             leases=[],
             waits=[],
             brief=self._facts.mode == "summary",
+            live=self._facts.clock == "live",
         )
+
+    def _fitting(self, kind: int) -> list[int]:
+        """Types that can run a kind."""
+        counts, (_, width) = self._facts.counts, self._facts.kinds[kind]
+        return [j for j, rate in enumerate(self._facts.alone[kind]) if rate > 0 and counts[j] >= width]
 
     def _see_started(self, t: float, columns: dict[str, Any]) -> None:
         ids = columns["id"]
@@ -244,7 +257,7 @@ class _Teller:
             story.waits.append(JobWait(from_s=story.arrived_s, to_s=t, types=[], first=[], why=why))
         elif story.leases and story.leases[-1].to_s == t:
             before = story.leases[-1]
-            changed = lease.why == WHY_IN_PHASES[CHANGED]
+            changed = lease.why == records.WHY_IN_PHASES[records.CHANGED]
             stays = "its batch or its phase changed" if changed else "only its company changed"
             before.end = stays if before.devices == lease.devices else "it moved"
             if len(before.devices) != len(lease.devices):
@@ -253,31 +266,36 @@ class _Teller:
         self._running = lease
 
     def _see_stopped(self, t: float, columns: dict[str, Any]) -> None:
-        for job, steps in zip(columns["id"], columns["steps"], strict=True):
+        for job, steps, to_s in zip(columns["id"], columns["steps"], columns["to_s"], strict=True):
             self._held.pop(job, None)
-            self._pass(t, job)
+            self._pass(to_s, job)
             if self._running is not None and self.story is not None and job == self.story.job:
                 lease, self._running = self._running, None
-                lease.to_s, lease.steps = t, steps
+                lease.to_s, lease.steps = to_s, steps
                 failed = self._failed.get(job)
                 lease.end = "others' turn" if failed is None else f"accelerator {failed} failed"
+                if job in self._exited:
+                    lease.end = f"its process failed ({self._exited[job]})"
                 if failed is not None:
                     lease.lost_s = self._lost_s(job, lease)
+                if job in self._lapsed:
+                    lease.end = "there was no service to renew it"
+                    if to_s < t:
+                        self.story.waits.append(JobWait(from_s=to_s, to_s=t, types=[], first=[], why=_NO_SERVICE))
 
     def _lost_s(self, job: int, lease: LeaseStory) -> float:
         """What a failure cost: time of work whose steps were not kept."""
         assert lease.to_s is not None
         worked_s = max(lease.to_s - lease.from_s - lease.setup_s, 0.0)
         rate = self._rate(job, lease)
-        return max(worked_s - lease.steps / rate, 0.0) if rate and self._steady else 0.0
+        known = rate and self._steady and self._facts.clock != "live"
+        return max(worked_s - lease.steps / rate, 0.0) if known else 0.0
 
     def _rate(self, job: int, lease: LeaseStory) -> float:
         facts, kind, on = self._facts, self._kind[job], self._facts.types.index(lease.type)
         if lease.beside is not None:
             return 0.0 if facts.pairs is None else facts.pairs[kind][self._kind[lease.beside]][on]
-        first = sum(facts.counts[:on])
-        servers = {(device - first) // facts.per_server[on] for device in lease.devices}
-        return (facts.spread if len(servers) > 1 else facts.alone)[kind][on]
+        return (facts.spread if self._devices.servers(lease.devices) > 1 else facts.alone)[kind][on]
 
     def _see_completed(self, t: float, columns: dict[str, Any]) -> None:
         if self.story is not None and self.story.job in columns["id"]:
@@ -296,3 +314,40 @@ class _Teller:
 
     def _see_mended(self, t: float, columns: dict[str, Any]) -> None:
         self._down.difference_update(columns["device"])
+
+    # --- of live runs ---------------------------------------------------------------------------------------
+
+    def _see_exited(self, t: float, columns: dict[str, Any]) -> None:
+        self._exited |= zip(columns["id"], columns["why"], strict=True)
+
+    def _see_lapsed(self, t: float, columns: dict[str, Any]) -> None:
+        self._lapsed.update(columns["id"])
+
+    def _see_given_up(self, t: float, columns: dict[str, Any]) -> None:
+        self._see_rejected(t, columns)
+
+    def _see_cancelled(self, t: float, columns: dict[str, Any]) -> None:
+        self._see_rejected(t, {"id": columns["id"], "why": ["it was cancelled"] * len(columns["id"])})
+
+    def _see_drained(self, t: float, columns: dict[str, Any]) -> None:
+        self._drained.update(columns["device"])
+
+    def _see_undrained(self, t: float, columns: dict[str, Any]) -> None:
+        self._drained.difference_update(columns["device"])
+
+    def _see_joined(self, t: float, columns: dict[str, Any]) -> None:
+        self._facts.learn("joined", columns)
+        self._devices.join(columns["device"], columns["on"], columns["server"])
+        self._look_again()
+
+    def _see_kinds(self, t: float, columns: dict[str, Any]) -> None:
+        self._facts.learn("kinds", columns)
+
+    def _see_learned(self, t: float, columns: dict[str, Any]) -> None:
+        self._facts.learn("learned", columns)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """What the job can run on may have become more."""
+        if self.story is not None:
+            self._usable = self._fitting(self._kind[self.story.job])

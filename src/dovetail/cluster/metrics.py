@@ -16,7 +16,7 @@ from dovetail.cluster.header import ClusterFacts
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.cluster.rounding.details import RunDetails
 from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
-from dovetail.core.charts import Chart, Series
+from dovetail.core.charts import Chart, Series, as_fact
 from dovetail.core.events import Rows
 
 
@@ -45,11 +45,13 @@ class ClusterFigures(Struct, kw_only=True):
     envy: float | None  # share of pairs of jobs where one would rather have the other's part, over allocations
     leases: int
     avg_jct_by_model_s: dict[str, float]
+    cancelled: int | None = None  # of live runs
+    given_up: int | None = None
     restarts: int | None = None  # of jobs that have an application's profile, without first starts
     accelerator_hours: float | None = None  # that these jobs held, pauses counted
 
 
-_OF_PROFILES = ("restarts", "accelerator_hours")
+_WHERE_THERE_ARE = ("restarts", "accelerator_hours", "cancelled", "given_up")  # figures that not every run has
 
 
 class ClusterResult(Struct, kw_only=True):
@@ -64,6 +66,8 @@ class ClusterResult(Struct, kw_only=True):
     completion_s: dict[int, float]
     cost_by_type: dict[str, float] = {}
 
+
+_LEARNED = ("kinds", "learned", "costs", "joined")
 
 _UNKNOWN: dict[str, float] = {  # what columns over jobs hold until it is known
     "kind": 0,
@@ -92,8 +96,14 @@ class ClusterMetrics:
         charge_pairs_fully: bool = False,
         fastest: Floats | None = None,
         details: RunDetails | None = None,
+        live: ClusterFacts | None = None,
     ) -> None:
+        """With `live` facts: kinds, rates and accelerators become more as the run goes on, and no bound is known."""
         self.details = details
+        self._live = live
+        self._closed = {"rejected": 0, "cancelled": 0, "given_up": 0}
+        self._joined: list[tuple[int, float]] = []  # types of accelerators that joined, and when
+        self._ended_s = 0.0  # when the last lease or job ended
         self._types = types
         self._counts = counts
         self._kinds = kinds
@@ -129,6 +139,8 @@ class ClusterMetrics:
     def _see(self, of: str, columns: dict[str, Any]) -> None:
         if self.details is not None:
             self.details.see(of, columns, self.now)
+        if self._live is not None and of in ("stopped", "completed"):
+            self._ended_s = max(self._ended_s, *columns["to_s" if of == "stopped" else "at_s"])
         if of == "stopped":
             self._stopped(columns)
         elif of == "started":
@@ -143,8 +155,11 @@ class ClusterMetrics:
             self._arrived(columns)
         elif of == "completed":
             self._completed(columns)
-        elif of == "rejected":
+        elif of in self._closed:
             self._rejected_jobs(columns)
+            self._closed[of] += len(columns["id"])
+        elif self._live is not None and of in _LEARNED:
+            self._learn(of, columns, self._live)
         elif of == "prices":
             self._prices = np.asarray(columns["price"], dtype=np.float64)
             self._price_s.append(self.now)
@@ -153,6 +168,21 @@ class ClusterMetrics:
             self._used(columns)
         elif of == "envy":
             self._envy += columns["share"]
+
+    def _learn(self, of: str, columns: dict[str, Any], facts: ClusterFacts) -> None:
+        """What becomes known while a run goes on holds from now on."""
+        self._change(max(self.now, self._since), 0)
+        facts.learn(of, columns)
+        if of == "joined":
+            self._joined += ((on, self.now) for on in columns["on"])
+        more = len(facts.kinds) - len(self._equal)
+        self._equal = np.pad(self._equal, (0, more))
+        self._counts = np.array(facts.counts)
+        self._kinds, self._rates = facts.kinds, np.array(facts.alone).reshape(len(facts.kinds), len(facts.types))
+        self._widths = np.array([width for _, width in facts.kinds], dtype=np.int64)
+        self._fastest = np.full(len(facts.kinds), inf)
+        self._equal_shares.clear()
+        self._equal_rate = self._equal_share(self._active)
 
     def _grow(self, size: int) -> None:
         room = len(self._jobs["kind"])
@@ -267,14 +297,17 @@ class ClusterMetrics:
         models: dict[str, list[float]] = {}
         for kind, time_s in zip(jobs["kind"][done].tolist(), jct.tolist(), strict=True):
             models.setdefault(self._kinds[kind][0], []).append(time_s)
-        capacity = self._counts * self.now
+        span_s = self.now if self._live is None else self._ended_s  # a service stays when all is done
+        capacity = self._counts * span_s
+        for on, at_s in self._joined:
+            capacity[on] -= min(at_s, span_s)
         use = np.divide(self._busy, capacity, out=np.zeros_like(self._busy), where=capacity > 0)
         total = float(capacity.sum())
         return ClusterFigures(
             jobs=int(np.isfinite(jobs["arrival"]).sum()),
             completed=int(np.isfinite(self._jobs["end"]).sum()),
             rejected=self._rejected,
-            makespan_s=self.now,
+            makespan_s=span_s,
             avg_jct_s=_mean(jct),
             bound_avg_jct_s=_mean(jobs["best_s"][done]),
             median_jct_s=_quantile(jct, 0.5),
@@ -292,6 +325,8 @@ class ClusterMetrics:
             jain=float(fairness.sum() ** 2 / (len(fairness) * (fairness**2).sum())) if len(fairness) else 1.0,
             envy=sum(self._envy) / len(self._envy) if self._envy else None,
             leases=self._leases,
+            cancelled=None if self._live is None else self._closed["cancelled"],
+            given_up=None if self._live is None else self._closed["given_up"],
             avg_jct_by_model_s={name: sum(times) / len(times) for name, times in sorted(models.items())},
             restarts=self._starts - len(self._started) if self._started else None,
             accelerator_hours=float(self._busy.sum()) / 3600 if self._started else None,
@@ -342,16 +377,23 @@ def _quantile(values: Floats, q: float) -> float:
 
 
 def metrics_for(facts: ClusterFacts) -> ClusterMetrics:
-    fastest = None if facts.fastest is None else np.array(facts.fastest)
+    facts, live = facts.own(), facts.clock == "live"
+    fastest = np.full(len(facts.kinds), inf) if live else None if facts.fastest is None else np.array(facts.fastest)
     return ClusterMetrics(
         tuple(facts.types),
         np.array(facts.counts),
         facts.kinds,
-        np.array(facts.alone),
+        np.array(facts.alone).reshape(len(facts.kinds), len(facts.types)),
         facts.window,
         fastest=fastest,
         details=RunDetails(facts.types, list(facts.entities), facts.window, facts.restart_s),
+        live=facts if live else None,
     )
+
+
+def closing(metrics: ClusterMetrics) -> dict[str, Any]:
+    """What the journal's last line claims."""
+    return summary(metrics) | details_of(metrics) | as_fact(charts(metrics))
 
 
 def summary(metrics: ClusterMetrics) -> dict[str, Any]:
@@ -360,9 +402,9 @@ def summary(metrics: ClusterMetrics) -> dict[str, Any]:
 
 
 def by_name(figures: ClusterFigures) -> dict[str, Any]:
-    """Figures by name; those of jobs with profiles only where there are some."""
+    """Figures by name; those of jobs with profiles, and of live runs, only where there are some."""
     found = asdict(figures)
-    return {name: value for name, value in found.items() if value is not None or name not in _OF_PROFILES}
+    return {name: value for name, value in found.items() if value is not None or name not in _WHERE_THERE_ARE}
 
 
 def details_of(metrics: ClusterMetrics) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 
 from dovetail.cluster.rounding import records
 
-BEFORE = -1
+BEFORE, CHOSEN = -1, -2
 _SHOWN = 5
 _NO_TIME = 1e-6  # what rounding leaves of a difference, in seconds
 _WENT_FIRST = {  # by the numbers of reasons in the records
     BEFORE: "there before it",
+    CHOSEN: "chosen by the policy",
     records.ROUND: "owed more",
     records.FREE: "first to take what was free",
     records.KEPT: "kept in their places",
@@ -47,7 +48,7 @@ class TypeThen(Struct, kw_only=True):
 
 class WentFirst(Struct, kw_only=True):
     """Others on a type that a job could have used while it waited: `reason` is the number of why they had it, among the
-    header's, or BEFORE if they were there when the wait began."""
+    header's, CHOSEN if the policy is asked every round, or BEFORE if they were there when the wait began."""
 
     type: str
     reason: int
@@ -60,15 +61,16 @@ class WentFirst(Struct, kw_only=True):
 class JobParts(Struct, kw_only=True):
     """Where the time of a job went; the parts add up to the time from its arrival to its end.
 
-    `best_s` is its work at the best rate that it can have here, `slower_s` what it took beyond that. Of jobs whose rate
-    changes as they go there is only the sum of both, as `slower_s`.
+    Of its `work_s`, `best_s` is what it takes at the best rate that it can have here, `slower_s` what it took beyond
+    that. Of jobs whose rate changes as they go these two are not known.
     """
 
     waits_s: float
     restarts_s: float
     lost_s: float
-    best_s: float
-    slower_s: float
+    work_s: float
+    best_s: float | None = None
+    slower_s: float | None = None
 
 
 class JobWait(Struct, kw_only=True):
@@ -105,12 +107,16 @@ class JobStory(Struct, kw_only=True):
     rho: float | None = None
     ended_s: float | None = None
     cut_s: float | None = None
+    live: bool = False
     brief: bool = False
     namesakes: list[int] = []  # other jobs of the name that it was asked for by
 
     @property
     def waited_s(self) -> float:
-        return sum(wait.to_s - wait.from_s for wait in self.waits if wait.to_s is not None)
+        """Seconds of waits, of one that goes on in a live run so far."""
+        now_s = self.cut_s if self.live else None
+        ends = [(wait.from_s, now_s if wait.to_s is None else wait.to_s) for wait in self.waits]
+        return sum(to_s - from_s for from_s, to_s in ends if to_s is not None)
 
     def opening(self) -> list[str]:
         """Who it is and what it asked for."""
@@ -162,6 +168,8 @@ class JobStory(Struct, kw_only=True):
             lines.append(f"It was rejected: {self.rejected_why}.")
         elif self.ended_s is not None:
             lines.append(f"It was not complete when the run ended at {self.ended_s:.2f} s.")
+        elif self.cut_s is not None and self.live:
+            lines.append(f"It is not complete yet, as far as the journal goes, at {self.cut_s:.2f} s.")
         elif self.cut_s is not None:
             lines.append(f"The journal breaks off at {self.cut_s:.2f} s, before it was complete.")
         return lines
@@ -176,7 +184,8 @@ class JobStory(Struct, kw_only=True):
         lines = []
         if moves:
             other = f", {types} of them to another type" if types else ""
-            lines.append(f"It was moved {_times(moves)}{other}; restarts took {time_of(again_s)}.")
+            took = "were expected to take" if self.live else "took"
+            lines.append(f"It was moved {_times(moves)}{other}; restarts {took} {time_of(again_s)}.")
         if lost_s:
             lines.append(f"Failures cost it {time_of(lost_s)} of work.")
         return lines
@@ -190,7 +199,7 @@ class JobStory(Struct, kw_only=True):
                 rows.append((stretch.from_s, stretch.to_s, "waited", "", _wait(self, stretch)))
             else:
                 where = f"{stretch.type} {', '.join(map(str, stretch.devices))}"
-                rows.append((stretch.from_s, stretch.to_s, "ran", where, _lease(stretch)))
+                rows.append((stretch.from_s, stretch.to_s, "ran", where, _lease(stretch, self.live)))
         return rows
 
 
@@ -198,9 +207,10 @@ def _many(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-def _lease(lease: LeaseStory) -> str:
+def _lease(lease: LeaseStory, live: bool) -> str:
     beside = "" if lease.beside is None else f", beside job {lease.beside}"
-    restart = f", {lease.setup_s:g} s to start" if lease.setup_s else ""
+    expected = " expected" if live else ""  # what it really took, the job's timeline tells
+    restart = f", {lease.setup_s:g} s{expected} to start" if lease.setup_s else ""
     done = lease.end if lease.to_s is None else f"{lease.steps:,.0f} steps; ended: {lease.end}"
     return f"{lease.why}{beside}{restart}; {done}"
 
@@ -257,23 +267,27 @@ def _reasons(went_first: list[WentFirst]) -> str:
 
 def _parts(parts: JobParts) -> str:
     """
-    >>> _parts(JobParts(waits_s=60, restarts_s=10, lost_s=0, best_s=3600, slower_s=0))
+    >>> _parts(JobParts(waits_s=60, restarts_s=10, lost_s=0, work_s=3600, best_s=3600, slower_s=0))
     '1 min 0 s waiting, 10 s starting, 1 h 0 min of work at its best'
     """
     told = [(parts.waits_s, "waiting"), (parts.restarts_s, "starting"), (parts.lost_s, "of work lost in failures")]
-    slower = "more on slower accelerators" if parts.best_s else "of work"
-    told += [(parts.best_s, "of work at its best"), (parts.slower_s, slower)]
+    if parts.best_s is None or parts.slower_s is None:
+        told.append((parts.work_s, "of work"))
+    else:
+        told += [(parts.best_s, "of work at its best"), (parts.slower_s, "more on slower accelerators")]
     return ", ".join(f"{time_of(value)} {what}" for value, what in told if value > _NO_TIME) or "no time"
 
 
 def _late(parts: JobParts, due_s: float) -> str:
     """Because of what a deadline was missed: the largest of what came on top of its work at its best."""
-    if parts.best_s > due_s:
+    if parts.best_s is not None and parts.best_s > due_s:
         return f"No schedule could have kept it: its work takes {time_of(parts.best_s)} at its best."
     causes = {"waiting": parts.waits_s, "starts": parts.restarts_s, "failures": parts.lost_s}
-    causes["slower accelerators"] = parts.slower_s if parts.best_s else 0.0
+    causes["slower accelerators"] = parts.slower_s or 0.0
     most = max(causes, key=lambda name: causes[name])
-    spare = f"; at its best it would have had {time_of(due_s - parts.best_s)} to spare" if parts.best_s else ""
+    spare = (
+        f"; at its best it would have had {time_of(due_s - parts.best_s)} to spare" if parts.best_s is not None else ""
+    )
     return f"Most of what came on top of its work was {most}, {time_of(causes[most])}{spare}."
 
 
@@ -307,4 +321,4 @@ def _type(then: TypeThen, width: int) -> str:
     if not then.held_by:
         return told
     more = f" and {then.held_by - len(then.holders)} more" if then.held_by > len(then.holders) else ""
-    return f"{told}, held by jobs {', '.join(map(str, then.holders))}{more}"
+    return f"{told}, held by {'job' if then.held_by == 1 else 'jobs'} {', '.join(map(str, then.holders))}{more}"

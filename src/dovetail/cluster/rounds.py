@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from dovetail.cluster.bounds import fastest
@@ -20,16 +17,38 @@ from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Ints, Policy
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.admission import admit
+from dovetail.cluster.rounding.ahead import NextRound, successors
+from dovetail.cluster.rounding.changes import Changes
 from dovetail.cluster.rounding.ends import ExpectedEnds
-from dovetail.cluster.rounding.leases import NOBODY, Ids, Leases
+from dovetail.cluster.rounding.leases import NOBODY, HeldLease, Ids, Leases
 from dovetail.cluster.rounding.mechanism import Mechanism
 from dovetail.cluster.rounding.phases import Phases
+from dovetail.cluster.rounding.replayed import RecordedRounds, ReplayedRounds
+from dovetail.cluster.rounding.reported import ReportedWork
 from dovetail.cluster.rules import RoundRules
-from dovetail.core.errors import InputError, ReplayError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
 
-_INSIDE = ("completed", "phase", "failed", "mended")  # what is acted on at once, and does not begin a round
+# What is acted on at once, and does not begin a round: what happens to jobs, and what changes about the cluster.
+_LEARNED = ("learned", "learned_pairs")
+_OF_JOBS = ("completed", "phase", "failed", "lapsed", "progress", "kept", "exited", "cancelled")
+_OF_CLUSTER = (
+    "mended",
+    "drained",
+    "undrained",
+    "joined",
+    "kinds",
+    "learned",
+    "learned_pairs",
+    "costs",
+    "policy",
+    "saved",
+)
+_NEVER = "its command cannot be started on any node"
+_INSIDE = (*_OF_JOBS, *_OF_CLUSTER)
+_NEWS = {"started", "stopped", "planned", "arrived", "completed", "cancelled", "mended", "undrained", "due"}
+_LATE = 0.2  # of a round: one that begins later than that begins anew, and is not cut short
 
 
 class Rounds:
@@ -38,13 +57,17 @@ class Rounds:
     Whoever drives it says what happened and what time it is, calls it when a round is due, and writes what it answers.
     """
 
-    def __init__(self, setup: ClusterSetup, policy: Policy, rules: RoundRules) -> None:
+    def __init__(self, setup: ClusterSetup, policy: Policy, rules: RoundRules, reported: bool = False) -> None:
+        """Where leases are carried out for real, work is what is `reported` of jobs; else it is what rates give."""
+        if reported and (not rules.inside or setup.in_phases):
+            raise InputError("a live run acts inside rounds, and its jobs have no phases")
         self.rules = rules
         tunes = getattr(policy, "elastic", False)
         self._phases: Phases | None = None
         if setup.in_phases:
             adaptive = None if setup.adaptive is None else setup.adaptive.with_restarts(rules.restart_s)
-            self._phases = Phases(setup.types, setup.per_server, adaptive, tunes, setup.phased)
+            wide_as_others = getattr(policy, "wide_as_others", False)
+            self._phases = Phases(setup.types, setup.per_server, adaptive, tunes, setup.phased, wide_as_others)
         self.mechanism = Mechanism(
             policy,
             setup.types,
@@ -64,18 +87,25 @@ class Rounds:
                 "never work; expected longer rounds"
             )
         self.jobs = self.mechanism.jobs  # the table, to be read
-        self._leases = Leases(self.mechanism, setup.per_server.tolist(), setup.throughputs.spread, restarts_s)
+        self._reported = ReportedWork() if reported else None
+        per_server = setup.per_server.tolist()
+        self._leases = Leases(self.mechanism, per_server, setup.throughputs.spread, restarts_s, self._reported)
+        self._changes = Changes(self.mechanism, self._leases, per_server)
         self._ends = ExpectedEnds(self.jobs)
-        self._runs = fastest(setup, policy)[0] > 0
+        self._runs = None if reported else fastest(setup, policy)[0] > 0  # live, a job waits for accelerators to join
+        self._asked: dict[int, int] = {}  # kinds that jobs came with, where policies may change
         self._done: list[int] = []  # positions of jobs that ended in this round
-        self._waiting: list[Iterator[int] | None] = []
+        self._reverting = False
+        self._resting: set[int] = set()  # jobs whose processes failed in this round
+        self._next: NextRound | None = None
+        self._leaving: set[int] = set()  # jobs that were told to leave when the round is over
+        self._homeless: set[int] = set()  # jobs whose devices failed in this step
+        self._early: list[Rows] = []  # reports of jobs that arrive in this step
+        self.now = -inf  # when it was last told of something
+        self._waiting: list[list[int] | None] = [None] * len(setup.types)  # by type, the first in rank last
         self._begun = 0.0  # when this round began; work is saved then
         self.next_round_s = -inf
         self.rounds = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For a checkpoint, between two rounds."""
-        return self.__dict__ | {"_waiting": []}
 
     @property
     def busy(self) -> bool:
@@ -86,6 +116,43 @@ class Rounds:
     def idle(self) -> bool:
         """Whether jobs are there, and none of them runs."""
         return self.busy and not self._leases.held
+
+    @property
+    def plan_s(self) -> float:
+        """When the next round is to be decided, if that is before it begins."""
+        if self.rules.decide_at == 1 or self._next is not None or not self.busy:
+            return inf
+        return max(self.next_round_s - (1 - self.rules.decide_at) * self.rules.round_s, self.now)
+
+    @property
+    def next_s(self) -> float:
+        """When something is due: the next round, or to decide it."""
+        return min(self.plan_s, self.next_round_s) if self.busy else inf
+
+    @property
+    def ends_s(self) -> float:
+        """Until when leases last that were not told to end sooner."""
+        return self.next_round_s + (self.rules.round_s if self._next is not None else 0.0)
+
+    def due(self, now: float) -> list[Rows]:
+        """What is due now, as a live loop tells it."""
+        return [] if now < self.next_s else [records.due("round" if now >= self.next_round_s else "plan")]
+
+    def lapsed(self, now: float, leaves: bool = False) -> list[Rows]:
+        """Leases that have ended because nobody came in time to renew them, as a live loop tells it; all of them, now,
+        if the service `leaves`."""
+        if leaves:
+            over = dict.fromkeys(self._leases.held, now)
+        elif now <= self.next_round_s + _LATE * self.rules.round_s:
+            return []
+        else:
+            ends = {job: self.next_round_s if job in self._leaving else self.ends_s for job in self._leases.held}
+            over = {job: end_s for job, end_s in ends.items() if end_s < now}
+        return [records.lapsed(list(over), list(over.values()))] if over else []
+
+    def leases(self) -> dict[int, HeldLease]:
+        """The leases that run, by job."""
+        return self._leases.running()
 
     def next_end_s(self) -> float:
         """When the next job is expected to end."""
@@ -108,23 +175,95 @@ class Rounds:
         else jobs that arrive are taken in, and may have what is free.
         """
         found: list[Rows] = []
+        self.now = now
         at_once = [rows for rows in happened if rows.of in _INSIDE]
-        for rows in at_once:
-            if rows.of == "completed":
-                self._finish(rows, now, found)
-            elif rows.of == "phase":
-                self._advance(rows, now, found)
-            elif rows.of == "failed":
-                self._fail(rows.columns["device"], now, found)
-            else:
-                self._mend(rows, found)
         rest = [rows for rows in happened if rows.of not in _INSIDE]
         due = now >= self.next_round_s or not self.rules.inside
-        if due and (rest or not at_once):
+        begins = due and (bool(rest) or not at_once)
+        freed: set[int] = set()  # types that have free accelerators, for whoever waits
+        for rows in at_once:
+            freed |= self._see(rows, now, found, fills=not begins)
+        if self._reverting:
+            self._revert()
+        if not happened and now < self.next_round_s and now >= self.plan_s:
+            self._plan(now, found)
+        elif begins:
             self._round(rest, now, found)
-        elif rest:
-            self._take_in(rest, now, found)
+        else:
+            if self._homeless:
+                rows = self._leases.rows(sorted(self._homeless)).tolist()
+                self._let_in([row for row in rows if self.jobs.on[row] < 0 and row not in self._done], now, found)
+            if freed:
+                self._refill(freed, now, found)
+            if rest:
+                self._take_in(rest, now, found)
+        self._leaving &= self._leases.held.keys()
+        self._early.clear()
+        self._homeless.clear()
+        if self.rules.spares and self.rules.inside and any(rows.of in _NEWS for rows in found):
+            self._spare(found)
         return found
+
+    def _spare(self, found: list[Rows]) -> None:
+        """Tell who should be kept ready from now on, if that is new."""
+        leases, jobs = self._leases, self.jobs
+        leaving = self._leaving | leases.on_drained()
+        spares = successors(jobs, leases, self._waiting_for, self.ends_s, leaving)
+        if spares != leases.spares:
+            leases.spares = spares
+            places = [list(devices) for devices in spares.values()]
+            epochs = None if self._reported is None else [self._reported.jobs[job].epoch + 1 for job in spares]
+            found.append(records.spares(list(spares), places, epochs))
+
+    def _waiting_for(self, j: int) -> list[int]:
+        """Who may have what becomes free of a type inside this round, the first in rank first."""
+        jobs, waiting = self.jobs, self._waiting[j]
+        if waiting is None:
+            idle = jobs.on < 0
+            idle[self._done] = False
+            ranked = self.mechanism.ranked(j, idle).tolist()
+        else:
+            ranked = waiting[::-1]
+        elsewhere = self._resting if self._next is None else self._resting | self._next.places.keys()
+        return [
+            row for row in ranked if jobs.on[row] < 0 and jobs.steps_left[row] > 0 and jobs.id[row] not in elsewhere
+        ]
+
+    def _see(self, rows: Rows, now: float, found: list[Rows], fills: bool) -> set[int]:
+        """Act on what happened at once; the types on which there is room for others now, unless that was filled."""
+        if rows.of in _OF_CLUSTER:
+            new = self._changes.see(rows, now)
+            if new is not None:
+                found.append(new)
+                self._change(rows.of, now, found)
+            return set()
+        if rows.of == "failed":
+            self._fail(rows.columns["device"], now, found)
+            return set()
+        if rows.of == "phase":
+            self._advance(rows, now, found)
+            return set()
+        if rows.of == "lapsed":
+            self._lapse(rows, now, found)
+            return set()
+        if self._reported is None:
+            freed = self._finish(rows, now, found)
+            if fills:
+                self._refill(freed, now, found)
+            return set()
+        if rows.of == "progress" and (early := self._reported.current(rows, known=False)) is not None:
+            self._early.append(early)
+        known = self._reported.current(rows)
+        if known is None:
+            return set()
+        if rows.of == "progress":
+            self._progress(known, now, found)
+            return set()
+        if rows.of == "kept":
+            self._reported.keep(known.columns["id"])
+            found.append(known)
+            return set()
+        return self._exit(known, now, found) if rows.of == "exited" else self._finish(known, now, found)
 
     def close(self, now: float) -> list[Rows]:
         """The run is over: leases that still run end here, so that figures count them."""
@@ -147,6 +286,8 @@ class Rounds:
             return 0
         if self._done or self._leases.scattered or len(mechanism.pairs) or np.count_nonzero(jobs.on < 0):
             return 0
+        if self._next is not None and (self._next.changed or self._next.places):
+            return 0
         if not (jobs.share[np.arange(len(jobs)), jobs.on] > 1 - 1e-9).all():
             return 0
         until_s = min(float(jobs.finish_s.min()), until_s)
@@ -156,35 +297,108 @@ class Rounds:
 
     def _round(self, happened: Sequence[Rows], now: float, found: list[Rows]) -> None:
         """Settle accounts, choose who runs next, and move whoever must move."""
-        mechanism = self.mechanism
+        mechanism, late_s = self.mechanism, now - self.next_round_s
+        keeps_pace = 0 < late_s <= _LATE * self.rules.round_s and self.busy  # a live loop is never quite in time
         self._begun = now
+        if self._reported is not None and self.idle and not keeps_pace and late_s > 0:
+            self.mechanism.pass_over(self.next_round_s, now)  # no service was there
+        found += [rows for rows in happened if rows.of == "due"]
         self._see_prices(happened, found)
         self._settle(now)
+        self._resting.clear()
         self._arrive(happened, now, found)
-        self._ask(now, found)
-        self._leases.apply(now, mechanism.choose(), found)
+        leaving = self._leaving | self._leases.on_drained()
+        if self._next is None:
+            self._ask(now, found)
+            self._leases.apply(now, mechanism.choose(), found, leaving & self._leases.held.keys())
+        else:
+            plan, self._next = self._next, None
+            choice = plan.choice(self.jobs)
+            if plan.changed:  # since then, jobs came, ended or failed
+                choice = mechanism.choose(choice)
+            self._leases.apply(now, choice, found, leaving & self._leases.held.keys(), plan.places)
+        self._leaving.clear()
+        self._leases.ahead.clear()
         if not self._leases.held and mechanism.outdated:
             mechanism.hurry()  # nobody runs: only new shares can help
             self._ask(now, found)
             self._leases.apply(now, mechanism.choose(), found)
         if self._phases is not None and self._phases.tunes:
             self._tune(now, found)
-        self._waiting = [None] * len(mechanism.types)
+        self._waiting = [None] * len(self._waiting)
         self.rounds += 1
-        self.next_round_s = now + self.rules.round_s
+        self.next_round_s = (self.next_round_s if keeps_pace else now) + self.rules.round_s
         self._ends.only((self.jobs.finish_s <= self.next_round_s).nonzero()[0])
 
     def _ask(self, now: float, found: list[Rows]) -> None:
         """Ask the policy if it is time. Who is to have another width stops, and starts again when it is chosen."""
+        rows = self._new_shares(now, found)
+        if len(rows):
+            self._leases.stop(now, rows[self.jobs.on[rows] >= 0], found)
+            self.mechanism.resize(rows)
+
+    def _new_shares(self, now: float, found: list[Rows]) -> Ints:
+        """Ask the policy if it is time; those who are to have another width."""
         mechanism, jobs = self.mechanism, self.jobs
-        if not mechanism.update(now):
-            return
-        if mechanism.envy is not None:
-            found.append(Rows("envy", {"share": [mechanism.envy]}, True))
-        if mechanism.elastic and mechanism.runs_as is not None and len(mechanism.runs_as) == len(jobs):
-            rows = np.flatnonzero(mechanism.runs_as != jobs.kind)
-            self._leases.stop(now, rows[jobs.on[rows] >= 0], found)
+        try:
+            asked = mechanism.update(now)
+        except Exception as error:  # of a policy that may be anybody's
+            if self._reported is None:
+                raise
+            asked = False  # a service goes on with the shares that there are, and asks again in the next round
+            kind = "" if isinstance(error, DovetailError) else f"{type(error).__name__}: "
+            found.append(records.undecided(f"{kind}{error}"))
+        if asked:
+            if mechanism.envy is not None:
+                found.append(Rows("envy", {"share": [mechanism.envy]}, True))
+            if mechanism.runs_as is not None and mechanism.elastic and len(mechanism.runs_as) == len(jobs):
+                return np.flatnonzero(mechanism.runs_as != jobs.kind)
+            if self._reported is not None and not mechanism.elastic:
+                return self._as_asked()
+        return np.zeros(0, dtype=np.int64)
+
+    def _as_asked(self) -> Ints:
+        """Jobs are to have the widths that they came with; those that have others, from an elastic policy."""
+        asked = np.array([self._asked[job] for job in self.jobs.id.tolist()], dtype=np.int64)
+        self.mechanism.runs_as = asked
+        return np.flatnonzero(asked != self.jobs.kind)
+
+    def _revert(self) -> None:
+        """An elastic policy was here before: who does not run is as wide as it came, and the others soon will be."""
+        rows = self._as_asked()
+        idle = self.jobs.on[rows] < 0
+        self.mechanism.resize(rows[idle])
+        self._reverting = not idle.all()
+
+    # --- the next round, decided ahead ----------------------------------------------------------------------
+
+    def _plan(self, now: float, found: list[Rows]) -> None:
+        """Decide the next round, with accounts as they will be when it begins if nothing happens until then."""
+        mechanism, jobs, leases, at_s = self.mechanism, self.jobs, self._leases, self.next_round_s
+        self._settle(at_s)
+        rows = self._new_shares(at_s, found)
+        if len(rows):
+            self._leaving.update(jobs.id[rows[jobs.on[rows] >= 0]].tolist())
             mechanism.resize(rows)
+        choice = mechanism.choose()
+        leaving = (self._leaving | leases.on_drained()) & leases.held.keys()
+        self._next = NextRound.of(jobs, choice, leases.rehearse(at_s, choice, leaving))
+        self._leaving |= self._next.places.keys() & leases.held.keys()
+        if self._next.places:
+            leases.ahead |= self._next.places
+            found.append(self._next.told(mechanism, self._reported))
+
+    def _change(self, of: str, now: float, found: list[Rows]) -> None:
+        """Something has changed about the cluster: what was decided ahead may not be possible, or not be meant."""
+        if of in _LEARNED:
+            self._leases.reckon(now)
+        if of == "policy" and not self.mechanism.elastic:
+            self._reverting = True
+            self._revert()
+        if self._next is not None and of not in ("kinds", "costs", "saved"):
+            self._next.changed = True
+            if of == "policy":
+                self._plan(now, found)
 
     def _see_prices(self, happened: Sequence[Rows], found: list[Rows]) -> None:
         for rows in happened:
@@ -202,6 +416,7 @@ class Rounds:
             gone[self._done] = True
             self._done = []
             self.mechanism.leave(gone)
+            self._waiting = [None] * len(self._waiting)  # it holds positions
 
     def _arrive(self, happened: Sequence[Rows], now: float, found: list[Rows]) -> None:
         for rows in happened:
@@ -210,6 +425,17 @@ class Rounds:
                 found += admitted.records
                 if admitted.columns["id"]:
                     self.mechanism.arrive(admitted.columns)
+                    if self._next is not None:
+                        self._next.changed = True
+                    if self._reported is not None:
+                        self._reported.arrive(admitted.columns["id"])
+                        self._asked |= zip(admitted.columns["id"], admitted.columns["kind"], strict=True)
+                        stays = zip(admitted.columns["id"], admitted.columns.get("stays", ()), strict=False)
+                        self._leases.homes |= {job: () for job, only_there in stays if only_there}
+                        for early in self._early:
+                            if (known := self._reported.current(early)) is not None:
+                                self._progress(known, now, found)
+                        self._reported.settle(admitted.columns["id"])
                     if self._phases is not None:
                         self._phases.arrive(admitted.columns)
                         if self._phases.tunes:
@@ -230,15 +456,23 @@ class Rounds:
 
     def _take_in(self, happened: Sequence[Rows], now: float, found: list[Rows]) -> None:
         """Jobs that come inside a round take what is free on the type that is fastest for them."""
-        mechanism, jobs, first = self.mechanism, self.jobs, len(self.jobs)
+        first = len(self.jobs)
         self._see_prices(happened, found)
         self._arrive(happened, now, found)
-        if len(jobs) == first:
-            return
-        if mechanism.policy.strict:
+        self._let_in(range(first, len(self.jobs)), now, found)
+        for rows in happened:
+            if rows.of == "due":
+                found.append(rows)
+                if now >= self.plan_s:
+                    self._plan(now, found)
+
+    def _let_in(self, rows: Sequence[int], now: float, found: list[Rows]) -> None:
+        """These jobs have nothing: each may have what is free on the type that is fastest for it."""
+        mechanism, jobs = self.mechanism, self.jobs
+        if len(rows) and mechanism.policy.strict:
             self._redo(now, found)
             return
-        for row in range(first, len(jobs)):
+        for row in rows:
             speed = mechanism.rates[jobs.kind[row]]
             for j in np.argsort(-speed, kind="stable").tolist():
                 if speed[j] > 0 and self._leases.devices.free[j] >= jobs.width[row]:
@@ -253,33 +487,113 @@ class Rounds:
         self._phases.learn(ids)
         self._ends.add(self._leases.change(now, self._leases.rows(ids), found, set(ids)))
 
-    def _finish(self, completed: Rows, now: float, found: list[Rows]) -> None:
-        """Jobs end now; who was beside goes on alone, and free devices go to whoever waits."""
+    def _finish(self, ended: Rows, now: float, found: list[Rows]) -> set[int]:
+        """Jobs end now, or are cancelled; who was beside goes on alone. The types on which there is room now."""
+        rows = self._leases.rows(ended.columns["id"]).tolist()
+        return self._vacate(rows, now, found, then=[ended], over=rows)
+
+    def _vacate(
+        self, rows: list[int], now: float, found: list[Rows], then: list[Rows], over: Sequence[int], lost: bool = False
+    ) -> set[int]:
+        """The leases of those who run are over, and of some that was all; who was beside goes on alone."""
         jobs, leases = self.jobs, self._leases
-        rows = leases.rows(completed.columns["id"]).tolist()
+        rows = [row for row in rows if jobs.on[row] >= 0]
         types = {int(jobs.on[row]) for row in rows}
         others = [int(jobs.id.searchsorted(jobs.beside[row])) for row in rows if jobs.beside[row] >= 0]
         alone = [row for row in others if row not in rows]
         places = jobs.on[alone]
         kept = {int(jobs.id[row]) for row in alone}
-        leases.stop(now, np.array(rows + alone), found, kept)
-        leases.complete(rows)
-        found.append(completed)
-        self._done += rows
+        for stops, saved_s in ((rows, self._begun), (alone, None)) if lost else ((rows + alone, None),):
+            leases.stop(now, np.array(stops, dtype=np.int64), found, kept, saved_s)
+        leases.complete(over)
+        found += then
+        self._done += over
+        if self._reported is not None:
+            self._reported.leave(jobs.id[over].tolist())
+        if self._next is not None:
+            self._next.changed = True
         if alone:
             self._start(now, np.array(alone), places, records.KEPT, found, kept)
-        if not self.rules.inside:
-            return
-        if self.mechanism.policy.strict:
-            self._redo(now, found)
-            return
-        for j in sorted(types):
-            self._fill(now, j, found)
+        return types
+
+    # --- what processes report ------------------------------------------------------------------------------
+
+    def _progress(self, told: Rows, now: float, found: list[Rows]) -> None:
+        """Jobs have come so far: what they have left is counted on from here."""
+        assert self._reported is not None
+        found.append(told)
+        keys = (told.columns[key] for key in ("id", "epoch", "steps", "saved"))
+        done = [self._reported.progress(job, *rest).done for job, *rest in zip(*keys, strict=True)]
+        rows = self._leases.rows(told.columns["id"])
+        self.jobs.steps_left[rows] = np.maximum(self.jobs.steps[rows] - done, 0.0)
+        self.jobs.ready_s[rows] = np.maximum(self.jobs.ready_s[rows], now)
+
+    def _exit(self, told: Rows, now: float, found: list[Rows]) -> set[int]:
+        """Processes of jobs are gone: what they did not save is lost, and they wait for the next round. One that fails
+        again and again with nothing saved in between is given up."""
+        assert self._reported is not None
+        reports = self._reported.jobs
+        found.append(told)
+        pairs = list(zip(told.columns["id"], told.columns["epoch"], strict=True))
+        finals = told.columns.get("final") or [False] * len(pairs)
+        often = [job for job, _ in pairs if self._reported.fail(job) >= self.rules.failures]
+        never = [job for (job, _), final in zip(pairs, finals, strict=True) if final]
+        hopeless = sorted({*often, *never})
+        gone = [job for job, epoch in pairs if epoch == reports[job].epoch or job in hopeless]
+        self._resting.update(gone)
+        why = f"its processes failed {self.rules.failures} times with nothing saved in between"
+        whys = [_NEVER if job in never else why for job in hopeless]
+        then = [records.given_up(hopeless, whys)] if hopeless else []
+        rows, over = self._leases.rows(gone).tolist(), self._leases.rows(hopeless).tolist()
+        return self._vacate(rows, now, found, then, over, lost=True)
+
+    def _lapse(self, told: Rows, now: float, found: list[Rows]) -> None:
+        """Leases ended without anybody to renew them, and nobody is charged for the time since; who was beside goes on
+        alone. If nobody has one, the next round is due."""
+        leases, jobs = self._leases, self.jobs
+        found.append(told)
+        ends: dict[int, float] = dict(zip(told.columns["id"], told.columns["at_s"], strict=True))
+        for job in sorted(ends, key=lambda job: (ends[job], job)):
+            row = leases.rows([job])
+            beside = int(jobs.beside[row[0]])
+            leases.stop(ends[job], row, found)
+            if beside >= 0 and beside not in ends:
+                other = leases.rows([beside])
+                on = jobs.on[other]
+                leases.stop(now, other, found, {beside})
+                self._start(now, other, on, records.KEPT, found, {beside})
+        if self._next is not None:
+            self._next.changed = True
+        if not leases.held:
+            self._next, self.next_round_s = None, max(ends.values())
 
     def _start(self, now: float, rows: Ints, on: Ints, why: int, found: list[Rows], kept: Ids = NOBODY) -> None:
         """Begin leases of jobs that run alone, and expect their ends."""
         self._leases.begin(now, rows, on, None, why, found, kept)
         self._ends.add(rows)
+
+    def _refill(self, types: Iterable[int], now: float, found: list[Rows]) -> None:
+        """Accelerators of these types are free inside a round."""
+        if not self.rules.inside:
+            return
+        if self.mechanism.policy.strict:
+            self._redo(now, found)
+            return
+        if self._next is not None:
+            self._begin_early(self._next, now, found)
+        for j in sorted(types):
+            self._fill(now, j, found)
+
+    def _begin_early(self, plan: NextRound, now: float, found: list[Rows]) -> None:
+        """Who is to begin alone with the next round begins now if its place is free already."""
+        jobs, leases = self.jobs, self._leases
+        for job, places in plan.places.items():
+            row = int(jobs.id.searchsorted(job))
+            on, beside = plan.on[job]
+            waits = row < len(jobs) and jobs.id[row] == job and jobs.on[row] < 0 and row not in self._done
+            if places and waits and beside < 0 and job not in self._resting and leases.devices.all_free(places):
+                leases.begin(now, np.array([row]), np.array([on]), None, records.FREE, found, plan={job: places})
+                self._ends.add(np.array([row]))
 
     def _fill(self, now: float, j: int, found: list[Rows]) -> None:
         """Devices of a type are free inside a round: whoever ranks highest there and waits may have them."""
@@ -288,109 +602,61 @@ class Rounds:
         if waiting is None:
             idle = jobs.on < 0
             idle[self._done] = False
-            waiting = self._waiting[j] = iter(mechanism.ranked(j, idle).tolist())
+            waiting = self._waiting[j] = mechanism.ranked(j, idle)[::-1].tolist()
         chosen = []
+        taken: set[int] = set()
         free = self._leases.devices.free[j]
-        while free > 0:
-            row = next(waiting, None)
-            if row is None:
-                break
+        elsewhere = self._resting if self._next is None else self._resting | self._next.places.keys()
+        while free > 0 and waiting:
+            row = waiting.pop()
+            if elsewhere and int(jobs.id[row]) in elsewhere:
+                continue
+            home = self._leases.home(int(jobs.id[row]))
+            if not self._leases.devices.all_free(home) or not taken.isdisjoint(home):
+                continue  # it can go on only where somebody else is
             if jobs.on[row] < 0 and jobs.steps_left[row] > 0 and jobs.width[row] <= free:
+                taken.update(home)
                 chosen.append(row)
                 free -= int(jobs.width[row])
         if chosen:
-            self._start(now, np.array(chosen), np.full(len(chosen), j), records.FREE, found)
+            rows, on = np.array(chosen), np.full(len(chosen), j)
+            self._leases.begin(now, rows, on, None, records.FREE, found, plan=self._leases.spares)
+            self._ends.add(rows)
 
     def _redo(self, now: float, found: list[Rows]) -> None:
         """A strict policy must be asked before anything may start."""
+        planned, self._next = self._next, None
         self._settle(now)
         self._ask(now, found)
         self._leases.apply(now, self.mechanism.choose(), found)
         self._ends.only(np.flatnonzero(np.isfinite(self.jobs.finish_s)))
+        if planned is not None:
+            self._leaving -= set(self.jobs.id[self.jobs.since_s == now].tolist())
+            self._plan(now, found)
 
     def _fail(self, failed: Sequence[int], now: float, found: list[Rows]) -> None:
-        """Devices go down, and the jobs on them lose what they did since this round began."""
+        """Devices go down. Jobs on them lose what they did since this round began, or did not save."""
         leases = self._leases
         for device in failed:
+            if device in leases.devices.down:
+                continue
             holders = leases.holders(device)
-            leases.devices.fail(device, held=bool(holders))
-            self.mechanism.add_accelerators(leases.devices.type_of[device], -1)
+            if leases.devices.usable(device):
+                self.mechanism.add_accelerators(leases.devices.type_of[device], -1)
+            leases.devices.fail(device)
             found.append(Rows("failed", {"device": [device], "jobs": [holders]}))
             leases.stop(now, leases.rows(holders), found, saved_s=self._begun)
-
-    def _mend(self, mended: Rows, found: list[Rows]) -> None:
-        found.append(mended)
-        for device in mended.columns["device"]:
-            self._leases.devices.mend(device)
-            self.mechanism.add_accelerators(self._leases.devices.type_of[device], 1)
+            self._homeless.update(holders)
+            if self._next is not None:
+                self._next.changed = True
 
 
-class ReplayedRounds:
-    """Decides a recorded run again.
-
-    Rounds in which nothing was decided are not in the journal: they are gone through on the way to what is.
-    """
-
-    hears = decides = (Rows,)
-
-    def __init__(self, rounds: Rounds, reader: Reader, window: tuple[int, int] | None) -> None:
-        self._rounds = rounds
-        self._arrivals: deque[float] = deque()
-        self._outages: deque[float] = deque()
-        for _, t, events in reader.rows():
-            for rows in events:
-                if isinstance(rows, Rows) and rows.of == "arrived":
-                    self._arrivals.append(min(rows.columns["at_s"]))
-                elif isinstance(rows, Rows) and rows.of in ("failed", "mended"):
-                    self._outages.append(t)
-        self._price_until = inf
-        self._open = set(range(*window)) if window else None
-
-    def handle(self, happened: Sequence[Any], now: float) -> list[Rows]:
-        """What is decided about what was seen."""
-        seen = [rows for rows in happened if isinstance(rows, Rows) and not rows.decided]
-        if not seen and self._open is not None and not self._open:
-            return _as_read(self._rounds.close(now))
-        self._catch_up(now, any(rows.of in _INSIDE for rows in seen))
-        for rows in seen:
-            if rows.of == "arrived":
-                self._arrivals.popleft()
-            elif rows.of in ("failed", "mended"):
-                self._outages.popleft()
-            elif rows.of == "prices":
-                self._price_until = rows.columns.get("until_s", [inf])[0]
-        found = self._rounds.handle(seen, now)
-        for rows in found:
-            if self._open is not None and rows.of in ("completed", "rejected"):
-                self._open.difference_update(np.asarray(rows.columns["id"]).tolist())
-        return _as_read([rows for rows in found if rows.decided])
-
-    def close(self, now: float) -> list[Rows]:
-        return self.handle([], now)
-
-    def _catch_up(self, now: float, inside: bool) -> None:
-        """Go through the rounds that come before this instant; one that is due now is not one of them."""
-        rounds = self._rounds
-        while rounds.busy and (rounds.next_round_s < now or (rounds.next_round_s == now and not inside)):
-            coming = (queue[0] for queue in (self._arrivals, self._outages) if queue)
-            rounds.pass_over(min(*coming, self._price_until, inf))
-            if rounds.next_round_s >= now and not inside:
-                return
-            at = rounds.next_round_s
-            if unseen := rounds.handle([], at):
-                raise ReplayError(f"at {at} s nothing is recorded, and {unseen} is decided now")
-
-
-def scheduler_for(reader: Reader, policy: Policy | None = None) -> ReplayedRounds:
+def scheduler_for(reader: Reader, policy: Policy | None = None) -> ReplayedRounds | RecordedRounds:
     """The state machine that a journal's decisions came from, at the journal's beginning; the policy is the one that
     the header names, unless it is given."""
     facts = facts_of(reader.header)
     if facts.mode == "summary":
         raise InputError(f"{reader.path}: a summary holds no leases: there is nothing to decide again")
-    rounds = Rounds(setup_of(reader.header), policy or policy_of(reader.header), rules_of(reader.header))
-    return ReplayedRounds(rounds, reader, facts.window)
-
-
-def _as_read(found: list[Rows]) -> list[Rows]:
-    """Rows as they are read from a journal: lists in the place of arrays."""
-    return msgspec.json.decode(msgspec.json.encode(found, enc_hook=lambda column: column.tolist()), type=list[Rows])
+    live = facts.clock == "live"
+    rounds = Rounds(setup_of(reader.header), policy or policy_of(reader.header), rules_of(reader.header), live)
+    return RecordedRounds(rounds) if live else ReplayedRounds(rounds, reader, facts.window)

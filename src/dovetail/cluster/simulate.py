@@ -15,16 +15,15 @@ from dovetail.cluster.bounds import fastest, least_makespan_s
 from dovetail.cluster.checkpoint import load, renewed, save
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.compat.gavel import GavelSimulation
+from dovetail.cluster.compat.ideal import IdealSimulation
 from dovetail.cluster.header import header
-from dovetail.cluster.ideal import IdealSimulation
 from dovetail.cluster.inputs.choices import Clock, JournalMode
 from dovetail.cluster.inputs.setup import ClusterSetup
-from dovetail.cluster.metrics import ClusterMetrics, ClusterResult, charts, details_of, summary
+from dovetail.cluster.metrics import ClusterMetrics, ClusterResult, closing
 from dovetail.cluster.policies.base import Allocation, Policy, Problem
 from dovetail.cluster.rounding.details import RunDetails
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.virtual_time import RoundsInVirtualTime, VirtualTime
-from dovetail.core.charts import as_fact
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Header, Observer, Writer
@@ -38,6 +37,7 @@ class TimedPolicy:
         self.name = name or type(policy).__name__
         self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
         self.every_round = getattr(policy, "every_round", False)
+        self.wide_as_others = getattr(policy, "wide_as_others", False)
         self.elastic = getattr(policy, "elastic", False)
         self.cpu_s = 0.0
 
@@ -166,9 +166,7 @@ def _simulate(
             simulation.run(pause)
         except Exception:
             if journal is not None and saving is None:
-                journal.unlink(missing_ok=True)  # half a journal is none; with a checkpoint, it goes on
+                journal.unlink(missing_ok=True)  # a journal of an error is none; who interrupts a run keeps what it has
             raise
         if writer is not None:
-            writer.end(
-                simulation.steps + 1, simulation.now, summary(metrics) | details_of(metrics) | as_fact(charts(metrics))
-            )
+            writer.end(simulation.steps + 1, simulation.now, closing(metrics))

@@ -28,6 +28,7 @@ from dovetail.cluster.sweeps.given import (
     policies_of,
     scenario_of,
     seeds_of,
+    untuned_notes,
 )
 from dovetail.cluster.sweeps.grid import SweepGrid, run_sweep
 from dovetail.cluster.sweeps.groups import FIGURES, SweepGroup, compared_sweeps, differences, groups
@@ -39,14 +40,14 @@ from dovetail.core import registry
 from dovetail.core.comparison import Comparison
 from dovetail.core.errors import DovetailError, InputError, check_functions, did_you_mean, within
 from dovetail.core.files import Document, Source, as_path
-from dovetail.core.output import atomic_write, refuse_overwrite
-from dovetail.core.parallel import run_all
+from dovetail.core.output import atomic_write, need_folders, refuse_overwrite
+from dovetail.core.parallel import CellEngine, cell_engine, run_all
 from dovetail.core.plain import plain, scalar
 from dovetail.core.replay import Agreement, replay_journal
 from dovetail.core.run import JournalFile, JournalPath, Run
 
 AnyPath = str | PathLike[str]
-COMPARED = ("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "jain")
+COMPARED = ("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "rho_max", "jain")
 
 
 class ClusterRun(Run):
@@ -125,6 +126,7 @@ def simulate(
     if checkpoint_file is not None:
         saving = Checkpointing(as_path(checkpoint_file, "checkpoint_file"), checkpoint_every, resume)
         written.append(saving.path)
+    need_folders(written)
     refuse_overwrite(written, loaded.scenario.files())
     setup = loaded.setup
     known = setup.window[1] if setup.window else len(list(setup.jobs))
@@ -147,8 +149,12 @@ def simulate(
         )
     except StoppedError as stopped:
         raise DovetailError(f"the load is too heavy: {stopped} (--longest-queue lets it grow longer)") from None
-    told = (rejected_note(setup, outcome.figures.rejected), watch.verdict() and f"unstable: {watch.verdict()}")
-    notes = [*loaded.notes, *mean_rate_notes(loaded.scenario, rules), *filter(None, told)]
+    told = (
+        rejected_note(setup, outcome.figures.rejected, rules.compat),
+        watch.verdict() and f"unstable: {watch.verdict()}",
+    )
+    about = [*mean_rate_notes(loaded.scenario, rules), *untuned_notes(loaded.scenario, [policy], options)]
+    notes = [*loaded.notes, *about, *filter(None, told)]
     named = {"policy": name_of(policy), "cluster": setup.accelerators(), "seed": setup.seed}
     return ClusterRun(
         file, loaded, policy, outcome, named | figures(outcome) | {"throughputs": setup.throughputs.source}, notes
@@ -170,7 +176,8 @@ def compare(
     intervals as `NAME_plus_minus`, and `paired` has every figure against the first policy's, seed by seed: difference
     and ratio with their intervals, and whether it is `sure` that there is a difference.
 
-    `processes` is how many run at a time, None for one per core; policies of your own run in this process.
+    A policy's options stand behind its name: "sia,power=-1". `processes` is how many run at a time, None for one per
+    core; policies of your own run in this process.
 
     >>> found = compare(load(cluster="a100=2,l4=4", jobs=8), ["fifo", "max_min_fairness_perf"])
     >>> found.best("avg_jct_s")["policy"], len(found)
@@ -181,7 +188,7 @@ def compare(
     rules, chosen = options_of(**how), policies_of(policies)
     asked = scenario_of(scenario)
     loaded = scenario if isinstance(scenario, LoadedScenario) else load(asked)
-    notes = [*loaded.notes, *mean_rate_notes(asked, rules)]
+    notes = [*loaded.notes, *mean_rate_notes(asked, rules), *untuned_notes(asked, chosen)]
     check_functions(progress=progress)
     if seeds is not None:
         drawn = seeds_of(seeds)
@@ -197,7 +204,7 @@ def compare(
             raise DovetailError(f"{row['policy']}: {row['reason']}")
         del row["jct_quantiles_s"]
         row["ratios"] = {key: row[key] / rows[0][key] if rows[0][key] else None for key in COMPARED}
-    why = ((row, row["reason"] or rejected_note(loaded.setup, row["rejected"])) for row in rows)
+    why = ((row, row["reason"] or rejected_note(loaded.setup, row["rejected"], rules.compat)) for row in rows)
     told = [f"{row['policy']}: {reason}" for row, reason in why if reason]
     return Comparison(rows, ("policy", *COMPARED), [*notes, *told])
 
@@ -260,6 +267,8 @@ def sweep(
     longest_queue: float = LONGEST_QUEUE,
     log_dir: AnyPath | None = None,
     processes: int | None = 1,
+    engine: CellEngine | None = None,
+    address: str | None = None,
     progress: Progress | None = None,
     run: Callable[[SweepCell], SweepRow] = run_cell,
     **how: Unpack[RuleKeywords],
@@ -269,7 +278,8 @@ def sweep(
     `loads` are jobs per hour of a continuous sweep, whose scenario has a `window`; numbers of jobs of a static one.
     With `utilization_threshold` they are raised by `step` until the cluster is used more than that, up to `most`.
     Policies are all of them if left out, clusters the scenario's. What is in `log_dir` is kept, and not run again;
-    without one, results are only given back. `processes` run at a time, None for one per core.
+    without one, results are only given back. `processes` run at a time, None for one per core. With the ray engine they
+    run on the nodes of the cluster at an address, or of a private one; all nodes must see the files and `log_dir`.
 
     >>> found = sweep(given(cluster="a100=2"), kind="static", loads=[4, 8], policies=["fifo"], seeds=[0, 1])
     >>> [(row["load"], row["seeds"], row["avg_jct_s_plus_minus"] > 0) for row in found]
@@ -286,6 +296,7 @@ def sweep(
     within("step", step, "more than 0", 1e-9)
     within("most", most, "0 or more", 0, inf, optional=False)
     one_of("kind", kind, get_args(SweepKind))
+    engine = cell_engine(engine, address)
     if kind == "static" and utilization_threshold is not None:
         raise InputError("utilization_threshold is for continuous sweeps: a static one needs loads")
     profiled = numbers_of("profiling_percentages", profiling_percentages, "0 to 1", 0, 1)
@@ -312,7 +323,7 @@ def sweep(
         )
         climb = None if utilization_threshold is None else (utilization_threshold, step, most)
         try:
-            run_sweep(grid, climb, processes, progress or (lambda done, of: None), run)
+            run_sweep(grid, climb, processes, progress or (lambda done, of: None), run, engine, address)
         except KeyboardInterrupt:
             _finish(grid.folder, kind)
             raise

@@ -106,11 +106,16 @@ class RoundsInVirtualTime(VirtualTime):
         rounds, stimuli = self.rounds, self.stimuli
         end, outage = rounds.next_end_s(), stimuli.outage_s
         arrival = stimuli.arrival_s if rounds.rules.inside else inf
-        at = min(end, outage, arrival)
+        plan = rounds.plan_s
+        at = min(end, outage, arrival, plan)
         if at > rounds.next_round_s or (at == rounds.next_round_s and at not in (end, outage)):
             return False
         self.now = at
-        happened = rounds.ending(at) if at == end else [stimuli.outage()] if at == outage else stimuli.arrivals(at)
+        happened: list[Rows] = []  # it may only be time to decide the next round
+        if at in (end, outage):
+            happened = rounds.ending(at) if at == end else [stimuli.outage()]
+        elif at == arrival:
+            happened = stimuli.arrivals(at)
         self.tell(rounds.handle(happened, at))
         return True
 

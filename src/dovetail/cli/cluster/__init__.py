@@ -1,4 +1,4 @@
-"""`dovetail cluster`: simulate training jobs on accelerators of several types."""
+"""`dovetail cluster`: training jobs on accelerators of several types, simulated and for real."""
 
 from __future__ import annotations
 
@@ -31,6 +31,45 @@ COMMANDS = (
         "explain",
         "dovetail.cli.cluster.explain:explain",
         "Tell where and when a job ran, why it waited and who held what it could have used.",
+    ),
+    Command(
+        "serve",
+        "dovetail.cli.cluster.serve:serve",
+        "Run training jobs on real accelerators, in rounds; jobs are submitted over HTTP.",
+    ),
+    Command(
+        "submit",
+        "dovetail.cli.cluster.jobs:submit",
+        "Submit a training job to a live cluster: a command, or the jobs of a file; prints their numbers.",
+    ),
+    Command("list", "dovetail.cli.cluster.jobs:list_jobs", "List the newest jobs of a live cluster."),
+    Command(
+        "status",
+        "dovetail.cli.cluster.jobs:status",
+        "Show a job of a live cluster: its state, progress, place and leases.",
+    ),
+    Command("logs", "dovetail.cli.cluster.jobs:logs", "Print what a job's process has written, over all its leases."),
+    Command("cancel", "dovetail.cli.cluster.jobs:cancel", "Cancel jobs of a live cluster, whether they wait or run."),
+    Command(
+        "top",
+        "dovetail.cli.cluster.control:top",
+        "Show nodes, who runs there and who waits, as it changes, until Ctrl-C.",
+    ),
+    Command(
+        "policy",
+        "dovetail.cli.cluster.control:policy",
+        "Show which policy decides, or let another one decide from now on.",
+    ),
+    Command(
+        "drain",
+        "dovetail.cli.cluster.control:drain",
+        "Lease nothing more on a node; jobs that are there leave when the round is over.",
+    ),
+    Command("undrain", "dovetail.cli.cluster.control:undrain", "Lease on a node again."),
+    Command(
+        "replay",
+        "dovetail.cli.cluster.replay:replay",
+        "Submit the jobs of a trace to a live cluster at their times, and tell what became of them.",
     ),
     Command("generate", "dovetail.cli.cluster.traces:generate", "Generate jobs, and write them as a trace."),
     Command(

@@ -21,6 +21,7 @@ _SHOWN = {
     "utilization": "use %",
     "total_cost": "cost",
     "rho_mean": "mean rho",
+    "rho_max": "largest rho",
     "jain": "Jain",
 }
 
@@ -42,7 +43,7 @@ def compare(
     Parameters
     ----------
     policy
-        Two or more policies.
+        The policies, with options as max_min_fairness_perf or sia,power=-1.
     seeds
         Several seeds, in the place of --seed: means over them, and differences to the first policy seed by seed.
     processes

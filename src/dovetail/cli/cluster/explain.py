@@ -4,30 +4,42 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dovetail.cli.cluster.place import PLACE, ClusterFlags
 from dovetail.cli.common import Format, newest, print_json, print_table
 from dovetail.core.errors import InputError
 
 
-def explain(job: str, /, *, journal: Path | None = None, format: Format = "table") -> int:
+def explain(job: str, /, *, journal: Path | None = None, format: Format = "table", place: ClusterFlags = PLACE) -> int:
     """Tell where and when a job ran, why it waited and who held what it could have used.
 
     Example: dovetail cluster explain 17 --journal run.jsonl
+    Example: dovetail cluster explain 17 --url http://127.0.0.1:8000
 
     Parameters
     ----------
     job
-        The job's number, counted from 0 in order of arrival, or its name.
+        The job's number, counted in order of arrival (from 0, of a live cluster from 1), or its name.
     journal
-        The run's journal; by default the newest *.jsonl here.
+        The run's journal; by default the newest *.jsonl here, else a live cluster is asked.
     format
         table for sentences, json for data.
     """
+    if place == PLACE and journal is None:
+        journal = newest("*.jsonl")
+    if place != PLACE or journal is None:
+        if journal is not None:
+            raise InputError("--journal and a service: expected one of them")
+        if not job.isdecimal():
+            raise InputError(f"job {job!r}: expected its number, as `dovetail cluster list` has it")
+        try:
+            found = place.connect().explain(int(job))
+        except InputError as error:
+            here = "" if place != PLACE else "no *.jsonl in this folder (name one with --journal), and "
+            raise InputError(f"{here}{error}") from None
+        print_json(found.stories) if format == "json" else print(found.text)
+        return 0
     from dovetail import read_journal
 
-    if journal is None:
-        journal = newest("*.jsonl")
-        if journal is None:
-            raise InputError("no *.jsonl in this folder: name one with --journal")
     run = read_journal(journal)
     if run.header.level != "cluster":
         raise InputError(f"{journal}:1: expected the journal of a cluster run, found one of level {run.header.level!r}")
@@ -38,7 +50,8 @@ def explain(job: str, /, *, journal: Path | None = None, format: Format = "table
     print("\n".join(story.opening()) + "\n")
     course = story.course()
     if course:
-        rows = [[f"{a:.2f}", "" if b is None else f"{b:.2f}", *rest] for a, b, *rest in course]
+        open_end = "now" if story.live else ""
+        rows = [[f"{a:.2f}", open_end if b is None else f"{b:.2f}", *rest] for a, b, *rest in course]
         print_table(["from s", "to s", "what", "where", "why"], rows)
         print()
     print("\n".join(story.closing()))

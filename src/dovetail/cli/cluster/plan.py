@@ -71,7 +71,7 @@ def plan(
     seeds
         Several seeds for generated jobs and failures: limits hold for the upper end of the mean's 95 % interval.
     max_runs
-        How many plans to simulate at most, besides those with one server less than the answer.
+        How many plans to simulate at most.
     longest_queue
         A run whose queue grows beyond so many times all accelerators is stopped: the plan fails.
     out
@@ -134,23 +134,33 @@ def _show(found: ClusterPlan, out: Path | None) -> None:
         figures = [_figure(name, each.figures[name], each.plus_minus.get(name)) for name in found.targets]
         rows.append([counts, _money(each.cost), *figures, each.by, "the plan" if each is best else _keeps(each)])
     print_table(["accelerators", "cost", *(_named(name) for name in found.targets), "by", "keeps it"], rows)
+    if hidden := sum(id(each) not in shown for each in found.tried):
+        print(f"({hidden} more were simulated; --format json has them)")
     limits = " and ".join(f"{_named(name)} <= {_figure(name, limit)}" for name, limit in found.targets.items())
     if best is None:
         print(f"\n{limits}: no plan ({found.reason})")
     else:
         counts = ", ".join(f"{count} {name}" for name, count in best.counts.items() if count)
         print(f"\n{limits}: {counts}, cost {_money(best.cost)} ({found.reason})")
-        unit = "cost" if found.minimise == "cost" else "accelerators"
-        gap = "" if found.gap is None else f", {100 * found.gap:.1f} % above"
-        print(f"No plan can be below {unit} {_money(found.least)}, whatever the policy{gap}.")
+        print(_least(found))
         alone = ", ".join(f"{_named(name)} {_figure(name, value)}" for name, value in found.alone.items())
         print(f"If no job ever waited: {alone}.")
-        sure = "all that could be better were" if found.exact else "not all that could be better were"
-        print(f"{found.runs} plans were simulated; {sure} simulated or ruled out.")
+        if found.exact:
+            print(f"{found.runs} plans were simulated; all that could be better were simulated or ruled out.")
     for note in found.notes:
         print(f"note: {note}")
     if out is not None and best is not None:
         print(f"Written to {out}")
+
+
+def _least(found: ClusterPlan) -> str:
+    """What no plan can be below, and how far this one is above it."""
+    gap = "" if found.gap is None else f"{100 * found.gap:.1f} % more"
+    if found.minimise == "cost":
+        this = f"; this one costs {gap}" if gap else ""
+        return f"No plan can cost less than {_money(found.least)}, whatever the policy{this}."
+    this = f"; this one has {gap}" if gap else ""
+    return f"No plan can have fewer than {found.least:.0f} accelerators, whatever the policy{this}."
 
 
 def _keeps(each: Any) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
 from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table, progress
 from dovetail.cluster import DEFAULT, LONGEST_QUEUE, JournalMode
+from dovetail.core.errors import InputError
+
+if TYPE_CHECKING:
+    from dovetail.cluster import LoadedScenario, Scenario
 
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
 
@@ -70,12 +76,20 @@ def simulate(
         table or json.
     """
     from dovetail import cluster
-    from dovetail.core.output import refuse_overwrite
+    from dovetail.core.output import need_folders, refuse_overwrite
 
-    scenario, how = work.scenario(jobs, rules), rules.how()
+    asked, how = work.scenario(jobs, rules), rules.how()
+    scenario: Scenario | LoadedScenario = asked
     written = [path for path in (journal, log, output_trace_file_name, checkpoint_file) if path is not None]
-    refuse_overwrite(written, scenario.files())
-    with progress("simulating", 1) as done:
+    refuse_overwrite(written, asked.files())
+    need_folders(written)
+    if output_trace_file_name is not None:
+        scenario = cluster.load(asked)
+        if scenario.setup.phased:
+            raise InputError(
+                "--output-trace-file-name: jobs change their batch as they go, which its columns cannot say"
+            )
+    with _told(journal, checkpoint_file), progress("simulating", 1) as done:
         run = cluster.simulate(
             scenario,
             policy,
@@ -99,6 +113,19 @@ def simulate(
     else:
         _show(run.metrics, run.notes)
     return 3 if run.figures.rejected else 0
+
+
+@contextmanager
+def _told(journal: Path | None, checkpoint: Path | None) -> Iterator[None]:
+    """Says what is left of a run that a user ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if checkpoint is not None and checkpoint.exists():
+            print(f"{checkpoint} has the last checkpoint: --resume goes on from it", file=sys.stderr)
+        elif journal is not None:
+            print(f"{journal} has the run so far (with --checkpoint-file it could go on)", file=sys.stderr)
+        raise
 
 
 def _hours(value_s: float) -> str:

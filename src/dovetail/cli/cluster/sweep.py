@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, window_of
-from dovetail.cli.common import Flag, Format, Numbers, print_json, print_table, progress
+from dovetail.cli.common import Flag, Format, Numbers, interval, print_json, print_table, progress
 from dovetail.cluster import LONGEST_QUEUE
 from dovetail.core.errors import InputError
+from dovetail.core.parallel import CellEngine
 
 if TYPE_CHECKING:
     from dovetail.cluster import Scenario, Sweep, SweepKind
@@ -32,6 +33,8 @@ def continuous(
     window_end: Annotated[int, Parameter(alias="-e")] = 5000,
     timeout: Annotated[float | None, Parameter(alias="-t")] = None,
     processes: Annotated[int | None, Parameter(alias="-j")] = None,
+    engine: CellEngine | None = None,
+    address: str | None = None,
     policies: Annotated[Words, Parameter(alias="-p")] = (),
     cluster_spec: Annotated[Words, Parameter(alias="-c")] = _CLUSTERS,
     seeds: Numbers = (0, 1, 2, 3, 4),
@@ -72,6 +75,10 @@ def continuous(
         Seconds that each run may take.
     processes
         How many runs at a time; by default one per core.
+    engine
+        local: processes of this machine; ray: the nodes of a cluster, which must see the files and the folder.
+    address
+        Of the Ray cluster, which is then the engine; without one --engine ray starts a private cluster here.
     policies
         Policies to sweep; all of them if left out.
     cluster_spec
@@ -109,6 +116,8 @@ def continuous(
         if low is None or high is None:
             raise InputError("give the loads: -a and -b in jobs per hour with -n points, or -u for an automatic sweep")
         loads = loads_between(low, high, num_data_points)
+        if low == 0:
+            print("note: a load of 0 is left out", file=sys.stderr)
     return _run(
         "continuous",
         log_dir,
@@ -130,6 +139,8 @@ def continuous(
         timeout=timeout,
         longest_queue=longest_queue,
         processes=processes,
+        engine=engine,
+        address=address,
     )
 
 
@@ -139,6 +150,8 @@ def static(
     log_dir: Annotated[Path, Parameter(alias="-l")] = Path("logs"),
     timeout: Annotated[float | None, Parameter(alias="-t")] = None,
     processes: Annotated[int | None, Parameter(alias="-j")] = None,
+    engine: CellEngine | None = None,
+    address: str | None = None,
     policies: Annotated[Words, Parameter(alias="-p")] = (),
     cluster_spec: Annotated[Words, Parameter(alias="-c")] = _CLUSTERS,
     seeds: Numbers = (0, 1, 2, 3, 4),
@@ -164,6 +177,10 @@ def static(
         Seconds that each run may take.
     processes
         How many runs at a time; by default one per core.
+    engine
+        local: processes of this machine; ray: the nodes of a cluster, which must see the files and the folder.
+    address
+        Of the Ray cluster, which is then the engine; without one --engine ray starts a private cluster here.
     policies
         Policies to sweep; all of them if left out.
     cluster_spec
@@ -197,6 +214,8 @@ def static(
         loads=loads_between(num_total_jobs_lower_bound, num_total_jobs_upper_bound, num_data_points, whole=True),
         timeout=timeout,
         processes=processes,
+        engine=engine,
+        address=address,
     )
 
 
@@ -280,10 +299,8 @@ def _differences(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         unit = 3600 if row["figure"].endswith("_s") else 1
         apart = f"{row['difference'] / unit:+.3f}" + (f" ± {row['plus_minus'] / unit:.3f}" if row["pairs"] > 1 else "")
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
-        ratio += "" if row["least"] is None else f" ({row['least']:.3f} to {row['most']:.3f})"
         figure = row["figure"].removesuffix("_s") + (" h" if unit > 1 else "")
-        sure = "yes" if row["sure"] else "no"
+        sure, ratio = "yes" if row["sure"] else "no", interval(row).removesuffix(" *")
         one = [row["cluster"], row["policy"], row["load"], row["against"], figure, apart, ratio]
         shown.append([*one, row["pairs"], row["smaller_in"], sure])
     print_table(names, shown)

@@ -25,8 +25,9 @@ Paid = Literal["always", "held"]
 JournalMode = Literal["changes", "summary"]
 """Every lease is written, or only arrivals and completions."""
 
-Clock = Literal["rounds", "gavel", "ideal"]
-"""Rounds with leases; the older simulator's rounds; shares carried out exactly. Only the first has leases to record."""
+Clock = Literal["rounds", "gavel", "ideal", "live"]
+"""Rounds with leases; the older simulator's rounds; shares carried out exactly; rounds on wall-clock time, carried out
+for real. Only the first and the last have leases to record."""
 
 TraceKind = Literal["table", "gavel"]
 """Our own table of jobs, or the older system's ten columns."""

@@ -71,13 +71,14 @@ class CsvRow:
     dovetail.core.errors.InputError: jobs.csv:7: width: expected a whole number, found 'two'
     """
 
-    __slots__ = ("_at", "cells", "columns", "line", "path")
+    __slots__ = ("_at", "cells", "columns", "line", "path", "untouched")
 
     def __init__(self, path: Source, columns: Collection[str]) -> None:
         self.path = path
         self.columns = list(columns)
         self.line = 1
         self.cells: list[str] = []
+        self.untouched: list[str] = []  # cells with the blanks around them
         self._at = {name: i for i, name in enumerate(self.columns)}
 
     def __contains__(self, column: str) -> bool:
@@ -96,6 +97,11 @@ class CsvRow:
         if default is None:
             raise self.error(column, "expected something, found nothing")
         return default
+
+    def verbatim(self, column: str) -> str:
+        """What the cell holds with the blanks around it; nothing if there is no such column."""
+        at = self._at.get(column)
+        return self.untouched[at] if at is not None else ""
 
     def number(self, column: str, default: float | None = None, *, least: float = -MOST, most: float = MOST) -> float:
         found = self.text(column, None if default is None else "")
@@ -134,7 +140,8 @@ def read_rows(path: Source, columns: Collection[str] | None = None, *, delimiter
     if isinstance(path, GivenRows):
         given = CsvRow(path, header_of(path))
         for given.line, found in enumerate(path.rows, start=2):
-            given.cells = ["" if found.get(name) is None else str(found[name]).strip() for name in given.columns]
+            given.untouched = ["" if found.get(name) is None else str(found[name]) for name in given.columns]
+            given.cells = [cell.strip() for cell in given.untouched]
             yield given
         return
     with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
@@ -151,7 +158,7 @@ def read_rows(path: Source, columns: Collection[str] | None = None, *, delimiter
                     row = CsvRow(path, [name.strip() for name in cells])
                     continue
                 row.line = reader.line_num
-                row.cells = [cell.strip() for cell in cells]
+                row.untouched, row.cells = cells, [cell.strip() for cell in cells]
                 if len(cells) != len(row.columns):
                     raise row.error("", f"expected {len(row.columns)} columns, found {len(cells)}")
                 yield row

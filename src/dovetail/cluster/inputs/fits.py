@@ -29,8 +29,8 @@ def spread_note(setup: ClusterSetup) -> str:
     )
 
 
-def rejected_note(setup: ClusterSetup, rejected: int) -> str:
-    """Why jobs were rejected, and which widths they have where that is known."""
+def rejected_note(setup: ClusterSetup, rejected: int, compat: bool = False) -> str:
+    """Why jobs were rejected, and which widths they have where that is known; `compat` is by the older rules."""
     if not rejected:
         return ""
     rates, index = setup.rates(), setup.throughputs.index()
@@ -39,8 +39,12 @@ def rejected_note(setup: ClusterSetup, rejected: int) -> str:
         fits = (rates[index[job.model, job.width]] > 0) & (setup.counts >= job.width)
         if not fits.any():
             widths.add(job.width)
+    failed = "by the older rules a job with fewer steps left than accelerators fails, and goes after five times"
+    if not widths and compat:
+        return f"{rejected:,} rejected: {failed}"
     if not widths and isinstance(setup.jobs, list):
         return f"{rejected:,} rejected, though they fit: the journal has the reason"
     wide = f" (they are {', '.join(str(width) for width in sorted(widths))} wide)" if widths else ""
     there = ", ".join(f"{count} {name}" for name, count in setup.accelerators().items())
-    return f"{rejected:,} rejected: no type has enough accelerators that they run on{wide}; there are {there}"
+    others = f"; and {failed}" if compat else ""
+    return f"{rejected:,} rejected: no type has enough accelerators that they run on{wide}; there are {there}{others}"

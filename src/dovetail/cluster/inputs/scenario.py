@@ -120,7 +120,8 @@ class LoadedScenario(Struct, kw_only=True):
 
     def options(self, choice: Any, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The options that a policy is made with: a policy that draws does so by the run's seed."""
-        draws = choice in registry.names("cluster") and "seed" in registry.options_of("cluster", choice)
+        name, written = registry.written_options(choice) if isinstance(choice, str) else ("", {})
+        draws = name in registry.names("cluster") and "seed" in registry.options_of("cluster", name).keys() - written
         return ({"seed": str(self.setup.seed)} if draws else {}) | dict(given or {})
 
 

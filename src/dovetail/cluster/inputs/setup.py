@@ -63,6 +63,7 @@ class ClusterSetup:
     entities: dict[str, float] = field(default_factory=dict)  # weight of each entity
     outages: list[Outage] = field(default_factory=list)
     restarts: Floats | None = None  # seconds by kind and type; nan: what the rules say
+    restarts_ahead: Floats | None = None  # of starts that were planned ahead; nan: what other starts cost
     adaptive: AdaptiveKinds | None = None  # jobs whose rate depends on batch, placement and progress
     phased: bool = False  # whether jobs come with lists of phases
     seed: int = 0
@@ -81,8 +82,13 @@ class ClusterSetup:
         return self.adaptive is not None or self.phased
 
     def restarts_s(self, usual_s: float) -> Floats | None:
-        """Seconds of a restart by kind and type; None if all are the usual ones."""
-        return None if self.restarts is None else np.where(np.isnan(self.restarts), usual_s, self.restarts)
+        """Seconds of a restart by whether it was planned ahead (0, 1), kind and type; None if all are the usual."""
+        given, ahead = self.restarts, self.restarts_ahead
+        if given is None and ahead is None:
+            return None
+        usual = np.full(self.throughputs.alone.shape, usual_s)
+        late_s = usual if given is None else np.where(np.isnan(given), usual, given)
+        return np.stack((late_s, late_s if ahead is None else np.where(np.isnan(ahead), late_s, ahead)))
 
     def rates(self) -> Floats:
         """Steps per second of kinds on types; a job wider than a server is always spread over several."""

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dovetail.cluster.policies.base import Floats
+
+
+class TrainingStart(NamedTuple):
+    """How a job's training is started: `%s` in the command is the data's folder, `steps_flag` carries the steps."""
+
+    command: str
+    folder: str = ""
+    steps_flag: str = ""
+    needs_data: bool = False
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -24,6 +34,7 @@ class Job:
     entity: str = ""
     name: str = ""
     phases: tuple[tuple[float, str], ...] = ()  # steps that are done when each ends, and the model that it runs as
+    start: TrainingStart | None = None  # where a trace says it; alike ones are one object
 
 
 _BATCH = " (batch size "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dovetail.cluster.policies.base import Floats, Ints
 
@@ -31,12 +32,20 @@ class Columns:
     def joined(self, more: Columns) -> Columns:
         return Columns(*[np.concatenate([getattr(self, name), getattr(more, name)]) for name in self.__slots__])
 
+    def only(self, those: NDArray[np.bool_]) -> Columns:
+        return Columns(*[getattr(self, name)[those] for name in self.__slots__])
+
     def tie_break(self, number: Floats) -> Floats:
         """A fixed value in [0, 1) per option, unrelated between options: the last tie-break. `number` is by class."""
         other = np.where(self.b < 0, 0.0, number[self.b])  # in a pair, nobody is first
-        mixed = 1.0 + 9973.0 * (number[self.a] + other) + 7919.0 * number[self.a] * other
-        value: Floats = np.modf(mixed * np.sqrt(4.0 * self.type + SQUARE_FREE))[0]
-        return value
+        return tie_break_of(number[self.a], other, self.type)
+
+
+def tie_break_of(one: Floats, other: Floats, on: Ints | int) -> Floats:
+    """The same, of two classes with these numbers on a type."""
+    mixed = 1.0 + 9973.0 * (one + other) + 7919.0 * one * other
+    value: Floats = np.modf(mixed * np.sqrt(4.0 * on + SQUARE_FREE))[0]
+    return value
 
 
 def alone(classes: Ints, rates: Floats) -> Columns:
@@ -54,7 +63,15 @@ def shared(classes: Ints, kind: Ints, width: Ints, rates: Floats, pair_rates: Fl
     """
     a, b = (grid.ravel() for grid in np.meshgrid(np.arange(len(kind)), classes, indexing="ij"))
     fits = (width[a] == width[b]) & ((a < classes[0]) | (a <= b))
-    a, b = a[fits], b[fits]
+    return _worth_it(a[fits], b[fits], kind, rates, pair_rates)
+
+
+def beside_itself(classes: Ints, kind: Ints, width: Ints, rates: Floats, pair_rates: Floats) -> Columns:
+    """The same, of pairs within one of these classes."""
+    return _worth_it(classes, classes, kind, rates, pair_rates)
+
+
+def _worth_it(a: Ints, b: Ints, kind: Ints, rates: Floats, pair_rates: Floats) -> Columns:
     of_a, of_b = pair_rates[kind[a], kind[b]], pair_rates[kind[b], kind[a]]
     with np.errstate(divide="ignore", invalid="ignore"):
         together = of_a / rates[a] + of_b / rates[b]

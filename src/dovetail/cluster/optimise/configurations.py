@@ -84,7 +84,6 @@ def _price(saving: Floats, on: Ints, width: Ints, counts: Ints, price: Floats) -
     least, found, weight = inf, price.copy(), saving
     most = float(saving.max())
     blur, last = most / 4, most * _SHARP / len(saving)
-    diagonal = np.arange(len(counts))
     for _ in range(_STEPS):
         reduced = saving - types @ price
         best = np.maximum(reduced.max(axis=1), 0.0)
@@ -96,13 +95,13 @@ def _price(saving: Floats, on: Ints, width: Ints, counts: Ints, price: Floats) -
         if value < least:
             least, found = value, price.copy()
         curve = wants.T @ wants / -blur
-        curve[diagonal, diagonal] += weight.sum(axis=0) @ squares / blur * (1 + 1e-6) + _TINY
-        if ((price <= 0) & (slope > 0)).any():
-            held = (price <= 0) & (slope > 0)
+        curve.flat[:: len(counts) + 1] += weight.sum(axis=0) @ squares / blur * (1 + 1e-6) + _TINY
+        held = (price <= 0) & (slope > 0)
+        if held.any():
             curve[held], curve[:, held], slope[held] = 0.0, 0.0, 0.0
             curve[held, held] = 1.0
         move = np.linalg.solve(curve, -slope)
-        price[:] = np.maximum(price + np.clip(move, -blur, blur), 0.0)
+        price[:] = np.maximum(price + np.minimum(np.maximum(move, -blur), blur), 0.0)
         if blur <= last:
             break
         if np.abs(move).max() <= blur:

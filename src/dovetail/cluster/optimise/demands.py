@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dovetail.cluster.optimise.classes import Classes
 from dovetail.cluster.optimise.columns import Columns
+from dovetail.cluster.optimise.pair_pool import Beyond
 from dovetail.cluster.optimise.share_lp import LEVEL, ShareProgram
 from dovetail.cluster.policies.base import Floats, Ints, Problem
 from dovetail.solve import LinearProgram
@@ -158,6 +159,10 @@ class DemandProgram(ShareProgram):
     def _hold_more(self, slack: float) -> None:
         for cut in self._cuts_now:
             self.second.set_row_bounds([cut.row], [self._beyond(cut, self._wanted * (1 - slack))], [np.inf])
+
+    def _beyond_price(self, price: Floats) -> list[Beyond]:
+        at = {slot: position for position, slot in enumerate(self.at.tolist())}
+        return [Beyond(at[cut.slot], cut.rate, -float(price[cut.row])) for cut in self._cuts_now]
 
     # ------------------------------------------------------------------ rows
 

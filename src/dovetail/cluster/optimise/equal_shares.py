@@ -68,10 +68,12 @@ def by_demand(
     if not found:
         share, _ = within_limits(problem, share)
         return Allocation(share=share, value=value, why=why)
-    pairs, where = np.unique(np.concatenate([pair for pair, _, _ in found]), axis=0, return_inverse=True)
+    code = np.concatenate([pair for pair, _, _ in found]) @ [problem.jobs, 1]
+    code, where = np.unique(code, return_inverse=True)
+    pairs = np.stack(np.divmod(code, problem.jobs), axis=1)
     pair_share = np.zeros((len(pairs), len(problem.counts)))
     on = np.concatenate([np.full(len(part), number) for _, part, number in found])
-    np.add.at(pair_share, (where.ravel(), on), np.concatenate([part for _, part, _ in found]))
+    np.add.at(pair_share, (where, on), np.concatenate([part for _, part, _ in found]))
     share, pair_share = within_limits(problem, share, pairs, pair_share)
     return Allocation(share=share, pairs=pairs, pair_share=pair_share, value=value, why=why)
 
@@ -101,14 +103,14 @@ def pair_up(shared: list[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Floats]:
     found = [_in_a_circle(left) if left is right else _along(left, right) for left, right, _ in shared]
     parts = [part[:, None] * time for (_, part), (_, _, time) in zip(found, shared, strict=True)]
     pairs, share = np.sort(np.concatenate([pair for pair, _ in found]), axis=1), np.concatenate(parts)
-    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
+    order = np.argsort(pairs @ [int(pairs.max()) + 1, 1], kind="stable")
     return pairs[order], share[order]
 
 
 def _along(left: Ints, right: Ints) -> tuple[Ints, Floats]:
     """Both sides laid along the same line: who lies beside whom, and how much of the line."""
     a, b = len(left), len(right)
-    cuts = np.array(sorted({*range(0, a * b + 1, a), *range(0, a * b + 1, b)}))
+    cuts = np.union1d(np.arange(0, a * b + 1, a), np.arange(0, a * b + 1, b))
     pairs = np.stack([left[cuts[:-1] // b], right[cuts[:-1] // a]], axis=1)
     return pairs, np.diff(cuts) / (a * b)
 

@@ -6,8 +6,8 @@ f is measured against. For the makespan t = 0 and D = 1, so that f is the time u
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from dovetail.cluster.optimise.classes import apart, group
 from dovetail.cluster.optimise.demands import DemandProgram
 from dovetail.cluster.optimise.equal_shares import by_demand
-from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.shares import nothing
-from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
+from dovetail.cluster.optimise.unlike import UnlikeShares, either, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 
 
@@ -76,14 +75,17 @@ class FinishProgram:
         self._z = np.inf
 
     def allocate(self, problem: Problem, finish: FinishDemand, *, packs: bool, what: str) -> Allocation:
-        if not packs and too_many(len(np.unique(problem.kind)), problem.jobs):
-            with suppress(NoPricesError):
-                return self._by_prices(problem, finish, what)
-        ids = problem.ids.tolist()
+        by_program = partial(self._by_program, problem, finish, packs, what)
+        if packs:
+            return by_program()
+        many = too_many(len(np.unique(problem.kind)), problem.jobs)
+        return either(many, partial(self._by_prices, problem, finish, what), by_program)
+
+    def _by_program(self, problem: Problem, finish: FinishDemand, packs: bool, what: str) -> Allocation:
         alone: set[int] = set()  # jobs that must be a class of their own
         program = self._program
         while True:
-            apart = np.array([one if one in alone else -1 for one in ids])
+            apart = np.where(np.isin(problem.ids, list(alone)), problem.ids, -1)
             classes = group(problem.kind, apart)
             program.load(problem, classes, problem.rates, problem.pair_rates if packs else None)
             if not program.fits().any():
@@ -99,7 +101,7 @@ class FinishProgram:
             if isinstance(found, Allocation):
                 found.value = finish.factor(found.throughput(problem), normal > 0)
                 return found
-            alone |= {ids[job] for job in found.tolist()}
+            alone |= set(problem.ids[found].tolist())
 
     def _by_prices(self, problem: Problem, finish: FinishDemand, what: str) -> Allocation:
         unlike = self._unlike

@@ -40,20 +40,20 @@ class Goodputs:
         self._ways = b""
         self._rows: dict[int, tuple[bytes, Floats]] = {}  # by id: what is known, and what follows
 
-    def table(self, problem: Problem, ways: Configurations, most: Ints) -> Floats:
-        """Jobs x configurations; `most` is the largest total batch that is planned for. A job that never ran may have
-        one accelerator of any type, and all types look alike to it."""
+    def table(self, problem: Problem, ways: Configurations, planned: Ints) -> Floats:
+        """Jobs x configurations; `planned` are the largest total batches that are counted on. A job that never ran may
+        have one accelerator of any type, and all types look alike to it."""
         known = problem.adaptive
         assert known is not None
         widest = known.widest.max(axis=1, initial=0)
         if (now := np.stack(ways).tobytes()) != self._ways:
             self._ways, self._rows = now, {}
-        facts = np.stack([known.grad_sqr, known.grad_var, widest, most], axis=1)
+        facts = np.stack([known.grad_sqr, known.grad_var, widest, planned], axis=1)
         keys = [row.tobytes() + numbers.tobytes() for row, numbers in zip(facts, known.numbers, strict=True)]
         kept = [self._rows.get(job, (b"",))[0] for job in problem.ids.tolist()]
         new = np.array([key != old for key, old in zip(keys, kept, strict=True)]) & (known.application >= 0)
         if rows := np.flatnonzero(new).tolist():
-            found = _goodput(problem.types, known, np.array(rows), ways, most, widest)
+            found = _goodput(problem.types, known, np.array(rows), ways, planned, widest)
             for job, row in zip(rows, found, strict=True):
                 self._rows[int(problem.ids[job])] = keys[job], row
         nothing = np.zeros(len(ways.on))
@@ -62,10 +62,10 @@ class Goodputs:
 
 
 def _goodput(
-    types: tuple[str, ...], known: AdaptiveJobs, rows: Ints, ways: Configurations, most: Ints, widest: Ints
+    types: tuple[str, ...], known: AdaptiveJobs, rows: Ints, ways: Configurations, planned: Ints, widest: Ints
 ) -> Floats:
     """The same for these jobs, anew."""
-    least_local, most_local, one_gpu = _limits(types, known)
+    least_local, most_local, one_gpu = limits(types, known)
     application = known.application[rows]
     widths = [known.applications[of].most_width(int(widest[job])) for of, job in zip(application, rows, strict=True)]
     largest = np.array([one.most for one in known.applications])[application]
@@ -84,7 +84,7 @@ def _goodput(
         np.where(same, ways.nodes[at], -(-ways.width[at] // known.per_server[by])),
         ways.width[at],
         initial=np.array([one.initial for one in known.applications])[of],
-        most=most[row],
+        most=planned[row],
         least_local=least_local[of, by],
         most_local=most_local[of, by],
     )
@@ -93,7 +93,7 @@ def _goodput(
     return found
 
 
-def _limits(types: tuple[str, ...], known: AdaptiveJobs) -> Floats:
+def limits(types: tuple[str, ...], known: AdaptiveJobs) -> Floats:
     """Least and largest local batch, and speed of one accelerator, by application and type; 0 where it does not run."""
     found = np.zeros((3, len(known.applications), len(types)))
     for of, application in enumerate(known.applications):

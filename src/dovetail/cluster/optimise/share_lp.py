@@ -21,15 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.cluster.optimise.classes import Classes
-from dovetail.cluster.optimise.columns import Columns, alone, shared
+from dovetail.cluster.optimise.columns import Columns, alone, beside_itself, shared
+from dovetail.cluster.optimise.pair_pool import Beyond, PairPool
 from dovetail.cluster.optimise.shares import proportional_rate
 from dovetail.cluster.policies.base import Floats, Ints, Problem
-from dovetail.core.errors import DovetailError
-from dovetail.solve import LinearProgram
+from dovetail.solve import LinearProgram, NoAnswerError
 
 SLACKS = (1e-10, 1e-9, 1e-8, 1e-7)  # levels that were reached before may be out of reach by rounding
 STAY, TIE_BREAK = 1e-5, 1e-6  # weights of the tie-breaks; a normalised throughput is about 1
+NOISE = 1e-9  # of prices
 LEVEL = 0  # the column of the level
+FEW_PAIRED = 80  # classes: of more, pairs are columns only if they pay
+FEW_KINDS = 0.1  # of all: if more have other rates than before, a program starts anew
 
 
 class RowPrices(NamedTuple):
@@ -70,6 +73,8 @@ class ShareProgram:
     _tie_break: Floats
     _last: Floats  # by option: share of time at the last decision
     _bounds: dict[int, tuple[Floats, Floats]]  # by program: the bounds of its time rows and of its level rows
+    _some_priced: bool  # whether some pairs may be no columns
+    _pool: PairPool | None
     _prices: RowPrices | None
 
     def __init__(self) -> None:
@@ -93,8 +98,10 @@ class ShareProgram:
     ) -> None:
         """Make the programs fit the jobs that are there now; `worth` is what a step is worth on every type."""
         marks = (problem.counts, rates, pair_rates, worth)
-        if len(marks) != len(self._marks) or not all(map(_same, marks, self._marks)):
+        same = len(marks) == len(self._marks) and all(map(_same, marks, self._marks))
+        if not same and not self._few_changed(problem.counts, rates, pair_rates):
             self._start(problem, rates, pair_rates, worth)
+        self._pool = None
         known = self._slot
         at = [known.get(key, -1) for key in classes.key]
         if -1 in at:
@@ -107,6 +114,24 @@ class ShareProgram:
         self.at = np.array(at, dtype=np.int64)
         self.size = np.zeros(len(self._slot))
         self.size[self.at] = classes.count
+        if self._some_priced:
+            self._pool = self._all_pairs(self.at)
+
+    def _few_changed(self, counts: Ints, rates: Floats, pairs: Floats | None) -> bool:
+        """Where few of many kinds have other rates than before, their classes are new ones; else all is."""
+        if not self._marks or not self._some_priced or pairs is None or self._pair_rates is None:
+            return False
+        if not _same(counts, self._counts) or rates.shape != self._kind_rates.shape:
+            return False
+        kinds = (rates != self._kind_rates).any(axis=1) | (pairs != self._pair_rates).any(axis=(1, 2))
+        if kinds.mean() > FEW_KINDS:
+            return False
+        self._kept = self._shares_kept()
+        gone = [key[0] is not None and bool(kinds[key[0]]) for key in self._slot]
+        named = zip(self._slot.items(), gone, strict=True)
+        self._slot = {(None, slot) if left else key: slot for (key, slot), left in named}
+        self._kind_rates[kinds], self._pair_rates[kinds] = rates[kinds], pairs[kinds]
+        return True
 
     def highest_level(self, step: Floats, floor: Floats) -> float:
         """The largest z so that every job of a class can have the level `floor + step * z`."""
@@ -141,7 +166,7 @@ class ShareProgram:
         return level
 
     def _bound_of_level(self, step: Floats) -> float | None:
-        if self._prices is None:
+        if self._prices is None or self._some_priced:
             return None
         price = self._prices
         if self._pair_rates is not None and ((self.size >= 2) & ~price.two).any():
@@ -151,8 +176,9 @@ class ShareProgram:
 
     def _keep_prices(self) -> None:
         price = np.abs(self.first.row_prices())
-        types = float(price[: self._types] @ self._counts)
-        self._prices = RowPrices(types, price[self._time_row], price[self._level_row], self.size >= 2)
+        types, level = float(price[: self._types] @ self._counts), price[self._level_row]
+        level[level < NOISE * level.max(initial=0.0)] = 0.0  # lower prices of levels bound them no less
+        self._prices = RowPrices(types, price[self._time_row], level, self.size >= 2)
 
     def _by_slot(self, by_job: Floats) -> Floats:
         """By slot: the total over all its jobs of what is given by class and job."""
@@ -210,7 +236,7 @@ class ShareProgram:
         pair = options.b >= 0
         np.maximum.at(best, options.a, options.rate_a / self.normal[options.a])
         np.maximum.at(best, options.b[pair], options.rate_b[pair] / self.normal[options.b[pair]])
-        return best[self.at]
+        return best[self.at] if self._pool is None else np.maximum(best[self.at], self._pool.top_level())
 
     def fits(self) -> Floats:
         """By class: 1 if there is any type that it runs on, else 0."""
@@ -234,15 +260,13 @@ class ShareProgram:
     def _start(self, problem: Problem, rates: Floats, pair_rates: Floats | None, worth: Floats | None) -> None:
         self._kept = self._shares_kept()
         # Copies, for whoever owns the arrays may change them in place.
-        self._marks = tuple(
-            None if mark is None else mark.copy() for mark in (problem.counts, rates, pair_rates, worth)
-        )
         self._counts, self._kind_rates = problem.counts.copy(), rates.copy()
         self._pair_rates = None if pair_rates is None else pair_rates.copy()
+        self._marks = (self._counts, self._kind_rates, self._pair_rates, None if worth is None else worth.copy())
         self._types = len(problem.counts)
         self._worth = np.zeros(self._types) if worth is None else worth
         self._worth_scale = float((rates * self._worth).max(initial=0.0)) or 1.0
-        self._slot = {}
+        self._slot, self._some_priced = {}, False
         self._kind = self._width = self._level_row = self._time_row = np.zeros(0, dtype=np.int64)
         self.size = self._number = self._slope = self._last = self._tie_break = self._gain = self.normal = np.zeros(0)
         self._rates = np.zeros((0, self._types))
@@ -284,8 +308,26 @@ class ShareProgram:
             setattr(self, name, np.concatenate([getattr(self, name), values]))
         options = alone(slots, self._rates)
         if self._pair_rates is not None:
-            options = options.joined(shared(slots, self._kind, self._width, self._rates, self._pair_rates))
+            options = options.joined(self._shared(slots, self._pair_rates))
         self._add_columns(options)
+
+    def _all_pairs(self, slots: Ints) -> PairPool:
+        assert self._pair_rates is not None
+        of = self._kind, self._width, self._rates, self._pair_rates
+        return PairPool(slots, *of, self.normal, self._number)
+
+    def _shared(self, slots: Ints, pair_rates: Floats) -> Columns:
+        of = self._kind, self._width, self._rates, pair_rates
+        if len(self._kind) <= FEW_PAIRED or self._worth.any():
+            return shared(slots, *of)
+        itself = beside_itself(slots, *of)
+        if self._some_priced and len(slots) <= FEW_KINDS * len(self._kind):
+            return itself
+        self._some_priced = True
+        pool = self._all_pairs(np.arange(len(self._kind)))
+        normal = np.where(self.normal > 0, self.normal, 1.0)
+        some = pool.promising(self._rates / normal[:, None])
+        return itself.joined(some.only(np.isin(some.a, slots) | np.isin(some.b, slots)))
 
     def _add_columns(self, options: Columns) -> None:
         self.options = self.options.joined(options)
@@ -360,15 +402,33 @@ class ShareProgram:
             program.set_bounds(columns + 1, np.zeros(len(columns)), np.where(two[turned], inf, 0.0))
 
     def _solved(self, program: LinearProgram) -> float | None:
-        solution = program.solve()
-        if solution.status != "optimal":
-            return None
-        self._solved_last = program
-        return solution.value
+        while True:
+            solution = program.solve()
+            if solution.status != "optimal":
+                return None
+            self._solved_last = program
+            if self._pool is None or not len(more := self._paying(self._pool, program)):
+                return solution.value
+            self._add_columns(more)
+            if program is self.second:
+                self._cost = self._gain + STAY * self._last
+                self.second.set_costs(self._columns, self._cost)
+
+    def _paying(self, pool: PairPool, program: LinearProgram) -> Columns:
+        """Pairs that are no columns yet, and would raise the objective."""
+        price, last = program.row_prices(), program is self.second
+        level_price = price[self._level_row[self.at]] - (1.0 if last else 0.0)
+        tie_break = TIE_BREAK if last else 0.0
+        time_price = price[self._time_row[self.at]]
+        return pool.paying(price[: self._types], time_price, -level_price, self._beyond_price(price), tie_break)
+
+    def _beyond_price(self, price: Floats) -> list[Beyond]:
+        """What other rows pay for levels above a rate."""
+        return []
 
 
-def _no_solution() -> DovetailError:
-    return DovetailError("the program of shares has no solution, which should not happen")
+def _no_solution() -> NoAnswerError:
+    return NoAnswerError("the program of shares has no solution, which should not happen")
 
 
 def _same(a: Floats | Ints | None, b: Floats | Ints | None) -> bool:

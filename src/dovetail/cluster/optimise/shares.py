@@ -58,9 +58,11 @@ def rounded(share: Floats) -> Floats:
     >>> rounded(np.array([1 / 3, 2e-4 / 3, 1e-10, -1e-12])).tolist()
     [0.333333333, 6.66666667e-05, 0.0, 0.0]
     """
-    kept = np.where(share < 10.0**-DIGITS, 0.0, share)
-    least = 10.0 ** (np.floor(np.log10(np.where(kept > 0, kept, 1.0))) + 1 - DIGITS)
-    return np.round(np.round(kept / least) * least, 2 * DIGITS)
+    found, some = np.zeros_like(share), share >= 10.0**-DIGITS
+    kept = share[some]
+    least = 10.0 ** (np.floor(np.log10(kept)) + 1 - DIGITS)
+    found[some] = np.round(np.round(kept / least) * least, 2 * DIGITS)
+    return found
 
 
 def within_limits(

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from dovetail.cluster.optimise.classes import Classes
 from dovetail.cluster.optimise.nash_prices import NashSearch
+from dovetail.cluster.optimise.nash_without import WithoutOne
+from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.prices import PricedShares
 from dovetail.cluster.optimise.share_lp import STAY, TIE_BREAK
 from dovetail.cluster.optimise.shares import proportional_rate, within_limits
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
+from dovetail.solve import NoAnswerError
 
 MANY = 120  # classes: with more, prices are faster than the program over all classes
 SQUARE_FREE = 3  # 4 j + 3 is never a square, so its root is irrational
 
 
-def too_many(classes: int, jobs: int | None = None, *, quick: bool = False) -> bool:
-    """Whether shares of so many classes are found by prices: of more, if their program is `quick` when it is warm.
+def too_many(classes: int, jobs: int | None = None, *, quick: bool = False, slow: bool = False) -> bool:
+    """Whether shares of so many classes are found by prices: of more, if their program is `quick` when it is warm, of
+    less, if it is `slow`.
 
     With `jobs`: where each job would be a class of its own, and there are not many more of them than classes.
     """
-    return classes > MANY * (8 if quick else 1) and (jobs is None or jobs <= 4 * classes)
+    return classes > MANY * (8 if quick else 0.1 if slow else 1) and (jobs is None or jobs <= 4 * classes)
+
+
+def either(many: bool, by_prices: Callable[[], Allocation], by_program: Callable[[], Allocation]) -> Allocation:
+    """By prices where there are many, else by the program over all classes; where that has no answer, the other way."""
+    way, other = (by_prices, by_program) if many else (by_program, by_prices)
+    try:
+        return way()
+    except (NoPricesError, NoAnswerError):
+        return other()
 
 
 class UnlikeShares:
@@ -68,13 +82,34 @@ class UnlikeShares:
         level = np.zeros(len(self.normal))
         if not len(runs):
             program.demand(level)
+            self._worth = level
             return level
         share = (weight * self.classes.count)[runs]
         search = NashSearch(self.level[:, runs], program.size[runs], share, program.counts)
         level[runs], found = search.levels(self._start.get("nash"))
         self._start["nash"] = found.price
+        self._fairest = found
         program.hold(level, replace(found, job=runs[found.job]))
+        self._worth = np.zeros(len(level))
+        self._worth[runs] = found.worth / self.classes.count[runs]
         return level
+
+    def without_one(self, weight: Floats) -> Floats:
+        """By class that has one job less, and class: the level of every job where the product is largest then."""
+        runs, count = np.flatnonzero(self.normal > 0), self.classes.count
+        level = np.zeros((len(count), len(count)))
+        if not len(runs):
+            return level
+        width = (self.program.size / count)[runs]
+        without = WithoutOne(self.level[:, runs], width, weight[runs], count[runs], self.program.counts, self._fairest)
+        level[np.ix_(runs, runs)] = without.levels()
+        return level
+
+    def paid(self, weight: Floats, level: Floats) -> Floats:
+        """By class: what a job pays for its time at the prices of the fairest shares, where accelerators are worth what
+        they add to the sum of logarithms by weight."""
+        runs = level > 0
+        return np.where(runs, weight * np.log(np.where(runs, level, 1.0)) - self._worth, 0.0)
 
     def most(self, worth: Floats, want: Floats | None = None) -> float:
         """The largest total of steps per second, each times what it is worth on its type, with these levels."""
@@ -83,9 +118,11 @@ class UnlikeShares:
         scale = float(gain.max()) or 1.0  # so that numbers are about 1
         if "best" in self._start:
             self._start["best"] = self._start["best"] / scale
-        total = self.program.best(gain / scale) * scale
-        self._start["best"] = self._start["best"] * scale
-        return total
+        try:
+            return self.program.best(gain / scale) * scale
+        finally:
+            if "best" in self._start:  # as it was, even if there were no prices
+                self._start["best"] = self._start["best"] * scale
 
     def settle(self, problem: Problem, *, value: float | None, why: str) -> Allocation:
         """Of the shares that are left: most normalised throughput, then least change, then a fixed preference."""

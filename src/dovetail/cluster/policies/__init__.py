@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.cluster.policies.base import Allocation, Policy, Problem
 from dovetail.core.errors import InputError
-from dovetail.core.registry import choose, create, find, named_options, names, options_of
+from dovetail.core.registry import choose, create, find, named_options, names, options_of, written_options
 
 __all__ = ["Allocation", "Policy", "Problem", "make"]
 
@@ -54,20 +54,26 @@ def _own(choice: Any, options: Mapping[str, Any] | None) -> Policy:
 
 
 def make(name: Any, options: Mapping[str, Any] | None = None) -> Policy:
-    """A policy by its name, which may carry one option, as `allox_alpha=0.5` does; or one of a user's own.
+    """A policy by its name, which may carry options, as `allox_alpha=0.5` and `allox,alpha=0.5` do; or one of a user's
+    own.
 
-    >>> make("allox_alpha=0.5").alpha
-    0.5
+    >>> make("allox_alpha=0.5").alpha, make("allox,alpha=0.5").alpha
+    (0.5, 0.5)
     >>> make("tiresias", {"thresholds_s": "60,600"}).thresholds_s
     (60.0, 600.0)
     """
+    if isinstance(name, str):
+        name, written = written_options(name)
+        options = written | dict(named_options(options))
+    else:
+        options = named_options(options)
     if not isinstance(name, str) or ".py:" in name:
         return _own(name, options)
     if name == "goodput":
         raise InputError(
             "no cluster policy is called 'goodput'; did you mean 'elastic_throughput', which had this name, or 'sia'?"
         )
-    given = dict(named_options(options))
+    given = dict(options)
     for known in names("cluster"):
         option, equals, value = name.removeprefix(known + "_").partition("=")
         if equals and name.startswith(known + "_") and option.isidentifier():

@@ -23,7 +23,7 @@ class AdaptiveJobs:
 
     A job's application is that of its kind; -1 is none, and then the other columns mean nothing. Points are rows
     (servers, accelerators, local batch, seconds of a step, seconds of it that were exchange), as the job saw them; the
-    seven numbers are fitted to them. What is not known yet is nan.
+    seven numbers are fitted to them, for elastic policies. What is not known yet is nan.
     """
 
     applications: tuple[Application, ...]
@@ -170,8 +170,9 @@ class Policy(Protocol):
 
     `agnostic` policies do not tell types apart, so the mechanism tries types in random order for them; `packs` policies
     let two jobs share accelerators; of `strict` ones, a job without a share stays idle even if accelerators are free.
-    Three more may be left out: `every_round` policies are asked before every round, `elastic` ones may change widths,
-    `narrow` ones refuse jobs that need more than one accelerator.
+    Five more may be left out: `every_round` policies are asked before every round, `elastic` ones may change widths,
+    `tunes` ones go by the goodput of jobs with profiles, `narrow` ones refuse jobs that need more than one accelerator;
+    `wide_as_others`: jobs with profiles have at most twice what any of their application had, not what they had.
     """
 
     agnostic: bool = False

@@ -13,10 +13,10 @@ def oldest_first(problem: Problem) -> tuple[Placement, list[int]]:
     """Jobs in order of arrival on the fastest type with room, up to the first that finds no room; and who waits."""
     placed = Placement(problem)
     for job in range(problem.jobs):
-        if not placed.fits(job) and not placed.never_runs(job):
-            return placed, list(range(job, problem.jobs))
         if (on := placed.fastest(job)) is not None:
             placed.put(job, on)
+        elif not placed.fits(job) and not placed.never_runs(job):
+            return placed, list(range(job, problem.jobs))
     return placed, []
 
 
@@ -42,10 +42,11 @@ class FifoPacked:
 
     def allocate(self, problem: Problem) -> Allocation:
         placed, waiting = oldest_first(problem)
-        single = np.array(sorted(placed.type_of), dtype=np.int64)
+        single, on = np.array(sorted(placed.type_of), dtype=np.int64), np.full(problem.jobs, -1)
+        on[list(placed.type_of)] = list(placed.type_of.values())
         pairs: list[tuple[int, int]] = []
         for job in waiting if problem.pair_rates is not None else []:
-            best = self._partner(problem, job, single, placed)
+            best = self._partner(problem, job, single, on)
             if best is None:
                 break
             pairs.append((best, job))
@@ -57,14 +58,13 @@ class FifoPacked:
         why = f"{len(placed.type_of)} oldest jobs run, {len(pairs)} share with them"
         return Allocation(share=share, pairs=at, pair_share=pair_share, why=why)
 
-    def _partner(self, problem: Problem, job: int, single: Ints, placed: Placement) -> int | None:
+    def _partner(self, problem: Problem, job: int, single: Ints, type_of: Ints) -> int | None:
         """The running job that gains most from company, if it is enough."""
         assert problem.pair_rates is not None
         single = single[problem.width[single] == problem.width[job]]
         if not len(single):
             return None
-        on = np.array([placed.type_of[other] for other in single.tolist()])
-        mine, theirs = problem.kind[job], problem.kind[single]
+        mine, theirs, on = problem.kind[job], problem.kind[single], type_of[single]
         alone_mine, alone_theirs = problem.rates[mine, on], problem.rates[theirs, on]
         pair_mine, pair_theirs = problem.pair_rates[mine, theirs, on], problem.pair_rates[theirs, mine, on]
         both = (pair_mine > 0) & (pair_theirs > 0)

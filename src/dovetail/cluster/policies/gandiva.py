@@ -21,6 +21,8 @@ class Gandiva:
 
     agnostic, packs, strict = False, True, False
 
+    _table: NDArray[np.bool_] | None  # by kind and kind, in this call
+
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
         self._pairs = np.zeros((0, 2), dtype=np.int64)  # ids
@@ -29,6 +31,7 @@ class Gandiva:
         if problem.pair_rates is None or problem.width.sum() <= problem.counts.sum():
             self._pairs = self._pairs[:0]
             return Allocation(share=isolated_share(problem), why="room for everybody, equal parts")
+        self._table = self._of_few_kinds(problem)
         pairs = self._still_here(problem)
         pairs = pairs[self._good(problem, pairs)]
         single = np.ones(problem.jobs, dtype=bool)
@@ -56,14 +59,26 @@ class Gandiva:
 
     def _good(self, problem: Problem, pairs: Ints) -> NDArray[np.bool_]:
         """Whether two jobs of one width together, over the types as they are, make at least one job's progress."""
-        assert problem.pair_rates is not None
+        same = problem.width[pairs[:, 0]] == problem.width[pairs[:, 1]]
         a, b = problem.kind[pairs].T
+        good: NDArray[np.bool_] = same & (self._worth_it(problem, a, b) if self._table is None else self._table[a, b])
+        return good
+
+    def _of_few_kinds(self, problem: Problem) -> NDArray[np.bool_] | None:
+        """Whether each kind does well beside each other, if that is less to ask than about the jobs."""
+        kinds = len(problem.rates)
+        if kinds**2 > problem.jobs:
+            return None
+        a, b = np.indices((kinds, kinds)).reshape(2, -1)
+        return self._worth_it(problem, a, b).reshape(kinds, kinds)
+
+    def _worth_it(self, problem: Problem, a: Ints, b: Ints) -> NDArray[np.bool_]:
+        assert problem.pair_rates is not None
         both = np.stack([problem.pair_rates[a, b], problem.pair_rates[b, a]])
         alone = np.stack([problem.rates[a], problem.rates[b]])
         progress = np.where((both > 0).all(axis=0), (both / np.where(alone > 0, alone, np.inf)).sum(axis=0), 0.0)
-        good: NDArray[np.bool_] = progress @ problem.counts >= problem.counts.sum()
-        good &= problem.width[pairs[:, 0]] == problem.width[pairs[:, 1]]
-        return good
+        enough: NDArray[np.bool_] = progress @ problem.counts >= problem.counts.sum()
+        return enough
 
     def _equal_parts(self, problem: Problem, pairs: Ints, single: Ints) -> Allocation:
         part = problem.counts / (len(pairs) + len(single))

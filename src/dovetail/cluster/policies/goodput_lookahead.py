@@ -8,42 +8,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.cluster.goodput.fitting import fit_all
-from dovetail.cluster.optimise.goodputs import Configurations, Goodputs
+from dovetail.cluster.optimise.goodputs import Configurations, Goodputs, limits
 from dovetail.cluster.optimise.shares import nothing
 from dovetail.cluster.policies.base import AdaptiveJobs, Allocation, Floats, Ints, Problem
 from dovetail.cluster.policies.sia import all_ways, as_asked, current, decide
 from dovetail.core.registry import policy
 
-Bools = NDArray[np.bool_]
-_PRICE = 0.045  # of an accelerator where all are of one type; where types differ, the scarce ones have prices anyway
-_LONG_S = 7200.0  # on one accelerator: from here on a job's accelerator time counts
-_WASTE = 1.7  # times as much of it as on one accelerator: no wider
+_LARGE_S = 8 * 3600.0  # of a whole job on one accelerator: from here on it counts no more than others, and wastes less
+_WASTE = 1.5  # power of waste that large jobs pay for
+_SOON_S = 3600.0  # accelerator seconds left, from which on a large one counts as others do, if it will be the longest
+_SAY = 3.0  # of a job that will have been here so many times as long as the mean, or more
+_LONGEST = 2.0  # times as much say of those who will have been here longest
+_NEARLY = 0.9  # of the P99 of all stays: they will
+_LONG = 2.0  # times the mean: less is not long
+_HOPE = 1.5  # times as fast as believed is what these expect of widths that nobody had yet on a type
+_UNSEEN = 2.0  # times the noise that was seen is what larger batches are believed to see
 _MORE_POINTS = 1.2  # times as many as at the last fit: time for another
 
 
 @policy("goodput_lookahead", level="cluster")
 class GoodputLookahead:
-    """Every job has one configuration, so that the sum of powers of times to the end, over those on one accelerator of
-    the slowest type, is least; a change adds `caution` times the restart that it costs.
+    """Every job has one configuration, so that the sum of powers of times to the end is least; a change adds `caution`
+    times the restart that it costs. Times are over the least accelerator time that a job could do with, and `price` is
+    what more of that costs: jobs grow only while it pays.
 
     The time to the end is known from the epochs that are left and from goodput. Goodput is fitted to what all jobs of
-    an application have seen so far, not each job alone; a width that nobody had yet on a type is believed no better
-    than what the type with the widest jobs tells. `price` is what an accelerator costs against time: a job grows
-    only while that pays. Where there is one type, long jobs grow only as far as they waste little: their accelerator
-    time is at most 1.7 times that on one. Nobody waits while there is room.
+    an application have seen so far, not each job alone; so a new job may at once be as wide as others were, or twice.
+    A width that nobody had yet on a type is believed no better than what the type with the widest jobs tells. Noise is
+    believed as whoever had the largest batch in the same epoch saw it; who had it himself believes twice as much.
+    An application that nobody ran is as fast as one accelerator of each type is known to be.
+
+    Jobs that will have been here longer than the mean of all so far count more, up to three times, and pay less, so
+    that the last ones end sooner. Those who will have been here longest count twice as much again, and try what nobody
+    of their application had yet. Jobs that take one accelerator more than eight hours do neither, and pay more for what
+    they waste; if they will be the longest, they count as others do in their last hour of accelerator time. Nobody
+    waits while there is room.
     """
 
     agnostic, packs, strict, elastic, every_round = False, False, True, True, True
+    tunes, wide_as_others = True, True
 
-    def __init__(self, power: float = 0.5, caution: float = 1.5, price: float | None = None) -> None:
+    def __init__(self, power: float = 0.5, caution: float = 3.0, price: float = 0.07) -> None:
         if not 0 < power <= 1:
             raise ValueError(f"power is {power:g}, expected more than 0 and at most 1")
         if not 0 <= caution <= 100:
             raise ValueError(f"caution is {caution:g}, expected 0 to 100")
-        if price is not None and not 0 <= price <= 10:
+        if not 0 <= price <= 10:
             raise ValueError(f"price is {price:g}, expected 0 to 10")
         self._power, self._caution, self._price = power, caution, price
         self._history = _History()
+        self._here: dict[int, float] = {}  # jobs: how long they are believed to be here from coming to end
+        self._gone_s: list[float] = []  # of those that left
         self._own, self._told = Goodputs(), Goodputs()
         self._prices: Floats = np.zeros(0)
 
@@ -55,75 +70,118 @@ class GoodputLookahead:
         ways = all_ways(problem, rigid)
         now = current(problem, ways)
         seconds, restart_s = np.full((problem.jobs, len(ways.on)), np.inf), np.zeros(problem.jobs)
+        new = np.zeros(seconds.shape, dtype=np.bool_)
         if known is not None and len(rigid) < problem.jobs:
-            seconds, restart_s = self._seconds(problem, ways)
+            seconds, restart_s, new = self._seconds(problem, ways)
         kind, width = as_asked(problem, rigid)
         with np.errstate(divide="ignore"):
             alone = problem.steps_left[rigid][:, None] / problem.rates[kind][:, ways.on]
         seconds[rigid] = np.where(ways.width == width[:, None], alone, np.inf)
         runs = np.isfinite(seconds)
-        slowest = np.maximum(np.max(seconds, axis=1, initial=0.0, where=runs & _narrow(ways, runs)), 1e-9)
-        stays = np.arange(len(ways.on)) == now[:, None]
-        if len(problem.types) == 1:
-            wastes = (seconds * ways.width > _WASTE * slowest[:, None]) & (slowest[:, None] > _LONG_S)
-            runs &= ~wastes | stays | _narrow(ways, runs)
-        lost = np.where(stays, 0.0, self._caution * restart_s[:, None])
-        relative = np.where(runs, (seconds + lost) / slowest[:, None], 0.0)
-        price = self._price if self._price is not None else _PRICE * (len(problem.types) == 1)
-        cost = relative**self._power + price * relative * ways.width
-        cheapest = np.min(cost, axis=1, initial=np.inf, where=runs)
-        wait = max(1.1, float(np.max(cheapest, initial=0.0, where=np.isfinite(cheapest))) + 0.1)
-        saving = np.where(runs, np.maximum(wait - cost, 1e-6), -np.inf)
+        say, longest = self._say(problem, seconds)
+        large = _whole_s(problem) > _LARGE_S
+        soon = longest & (np.min(seconds * ways.width, axis=1, initial=np.inf) <= _SOON_S)
+        seconds = np.where(new & (longest & ~large)[:, None], seconds / _HOPE, seconds)
+        say = np.where(large, np.where(soon, say, 1.0), np.where(longest, _LONGEST * say, say))[:, None]
+        seconds += np.where(np.arange(len(ways.on)) == now[:, None], 0.0, self._caution * restart_s[:, None])
+        used_s = np.where(runs, seconds * ways.width, 0.0)  # of accelerators
+        least_s = np.min(used_s, axis=1, initial=np.inf, where=runs)
+        wastes = used_s / np.maximum(least_s, 1e-9)[:, None]
+        cost = (
+            say * (wastes / ways.width) ** self._power
+            + self._price / say * wastes ** np.where(large, _WASTE, 1)[:, None]
+        )
+        wait = max(1.1, float(np.max(cost, initial=0.0, where=runs)) + 0.1)  # more than any way to run
+        saving = np.where(runs, wait - cost, -np.inf)
         keeps = np.zeros(problem.jobs, dtype=np.bool_) if known is None else (known.pause_s > 0) & (now >= 0)
         if len(self._prices) != len(problem.counts):
             self._prices = np.zeros(len(problem.counts))
         return decide(problem, ways, saving, now, keeps, self._prices)
 
-    def _seconds(self, problem: Problem, ways: Configurations) -> tuple[Floats, Floats]:
-        """To the end of every adaptive job in every configuration, and of their restarts."""
+    def _say(self, problem: Problem, seconds: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+        """How much jobs count: more, if they will have been here longer than the mean of all so far. And whether they
+        are among those who will have been here longest."""
+        stay_s = problem.age_s + np.min(seconds, axis=1, initial=np.inf)
+        stay_s = np.where(np.isfinite(stay_s), stay_s, 0.0)
+        here = dict(zip(problem.ids.tolist(), stay_s.tolist(), strict=True))
+        self._gone_s += [stay for job, stay in self._here.items() if job not in here]
+        self._here = here
+        everybody = np.sort(np.append(self._gone_s, stay_s))
+        mean_s, long_s = max(float(everybody.mean()), 1.0), _NEARLY * everybody[int(0.99 * len(everybody))]
+        say: Floats = np.clip(stay_s / mean_s, 1.0, _SAY)
+        return say, stay_s >= max(long_s, _LONG * mean_s)
+
+    def _seconds(self, problem: Problem, ways: Configurations) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """To the end of every adaptive job in every configuration, and of their restarts; and whether nobody of a job's
+        application had as many accelerators of the type yet."""
         known = problem.adaptive
         assert known is not None
         self._history.learn(known, len(problem.types))
         numbers, widest = self._history.numbers, self._history.widest
         of = np.maximum(known.application, 0)
-        new = np.isnan(known.grad_sqr)  # it never ran: as if noise and signal were alike
+        noise = self._history.noise(known, problem.width)
         known = replace(
             known,
             numbers=numbers[of],
-            grad_sqr=np.where(new, 1.0, known.grad_sqr),
-            grad_var=np.where(new, 1.0, known.grad_var),
+            widest=np.maximum(known.widest, widest[of]),
+            grad_sqr=np.ones(problem.jobs),
+            grad_var=noise,
         )
         most = np.array([one.most for one in known.applications])[of]
         goodput = self._own.table(replace(problem, adaptive=known), ways, most)
+        new = (ways.width > widest[of][:, ways.on]) & (known.application >= 0)[:, None]
         if len(problem.types) > 1:
             best_known = np.arange(len(problem.types)) == widest.argmax(axis=1)[:, None]
             told = replace(known, numbers=np.where(best_known[:, :, None], numbers, np.nan)[of])
             other = self._told.table(replace(problem, adaptive=told), ways, most)
-            guessed = (other > 0) & (ways.width > widest[of][:, ways.on]) & (widest.max(axis=1)[of] > 0)[:, None]
+            guessed = (other > 0) & new & (widest.max(axis=1)[of] > 0)[:, None]
             goodput = np.where(guessed, np.minimum(goodput, other), goodput)
+        unseen = np.asarray(np.isnan(numbers).all(axis=(1, 2)))[of][:, None]
+        one_gpu = limits(problem.types, known)[2]
+        goodput = np.where(unseen & (goodput > 0), one_gpu[of][:, ways.on], goodput)
         samples = np.array([one.initial * one.slowdown for one in known.applications])[of] * problem.steps_left
         restart_s = np.array([one.restart_s or 0.0 for one in known.applications])[of]
         with np.errstate(divide="ignore"):
-            return samples[:, None] / goodput, np.where(known.application < 0, 0.0, restart_s)
+            return samples[:, None] / goodput, np.where(known.application < 0, 0.0, restart_s), new
 
 
-def _narrow(ways: Configurations, runs: Bools) -> Bools:
-    """The narrowest configurations that each job may have: what others are compared with."""
-    most = np.iinfo(np.int64).max
-    width = np.where(runs, ways.width, most)
-    found: Bools = width == width.min(axis=1, keepdims=True, initial=most)
-    return found
+def _whole_s(problem: Problem) -> Floats:
+    """Seconds of whole jobs on one accelerator of the slowest type, by the rates that are known before they run; 0 of
+    those without an application."""
+    known = problem.adaptive
+    if known is None:
+        return np.zeros(problem.jobs)
+    speeds = ([one.types[name].one_gpu for name in problem.types if name in one.types] for one in known.applications)
+    sizes = np.array([one.size * one.initial * one.slowdown for one in known.applications])
+    whole_s = sizes / np.array([min(speed, default=np.inf) for speed in speeds])
+    return np.append(whole_s, 0.0)[known.application]
 
 
 class _History:
     """What all jobs of each application have seen on each type, and the fits of that."""
 
     def __init__(self) -> None:
+        self._noise: dict[tuple[int, int], tuple[int, float]] = {}  # by application and epoch: largest batch, its noise
         self._points: dict[tuple[int, int], dict[tuple[float, ...], Floats]] = {}
         self._sizes: dict[tuple[int, int], set[tuple[int, int]]] = {}  # servers and accelerators that jobs had
         self._fitted: dict[tuple[int, int], int] = {}  # points at the last fit
         self.numbers: Floats = np.zeros((0, 0, 7))
         self.widest: Ints = np.zeros((0, 0), dtype=np.int64)
+
+    def noise(self, known: AdaptiveJobs, width: Ints) -> Floats:
+        """The noise scale that is believed of every job: what a job of its application saw with the largest batch in
+        its epoch; if that was itself, twice as much: larger batches see more."""
+        found = np.ones(len(known.application))
+        seen = known.grad_var / np.maximum(known.grad_sqr, 1e-12)
+        total = width * known.local * (known.steps + 1)
+        rows = list(zip(known.application.tolist(), known.epoch.tolist(), total.tolist(), seen.tolist(), strict=True))
+        for of, epoch, batch, phi in rows:
+            if phi == phi and batch >= self._noise.get((of, epoch), (0, 0.0))[0]:
+                self._noise[of, epoch] = batch, phi
+        for job, (of, epoch, batch, phi) in enumerate(rows):
+            largest, most = self._noise.get((of, epoch), (0, 1.0))
+            found[job] = most if phi != phi else max(phi, most) if largest > batch else _UNSEEN * phi
+        return found
 
     def learn(self, known: AdaptiveJobs, types: int) -> None:
         if self.numbers.shape[:2] != (len(known.applications), types):

@@ -6,14 +6,13 @@ on k accelerators gets 1/k of the time.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 
 from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
-from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, spread, water_level
-from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
+from dovetail.cluster.optimise.unlike import UnlikeShares, either, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
 
@@ -47,9 +46,13 @@ class MaxMinFairnessPerf:
             return nothing(problem, "no jobs")
         classes = group(problem.kind, problem.weight)
         speed = problem.weight[classes.first] / problem.width[classes.first]
-        if not self.packs and too_many(len(classes.key), quick=True):
-            with suppress(NoPricesError):
-                return self._by_prices(problem, classes, speed)
+        if self.packs:
+            return self._by_program(problem, classes, speed)
+        many = too_many(len(classes.key), quick=True)
+        ways = partial(self._by_prices, problem, classes, speed), partial(self._by_program, problem, classes, speed)
+        return either(many, *ways)
+
+    def _by_program(self, problem: Problem, classes: Classes, speed: Floats) -> Allocation:
         program = self._program
         program.load(problem, classes, problem.rates, problem.pair_rates if self.packs else None)
         if not (step := program.fits() * speed).any():

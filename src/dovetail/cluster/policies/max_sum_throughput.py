@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
-from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
-from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing
-from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
+from dovetail.cluster.optimise.unlike import UnlikeShares, either, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.errors import InputError
 from dovetail.core.registry import policy
@@ -50,11 +49,15 @@ class MaxSumThroughput:
         if not problem.jobs:
             return nothing(problem, "no jobs")
         classes = group(problem.kind)
-        if too_many(len(classes.key), quick=True):
-            with suppress(NoPricesError):
-                self._unlike.load(problem, classes)
-                total = self._unlike.most(self.worth(problem))
-                return self._unlike.settle(problem, value=total, why=f"{total:.6g} in total")
+        ways = partial(self._by_prices, problem, classes), partial(self._by_program, problem, classes)
+        return either(too_many(len(classes.key), quick=True), *ways)
+
+    def _by_prices(self, problem: Problem, classes: Classes) -> Allocation:
+        self._unlike.load(problem, classes)
+        total = self._unlike.most(self.worth(problem))
+        return self._unlike.settle(problem, value=total, why=f"{total:.6g} in total")
+
+    def _by_program(self, problem: Problem, classes: Classes) -> Allocation:
         program = self._program
         program.load(problem, classes, problem.rates, worth=self.worth(problem))
         best = program.best_worth()

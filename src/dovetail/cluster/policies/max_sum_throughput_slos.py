@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from dovetail.cluster.optimise.demands import DemandProgram
 from dovetail.cluster.optimise.equal_shares import by_demand
 from dovetail.cluster.optimise.price_search import FIT, NoPricesError
 from dovetail.cluster.optimise.shares import nothing
-from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
+from dovetail.cluster.optimise.unlike import UnlikeShares, either, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.cluster.policies.max_sum_throughput import per_money
 from dovetail.core.registry import policy
@@ -45,16 +45,18 @@ class MaxSumThroughputSlos:
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
-        if not self.packs and too_many(len(np.unique(problem.kind)), problem.jobs):
-            with suppress(NoPricesError):
-                return self._by_prices(problem)
-        ids = problem.ids.tolist()
+        if self.packs:
+            return self._by_program(problem)
+        many = too_many(len(np.unique(problem.kind)), problem.jobs)
+        return either(many, partial(self._by_prices, problem), partial(self._by_program, problem))
+
+    def _by_program(self, problem: Problem) -> Allocation:
         alone: set[int] = set()  # jobs that must be a class of their own
         while True:
-            found = self._try(problem, np.array([one if one in alone else -1 for one in ids]))
+            found = self._try(problem, np.where(np.isin(problem.ids, list(alone)), problem.ids, -1))
             if isinstance(found, Allocation):
                 return found
-            alone |= {ids[job] for job in found.tolist()}
+            alone |= set(problem.ids[found].tolist())
 
     def _by_prices(self, problem: Problem) -> Allocation:
         """If all deadlines can be kept that can be kept alone. To choose among them takes whole numbers."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
 from dovetail.cluster.optimise.nash import NashProgram
-from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, proportional_rate
-from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
+from dovetail.cluster.optimise.unlike import UnlikeShares, either, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
 from dovetail.core.registry import policy
 
@@ -45,12 +44,16 @@ class NashWelfare:
             return nothing(problem, "no jobs")
         classes = group(problem.kind, problem.weight)
         weight = problem.weight[classes.first]
-        if too_many(len(classes.key)):
-            with suppress(NoPricesError):
-                self._unlike.load(problem, classes)
-                level = self._unlike.fairest(weight)
-                total = welfare(classes, weight, level)
-                return self._unlike.settle(problem, value=total, why=f"sum of weighted logarithms {total:.6g}")
+        ways = partial(self._by_prices, problem, classes, weight), partial(self._by_program, problem, classes, weight)
+        return either(too_many(len(classes.key), slow=True), *ways)
+
+    def _by_prices(self, problem: Problem, classes: Classes, weight: Floats) -> Allocation:
+        self._unlike.load(problem, classes)
+        level = self._unlike.fairest(weight)
+        total = welfare(classes, weight, level)
+        return self._unlike.settle(problem, value=total, why=f"sum of weighted logarithms {total:.6g}")
+
+    def _by_program(self, problem: Problem, classes: Classes, weight: Floats) -> Allocation:
         value = levels_alone(problem, classes)
         level = NashProgram(value, problem.width[classes.first], weight, problem.counts).levels(classes.count)
         self._program.load(problem, classes, problem.rates)

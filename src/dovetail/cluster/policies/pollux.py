@@ -22,12 +22,14 @@ class Pollux:
 
     The search is over matrices of jobs and servers: parents are crossed and changed, what breaks a limit is mended,
     the best go on, also into the next round. Types are not told apart: one fit per job serves all, large servers are
-    taken as several small ones, and a job that was given several types keeps the one it has most of. Only the width and
-    type of a plan are carried out; where a job is, servers with room decide. Jobs without an application are placed
-    first, the oldest before the others, at the width that they ask for.
+    taken as several small ones, and a job that was given several types keeps the one it has most of (of equals the
+    fastest), also in the plan that the next round begins with. Only the width and type of a plan are carried out; where
+    a job is, servers with room decide. Jobs without an application are placed first, the oldest before the others, at
+    the width that they ask for.
     """
 
     agnostic, packs, strict, elastic, every_round = False, False, True, True, True
+    tunes = True
 
     def __init__(self, seed: int = 0, population: int = 100, generations: int = 100) -> None:
         for name, value in (("population", population), ("generations", generations)):
@@ -91,9 +93,10 @@ class Pollux:
             best = np.argsort(-worth, kind="stable")[: self._size]
             plans, worth = both[best], worth[best]
         self._plans, self._ids = plans, problem.ids[rows].tolist()
-        by_type = np.stack([plans[0][:, node_type == on].sum(axis=1) for on in range(len(free))], axis=1)
-        for job, widths in zip(rows.tolist(), by_type, strict=True):
-            on = int(widths.argmax())
+        for at, job in enumerate(rows.tolist()):
+            widths = np.bincount(node_type, plans[0, at], len(free)).astype(np.int64)
+            on = int(np.lexsort((_speeds_of_one(problem, known, job), widths))[-1])
+            plans[0, at, node_type != on] = 0  # the plan as it is carried out, which the next round begins with
             if widths[on] and problem.scaled is not None and problem.kind_width is not None:
                 may = problem.scaled[problem.kind[job]]
                 same = np.flatnonzero((may >= 0) & (problem.kind_width[may] == widths[on]))
@@ -153,6 +156,12 @@ class Pollux:
             ).goodput
             found[:, at, 1:] = best / max(best[0, fair - 1], 1e-9)
         return found
+
+
+def _speeds_of_one(problem: Problem, known: AdaptiveJobs, job: int) -> Floats:
+    """Samples per second that a job has on one accelerator of every type."""
+    profiles = map(known.applications[known.application[job]].types.get, problem.types)
+    return np.array([0.0 if profile is None else profile.one_gpu for profile in profiles])
 
 
 def _mend(plans: Ints, room: Ints, most: Ints, order: Ints) -> Ints:

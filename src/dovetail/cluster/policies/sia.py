@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.cluster.goodput.application import MOST_WIDTH
 from dovetail.cluster.optimise.configurations import choose
 from dovetail.cluster.optimise.goodputs import Configurations, Goodputs, configurations
 from dovetail.cluster.optimise.shares import nothing
@@ -26,17 +27,19 @@ class Sia:
     Goodput is counted over the job's least, times a factor for those who would have to restart; `power` below 0 helps
     who has little. Who waits costs `wait`. Jobs in the middle of a restart keep what they have. A job that never ran
     has no preference of type. Jobs without an application are rigid: they have the width that they ask for (the widest
-    that fits, where that does not), or nothing.
+    that fits, where that does not), or nothing; if it `scales` them, any width at which their model has a rate, which
+    is then their goodput.
     """
 
     agnostic, packs, strict, elastic, every_round = False, False, True, True, True
+    tunes = True
 
-    def __init__(self, power: float = -0.5, wait: float = 1.1, rounds: bool = True) -> None:
+    def __init__(self, power: float = -0.5, wait: float = 1.1, rounds: bool = True, scales: bool = False) -> None:
         if power == 0 or abs(power) > 10:
             raise ValueError(f"power is {power:g}, expected a number between -10 and 10 that is not 0")
         if power < 0 and not wait > 0:
             raise ValueError(f"wait is {wait:g}, expected more than 0 where power is below 0")
-        self._power, self._wait, self._rounds = power, wait, rounds
+        self._power, self._wait, self._rounds, self._scales = power, wait, rounds, scales
         self._goodputs = Goodputs()
         self._prices: Floats | None = None
 
@@ -63,12 +66,19 @@ class Sia:
         known = problem.adaptive
         rigid = np.arange(problem.jobs) if known is None else np.flatnonzero(known.application < 0)
         kind, width = as_asked(problem, rigid)
-        ways = all_ways(problem, rigid)
+        scaled = problem.scaled if self._scales else None
+        ways = all_ways(problem, rigid, scaled is not None)
         table = np.zeros((problem.jobs, len(ways.on)))
         if known is not None:
             table = self._goodputs.table(problem, ways, known.batch)
         least = np.ones(problem.jobs)
-        if len(rigid):
+        if len(rigid) and scaled is not None and problem.kind_width is not None:
+            may = scaled[problem.kind[rigid]]
+            widths = np.where(may >= 0, problem.kind_width[may], 0)
+            same = widths[:, :, None] == ways.width
+            table[rigid] = np.where(same, problem.rates[may][:, :, ways.on], 0.0).max(axis=1, initial=0.0)
+            least[rigid] = np.min(widths, axis=1, initial=MOST_WIDTH, where=widths > 0)
+        elif len(rigid):
             table[rigid] = np.where(ways.width == width[:, None], problem.rates[kind][:, ways.on], 0.0)
             least[rigid] = width
         smallest = np.min(table, axis=1, initial=np.inf, where=table > 0)
@@ -89,10 +99,14 @@ def as_asked(problem: Problem, rigid: Ints) -> tuple[Ints, Ints]:
     return kind, problem.kind_width[kind]
 
 
-def all_ways(problem: Problem, rigid: Ints) -> Configurations:
-    """Configurations for adaptive jobs, and for these rigid ones of any width."""
+def all_ways(problem: Problem, rigid: Ints, scales: bool = False) -> Configurations:
+    """Configurations for adaptive jobs, and for these others of any width: as they ask, or as their models may have if
+    that `scales`."""
     per_server = np.maximum(problem.counts if problem.adaptive is None else problem.adaptive.per_server, 1)
     ways, widths = configurations(problem.counts, per_server), np.unique(as_asked(problem, rigid)[1])
+    if scales and problem.scaled is not None and problem.kind_width is not None:
+        may = problem.scaled[problem.kind[rigid]]
+        widths = np.unique(problem.kind_width[may[may >= 0]])
     known = set(zip(ways.on.tolist(), ways.width.tolist(), strict=True))
     more = [
         (on, -(-width // int(per_server[on])), width)

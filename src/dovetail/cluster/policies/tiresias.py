@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from math import inf
 
 import numpy as np
@@ -31,8 +30,8 @@ class Tiresias:
         self.thresholds_s = thresholds_s
         self._thresholds_s = np.array(thresholds_s)
         self._promote = promote
-        self._ran_s: dict[int, float] = {}  # by id
-        self._before: dict[int, tuple[float, float]] = {}  # by id: steps left, and the rate where it was to run
+        self._ids = np.zeros(0, dtype=np.int64)  # of the last time; how long they had run, the steps that they had
+        self._ran_s = self._left = self._rate = np.zeros(0)  # left, and the rate where each was to run
 
     def allocate(self, problem: Problem) -> Allocation:
         ran_s = self._attained(problem)
@@ -52,19 +51,15 @@ class Tiresias:
 
     def _attained(self, problem: Problem) -> Floats:
         ran_s = np.zeros(problem.jobs)
-        for job, (one, left) in enumerate(zip(problem.ids.tolist(), problem.steps_left.tolist(), strict=True)):
-            if one in self._before:
-                before, rate = self._before[one]
-                ran_s[job] = self._ran_s[one] + max(before - left, 0.0) / rate
+        _, old, new = np.intersect1d(self._ids, problem.ids, assume_unique=True, return_indices=True)
+        ran_s[new] = self._ran_s[old] + np.maximum(self._left[old] - problem.steps_left[new], 0.0) / self._rate[old]
         return ran_s
 
     def _remember(self, problem: Problem, placed: Placement, ran_s: Floats) -> None:
-        ids, fastest = problem.ids.tolist(), problem.speed.max(axis=1, initial=0.0)
-        rate = np.where(fastest > 0, fastest, 1.0)
-        for job, on in placed.type_of.items():
-            rate[job] = problem.rates[problem.kind[job], on]
-        self._ran_s = dict(zip(ids, ran_s.tolist(), strict=True))
-        self._before = dict(zip(ids, zip(problem.steps_left.tolist(), rate.tolist(), strict=True), strict=True))
+        fastest = problem.speed.max(axis=1, initial=0.0)
+        rate, runs = np.where(fastest > 0, fastest, 1.0), list(placed.type_of)
+        rate[runs] = problem.rates[problem.kind[runs], list(placed.type_of.values())]
+        self._ids, self._ran_s, self._left, self._rate = problem.ids.copy(), ran_s, problem.steps_left.copy(), rate
 
 
 @policy("tiresias_gittins", level="cluster")
@@ -90,7 +85,7 @@ class TiresiasGittins(Tiresias):
             raise ValueError(f"least is {least}, expected at least 1")
         self._given, self._least = len(sizes_s) > 0, least
         self._sizes_s = sorted(sizes_s)
-        self._width: dict[int, int] = {}  # by id
+        self._width = np.zeros(0, dtype=np.int64)  # of the last time
 
     def allocate(self, problem: Problem) -> Allocation:
         if not self._given:
@@ -99,11 +94,10 @@ class TiresiasGittins(Tiresias):
 
     def _learn(self, problem: Problem) -> None:
         """Jobs that are no longer here have ended, where they were to run."""
-        ids = problem.ids.tolist()
-        for job in self._width.keys() - set(ids):
-            left, rate = self._before[job]
-            insort(self._sizes_s, self._width[job] * (self._ran_s[job] + left / rate))
-        self._width = dict(zip(ids, problem.width.tolist(), strict=True))
+        gone = ~np.isin(self._ids, problem.ids, assume_unique=True)
+        ended_s = self._width[gone] * (self._ran_s[gone] + self._left[gone] / self._rate[gone])
+        self._sizes_s = sorted(self._sizes_s + ended_s.tolist())
+        self._width = problem.width.copy()
 
     def _urgency(self, service_s: Floats) -> Floats:
         if len(self._sizes_s) < (1 if self._given else self._least):

@@ -6,7 +6,6 @@ Duality tells who is stuck: a class whose level row has a price would have to fa
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -14,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.classes import Classes, group
 from dovetail.cluster.optimise.equal_shares import equally
-from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import nothing, spread, water_level
-from dovetail.cluster.optimise.unlike import UnlikeShares, too_many
+from dovetail.cluster.optimise.unlike import UnlikeShares, either, too_many
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.registry import policy
@@ -204,12 +202,18 @@ class WaterFillingPerf:
             traits += [problem.entity, np.where(oldest_first[problem.entity], problem.ids, -1)]
         classes = group(problem.kind, *traits)
         tide = Tide(problem, classes.first, classes.count, oldest_first)
-        if not self.packs and too_many(len(classes.key)):
-            with suppress(NoPricesError):
-                self._unlike.load(problem, classes)
-                level, steps = self._levels_by_prices(tide)
-                value = self._least(problem, classes.first, level, self._unlike.runs)
-                return self._unlike.settle(problem, value=value, why=f"levels from {value:.3g} up in {steps} steps")
+        if self.packs:
+            return self._by_program(problem, classes, tide)
+        ways = partial(self._by_prices, problem, classes, tide), partial(self._by_program, problem, classes, tide)
+        return either(too_many(len(classes.key)), *ways)
+
+    def _by_prices(self, problem: Problem, classes: Classes, tide: Tide) -> Allocation:
+        self._unlike.load(problem, classes)
+        level, steps = self._levels_by_prices(tide)
+        value = self._least(problem, classes.first, level, self._unlike.runs)
+        return self._unlike.settle(problem, value=value, why=f"levels from {value:.3g} up in {steps} steps")
+
+    def _by_program(self, problem: Problem, classes: Classes, tide: Tide) -> Allocation:
         self._program.load(problem, classes, problem.rates, problem.pair_rates if self.packs else None)
         level, steps = self._levels(tide)
         self._program.settle(level)

@@ -18,10 +18,13 @@ class Admitted(NamedTuple):
     records: list[Rows]
 
 
-def admit(arrived: Rows, runs: NDArray[np.bool_], now_s: float) -> Admitted:
-    """Take in jobs. Those of a kind that no type can run are rejected; those without a step to do are complete."""
+def admit(arrived: Rows, runs: NDArray[np.bool_] | None, now_s: float) -> Admitted:
+    """Take in jobs. Those of a kind that no type can run are rejected, where that is known for good; those without a
+    step to do are complete."""
     columns, found = arrived.columns, [arrived]
-    lost = [job for job, kind in zip(columns["id"], columns["kind"], strict=True) if not runs[kind]]
+    lost = []
+    if runs is not None:
+        lost = [job for job, kind in zip(columns["id"], columns["kind"], strict=True) if not runs[kind]]
     if lost:
         found.append(records.rejected(lost, "no type has enough accelerators that it runs on"))
     closed = set(lost)

@@ -23,16 +23,16 @@ class Devices:
     """
 
     def __init__(self, counts: Sequence[int], per_server: Sequence[int]) -> None:
-        self.first = [0, *np.cumsum(counts).tolist()]
+        firsts = [0, *np.cumsum(counts).tolist()]
         self.type_of: list[int] = np.repeat(np.arange(len(counts)), counts).tolist()
         server_of: list[int] = []
-        self._of_type: list[range] = []  # the servers of each type
+        self._of_type: list[list[int]] = []  # the servers of each type
         for count, size in zip(counts, per_server, strict=True):
             before = server_of[-1] + 1 if server_of else 0
             server_of += [before + i // size for i in range(count)]
-            self._of_type.append(range(before, before + -(-count // size)))
+            self._of_type.append(list(range(before, before + -(-count // size))))
         self.server_of = server_of
-        self._size = np.bincount(server_of).tolist()
+        self._size: list[int] = np.bincount(server_of).tolist() if server_of else []
         total = sum(map(len, self._of_type))
         self._idle: list[list[int]] = [[] for _ in range(total)]  # free devices of each server, the lowest last
         for device in reversed(range(len(server_of))):
@@ -40,7 +40,7 @@ class Devices:
         # Where a server has one device: all that are free. One is taken from the end, several from the beginning.
         self._single = [
             list(range(first, first + count)) if size == 1 else None
-            for first, count, size in zip(self.first[:-1], counts, per_server, strict=True)
+            for first, count, size in zip(firsts[:-1], counts, per_server, strict=True)
         ]
         # Elsewhere, servers by how many of their devices are free; dicts keep the order in which servers came.
         self._by_free: list[list[dict[int, None]]] = []
@@ -52,6 +52,7 @@ class Devices:
         self.free = [int(count) for count in counts]
         self._is_free = bytearray(b"\1" * len(server_of))
         self.down: set[int] = set()
+        self.drained: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.server_of)
@@ -147,9 +148,9 @@ class Devices:
         groups[after][server] = None
 
     def give(self, devices: Sequence[int]) -> None:
-        """Devices are free again, except those that are down."""
+        """Devices are free again, except those that are down or drained."""
         for device in devices:
-            if device in self.down:
+            if device in self.down or device in self.drained:
                 continue
             if self._is_free[device]:
                 raise DovetailError(f"accelerator {device} was given back twice, which should not happen")
@@ -167,10 +168,45 @@ class Devices:
                 idle.sort(reverse=True)
             self._move(j, server, len(idle) - 1, len(idle))
 
-    def fail(self, device: int, held: bool) -> None:
+    def all_free(self, devices: Sequence[int]) -> bool:
+        return all(self._is_free[device] for device in devices)
+
+    def claim(self, devices: Sequence[int]) -> bool:
+        """Take exactly these devices, if all of them are free."""
+        if not self.all_free(devices):
+            return False
+        for device in devices:
+            self._withdraw(device)
+        return True
+
+    # --- devices that come and go -----------------------------------------------------------------------
+
+    def usable(self, device: int) -> bool:
+        return device not in self.down and device not in self.drained
+
+    def fail(self, device: int) -> None:
         """A device is down. Whoever holds it must give it back; a free one is free no more."""
         self.down.add(device)
-        if held:
+        self._withdraw(device)
+
+    def mend(self, device: int) -> None:
+        """A device is up again, and free."""
+        self.down.discard(device)
+        self.give((device,))
+
+    def drain(self, device: int) -> None:
+        """Nobody new may have a device; whoever holds it keeps it until it is given back."""
+        self.drained.add(device)
+        self._withdraw(device)
+
+    def undrain(self, device: int, held: bool) -> None:
+        self.drained.discard(device)
+        if not held:
+            self.give((device,))
+
+    def _withdraw(self, device: int) -> None:
+        """A device is free no more, if it was."""
+        if not self._is_free[device]:
             return
         j, server = self.type_of[device], self.server_of[device]
         self.free[j] -= 1
@@ -182,7 +218,38 @@ class Devices:
             self._idle[server].remove(device)
             self._move(j, server, len(self._idle[server]) + 1, len(self._idle[server]))
 
-    def mend(self, device: int) -> None:
-        """A device is up again, and free."""
-        self.down.discard(device)
-        self.give((device,))
+    def join(self, devices: Sequence[int], on: Sequence[int], servers: Sequence[int]) -> None:
+        """Devices join, numbered on from those that are there, as are servers; each server is of one type.
+
+        >>> devices = Devices(counts=[0, 1], per_server=[1, 1])
+        >>> devices.join([1, 2, 3], on=[0, 0, 0], servers=[1, 1, 2])
+        >>> devices.take(0, 2), devices.take(0, 2), devices.take(0, 1)
+        ((1, 2), None, (3,))
+        """
+        for device, j, server in zip(devices, on, servers, strict=True):
+            new = server == len(self._size)
+            if device != len(self) or server > len(self._size) or not (new or server in self._of_type[j]):
+                raise DovetailError(f"accelerator {device} of type {j} joins server {server}: expected the next number")
+            if new:
+                self._size.append(0)
+                self._idle.append([])
+                self._of_type[j].append(server)
+                self._by_free[j][0][server] = None
+            elif self._single[j] is not None:
+                self._tell_servers_apart(j)
+            self._size[server] += 1
+            while len(self._by_free[j]) <= self._size[server]:
+                self._by_free[j].append({})
+            self.type_of.append(j)
+            self.server_of.append(server)
+            self._is_free.append(0)
+            self.give((device,))
+
+    def _tell_servers_apart(self, j: int) -> None:
+        """A server of a type that had one device in each has another one now."""
+        free, self._single[j] = self._single[j] or [], None
+        groups: list[dict[int, None]] = [{} for _ in self._by_free[j]]
+        for server in self._of_type[j]:
+            self._idle[server] = sorted((d for d in free if self.server_of[d] == server), reverse=True)
+            groups[len(self._idle[server])][server] = None
+        self._by_free[j] = groups

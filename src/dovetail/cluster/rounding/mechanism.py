@@ -57,13 +57,11 @@ class Mechanism:
     ) -> None:
         """`entities` have weights; `kinds` are models and widths; jobs keep theirs unless an elastic policy `resizes`
         them. `phases` are of jobs whose rate changes."""
-        self.policy = policy
         self.phases = phases
         self.types = types
         self.counts = counts.copy()
         self.rates = rates
-        self.pair_rates = self.seen_pair_rates = pair_rates if policy.packs else None  # as the policy sees them
-        self._least_left: Floats = _LEAST_LEFT_S * rates.max(axis=1, initial=0.0)
+        self._all_pairs = pair_rates  # whether the policy packs or not
         self.rules = rules
         self._by_fraction = rules.priority == "fraction"
         self._entities = tuple(entities or ())
@@ -77,10 +75,7 @@ class Mechanism:
         self.why = ""
         self.envy: float | None = None  # under the last allocation, if it was looked at
         self.runs_as: Ints | None = None  # the kinds that jobs should have, under the last allocation
-        self.every_round: bool = getattr(policy, "every_round", False)
-        self.elastic: bool = resizes and getattr(policy, "elastic", False)
-        self.kind_width: Ints = np.array([width for _, width in kinds], dtype=np.int64)
-        self._scaled = scaled_kinds(kinds) if self.elastic else None
+        self.kinds, self._resizes = list(kinds), resizes
         self.worked: Floats = np.zeros(len(types))  # seconds of every type since the last settling, for fractions
         self._rng = rng
         self._allotted_at: float | None = None
@@ -90,6 +85,23 @@ class Mechanism:
         self._compactions = 0
         self.narrow = True  # every job needs one accelerator only
         self._positive: NDArray[np.bool_] = np.zeros((0, len(types)), dtype=np.bool_)
+        self.go_by(policy)
+
+    def go_by(self, policy: Policy) -> None:
+        """This policy decides from now on."""
+        self.policy = policy
+        self.every_round: bool = getattr(policy, "every_round", False)
+        self.elastic: bool = self._resizes and getattr(policy, "elastic", False)
+        self._know_kinds()
+
+    def _know_kinds(self) -> None:
+        """Look up again what follows from kinds, their rates and the policy."""
+        self.pair_rates = self._all_pairs if self.policy.packs else None
+        self.seen_pair_rates = self.pair_rates  # as the policy sees them
+        self._least_left: Floats = _LEAST_LEFT_S * self.rates.max(axis=1, initial=0.0)
+        self.kind_width: Ints = np.array([width for _, width in self.kinds], dtype=np.int64)
+        self._scaled = scaled_kinds(self.kinds) if self.elastic else None
+        self._compactions += 1
 
     # --- what happened ------------------------------------------------------------------------------
 
@@ -113,6 +125,46 @@ class Mechanism:
     def add_accelerators(self, j: int, count: int) -> None:
         """So many more of a type can be used; fewer if `count` is negative."""
         self.counts[j] += count
+        self._outdated = True
+
+    def change_policy(self, policy: Policy, now: float) -> None:
+        """Another policy decides from now on: what was owed under the last one is not owed any more."""
+        self._settle(now)
+        self.jobs.owed[:] = 0.0
+        self.pairs.allot(np.zeros((0, 2), dtype=np.int64), np.zeros((0, len(self.types))))
+        self.runs_as = None
+        self.go_by(policy)
+        self._outdated = True
+        self.hurry()
+
+    def add_kinds(self, kinds: Sequence[tuple[str, int]], rates: Floats) -> None:
+        """Kinds become known, with their rates alone; no pair of them is known to share accelerators."""
+        self.kinds += kinds
+        self.rates = np.concatenate((self.rates, rates))
+        if self._all_pairs is not None:
+            more = len(kinds)
+            self._all_pairs = np.pad(self._all_pairs, ((0, more), (0, more), (0, 0)))
+        self._know_kinds()
+
+    def learn(self, kinds: Ints, on: Ints, rates: Floats) -> None:
+        """Kinds have other rates on types than was thought. Policies may keep the array, so it is replaced."""
+        self.rates = self.rates.copy()
+        self.rates[kinds, on] = rates
+        self._know_kinds()
+        self._outdated = True
+
+    def pass_over(self, from_s: float, to_s: float) -> None:
+        """Nobody could have anything in this time, and nobody is owed for it."""
+        self._settle(from_s)
+        self._counted_to = to_s
+
+    def learn_pairs(self, kinds: Ints, beside: Ints, on: Ints, rates: Floats) -> None:
+        """Kinds have these rates on types beside other kinds."""
+        count = len(self.kinds)
+        known = np.zeros((count, count, len(self.types))) if self._all_pairs is None else self._all_pairs.copy()
+        known[kinds, beside, on] = rates
+        self._all_pairs = known
+        self._know_kinds()
         self._outdated = True
 
     def leave(self, gone: NDArray[np.bool_]) -> None:
@@ -197,7 +249,8 @@ class Mechanism:
 
     def update(self, now: float) -> bool:
         """Settle what is owed, and ask the policy for new shares if it is time; whether it was asked."""
-        due = self._allotted_at is None or now - self._allotted_at >= self.rules.allocate_every_s
+        # What was decided ahead may be decided again before its time.
+        due = self._allotted_at is None or abs(now - self._allotted_at) >= self.rules.allocate_every_s
         asked = due and (self._outdated or self.every_round)
         if asked or not self._by_fraction:
             self._settle(now)
@@ -243,7 +296,8 @@ class Mechanism:
         self.value, self.why, self.runs_as = found.value, found.why, found.kind
 
     def _check_widths(self, kind: Ints, runs: NDArray[np.bool_]) -> None:
-        """A job that chooses its batch at most doubles, and needs a batch that can be split over its accelerators."""
+        """Of jobs that choose their batch, none is more than twice as wide as it or any of its application was, by
+        what the policy promises, and its batch can be split over its accelerators."""
         assert self.phases is not None
         for job, width in zip(self.jobs.id[runs].tolist(), self.kind_width[kind[runs]].tolist(), strict=True):
             most = self.phases.most_width(job)
@@ -272,7 +326,9 @@ class Mechanism:
             pair_rates=self.seen_pair_rates,
             scaled=self._scaled,
             kind_width=self.kind_width if self.elastic else None,
-            adaptive=None if self.phases is None else self.phases.columns(jobs.id, jobs.kind, self._pauses(now)),
+            adaptive=None
+            if self.phases is None
+            else self.phases.columns(jobs.id, jobs.kind, self._pauses(now), self.elastic),
             phased=None if self.phases is None else self.phases.modes(jobs.id, jobs.kind, jobs.steps - left),
         )
 
@@ -282,18 +338,21 @@ class Mechanism:
 
     # --- the next round -------------------------------------------------------------------------------
 
-    def choose(self) -> Choice:
-        """Fill types with the jobs that rank highest on each; a job runs once, on one type."""
+    def choose(self, wanted: Choice | None = None) -> Choice:
+        """Fill types with the jobs that rank highest on each; a job runs once, on one type. Those that are `wanted`
+        somewhere go first, as far as there is room."""
         order = list(range(len(self.types)))
         if self.policy.agnostic:
             self._rng.shuffle(order)
-        if self.rules.global_queue:
-            return self._scan_all(order)
         jobs, runs = self.jobs, self._able
-        narrow, paired = self.narrow, len(self.pairs) > 0  # read here, for it is looked up with who is able
         choice = Choice(*np.full((2, len(runs)), -1))
-        free = choice.on < 0
         left = self.counts.tolist()
+        if wanted is not None:
+            self._let_in(wanted, choice, left)
+        if self.rules.global_queue:
+            return self._scan_all(order, choice, left)
+        narrow, paired = self.narrow, len(self.pairs) > 0  # read here, for it is looked up with who is able
+        free = choice.on < 0
         ranks: list[Floats] = []
         pair_ranks: list[Floats] = []
         for only_allotted in self._passes():
@@ -316,6 +375,19 @@ class Mechanism:
                 free[rows] = False
                 left[j] -= needed
         return choice
+
+    def _let_in(self, wanted: Choice, choice: Choice, left: list[int]) -> None:
+        """Choose those who are wanted, on each type whoever is there already first."""
+        for j in range(len(left)):
+            rows = ((wanted.on == j) & (wanted.beside < np.arange(len(wanted.on)))).nonzero()[0]  # pairs once
+            rows = rows[np.argsort(self.jobs.on[rows] != j, kind="stable")]
+            rows = rows[fitting(self.jobs.width[rows], left[j])]
+            others = wanted.beside[rows]
+            paired = others >= 0
+            choice.on[rows] = choice.on[others[paired]] = j
+            choice.beside[rows] = others
+            choice.beside[others[paired]] = rows[paired]
+            left[j] -= int(self.jobs.width[rows].sum())
 
     def _passes(self) -> tuple[bool, ...]:
         """Who is considered: first those with a share of a type, then anybody for what is left; of a strict policy only
@@ -376,12 +448,10 @@ class Mechanism:
                     break
         return left
 
-    def _scan_all(self, order: list[int]) -> Choice:
+    def _scan_all(self, order: list[int], choice: Choice, left: list[int]) -> Choice:
         """All types ranked together: the best row anywhere goes first."""
         jobs, pairs = self.jobs, self.pairs
-        choice = Choice(np.full(len(jobs), -1), np.full(len(jobs), -1))
-        free = np.ones(len(jobs), dtype=np.bool_)
-        left = self.counts.tolist()
+        free = choice.on < 0
         count, total = len(jobs), len(jobs) + len(pairs)
         speeds = np.concatenate((self.speed, np.stack([self._pair_speed(j) for j in range(len(self.types))], axis=1)))
         ranks, pair_ranks = self._ranks(jobs), self._ranks(pairs)

@@ -18,15 +18,23 @@ class _InPhases(Struct):
     application: Application | None = None
     asked: int = 0
     phase: int = 0
-    widest: int = 0
+    widest: int = 0  # accelerators that it had
 
 
 class PhaseAccounts:
     """Answers with what is wrong, or with nothing."""
 
-    def __init__(self, types: Sequence[str], kinds: Sequence[tuple[str, int]], adaptive: AdaptiveKinds | None) -> None:
-        self._types, self._kinds, self._adaptive = types, kinds, adaptive
+    def __init__(
+        self,
+        types: Sequence[str],
+        kinds: Sequence[tuple[str, int]],
+        adaptive: AdaptiveKinds | None,
+        wide_as_others: bool = False,
+    ) -> None:
+        """A job has at most twice the width that it had, or that any of its application had if `wide_as_others`."""
+        self._types, self._kinds, self._adaptive, self._wide_as_others = types, kinds, adaptive, wide_as_others
         self._jobs: dict[int, _InPhases] = {}
+        self._widest: dict[str, int] = {}  # accelerators that any job of an application had
         self._over: set[int] = set()  # who has reached the end of a phase, and did not stop yet
 
     def arrive(self, job: int, kind: int, steps: float, phases: Sequence[tuple[float, int]]) -> str:
@@ -104,12 +112,13 @@ class PhaseAccounts:
         return ""
 
     def width_fault(self, job: int, width: int, tunes: bool) -> str:
-        """What is wrong with how wide a lease is, where jobs begin narrow and at most double."""
+        """What is wrong with how wide a lease is, where applications begin narrow and at most double."""
         me = self._jobs.get(job)
         if me is None or me.application is None:
             return ""
-        most = me.application.most_width(me.widest)
-        me.widest = max(me.widest, width)
+        widest = self._widest.get(me.application.name, 0)
+        most = me.application.most_width(widest if self._wide_as_others else me.widest)
+        self._widest[me.application.name], me.widest = max(widest, width), max(me.widest, width)
         return f"it may have {most} accelerators by now, found {width}" if tunes and width > most else ""
 
     def rate(self, job: int, on: int, shape: Shape, local: int, steps: int, tunes: bool) -> float | None:

@@ -9,6 +9,7 @@ that it asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy, deepcopy
 from math import nan
 from typing import Any
 
@@ -52,12 +53,27 @@ class Phases:
     """Keeps what is known of jobs in phases, by id."""
 
     def __init__(
-        self, types: tuple[str, ...], per_server: Ints, adaptive: AdaptiveKinds | None, tunes: bool, phased: bool
+        self,
+        types: tuple[str, ...],
+        per_server: Ints,
+        adaptive: AdaptiveKinds | None,
+        tunes: bool,
+        phased: bool,
+        wide_as_others: bool = False,
     ) -> None:
-        """Jobs choose their batch if the policy `tunes` widths, and may come `phased`."""
+        """Jobs choose their batch if the policy `tunes` widths, and may come `phased`; each has at most twice the width
+        that it had, or that any of its application had if they are as `wide_as_others`."""
         self._types, self._per_server, self._kinds, self._tunes = types, per_server, adaptive, tunes
-        self._phased = phased
+        self._phased, self._wide_as_others = phased, wide_as_others
         self.jobs: dict[int, Training] = {}
+        self._widest: dict[str, int] = {}  # that a job of each application has been, also those that are done
+
+    def copied(self) -> Phases:
+        """The same, to try something out with."""
+        found = copy(self)
+        applications = {} if self._kinds is None else {id(of): of for of in self._kinds.applications}
+        found.jobs, found._widest = deepcopy(self.jobs, applications), dict(self._widest)
+        return found
 
     @property
     def tunes(self) -> bool:
@@ -129,6 +145,7 @@ class Phases:
             return None
         me.on, me.shape = on, shape
         me.widest[on] = max(me.widest.get(on, 0), sum(shape))
+        self._widest[me.application.name] = max(self._widest.get(me.application.name, 0), sum(shape))
         me.starts += moves
         [me.batch] = self._chosen([me])
         epoch = min(me.phase, len(me.application.progress) - 1)
@@ -188,11 +205,12 @@ class Phases:
     # --- what policies see --------------------------------------------------------------------------------
 
     def most_width(self, job: int) -> int | None:
-        """How many accelerators a job may have at most; None if nothing is said about it."""
+        """How many accelerators a job may have at most, by what it or its application had; None: nothing is said."""
         me = self.jobs.get(job)
         if me is None or me.application is None:
             return None
-        return me.application.most_width(max(me.widest.values(), default=0))
+        own = max(me.widest.values(), default=0)
+        return me.application.most_width(self._widest.get(me.application.name, 0) if self._wide_as_others else own)
 
     def modes(self, ids: Ints, kind: Ints, done: Floats) -> PhasedJobs | None:
         """What jobs that have done so many steps have run as, and may run as, if any come with phases."""
@@ -213,15 +231,16 @@ class Phases:
             done=np.array([[*each.values(), *[0.0] * (most - len(each))] for each in steps]).reshape(-1, most),
         )
 
-    def columns(self, ids: Ints, kind: Ints, pause_s: Floats) -> AdaptiveJobs | None:
-        """What is known of these jobs, if any have applications."""
+    def columns(self, ids: Ints, kind: Ints, pause_s: Floats, fitted: bool = True) -> AdaptiveJobs | None:
+        """What is known of these jobs, if any have applications; with `fitted`, numbers are fitted to all points."""
         if self._kinds is None:
             return None
         who = [self.jobs.get(job) or Training([], []) for job in ids.tolist()]
-        self._fit(who)
+        if fitted:
+            self._fit(who)
         numbers, widest = np.full((len(who), len(self._types), 7), nan), np.zeros((len(who), len(self._types)), int)
         for i, me in enumerate(who):
-            for on, found in me.numbers.items():
+            for on, found in me.numbers.items() if fitted else ():
                 numbers[i, on] = found
             for on, width in me.widest.items():
                 widest[i, on] = width

@@ -6,7 +6,7 @@ What they refer to (jobs, devices, kinds, reasons) is for the checker to judge; 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -35,6 +35,7 @@ class _Arrived(Struct):
     due_s: list[_Number | None] = []
     duration_s: list[_Amount | None] = []
     entity: list[_Place] = []
+    stays: list[bool] = []
     phases: list[list[tuple[_Amount, _Place]]] = []
 
 
@@ -48,10 +49,7 @@ class _Started(Struct):
     setup_s: list[_Amount] = []
     local: list[_Place] = []
     accumulation: list[_Place] = []
-
-
-class _Phase(Struct):
-    id: _Ids
+    epoch: list[_Place] = []
 
 
 class _Stopped(Struct):
@@ -78,10 +76,6 @@ class _Failed(Struct):
     jobs: list[list[_Place]]
 
 
-class _Mended(Struct):
-    device: _Ids
-
-
 class _Prices(Struct):
     price: list[_Number]
     until_s: list[_Amount | None] = []
@@ -95,20 +89,132 @@ class _Used(Struct):
     accelerator_s: list[_Amount]
 
 
+class _Due(Struct):
+    what: Annotated[list[Literal["plan", "round"]], Meta(min_length=1, max_length=1)]
+
+
+class _Progress(Struct):
+    id: _Ids
+    epoch: list[_Place]
+    steps: list[_Amount]
+    saved: list[_Amount]
+
+
+class _Exited(Struct):
+    id: _Ids
+    epoch: list[_Place]
+    why: list[str]
+    final: list[bool] = []
+
+
+class _Kept(Struct):
+    id: _Ids
+    epoch: list[_Place]
+
+
+class _OfJobs(Struct):
+    id: _Ids
+
+
+class _OfDevices(Struct):
+    device: _Ids
+
+
+class _Joined(Struct):
+    device: _Ids
+    on: list[_Place]
+    server: list[_Place]
+
+
+class _Kinds(Struct):
+    model: Annotated[list[str], Meta(min_length=1)]
+    width: list[Annotated[int, Meta(ge=1, lt=1 << 31)]]
+    alone: list[list[_Amount]]
+    spread: list[list[_Amount]] = []
+
+
+class _Learned(Struct):
+    kind: _Ids
+    on: list[_Place]
+    rate: list[_Amount]
+    spread: list[bool] = []
+
+
+class _LearnedPairs(Struct):
+    kind: _Ids
+    beside: list[_Place]
+    on: list[_Place]
+    rate: list[_Amount]
+
+
+class _Costs(Struct):
+    kind: _Ids
+    on: list[_Place]
+    restart_s: list[_Amount]
+    ahead: list[bool] = []
+
+
+class _Policy(Struct):
+    name: Annotated[list[str], Meta(min_length=1, max_length=1)]
+    options: list[dict[str, Any]]
+
+
+class _Saved(Struct):
+    """Nothing but that it was."""
+
+
+class _Undecided(Struct):
+    why: Annotated[list[str], Meta(min_length=1)]
+
+
+class _Planned(Struct):
+    id: _Ids
+    on: list[_Other]
+    devices: list[list[_Place]]
+    epoch: list[_Place] = []
+    beside: list[_Other] = []
+    kind: list[_Place] = []
+
+
+class _Spares(Struct):
+    id: list[_Place]
+    devices: list[list[_Place]]
+    epoch: list[_Place] = []
+
+
 _SCHEMAS: dict[str, type[Struct]] = {
     "arrived": _Arrived,
     "started": _Started,
     "stopped": _Stopped,
-    "phase": _Phase,
+    "phase": _OfJobs,
     "completed": _Completed,
     "rejected": _Rejected,
     "failed": _Failed,
-    "mended": _Mended,
+    "mended": _OfDevices,
     "prices": _Prices,
     "envy": _Envy,
     "used": _Used,
+    "due": _Due,
+    "progress": _Progress,
+    "exited": _Exited,
+    "lapsed": _Completed,
+    "kept": _Kept,
+    "cancelled": _OfJobs,
+    "drained": _OfDevices,
+    "undrained": _OfDevices,
+    "joined": _Joined,
+    "kinds": _Kinds,
+    "learned": _Learned,
+    "learned_pairs": _LearnedPairs,
+    "costs": _Costs,
+    "policy": _Policy,
+    "saved": _Saved,
+    "planned": _Planned,
+    "spares": _Spares,
+    "given_up": _Rejected,
+    "undecided": _Undecided,
 }
-_DECIDED = ("started", "stopped", "rejected", "envy")
+_DECIDED = ("started", "stopped", "rejected", "envy", "planned", "spares", "given_up", "undecided")
 _OF_TYPES = {"prices": "price", "used": "accelerator_s"}  # columns that are as long as there are types
 
 
@@ -134,7 +240,7 @@ def fault_in(rows: Rows, types: int) -> str:
         columns: dict[str, Sequence[Any]] = {_OF_TYPES[rows.of]: getattr(found, _OF_TYPES[rows.of])}
     else:
         columns = {name: getattr(found, name) for name in schema.__struct_fields__}
-        length = len(next(iter(columns.values())))
+        length = len(next(iter(columns.values()), ()))
     for name, column in columns.items():
         if len(column) != length and (column or name in rows.columns):
             return f"{rows.of}.{name} has {len(column)} values, expected {length}"

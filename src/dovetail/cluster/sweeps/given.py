@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given
@@ -19,12 +19,16 @@ def scenario_of(scenario: Scenario | LoadedScenario | None) -> Scenario:
 
 
 def policies_of(policies: Any) -> list[Any]:
-    """Policies, each once; one alone is fine."""
+    """Policies, each under its own name; one alone is fine."""
     given = [policies] if isinstance(policies, str) or not isinstance(policies, Iterable) else list(policies)
     names: dict[str, Any] = {}
     for policy in given:
         make(policy)
-        names.setdefault(name_of(policy), policy)
+        if name_of(policy) in names:
+            raise InputError(
+                f"policies: {name_of(policy)} is given twice (options go behind its name: NAME,OPTION=VALUE)"
+            )
+        names[name_of(policy)] = policy
     if not names:
         raise InputError("policies: expected at least one")
     return list(names.values())
@@ -35,6 +39,14 @@ def notes_of(scenario: Scenario, seeds: Sequence[int]) -> list[str]:
     if scenario.trace is None or len(seeds) < 2:
         return []
     return ["the jobs are the trace's with every seed: intervals tell of these jobs only, not of others like them"]
+
+
+def untuned_notes(scenario: Scenario, policies: Iterable[Any], options: Mapping[str, Any] | None = None) -> list[str]:
+    """Where policies that go by jobs' goodput meet jobs without profiles, that these are as rigid as ever."""
+    if scenario.profiles is not None:
+        return []
+    names = ", ".join(name_of(each) for each in policies if getattr(make(each, options), "tunes", False))
+    return [f"{names}: jobs without profiles keep their width and batch (--profiles)"] if names else []
 
 
 def mean_rate_notes(scenario: Scenario, how: ClusterOptions) -> list[str]:

@@ -24,7 +24,7 @@ from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, kept, run_cell
 from dovetail.core.errors import InputError
 from dovetail.core.files import read_bytes
 from dovetail.core.output import atomic_write, refuse_overwrite
-from dovetail.core.parallel import run_all
+from dovetail.core.parallel import CellEngine, run_all
 
 _VARIED = ("cluster", "seed", "lam_s", "jobs", "profiled", "references")  # what a sweep has several of
 RESULTS = ("results.csv", "results.parquet", "sweep.html")  # what is made of all results
@@ -199,6 +199,8 @@ def run_sweep(
     processes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
     run: Callable[[SweepCell], SweepRow] = run_cell,
+    engine: CellEngine = "local",
+    address: str | None = None,
 ) -> None:
     """Run all cells that have no result yet, or climb to a threshold, in steps, up to a load. Errors of what is given
     show before anything is written."""
@@ -213,5 +215,8 @@ def run_sweep(
     there = len(cells) - len(tasks)
     progress(there, len(cells))
     own = not all(isinstance(policy, str) for policy in grid.policies)
+    if own and engine == "ray":
+        raise InputError("policies: the ray engine takes names, such as file.py:name, found one of your own")
     each: Callable[[Any], Any] = partial(climb, run=run) if climb_to else run
-    run_all(each, tasks, 1 if own else processes, lambda done: progress(there + done, len(cells)))
+    done = lambda made: progress(there + made, len(cells))  # noqa: E731
+    run_all(each, tasks, 1 if own else processes, done, engine=engine, address=address, shared=[grid.folder])

@@ -16,7 +16,6 @@ from math import inf
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
@@ -32,6 +31,7 @@ from dovetail.cluster.sweeps.plan_bounds import PlanBounds, figure
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
+from dovetail.core.files import yaml_text
 
 MOST_PLANS = 2_000_000
 _LOOKED_AT = 64  # plans among which the one is chosen that rules most others out
@@ -56,7 +56,8 @@ class ClusterPlan(Struct, kw_only=True):
     """The answer: the best plan, or none; what it is compared with; and how sure it is.
 
     `least` is what no plan can be below, whatever the policy. `exact`: all plans that could be better were simulated or
-    ruled out. `smaller` are the plans with one server less of a type. `alone` are figures if no job ever waited.
+    ruled out. `smaller` are plans with one server less of a type, as far as there were runs for them. `alone` are
+    figures if no job ever waited.
     """
 
     targets: dict[str, float]
@@ -76,8 +77,7 @@ class ClusterPlan(Struct, kw_only=True):
 
     def cluster_file(self) -> bytes:
         """The plan as a cluster's file, which `simulate` takes."""
-        text: str = yaml.safe_dump({"types": self.types}, sort_keys=False)
-        return text.encode()
+        return yaml_text({"types": self.types}).encode()
 
     @property
     def gap(self) -> float | None:
@@ -108,6 +108,7 @@ class PlanSearch:
         self._spec, self._loaded, self._policy, self._options = spec, loaded, policy, options
         self._how, self._targets, self._minimise = how, targets, minimise
         self._max_runs, self._long, self._progress = max_runs, longest_queue, progress
+        self._last = 0  # runs that are kept for the last comparisons
         self.runs = 0
         self._digits = [_choices(most, step) for most, step in zip(spec.counts, spec.per_server, strict=True)]
         size = int(np.prod([len(each) for each in self._digits], dtype=float))
@@ -150,10 +151,10 @@ class PlanSearch:
         small, large = (at, other) if found.keeps else (other, at)
         return bool((self.plans[small] <= self.plans[large]).all())
 
-    def judged(self, at: int) -> TriedPlan:
-        """A plan and how it does: by a bound where that is enough."""
+    def judged(self, at: int) -> TriedPlan | None:
+        """A plan and how it does: by a bound where that is enough; None if there are no runs left to tell."""
         if not self.bounds.ruled_out[at]:
-            return self.simulated(at)
+            return self.simulated(at) if at in self.tried or self.runs < self._max_runs else None
         figures = dict(zip(self._targets, self.bounds.figures[at].tolist(), strict=True))
         over = [name for name, limit in self._targets.items() if figures[name] > limit * _CLOSE]
         why = (
@@ -210,6 +211,7 @@ class PlanSearch:
             prices=base.prices.of_types(at),
             outages=outages(self._spec.with_counts(counts.tolist()).present(), base.seed),
             restarts=None if base.restarts is None else base.restarts[:, at],
+            restarts_ahead=None if base.restarts_ahead is None else base.restarts_ahead[:, at],
         )
 
     def _cost(self, setup: ClusterSetup, outcome: Any) -> float:
@@ -249,11 +251,12 @@ class PlanSearch:
     def search(self) -> bool:
         """Look for the best plan; whether all that could be better were simulated or ruled out."""
         if int(self._better().sum()) > self._max_runs:
+            self._last = min(len(self._digits), self._max_runs - 1)
             prices = np.array([float(each) for each in self._mean_prices()])
             for order in (np.argsort(-prices, kind="stable"), np.argsort(prices, kind="stable")):
                 self._descend(order.tolist())
             self._step_aside()
-        while (left := self._max_runs - self.runs) > 0:
+        while (left := self._left) > 0:
             better = self._better()
             count = int(better.sum())
             if not count:
@@ -268,6 +271,11 @@ class PlanSearch:
                 return False
         return not self._better().any()
 
+    @property
+    def _left(self) -> int:
+        """Runs that are left to search with."""
+        return self._max_runs - self.runs - (0 if self.best is None else self._last)
+
     def _mean_prices(self) -> list[float]:
         prices = self._loaded[0].setup.prices
         assert isinstance(prices, Prices)
@@ -276,12 +284,12 @@ class PlanSearch:
     def _descend(self, order: Sequence[int]) -> None:
         """From all there are, as few of each type as keep the targets, one type after the other."""
         at = len(self.plans) - 1
-        if self.runs >= self._max_runs or not self.keeps(at):
+        if self._left <= 0 or not self.keeps(at):
             return
         for t in order:
             low, high = -1, (at // self._strides[t]) % len(self._digits[t])
             base = at - high * self._strides[t]
-            while high - low > 1 and self.runs < self._max_runs:
+            while high - low > 1 and self._left > 0:
                 middle = (low + high) // 2
                 if self.keeps(base + middle * self._strides[t]):
                     high = middle
@@ -297,7 +305,7 @@ class PlanSearch:
             steps = [sign * stride for stride in self._strides for sign in (-1, 1)]
             for by in [*steps, *(a + b for a, b in permutations(steps, 2) if a < 0 < b)]:
                 at = before + by
-                near = self.runs < self._max_runs and 0 <= at < len(self.plans) and self._near(before, at)
+                near = self._left > 0 and 0 <= at < len(self.plans) and self._near(before, at)
                 if near and self._better()[at]:
                     self.simulated(at)
 
@@ -323,7 +331,7 @@ class PlanSearch:
         return int(dear[int(np.argmax(ruled))])
 
     def settle(self) -> int | None:
-        """The best plan, once all that have one server less of a type were judged too."""
+        """The best plan, once all that have one server less of a type were judged too, while there are runs left."""
         before = None
         while self.best is not None and self.best != before:
             before = self.best
@@ -333,7 +341,8 @@ class PlanSearch:
     def smaller(self, at: int) -> list[TriedPlan]:
         """Plans with one server less of a type."""
         digits = [(at // stride) % len(each) for stride, each in zip(self._strides, self._digits, strict=True)]
-        return [self.judged(at - stride) for digit, stride in zip(digits, self._strides, strict=True) if digit]
+        less = [at - stride for digit, stride in zip(digits, self._strides, strict=True) if digit]
+        return [found for each in less if (found := self.judged(each)) is not None]
 
     def least(self) -> float:
         """What no plan that keeps the targets can be below, whatever the policy."""

@@ -7,9 +7,10 @@ from math import floor, inf
 
 import numpy as np
 
-from dovetail.cluster.bounds import parts_of
+from dovetail.cluster.bounds import best_rates, parts_of
 from dovetail.cluster.inputs.prices import Prices
-from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup
+from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.policies.base import Floats, Ints, Policy
 
 _ENDS = 40  # points in time between which work is counted
@@ -45,11 +46,16 @@ class MeasuredJobs:
         self.arrival_s: Floats = np.array([job.arrival_s for job in jobs])
         self.due_s: Floats = np.array([inf if job.due_s is None else job.due_s for job in jobs])
         self.width: Ints = np.array([job.width for job in jobs], dtype=np.int64)
+        self.elastic: bool = getattr(policy, "elastic", False)
+        self.shares: bool = policy.packs
+        self.job: Ints
+        self.alone_s: Floats  # of parts of jobs, on every type
+        if setup.adaptive is not None:
+            self.job, self.alone_s = self._epochs(setup, setup.adaptive, jobs)
+            return
         rates = np.maximum(setup.rates(), setup.throughputs.spread) * (setup.rates() > 0)
         if policy.packs and setup.throughputs.pairs is not None:
             rates = np.maximum(rates, setup.throughputs.pairs.max(axis=1))
-        self.elastic: bool = getattr(policy, "elastic", False)
-        self.shares: bool = policy.packs
         if self.elastic:
             models = [model for model, _ in setup.throughputs.kinds]
             rates = np.stack([rates[[other == model for other in models]].max(axis=0) for model in models])
@@ -61,10 +67,24 @@ class MeasuredJobs:
             )
             if part > 0
         ]
-        self.job: Ints = np.array([job for job, _, _ in parts], dtype=np.int64)
+        self.job = np.array([job for job, _, _ in parts], dtype=np.int64)
         steps, kinds = np.array([part for _, part, _ in parts]), [kind for _, _, kind in parts]
         with np.errstate(divide="ignore"):
-            self.alone_s: Floats = steps[:, None] / rates[kinds]  # of parts, on every type
+            self.alone_s = steps[:, None] / rates[kinds]
+
+    def _epochs(self, setup: ClusterSetup, adaptive: AdaptiveKinds, jobs: Sequence[Job]) -> tuple[Ints, Floats]:
+        """The same of jobs with profiles, whose parts are epochs: each at its best batch, and placed at its best."""
+        index, most = setup.throughputs.index(), max(width for _, width in setup.throughputs.kinds)
+        rates = [best_rates(setup, of, most) for of in adaptive.applications]
+        which, alone_s = [np.zeros(0, dtype=np.int64)], [np.zeros((0, len(setup.types)))]
+        for i, job in enumerate(jobs):
+            at = int(adaptive.application[index[job.model, job.width]])
+            work = np.diff(np.minimum(adaptive.applications[at].progress, job.steps), prepend=0.0)
+            speeds = rates[at].max(axis=1) if self.elastic else rates[at][:, job.width - 1]
+            with np.errstate(divide="ignore"):
+                alone_s.append((work / speeds)[:, work > 0].T)
+            which.append(np.full(len(alone_s[-1]), i))
+        return np.concatenate(which), np.concatenate(alone_s)
 
     def least(self, counts: Ints, weight: Floats) -> Floats:
         """Of every job, the least sum over its parts of time by the `weight` of a type; infinite if it cannot run."""

@@ -42,7 +42,7 @@ def plan(
     The scenario's cluster says how many of each type there may be. Limits are of the 95th or 99th percentile, the mean,
     the makespan, or any `percentile` ({90: 3600}); `deadlines` is the largest share of them that may be missed. Those
     that are given must all be kept: with several `seeds`, by the upper end of the mean's 95 % confidence interval.
-    `max_runs` plans are simulated at most, once for every seed, besides those with one server less than the answer.
+    `max_runs` plans are simulated at most, once for every seed.
 
     >>> from dovetail import cluster
     >>> found = cluster.plan(cluster.load(cluster="a100=4,l4=4", jobs=12), p95=120 * 3600, minimise="accelerators")
@@ -62,8 +62,6 @@ def plan(
     asked = scenario_of(scenario)
     if asked.steady_state:
         raise InputError("steady_state fills a cluster with jobs: it needs to be known how large that is")
-    if asked.profiles is not None:
-        raise InputError("profiles: a plan knows no jobs that adapt; leave them out")
     drawn = list(seeds_of(seeds or (asked.seed,)))
     loaded = [load(replace(asked, seed=seed)) for seed in drawn]
     spec = parse_cluster(asked.cluster, gpus_per_server=asked.per_server).present()
@@ -155,7 +153,8 @@ def _answer(
 def _reason(told: ClusterPlan, largest: TriedPlan | None) -> str:
     """What binds: the target that is nearest to its limit, and how the plans with less fail."""
     if told.plan is None:
-        assert largest is not None
+        if largest is None:
+            return f"none of the {told.runs} that were simulated; all there may be was not (--max-runs)"
         return f"all there may be: {largest.why or _over(largest, told.targets)}"
     tight = max(told.targets, key=lambda name: _ratio(told.plan, name, told.targets))
     value, limit = told.plan.figures[tight], told.targets[tight]

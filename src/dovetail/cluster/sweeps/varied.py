@@ -17,7 +17,7 @@ from dovetail.core.errors import DovetailError
 from dovetail.core.parallel import run_all
 
 VARIED = (
-    *("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "jain"),
+    *("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "rho_max", "jain"),
     *("slo_violations", "leases", "rounds", "allocations"),
 )
 

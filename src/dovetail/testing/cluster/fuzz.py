@@ -64,7 +64,16 @@ def random_case(seed: int) -> ClusterCase:
         outages=_outages(rng, counts) if rng.random() < 0.4 else [],
         seed=seed,
     )
-    return ClusterCase(setup, _rules(rng))
+    case = ClusterCase(setup, _rules(rng))
+    if rng.random() < 0.3:
+        setup.restarts, setup.restarts_ahead = _restarts(rng, throughputs), _restarts(rng, throughputs)
+    return case
+
+
+def _restarts(rng: Random, throughputs: Throughputs) -> Floats:
+    """Seconds of a start by kind and type, some as they always are."""
+    found: Floats = np.array([rng.choice((np.nan, rng.uniform(0.0, 50.0))) for _ in range(throughputs.alone.size)])
+    return found.reshape(throughputs.alone.shape)
 
 
 def _throughputs(rng: Random, types: int) -> Throughputs:
@@ -151,6 +160,8 @@ def _rules(rng: Random) -> RoundRules:
         restart_s=rng.choice((0.0, 10.0, 45.0)),
         inside=rng.random() < 0.8,
         global_queue=rng.random() < 0.2,
+        decide_at=rng.choice((1.0, 1.0, 0.5, 0.25)),
+        spares=rng.random() < 0.3,
     )
 
 

@@ -12,7 +12,7 @@ from typing import get_args
 import msgspec
 
 from dovetail.cluster.inputs.choices import OnError, TraceKind, Widths, one_of
-from dovetail.cluster.inputs.csv_rows import GivenRows, Source, header_of
+from dovetail.cluster.inputs.csv_rows import GivenRows, Source, check_columns, header_of
 from dovetail.cluster.inputs.traces import alibaba, gavel, kubernetes, logs, pollux, ray_jobs, simulators, slurm, table
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.traces.gavel import write_gavel
@@ -21,6 +21,7 @@ from dovetail.cluster.inputs.traces.table import write_table
 from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import as_path, open_bytes
+from dovetail.core.output import need_folders
 
 __all__ = ["FORMATS", "JobTrace", "detect", "read_trace", "write_gavel", "write_table", "write_trace"]
 
@@ -115,7 +116,11 @@ def write_trace(jobs: Iterable[Job], path: str | PathLike[str], to: TraceKind = 
     jobs = list(jobs) if isinstance(jobs, Iterable) else [jobs]
     if wrong := [job for job in jobs if not isinstance(job, Job)]:
         raise InputError(f"jobs: expected some as load(...).setup.jobs has them, found {wrong[0]!r}")
-    return (write_table if to == "table" else write_gavel)(jobs, as_path(path, "path"))
+    if changing := next((job for job in jobs if job.phases), None):
+        raise InputError(f"job {changing.id} changes its batch as it goes: no format that is written can say so")
+    place = as_path(path, "path")
+    need_folders([place])
+    return (write_table if to == "table" else write_gavel)(jobs, place)
 
 
 def detect(path: Source) -> TraceFormat:
@@ -125,6 +130,8 @@ def detect(path: Source) -> TraceFormat:
     begin = _beginning(path)
     if not begin.strip():
         raise InputError(f"{path}: expected jobs, found an empty file")
+    if "\0" in begin:
+        raise InputError(f"{path}: expected a text file with jobs, found a binary one")
     for each in FORMATS.values():
         if each.looks is not None and each.looks(begin):
             return each
@@ -138,6 +145,8 @@ def detect(path: Source) -> TraceFormat:
     ]
     if fitting:
         return max(fitting, key=lambda each: len(each.columns))
+    if len(set(header) & set(table.COLUMNS)) > 1:
+        check_columns(path, header, table.NEEDED, table.COLUMNS)  # our own, with a slip in a column's name
     found = f"a header with {', '.join(header)[:100] or 'nothing'}"
     if len(cells) > 1:
         found = f"{len(cells)} columns with tabs between"

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from itertools import groupby
 
 from dovetail.cluster.inputs.workload import at_batch, batch_of
+from dovetail.core.errors import InputError
 
 MODES = ("static", "gns", "accordion")
 _SAMPLES = {"ResNet-18": 50000, "ResNet-50": 100000, "Transformer": 10000, "LM": 59675, "Recommendation": 117907}
 _MOST = {"ResNet-18": 256, "ResNet-50": 128, "LM": 80, "Recommendation": 8192}
+_MOST_EPOCHS = 100_000  # of a job that changes for ever
 _SETTLED = 300  # epochs, after which no batch changes unless it does so for ever
 _DOUBLES: dict[tuple[str, int, int], tuple[int, ...]] = {  # by model, width and first batch: epochs
     ("ResNet-18", 1, 16): (31, 41, 51, 71),
@@ -96,6 +98,8 @@ def phases_of(
     phases: list[tuple[float, str]] = []
     count = int(-(-steps // per_epoch))
     repeats = mode == "accordion" and name == "ResNet-50"
+    if repeats and count > _MOST_EPOCHS:
+        raise InputError(f"expected at most {_MOST_EPOCHS:,} epochs of {per_epoch:,} steps, found {steps:g} steps")
     count = count if repeats else min(count, _SETTLED)
     for batch, same in groupby(range(count), lambda epoch: batch_at(name, width, first, mode, epoch)):
         epochs = max(same) + 1

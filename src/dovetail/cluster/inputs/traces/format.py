@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from operator import itemgetter
+from typing import Any, Protocol
 
 from dovetail.cluster.inputs.choices import OnError, Widths
 from dovetail.cluster.inputs.csv_rows import CsvRow, Source
 from dovetail.cluster.inputs.throughputs import Kind
 from dovetail.cluster.inputs.traces.mapping import Mapper
-from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.inputs.workload import Job, TrainingStart
 from dovetail.core.errors import InputError
 
+START = ("command", "folder", "steps_flag", "needs_data")
+_FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
 _SHOWN = 3  # rows that could not be read, in a note
 
 
@@ -41,6 +44,8 @@ class TraceReading:
     skipped: list[str] = field(default_factory=list)  # rows that could not be read
     ended: Counter[str] = field(default_factory=Counter)  # how jobs ended that did not end well
     ran_on: Counter[str] = field(default_factory=Counter)  # types that steps were told from
+    starts: dict[Any, TrainingStart] = field(default_factory=dict)  # by cells
+    pick: Callable[[list[str]], Any] | None = None  # the cells that say how a job is started
 
     def skip(self, why: str) -> None:
         self.skipped.append(why)
@@ -65,6 +70,7 @@ class TraceReading:
         name: str = "",
         ran_on: str = "",
         phases: tuple[tuple[float, str], ...] = (),
+        start: TrainingStart | None = None,
     ) -> Job:
         """A job of this row: steps are told from its duration, or the other way round; `slack` is due in durations.
 
@@ -103,7 +109,21 @@ class TraceReading:
             entity=entity,
             name=name,
             phases=phases,
+            start=start,
         )
+
+    def start(self, row: CsvRow, columns: tuple[str, ...] = START) -> TrainingStart | None:
+        """How the row says that its job is started: few commands start many jobs, so each is read and kept once."""
+        if self.pick is None:
+            self.pick = itemgetter(*(row.columns.index(name) for name in columns if name in row.columns))
+        cells = self.pick(row.untouched)
+        found = self.starts.get(cells)
+        if found is None and any(cells):
+            command, folder, steps_flag, needs_data = map(row.verbatim, columns)
+            if (flag := needs_data.strip().lower()) not in _FLAGS:
+                raise row.error(columns[-1], f"expected 0 or 1, found {needs_data!r}")
+            found = self.starts[cells] = TrainingStart(command, folder, steps_flag, _FLAGS[flag])
+        return found
 
     def draw(self, row: TraceEntry, key: str, width: int, like: str = "") -> str:
         """A model for a row that does not name one, or one that is not known."""

@@ -1,7 +1,7 @@
 """Tab-separated traces without a header: Gavel's with 10 columns, its older ones with 7, and Shockwave's with 12.
 
-Commands and folders are not kept: they are written from the templates again. A job of Shockwave's may change its batch
-while it runs (`batch_changes.py`); its steps are counted at the first.
+A job without a command of its own is written with that of its template. A job of Shockwave's may change its batch while
+it runs (`batch_changes.py`); its steps are counted at the first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.output import written_whole
 
-_START = ("model", "command", "folder", "steps flag", "needs data")
+_STARTS = ("command", "folder", "steps flag", "needs data")
 _COLUMNS = {
-    "gavel": (*_START, "steps", "width", "weight", "slack", "arrival"),
+    "gavel": ("model", *_STARTS, "steps", "width", "weight", "slack", "arrival"),
     "gavel-7": ("model", "command", "steps flag", "needs data", "steps", "arrival", "width"),
-    "shockwave": (*_START, "steps", "width", "mode", "weight", "slack", "duration", "arrival"),
+    "shockwave": ("model", *_STARTS, "steps", "width", "mode", "weight", "slack", "duration", "arrival"),
 }
 
 
@@ -36,16 +36,21 @@ def _reader(name: str) -> TraceFormat:
             mode = row.text("mode", "static")
             if mode not in MODES:
                 raise row.error("mode", f"unknown {mode!r}{did_you_mean(mode, MODES)}")
+            try:
+                phases = phases_of(model, width, mode, steps, partial(reading.mapper.rescaled, model, width))
+            except InputError as error:
+                raise row.error("steps", str(error)) from None
             yield reading.job(
                 row,
                 model=model,
                 width=width,
                 steps=steps,
-                phases=phases_of(model, width, mode, steps, partial(reading.mapper.rescaled, model, width)),
+                phases=phases,
                 arrival_s=row.number("arrival", least=0),
                 weight=row.number("weight", 1.0, least=LEAST_WEIGHT, most=MOST_WEIGHT),
                 slack=slack if slack >= 0 else None,
                 duration_s=row.number("duration", least=0) if "duration" in row else None,
+                start=reading.start(row, _STARTS),
             )
 
     what = f"{len(columns)} columns with tabs between, no header: {', '.join(columns)}"
@@ -61,8 +66,8 @@ def gavel_line(job: Job) -> str:
     >>> gavel_line(Job(id=0, model="A3C", steps=7.5, arrival_s=60.0)).split("\\t")[4:]
     ['0', '7', '1', '1', '-1.000000', '60.000000']
     """
-    template = BY_MODEL.get(job.model)
-    if template is None:
+    start = job.start or BY_MODEL.get(job.model)
+    if start is None:
         raise InputError(f"{job.model!r}: no command is known for it{did_you_mean(job.model, BY_MODEL)}")
     if job.due_s is None:
         slack = -1.0
@@ -70,9 +75,11 @@ def gavel_line(job: Job) -> str:
         slack = job.due_s / job.duration_s
     else:
         raise InputError(f"job {job.id}: due after {job.due_s} s, but the format needs its duration")
-    start = (job.model, template.command, template.folder, template.steps_flag, str(int(template.needs_data)))
+    begin = (job.model, start.command, start.folder, start.steps_flag, f"{start.needs_data:d}")
+    if any(sign in cell for cell in begin for sign in "\t\r\n"):
+        raise InputError(f"job {job.id}: a tab or the end of a line in {begin}, which the format cannot hold")
     end = (f"{int(job.steps)}", f"{job.width}", f"{job.weight:g}", f"{slack:f}", f"{job.arrival_s:f}")
-    return "\t".join((*start, *end))
+    return "\t".join((*begin, *end))
 
 
 def write_gavel(jobs: Iterable[Job], path: Path) -> int:

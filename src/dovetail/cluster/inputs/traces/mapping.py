@@ -7,6 +7,7 @@ as many steps as that model does in this time on the reference type.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from functools import cached_property
 from zlib import crc32
 
@@ -143,7 +144,7 @@ class Mapper:
             allowed = self._known(types.split("|"))
             if plain in self._models and allowed:
                 return self._restrict(model, plain, width, allowed)
-            raise InputError(f"no throughputs for the model {model!r}{did_you_mean(model, self._models)}")
+            raise InputError(f"no throughputs for the model {model!r}{self._hint(model)}")
         if kind not in self._index and self._widths == "error":
             has = ", ".join(str(w) for m, w in self._given.kinds if m == model)
             raise InputError(f"no throughputs for {model} at width {width}, only at {has} (--widths guess guesses it)")
@@ -151,6 +152,14 @@ class Mapper:
         self._rates[kind] = rate
         self.used[kind] = None
         return rate
+
+    def _hint(self, model: str) -> str:
+        """Which model was meant; if only its family is like it, all of that."""
+        near = get_close_matches(_family(model), {_family(each) for each in self._models}, n=1)
+        alike = [repr(each) for each in self._models if _family(each) in near]
+        if not alike or get_close_matches(model, self._models, n=1):
+            return did_you_mean(model, self._models)
+        return f"; did you mean {' or '.join(alike)}?"
 
     profiled = False  # whether models are applications with profiles
 

@@ -1,8 +1,4 @@
-"""What must hold in the journal of a cluster run; it keeps its own accounts and trusts nothing that the run says.
-
-A recorded lease must be on free devices of one type, as many as the job is wide, within the job's life; its steps must
-be what its rate gives in its time; and a completed job must have done all of its steps.
-"""
+"""Follows a run of leases: who holds which devices, from when on, at which price, and what it brought."""
 
 from __future__ import annotations
 
@@ -10,58 +6,23 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf, nan
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec import Struct
 
-from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
-from dovetail.cluster.metrics import ClusterMetrics, details_of, metrics_for, summary
+from dovetail.cluster.header import ClusterFacts
 from dovetail.cluster.rounding.devices import Devices
 from dovetail.cluster.rounding.phase_accounts import PhaseAccounts
 from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
-from dovetail.cluster.rounding.schema import LARGEST, sound_steps
 from dovetail.core.check.follow import did_not_end
 from dovetail.core.events import Rows
-from dovetail.core.findings import Findings, Report, check_bounds
-from dovetail.core.journal import Ended, Header, Reader, open_journal
+from dovetail.core.findings import Findings
+from dovetail.core.journal import Ended, Header
 
-CODES = {
-    "step": "a step that is missing, doubled or out of order",
-    "time": "an instant before the one written ahead of it, or not a time",
-    "arrival": "a job that arrives twice, or of which something happens before it arrives",
-    "device": "devices that do not exist, are down, or are not all of the lease's type",
-    "width": "a job on more or fewer devices than it needs",
-    "overlap": "a device held by two jobs that do not share it",
-    "twice": "a job that runs in two places at a time",
-    "finish": "an end of a lease that does not run, or with another beginning",
-    "reason": "a lease without a reason",
-    "kind": "a lease as another model than the job's",
-    "batch": "a batch that does not fit where it runs, or that the job did not ask for",
-    "phase": "an end of a phase that was not reached, or was passed over",
-    "price": "prices that are not those that the header lists for that time",
-    "restart": "a lease with another price of its start than a restart, or none for a job that was there",
-    "used": "more accelerator time than there was",
-    "steps": "steps that the lease's rate and time do not give",
-    "missing": "a job called complete before it did all of its steps",
-    "closed": "something about a job that was completed or rejected before",
-    "running": "a lease still running at the end",
-    "unclosed": "a job neither completed nor rejected",
-    "end": "a run that did not end, or went on after its end",
-    "summary": "a figure of the summary that differs from the recount",
-    "bound": "a figure better than is possible",
-}
 _CLOSE = 1e-6  # relative: steps are sums of many leases
-_SUMMARIES = {
-    "rounds": "the journal is a summary: it holds no leases",
-    "gavel": "the run was by the older rules: its rounds hold no devices",
-    "ideal": "the run was an ideal one: it has shares of time in the place of leases",
-}
-_OF_LEASES = ("utilization", "utilization_by_type", "total_cost", "leases")  # figures that a summary cannot give again
 
 
-class _OpenLease(Struct):
+class OpenLease(Struct):
     on: int
     devices: tuple[int, ...]
     beside: int
@@ -71,7 +32,7 @@ class _OpenLease(Struct):
     phased_rate: float | None = None
 
 
-class _JobAccount(Struct):
+class JobAccount(Struct):
     kind: int
     steps: float
     arrived_s: float
@@ -83,18 +44,22 @@ class LeaseChecker:
     """Follows a run."""
 
     def __init__(self, facts: ClusterFacts, faults: Findings, round_s: float = inf, free_moves: bool = False) -> None:
-        self._facts = facts
+        self._facts = facts = facts.own()
         self._faults = faults
         self._brief = facts.mode == "summary"
         self._devices = Devices(facts.counts, facts.per_server)
-        self._jobs: dict[int, _JobAccount] = {}
-        self._phases = PhaseAccounts(facts.types, facts.kinds, facts.adaptive())
+        self._jobs: dict[int, JobAccount] = {}
+        self._phases = PhaseAccounts(facts.types, facts.kinds, facts.adaptive(), bool(facts.wide_as_others))
         self._tunes = bool(facts.tunes)
-        self._leases: dict[int, _OpenLease] = {}
+        self._leases: dict[int, OpenLease] = {}
         self._holders: list[set[int]] = [set() for _ in range(len(self._devices))]
         self._down: set[int] = set()
+        self._drained: set[int] = set()
         self._unlucky: set[int] = set()  # jobs that lost work because a device failed now
-        self._left: dict[int, _OpenLease] = {}  # where jobs were until now
+        self._left: dict[int, OpenLease] = {}  # where jobs were until now
+        self._stayed: set[int] = set()  # of them, those whose leases began anew there
+        self._ahead: dict[int, tuple[int, ...]] = {}  # where jobs are to begin, as it was planned
+        self._spares: dict[int, tuple[int, ...]] = {}  # and where they would, if others ended
         self._free_moves = free_moves
         self._n, self._now, self._before = 0, -inf, 0.0
         self._prices, self._price = facts.prices or [], [nan]
@@ -111,15 +76,20 @@ class LeaseChecker:
         self._before, self._now = max(self._now, 0.0), t
         self._unlucky.clear()
         self._left.clear()
+        self._stayed.clear()
         for event in events:
             if self.ended:
                 self._faults.add("end", f"step {n}", "the run goes on after its end")
             if isinstance(event, Ended):
                 self.ended = True
             elif isinstance(event, Rows):
+                self._expect(event.of)
                 handler = getattr(self, f"_see_{event.of}", None)
                 if handler is not None:
                     handler(event.columns)
+
+    def _expect(self, of: str) -> None:
+        """Rows of this kind come next."""
 
     def _fault(self, code: str, job: object, message: str) -> None:
         self._faults.add(code, f"job {job} at {self._now} s", message)
@@ -128,7 +98,7 @@ class LeaseChecker:
         self._fault(code, job, message)
         self.unsound = self.unsound or f"job {job} at {self._now} s: {message}"
 
-    def _open(self, job: int, what: str) -> _JobAccount | None:
+    def _open(self, job: int, what: str) -> JobAccount | None:
         account = self._jobs.get(job)
         if account is None:
             self._unsound("arrival", job, f"it {what} before it arrived")
@@ -144,16 +114,20 @@ class LeaseChecker:
         for job, kind, steps, at_s, changes in zip(*keys, phases, strict=True):
             if job in self._jobs:
                 self._fault("arrival", job, "it arrived before")
-            elif job != len(self._jobs):
-                self._unsound("arrival", job, f"expected number {len(self._jobs)}, for jobs are counted as they arrive")
+            elif fault := self._number_fault(job):
+                self._unsound("arrival", job, fault)
             if not 0 <= kind < len(self._facts.kinds):
                 self._unsound("arrival", job, f"there is no kind {kind}")
                 continue
             if at_s > self._now:
                 self._fault("arrival", job, f"it is known before its arrival at {at_s} s")
-            self._jobs[job] = _JobAccount(kind, steps, at_s)
+            self._jobs[job] = JobAccount(kind, steps, at_s)
             if fault := self._phases.arrive(job, kind, steps, changes):
                 self._unsound("phase", job, fault)
+
+    def _number_fault(self, job: int) -> str:
+        expected = len(self._jobs)
+        return "" if job == expected else f"expected number {expected}, for jobs are counted as they arrive"
 
     def _see_phase(self, columns: dict[str, Any]) -> None:
         for job in columns["id"]:
@@ -186,13 +160,16 @@ class LeaseChecker:
             if len(devices) != width or len(set(devices)) != len(devices):
                 self._fault("width", job, f"it needs {width} devices, found {devices}")
             known = [d for d in devices if 0 <= d < len(self._holders)]
-            wrong = [d for d in devices if d not in known or self._devices.type_of[d] != on or d in self._down]
+            stays = why in (KEPT, CHANGED) and job in self._left and self._left[job].devices == tuple(devices)
+            out = self._down if stays else self._down | self._drained
+            wrong = [d for d in devices if d not in known or self._devices.type_of[d] != on or d in out]
             if wrong:
-                self._fault("device", job, f"devices {wrong} do not exist, are down, or are not of type {on}")
-            self._leases[job] = _OpenLease(on, tuple(known), beside, self._now, price_s, kind)
+                self._fault("device", job, f"devices {wrong} do not exist, are down or drained, or not of type {on}")
+            self._stayed |= {job} if stays else set()
+            self._leases[job] = OpenLease(on, tuple(known), beside, self._now, price_s, kind)
             if known:
                 self._check_batch(job, self._leases[job], batch)
-            self._check_price(job, devices, why, price_s, self._restart_s(kind, on))
+            self._check_price(job, devices, why, price_s, self._start_s(job, self._leases[job], tuple(devices)))
             begun.append(job)
             for device in known:
                 self._holders[device].add(job)
@@ -205,7 +182,7 @@ class LeaseChecker:
             if others != allowed:
                 self._fault("overlap", job, f"found {sorted(others)} on its devices, expected {sorted(allowed)}")
 
-    def _check_batch(self, job: int, lease: _OpenLease, batch: tuple[int, int]) -> None:
+    def _check_batch(self, job: int, lease: OpenLease, batch: tuple[int, int]) -> None:
         """What a lease says of a batch, of a job that has an application, and its rate with it."""
         shape = self._devices.shape(lease.devices)
         if fault := self._phases.width_fault(job, len(lease.devices), self._tunes):
@@ -215,7 +192,7 @@ class LeaseChecker:
         elif batch[0]:
             lease.phased_rate = self._phases.rate(job, lease.on, shape, *batch, self._tunes)
 
-    def _kind(self, job: int, account: _JobAccount, claimed: int | None) -> int:
+    def _kind(self, job: int, account: JobAccount, claimed: int | None) -> int:
         """What a job runs as: another width is fine, another model is not."""
         kinds, kind = self._facts.kinds, self._phases.kind(job, account.kind)
         if claimed is None:
@@ -225,22 +202,39 @@ class LeaseChecker:
             return kind
         return claimed
 
-    def _restart_s(self, kind: int, on: int) -> float:
-        return self._facts.restart_s if self._facts.restarts is None else self._facts.restarts[kind][on]
+    def _see_planned(self, columns: dict[str, Any]) -> None:
+        self._ahead |= {job: tuple(devices) for job, devices in zip(columns["id"], columns["devices"], strict=True)}
 
-    def _check_price(self, job: int, devices: Sequence[int], why: int, price_s: float, restart_s: float) -> None:
+    def _see_spares(self, columns: dict[str, Any]) -> None:
+        self._spares = {job: tuple(devices) for job, devices in zip(columns["id"], columns["devices"], strict=True)}
+        for job, devices in self._spares.items():
+            if self._open(job, "was to follow") is None:
+                continue
+            if job in self._leases:
+                self._fault("spare", job, "it runs already")
+            if wrong := [device for device in devices if not 0 <= device < len(self._holders)]:
+                self._fault("spare", job, f"there are no accelerators {wrong}")
+
+    def _start_s(self, job: int, lease: OpenLease, devices: tuple[int, ...]) -> set[float]:
+        """What it may cost to begin. Simulated runs do not tell when a round began: a plan may be of the last one."""
+        known = () if job in self._stayed else (self._ahead.pop(job, ()), self._spares.pop(job, ()))
+        ahead = devices in known
+        which = {ahead} if self._facts.clock == "live" else {ahead, False}
+        return {self._facts.start_s(lease.kind, lease.on, each) for each in which}
+
+    def _check_price(self, job: int, devices: Sequence[int], why: int, price_s: float, expected: set[float]) -> None:
         """A start costs a restart, unless the job was there until now and only its company changes."""
         if not 0 <= why < len(self._facts.why):
             self._unsound("reason", job, f"there is no reason {why}")
-        was, expected = self._left.get(job), restart_s
+        was = self._left.get(job)
         if was is not None and why in (KEPT, CHANGED) and was.devices == tuple(devices):
-            expected = 0.0
+            expected = {0.0}
         elif was is not None and why == MOVED and self._free_moves and self._same_shape(was, self._leases[job]):
-            expected = max(was.from_s + was.restart_s - self._now, 0.0)
-        if price_s != expected:
-            self._fault("restart", job, f"found {price_s} s, expected {expected} s")
+            expected = {max(was.from_s + was.restart_s - self._now, 0.0)}
+        if price_s not in expected:
+            self._fault("restart", job, f"found {price_s} s, expected {' or '.join(map(str, sorted(expected)))} s")
 
-    def _same_shape(self, was: _OpenLease, lease: _OpenLease) -> bool:
+    def _same_shape(self, was: OpenLease, lease: OpenLease) -> bool:
         """Whether a job has as many accelerators of the same type in each server as it had."""
         shapes = [sorted(self._devices.shape(each.devices)) for each in (was, lease)]
         return was.on == lease.on and shapes[0] == shapes[1]
@@ -261,15 +255,20 @@ class LeaseChecker:
             for device in lease.devices:
                 self._holders[device].discard(job)
             self._left[job] = lease
-            if from_s != lease.from_s or to_s != self._now:
-                self._fault("finish", job, f"found {from_s} to {to_s} s, expected {lease.from_s} to {self._now} s")
+            end_s = self._end_s(job)
+            if from_s != lease.from_s or to_s != end_s:
+                self._fault("finish", job, f"found {from_s} to {to_s} s, expected {lease.from_s} to {end_s} s")
             if account is not None:
                 account.done += steps
                 self._check_steps(job, lease, steps)
                 if fault := self._phases.stop(job, account.done):
                     self._fault("phase", job, fault)
 
-    def _check_steps(self, job: int, lease: _OpenLease, steps: float) -> None:
+    def _end_s(self, job: int) -> float:
+        """When a lease ends that is told to end now."""
+        return self._now
+
+    def _check_steps(self, job: int, lease: OpenLease, steps: float) -> None:
         """A lease works at its rate after its restart; what it did may be lost if a device failed."""
         held_s, rate = self._now - lease.from_s, self._rate(lease)
         most = rate * max(held_s - lease.restart_s, 0.0)
@@ -278,7 +277,7 @@ class LeaseChecker:
         if not least - slack <= steps <= most + slack:
             self._fault("steps", job, f"found {steps} in {held_s} s at {rate} per s")
 
-    def _rate(self, lease: _OpenLease) -> float:
+    def _rate(self, lease: OpenLease) -> float:
         facts = self._facts
         if lease.phased_rate is not None:
             return lease.phased_rate
@@ -302,10 +301,15 @@ class LeaseChecker:
                 self._fault("finish", job, f"called complete at {at_s} s, written at {self._now} s")
             if self._brief:
                 self._check_time(job, account, at_s - account.arrived_s)
-            elif abs(account.done - account.steps) > _CLOSE * max(1.0, account.steps):
-                self._fault("missing", job, f"it did {account.done} of {account.steps} steps")
+            elif fault := self._missing(job, account):
+                self._fault("missing", job, fault)
 
-    def _check_time(self, job: int, account: _JobAccount, took_s: float) -> None:
+    def _missing(self, job: int, account: JobAccount) -> str:
+        """What a job that is called complete lacks."""
+        short = abs(account.done - account.steps) > _CLOSE * max(1.0, account.steps)
+        return f"it did {account.done} of {account.steps} steps" if short else ""
+
+    def _check_time(self, job: int, account: JobAccount, took_s: float) -> None:
         """Without leases: nobody is done sooner than at its best."""
         fastest = self._facts.fastest
         rate = inf if fastest is None else max(fastest[kind] for kind in self._phases.kinds(job, account.kind))
@@ -366,58 +370,3 @@ class LeaseChecker:
         for job, account in self._jobs.items():
             if not account.closed and first <= job < end:
                 self._fault("unclosed", job, f"it did {account.done} of {account.steps} steps")
-
-
-def check_journal(path: Path) -> Report:
-    """Check a journal. One that is a summary has no leases: of it only arrivals, ends and figures are checked."""
-    reader = open_journal(path)
-    facts = facts_of(reader.header, path)
-    rules = rules_of(reader.header, path)
-    faults, notes = Findings(), []
-    if rules.restart_s != facts.restart_s:
-        faults.add("restart", "the header", f"facts say {facts.restart_s} s, the rules {rules.restart_s} s")
-    checker, metrics = LeaseChecker(facts, faults, rules.round_s, rules.free_moves), metrics_for(facts)
-    if facts.mode == "summary":
-        notes.append(f"{_SUMMARIES[facts.clock]}, only arrivals, ends and their figures were checked")
-    claimed = _feed(reader, facts, checker, metrics)
-    for n, t, other_s in reader.odd:
-        faults.add("time", f"step {n}", f"found one step at {t}, {other_s} s, expected one instant")
-    checker.close(reader.header, reader.torn)
-    if facts.prices is None:
-        notes.append("the header has no list of prices: they were not checked")
-    found = summary(metrics)
-    if checker.unsound:
-        notes.append("records refer to what is not there: figures were computed up to them, and not compared")
-    elif claimed is not None:
-        brief = facts.mode == "summary"
-        left_out = _OF_LEASES if brief and facts.clock != "ideal" else ()
-        beside = {} if brief else {key: value for key, value in details_of(metrics).items() if key in claimed}
-        for key, value in (found | beside).items():
-            if key not in left_out and not _same(claimed.get(key), value):
-                faults.add("summary", key, f"found {claimed.get(key)}, expected {value}")
-        bounds = {key: value for key, value in found.items() if key.startswith("bound_")}
-        check_bounds(bounds | {"bound_makespan_s": facts.bound_makespan_s}, found, faults)
-        if reader.torn:
-            faults.add("end", "", "a torn line follows the end of the run")
-    counted = found | {"arrived": metrics.arrived, "tasks": found["leases"], "bound_makespan_s": facts.bound_makespan_s}
-    return Report.of(str(path), "journal", faults, notes, counted)
-
-
-def _feed(reader: Reader, facts: ClusterFacts, checker: LeaseChecker, metrics: ClusterMetrics) -> dict[str, Any] | None:
-    claimed = None
-    for n, t, events in sound_steps(reader, len(facts.types)):
-        checker.step(n, t, events)
-        if not checker.unsound:
-            metrics.step(n, t, events)
-        for event in events:
-            if isinstance(event, Ended):
-                claimed = event.summary
-    return claimed
-
-
-def _same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return found.keys() == expected.keys() and all(_same(found[key], expected[key]) for key in expected)
-    if isinstance(expected, float) and isinstance(found, int | float) and abs(found) < LARGEST:
-        return bool(np.isclose(found, expected, rtol=1e-9, atol=1e-9))
-    return bool(found == expected)

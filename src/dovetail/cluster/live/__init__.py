@@ -1,0 +1,1 @@
+"""The cluster on wall-clock time: a service, its rounds, and an agent on every node."""
