@@ -3,7 +3,10 @@
     python -m bench.dispatch --overhead     extra microseconds per sub-batch, per run, and of a direct call, on the CPU
     python -m bench.dispatch --emulated     three devices that sleep, real threads: % of the sum of the devices alone
     python -m bench.dispatch --simulated    policies on NEML2's published curves: % of the sum of the peak rates
+    python -m bench.dispatch --stalls       CPU time of later runs over one call, with planted stalls and a busy machine
+    python -m bench.dispatch --small        CPU time of small batches of four types over the plain call
     python -m bench.dispatch --gpu          a batched 6x6 Newton solve in float64 on a CUDA device and the CPU
+    python -m bench.dispatch --peers        five functions: a plain call, threads by hand, joblib, Dask, Ray Data, ours
 
 Without a flag, the first three. Times are the least of several runs, since whatever else a machine does only adds to
 them; medians stand beside them where they matter.
@@ -24,6 +27,9 @@ import torch
 from torch import Tensor
 
 from bench import show
+from bench._dispatch_peers import peers
+from bench._dispatch_small import small
+from bench._dispatch_stalls import stalls
 from dovetail.core import registry
 from dovetail.dispatch import Dispatcher
 from dovetail.dispatch.inputs.curve_files import SimDevice
@@ -38,23 +44,28 @@ ITERATIONS = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("overhead", "emulated", "simulated", "gpu"):
+    for name in ("overhead", "emulated", "simulated", "stalls", "small", "gpu", "peers"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--format", choices=["json", "table"], default="json", help="table: one line per figure")
     parser.add_argument("--items", type=int, default=ITEMS, help="items of the Newton solve")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the batches beside the peers")
+    parser.add_argument("--leave-out", nargs="+", default=[], help="peers: joblib, dask, ray")
     arguments = parser.parse_args()
     sections: dict[str, Callable[[], Any]] = {
         "overhead": lambda: overhead(arguments.repeats),
         "simulated": simulated,
         "emulated": lambda: emulated(arguments.repeats),
+        "stalls": stalls,
+        "small": small,
         "gpu": lambda: gpu(arguments.items, arguments.repeats),
+        "peers": lambda: peers(arguments.repeats, arguments.scale, leave_out=arguments.leave_out),
     }
     chosen = [name for name in sections if getattr(arguments, name)] or ["overhead", "simulated", "emulated"]
     result: dict[str, Any] = {"torch": torch_version()}
     threads = torch.get_num_threads()
     for name in chosen:
-        torch.set_num_threads(threads if name == "gpu" else 1)
+        torch.set_num_threads(threads if name in ("gpu", "peers") else 1)
         try:
             result[name] = sections[name]()
         except Exception as error:

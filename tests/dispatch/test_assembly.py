@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dovetail.core.errors import InputError
-from dovetail.dispatch.inputs.batch import leaves
+from dovetail.dispatch.inputs.trees import leaves
 from dovetail.dispatch.live.assembly import Collected, Preallocated
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def test_what_does_not_depend_on_the_batch_passes_through() -> None:
 def test_what_has_no_batch_dimension_yet_differs_is_refused() -> None:
     output = Preallocated(10, 0, CPU)
     output.write(0, 5, torch.tensor(1.0))
-    with pytest.raises(InputError, match="give reduce="):
+    with pytest.raises(InputError, match=r"yet differs between chunks; give join=.*or reduce="):
         output.write(5, 10, torch.tensor(2.0))
 
 
@@ -89,7 +89,7 @@ def test_who_writes_late_does_not_reach_what_was_given_out(tree: Any) -> None:
 
 def test_collected_results_are_reduced_in_order_or_listed() -> None:
     reduced = Collected(0, None, reduce=sum)
-    listed = Collected(0, None)
+    listed = Collected(0, None, join="list")
     for start in (4, 0):
         reduced.write(start, start + 4, 10 + start)
         listed.write(start, start + 4, 10 + start)

@@ -64,12 +64,12 @@ def test_a_batch_of_one_item_is_cut_like_any_other() -> None:
 def test_sizes_that_do_not_fit_are_refused_with_their_place() -> None:
     with pytest.raises(InputError, match=r"expected 1 or 4, found 3 for batch\.y\.0"):
         TreeBatch({"x": torch.rand(4), "y": [torch.rand(3)]})
-    with pytest.raises(InputError, match="no tensor of the batch has the dimension 0"):
+    with pytest.raises(InputError, match="nothing of the batch, a dict, has the dimension 0"):
         TreeBatch({"x": torch.tensor(1.0)})
     with pytest.raises(InputError, match="has no dimension 2"):
         as_source(torch.rand(4, 4), 2)
-    with pytest.raises(InputError, match="expected start < stop"):
-        Slices(5, 5)
+    with pytest.raises(InputError, match="expected start <= stop"):
+        Slices(5, 4)
     with pytest.raises(InputError, match="found int"):
         as_source(7)
 
@@ -100,3 +100,16 @@ def test_a_generator_that_ends_early_or_exactly() -> None:
     assert exact.remaining == 0
     with pytest.raises(InputError, match="promised 12 items, found 10"):
         SourceCursor(Pieces(pieces(), total=12)).take(12)
+    with pytest.raises(InputError, match="promised 7 items, found"):
+        SourceCursor(Pieces(pieces(), total=7)).take(10)
+    with pytest.raises(InputError, match="total -1: expected a number of items"):
+        Pieces(pieces(), total=-1)
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), (1, 4), (4, 1), (1, 1, 5)])
+def test_what_goes_whole_to_every_chunk_is_not_joined(sizes: tuple[int, ...]) -> None:
+    pieces = Pieces({"x": torch.full((n, 2), float(n)), "t": torch.ones(1, 2)} for n in sizes)
+    pieces.fetch(0, sum(sizes))
+    found = pieces.slice(0, sum(sizes))
+    assert found["x"].tolist() == [[float(n)] * 2 for n in sizes for _ in range(n)]
+    assert found["t"].shape == (1, 2)

@@ -127,6 +127,19 @@ def twice(lines: Lines) -> Lines:
     return [line for each in lines for line in [each] * (1 + (each.get("of") == "given"))]
 
 
+def told_twice(lines: Lines, number: int) -> None:
+    """The scheduler was told of a chunk's end a second time."""
+    asks = columns(lines, "asks")
+    at = [i for i, call in enumerate(asks["call"]) if call == "done"][number]
+    for column in asks.values():
+        column.insert(at + 1, column[at])
+
+
+def dearer(lines: Lines) -> None:
+    asks = columns(lines, "asks")
+    asks["number"][asks["call"].index("done")] += 1
+
+
 FAULTS: list[tuple[str, str, Callable[[Lines], Any]]] = [
     ("gap", "were not done", lambda lines: drop(lines, 0)),
     ("log", "it is not recorded", lambda lines: drop(lines, 3)),
@@ -157,6 +170,9 @@ FAULTS: list[tuple[str, str, Callable[[Lines], Any]]] = [
         swapped,
     ),
     ("log", "neither taken back", unsaid),
+    ("log", "or ended before", lambda lines: told_twice(lines, 0)),
+    ("log", "or ended before", lambda lines: told_twice(lines, -1)),
+    ("log", "expected at most", dearer),
     ("log", "cannot be read", lambda lines: columns(lines, "asks")["device"].__setitem__(0, "x")),
     ("given", "found 0 to 4000, expected 4000 to", doubled_answer),
     ("given", "or it was answered", twice),

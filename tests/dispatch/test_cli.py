@@ -186,7 +186,7 @@ def test_errors_of_the_given_code_are_told(
         ("def f():\n    raise KeyError('file')", "raised KeyError: 'file'"),
         ("f = 3", "expected a tensor or a tree of tensors, to be run again; found int"),
         ("def f():\n    yield 3", "found generator"),
-        ("f = [1, 2]", "no tensor of the batch"),
+        ("f = {'a': 1}", "nothing of the batch, a dict, has the dimension 0 to cut"),
     ],
 )
 def test_errors_of_the_given_batch_are_told(

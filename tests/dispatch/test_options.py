@@ -72,7 +72,7 @@ def test_one_scheduler_is_a_whole_file(tmp_path: Path) -> None:
         ("device: cpu\n", ": missing key `type`; expected one of SimpleScheduler, "),
         ("type: SimpleScheduler\ndevise: cpu\n", ":2: devise: unknown key 'devise'; did you mean 'device'?"),
         ("type: SimpleScheduler\nbatch_size: many\n", ":2: batch_size: expected int, found str"),
-        ("type: SimpleScheduler\nmode: later\n", ":2: mode: Invalid enum value 'later'"),
+        ("type: SimpleScheduler\nmode: later\n", ":2: mode: expected async or sync, found 'later'"),
         ("type: SimpleScheduler\nsub_batch_size: 8\ncapacity: 4\n", "capacity 4 is below"),
         ("type: StaticHybridScheduler\ndevices: [cpu]\n", "missing key `sub_batch_sizes`"),
         ("type: StaticHybridScheduler\ndevices: [cuda, cuda:0]\nsub_batch_sizes: [3]\n", "'cuda:0' is given twice"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dovetail.core import registry
 from dovetail.core.errors import InputError
+from dovetail.dispatch.chunk import InputChangedError
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curve_files import SimDevice
 from dovetail.dispatch.inputs.curves import PUBLISHED, Curve
@@ -121,7 +122,7 @@ def test_sizes_are_measured_on_the_first_chunks() -> None:
         size = FinishTogether().next(0, view)
         sizes.append(size)
         state.observed(size, 0.001 + max(0, size - 5000) / 1e6)
-    assert sizes[:6] == [32, 32, 32, 128, 128, 512]  # the first call does not count, short ones are done twice
+    assert sizes[:9] == [32, 128, 512, 2048, 8192, 8192, 8192, 8192, 32768]  # what does not gain is tried again
     assert state.curve is not None
     assert state.best == 4096
 
@@ -154,7 +155,7 @@ def test_a_sweep_ends_at_what_fits() -> None:
     for _ in range(7):
         assert state.search is not None
         state.observed(state.search.size, 0.001)
-    assert state.best == 512
+    assert state.best == 131072
     state.lower_limit(300)
     assert state.settled
     assert state.best <= 300
@@ -376,6 +377,21 @@ def test_a_copy_that_fails_leaves_the_original_to_it() -> None:
     assert copy is not None
     book.failed(copy, 0.001, ValueError("no"))
     assert not book.finished
+    assert not book.failures
+    assert book.claim(original)
+    book.done(original, 0.2, 0.2)
+    assert book.finished
+
+
+def test_a_copy_that_is_refused_is_the_last_one() -> None:
+    states = [DeviceState("slow", linear(0.1, 100)), DeviceState("fast", linear(0.001, 10_000))]
+    book = ChunkScheduler(LocalCursor(0, 10), Fixed(size=10), states, total=10)
+    original, copy = book.take(0, 0.0), book.take(1, 0.0)
+    assert original is not None
+    assert copy is not None
+    assert (original.again, copy.again) == (False, True)
+    book.failed(copy, 0.001, InputChangedError("no"))
+    assert book.take(1, 0.002) is None
     assert not book.failures
     assert book.claim(original)
     book.done(original, 0.2, 0.2)

@@ -26,7 +26,7 @@ from dovetail.dispatch.live.processes import ProcessWorker, SharedCursor  # noqa
 
 TWO = [Device("a", where="cpu", threads=1), Device("b", where="cpu", threads=1)]
 FUNCTIONS = """
-import os, signal, time
+import os, signal, threading, time
 import torch
 
 def scaled(batch):
@@ -60,7 +60,7 @@ def typed(batch):
     return type(batch["n"]).__name__
 
 def wordy(batch):
-    return {"y": batch["x"] + 1, "words": "w" * 1_000_000, "odd": (lambda: 1) if (batch["x"] == 7).any() else None}
+    return {"y": batch["x"] + 1, "words": "w" * 1_000_000, "odd": threading.Lock() if (batch["x"] == 7).any() else None}
 
 class By:
     def __init__(self, factor):

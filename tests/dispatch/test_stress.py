@@ -160,7 +160,7 @@ def test_random_runs_share_a_pool(seed: int) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(HANG_S)
         assert not any(thread.is_alive() for thread in threads)
         assert not errors
     assert not pool.runs
@@ -216,7 +216,7 @@ def test_closing_a_pool_during_a_run_is_told_to_the_run() -> None:
 
     def wait(x: Tensor) -> Tensor:
         begun.set()
-        gate.wait(10)
+        gate.wait(HANG_S)
         return x
 
     dispatcher = Dispatcher(wait, cpus(2), sizes=2, cache=False)
@@ -228,8 +228,8 @@ def test_closing_a_pool_during_a_run_is_told_to_the_run() -> None:
         pass
     gate.set()
     with pytest.raises(DovetailError, match="closed") as told:
-        future.result(30)
-    closing.join(30)
+        future.result(HANG_S)
+    closing.join(HANG_S)
     done = sum(row.stop - row.start for row in told.value.outcome.report.rows)  # type: ignore[attr-defined]
     assert 0 < done < 100
     dispatcher.close()
@@ -286,7 +286,7 @@ def test_all_jobs_of_a_pool_hear_of_a_device_that_is_gone(how: str) -> None:
     gate = threading.Event()
 
     def go(x: Any) -> Any:
-        gate.wait(10)
+        gate.wait(HANG_S)
         raise DeviceLostError("gone")
 
     pool = Pool(cpus(1), init=go if how == "init" else None)
@@ -295,7 +295,7 @@ def test_all_jobs_of_a_pool_hear_of_a_device_that_is_gone(how: str) -> None:
     while len(pool.runs) < 5:
         pass
     gate.set()
-    assert [type(future.exception(30)) for future in futures] == [DeviceLostError] * 5
+    assert [type(future.exception(HANG_S)) for future in futures] == [DeviceLostError] * 5
     for dispatcher in dispatchers:
         dispatcher.close()
     pool.close()
@@ -425,7 +425,7 @@ def test_a_forked_process_is_told_that_it_has_no_threads() -> None:
         dispatcher.run(X)
         child = os.fork()
         if not child:
-            signal.alarm(20)
+            signal.alarm(int(HANG_S))
             code = 1
             try:
                 dispatcher.run(X)
@@ -472,8 +472,8 @@ def test_the_end_is_found_however_late_the_clock_is() -> None:
 def test_overlapping_pools_leave_the_switching_of_threads_as_it_was() -> None:
     before = sys.getswitchinterval()
     gates = [threading.Event(), threading.Event()]
-    first = Dispatcher(lambda x: (gates[0].wait(10), x)[1], cpus(2), sizes=50, cache=False)
-    second = Dispatcher(lambda x: (gates[1].wait(10), x)[1], cpus(2), sizes=50, cache=False)
+    first = Dispatcher(lambda x: (gates[0].wait(HANG_S), x)[1], cpus(2), sizes=50, cache=False)
+    second = Dispatcher(lambda x: (gates[1].wait(HANG_S), x)[1], cpus(2), sizes=50, cache=False)
     with first, second:
         futures = [first.submit(X), second.submit(X)]
         while not (first.pool.runs and second.pool.runs):
@@ -482,7 +482,7 @@ def test_overlapping_pools_leave_the_switching_of_threads_as_it_was() -> None:
         for gate, future in zip(gates, futures, strict=True):
             assert sys.getswitchinterval() < before
             gate.set()
-            future.result(30)
+            future.result(HANG_S)
     assert sys.getswitchinterval() == before
 
 
@@ -566,9 +566,8 @@ def test_a_device_that_was_busy_elsewhere_is_free_when_it_is() -> None:
     with Pool(cpus(2)) as pool:
         dispatcher = Dispatcher(lambda x: x, pool=pool, sizes=10, cache=False)
         source, spread = dispatcher._source((X,), {})
-        run, other = (
-            dispatcher._batch_run(source, dispatcher._output(source), spread, None, None)[0] for _ in range(2)
-        )
+        states = [dispatcher.tuning.states(None) for _ in range(2)]
+        run, other = (dispatcher._batch_run(source, dispatcher._output(source), spread, each) for each in states)
         chunk = Chunk(0, 10, 1)
         chunk.run, chunk.due_s = other, 160.0
         pool.holding[1].append(chunk)
@@ -600,7 +599,7 @@ def test_threads_ask_what_is_known_while_others_learn() -> None:
         sys.setswitchinterval(before)
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(HANG_S)
 
 
 def test_modes_are_taken_over_whatever_they_were() -> None:
@@ -620,7 +619,8 @@ def test_jobs_are_cancelled_whether_or_not_they_were_added() -> None:
     with Pool(cpus(1)) as pool:
         dispatcher = Dispatcher(lambda x: x, pool=pool, sizes=10, cache=False)
         source, spread = dispatcher._source((X,), {})
-        run: BatchRun = dispatcher._batch_run(source, dispatcher._output(source), spread, None, None)[0]
+        states = dispatcher.tuning.states(None)
+        run: BatchRun = dispatcher._batch_run(source, dispatcher._output(source), spread, states)
         pool.cancel(run)
         assert run.ended.is_set()
 

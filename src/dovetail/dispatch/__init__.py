@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from dovetail.dispatch.inputs.curves import Curve
     from dovetail.dispatch.inputs.devices import NodeDevice as Device
     from dovetail.dispatch.inputs.devices import devices
+    from dovetail.dispatch.inputs.kinds import register_batch_type
     from dovetail.dispatch.live.dispatcher import Dispatcher
+    from dovetail.dispatch.live.mapping.run import MapReport
     from dovetail.dispatch.live.outcome import BatchOutcome as Outcome
     from dovetail.dispatch.live.pool import WorkerPool as Pool
     from dovetail.dispatch.live.replicas import Replicas
     from dovetail.dispatch.live.stream import Piece
+    from dovetail.dispatch.map import map
     from dovetail.dispatch.measure import Benchmark, Tuning, bench, tune
     from dovetail.dispatch.metrics import DispatchRun
     from dovetail.dispatch.policies.base import Policy, View
@@ -39,6 +42,7 @@ _WITH_TORCH = {
     "Benchmark": "measure",
     "Derivatives": "derivatives.batched",
     "Dispatcher": "live.dispatcher",
+    "MapReport": "live.mapping.run",
     "Outcome": "live.outcome:BatchOutcome",
     "Piece": "live.stream",
     "Pieces": "inputs.batch",
@@ -52,6 +56,8 @@ _WITH_TORCH = {
     "Tuning": "measure",
     "bench": "measure",
     "devices": "inputs.devices",
+    "map": "map",
+    "register_batch_type": "inputs.kinds",
     "tune": "measure",
 }
 _WHERE = _WITH_TORCH | {
@@ -73,6 +79,7 @@ __all__ = [
     "Device",
     "DispatchRun",
     "Dispatcher",
+    "MapReport",
     "Outcome",
     "Piece",
     "Pieces",
@@ -92,6 +99,8 @@ __all__ = [
     "compare",
     "devices",
     "load",
+    "map",
+    "register_batch_type",
     "simulate",
     "tune",
 ]

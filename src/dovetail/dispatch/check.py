@@ -72,6 +72,7 @@ class _Asks(Struct):
     clock_s: list[float]
     start: list[int]
     stop: list[int]
+    number: list[float | None]
 
 
 class _Ranges(Struct):
@@ -161,14 +162,20 @@ class BatchRules:
             return
         self._check_answered()
         self._answers = [r for call, *r in zip(asks.call, asks.start, asks.stop, strict=False) if call == "ask"]
-        for call, *chunk, clock_s in zip(asks.call, asks.device, asks.start, asks.stop, asks.clock_s, strict=False):
-            device, start, stop = chunk
+        columns = asks.call, asks.device, asks.start, asks.stop, asks.clock_s, asks.number
+        for call, device, start, stop, clock_s, number in zip(*columns, strict=False):
             t = clock_s - self._facts.zero_s
             if call == "ask" and stop > start:
                 self._given[device, start, stop] = t
             elif call in _ENDS and (device, start, stop) in self._given:
                 from_s = self._given.pop((device, start, stop))
                 self._told[_Life(device, start, stop, from_s, t, call == "done")] += 1
+                if (number or 0.0) > t - from_s and not close(number or 0.0, t - from_s):
+                    who = f"items {start} to {stop} on {self._name(device)}"
+                    self._findings.add("log", who, f"charged with {number:.9g} s, expected at most {t - from_s:.9g} s")
+            elif call in _ENDS:
+                who = f"items {start} to {stop} on {self._name(device)}"
+                self._findings.add("log", who, f"{call} at {t:.9g} s, but given to nobody then, or ended before")
 
     def _answered(self, rows: Rows) -> None:
         """What the scheduler gave must be what it was asked for, each once."""

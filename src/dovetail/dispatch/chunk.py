@@ -14,6 +14,10 @@ class ResultFormError(InputError):
     """Results that cannot be put together; they would be the same on any device."""
 
 
+class InputChangedError(ResultFormError):
+    """A function that changes its input was to be called again with items that it may have changed already."""
+
+
 @dataclass(slots=True, eq=False)
 class Chunk:
     """A range of a batch in the hands of one device."""
@@ -25,10 +29,12 @@ class Chunk:
     avoid: frozenset[int] = frozenset()  # devices that failed on it
     begun_s: float = 0.0
     due_s: float = inf
+    cpu_s: float = 0.0  # what it took of the CPU, where that was measured
     rival: Chunk | None = None  # the same range on another device
     claimed: bool = False  # it was the first to end, and its result counts
     settled: bool = False  # its result has been stored
     error: BaseException | None = None  # why it came back
+    again: bool = False  # the function may have been called with these items before
     run: Any = None
 
     def __len__(self) -> int:

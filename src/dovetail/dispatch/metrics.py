@@ -72,7 +72,8 @@ class DeviceReport(Struct, frozen=True):
 class BatchReport(Struct, frozen=True):
     """`efficiency`: items per second over the sum of what the devices reach alone; None while that is not known.
 
-    `total` is how many items the batch has, of which `items` were done; None if nobody knew before the end.
+    `total` is how many items the batch has, of which `items` were done; None if nobody knew before the end. `way`:
+    which devices did it, and what is known of other ways, if that was chosen.
     """
 
     items: int
@@ -82,6 +83,7 @@ class BatchReport(Struct, frozen=True):
     begun_s: float = 0.0
     spans: list[Span] = []
     total: int | None = None
+    way: str = ""
 
     @property
     def rate(self) -> float:
@@ -94,8 +96,14 @@ class BatchReport(Struct, frozen=True):
 
     def metrics(self, policy: str) -> dict[str, Any]:
         """The figures of the run as a plain dictionary."""
-        figures = {"policy": policy, "makespan_s": self.wall_s, "rate": self.rate, "efficiency": self.efficiency}
-        return {**figures, "chunks": len(self.rows), "items": {device.name: device.items for device in self.devices}}
+        figures: dict[str, Any] = {
+            "policy": policy,
+            "makespan_s": self.wall_s,
+            "rate": self.rate,
+            "efficiency": self.efficiency,
+        }
+        figures |= {"chunks": len(self.rows), "items": {device.name: device.items for device in self.devices}}
+        return {**figures, "way": self.way} if self.way else figures
 
     def write_trace(self, path: str | Path) -> None:
         """Write the chunks in Chrome's trace format, one track per device."""
@@ -103,7 +111,12 @@ class BatchReport(Struct, frozen=True):
 
 
 def report_of(
-    scheduler: ChunkScheduler, names: Sequence[str], begun_s: float, ended_s: float, spans: Sequence[Span] = ()
+    scheduler: ChunkScheduler,
+    names: Sequence[str],
+    begun_s: float,
+    ended_s: float,
+    spans: Sequence[Span] = (),
+    way: str = "",
 ) -> BatchReport:
     """The figures of a run that has ended, from its log."""
     wall_s = max(ended_s - begun_s, 1e-9)
@@ -118,4 +131,4 @@ def report_of(
         devices.append(DeviceReport(name, items, len(rows), busy_s, share, rate, alone, state.best))
     items, total = sum(device.items for device in devices), scheduler.view.total
     whole = None if total == inf else int(total)
-    return BatchReport(items, wall_s, devices, log, begun_s, list(spans), whole)
+    return BatchReport(items, wall_s, devices, log, begun_s, list(spans), whole, way)

@@ -97,6 +97,7 @@ class BatchJournal:
         self._claims: dict[str, Any] = {}
         self._wrong: Exception | None = None
         self._zero_s: float = header.facts["zero_s"]
+        self._now_s = self._zero_s  # when something was written last
         self._items: int | None = header.facts["items"]
         self._before: list[tuple[int, int]] = header.facts.get("done_before", [])
         self._peaks: list[float | None] = header.facts["peaks"]
@@ -121,10 +122,12 @@ class BatchJournal:
         with self._lock:
             rows, active = scheduler.rows[self._seen :], list(scheduler.active)
             calls, scheduler.calls = scheduler.calls, []
+        # Who reads the clock may have to wait before it writes: by then more has ended, and others may have written.
+        self._now_s = max(now_s, self._now_s, *(row[4] for row in rows), *(call[2] for call in calls))
         events = [self._ran(rows)] if rows else []
         events += _called(calls) if calls else []
         if events:
-            self._recorder.note(now_s - self._zero_s, *events)
+            self._recorder.note(self._now_s - self._zero_s, *events)
         return active
 
     def _ran(self, rows: Sequence[Sequence[Any]]) -> Rows:
@@ -163,7 +166,7 @@ class BatchJournal:
                 self._claims = summary = self._summary([ChunkRow._make(row) for row in rows])
                 if left:
                     summary["left"] = [(c.device, c.start, c.stop, c.begun_s - self._zero_s) for c in left]
-                self._recorder.end(now_s - self._zero_s, summary)
+                self._recorder.end(self._now_s - self._zero_s, summary)
             return summary
 
     @contextmanager

@@ -60,6 +60,7 @@ class RecordedScheduler(ChunkScheduler):
             self.retries,
             self.on_error,
             [(chunk.start, chunk.stop) for chunk in self.returned],
+            self.copied,
         )
         kept: dict[str, Any] = msgspec.to_builtins(record, enc_hook=lambda curve: curve.points, str_keys=True)
         return kept
@@ -123,6 +124,7 @@ class SchedulerRecord(Struct, frozen=True):
     retries: int
     on_error: str
     returned: list[tuple[int, int]]
+    copied: float = 1.0
 
 
 class _Seen:
@@ -169,6 +171,7 @@ class ReplayedScheduler:
             backup=record.backup,
             retries=record.retries,
             on_error=record.on_error,
+            copied=record.copied,
         )
         self._scheduler.returned += [Chunk(start, stop, -1) for start, stop in record.returned]
 

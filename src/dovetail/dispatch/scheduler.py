@@ -33,7 +33,9 @@ class ChunkScheduler:
         backup: bool = True,
         retries: int = 1,
         on_error: str = "retry",
+        copied: float = 1.0,
     ) -> None:
+        """`copied`: no chunk with a larger share of the batch is done twice."""
         self.cursor = cursor
         self.policy = policy
         self.view = View(devices, total)
@@ -41,6 +43,7 @@ class ChunkScheduler:
         self.backup = backup
         self.retries = retries
         self.on_error = on_error
+        self.copied = copied
         self.wake_s = inf
         self.returned: list[Chunk] = []
         self.active: list[Chunk] = []
@@ -90,7 +93,13 @@ class ChunkScheduler:
             if not self._nobody(device):
                 return None
             n = state.best
-        chunk = self._cut(device, n if n < state.limit else state.limit)
+        if state.few and state.search is not None and not (state.whole and n >= view.total):
+            n = state.search.bucket(n, left)
+        return self.give(device, n if n < state.limit else state.limit, now_s)
+
+    def give(self, device: int, n: int, now_s: float) -> Chunk | None:
+        """Hand so many items to a device, whatever the policy says."""
+        chunk = self._cut(device, n)
         if chunk is not None:
             self._begin(chunk, now_s)
         return chunk
@@ -123,10 +132,10 @@ class ChunkScheduler:
                 continue
             if len(chunk) <= n:
                 del self.returned[i]
-                chunk.device = device
+                chunk.device, chunk.again = device, True
                 return chunk
             part = Chunk(chunk.start, chunk.start + n, device, chunk.attempt, chunk.avoid)
-            part.error = chunk.error
+            part.error, part.again = chunk.error, True
             chunk.start += n
             for other in chunk.avoid:  # two ranges now
                 self.doubts[other] += 1
@@ -143,7 +152,7 @@ class ChunkScheduler:
             chunk.due_s = state.busy_until_s = begins + state.seconds(n)
         if not state.chunks:
             state.begun_s = now_s
-            state.probing = state.search is not None and (n == state.search.size or state.search.is_new(n))
+            state.probing = state.search is not None and state.search.wants(n)
         state.load += n
         state.chunks += 1
         self.active.append(chunk)
@@ -154,14 +163,14 @@ class ChunkScheduler:
     def _second(self, device: int, now_s: float) -> Chunk | None:
         """A copy of a range that this idle device would finish before the one that has it."""
         state = self.view.devices[device]
-        if state.curve is None or state.chunks:
+        if state.curve is None or state.chunks or state.out:
             return None
         late: Chunk | None = None
         gain = 0.0
         for chunk in self.active:
             if chunk.device == device or chunk.settled or chunk.rival is not None or device in chunk.avoid:
                 continue
-            if len(chunk) > min(state.limit, state.size or inf):
+            if len(chunk) > min(state.limit, state.size or inf, self.copied * self.view.total):
                 continue
             own_s = state.seconds(len(chunk))
             planned_s = (chunk.due_s if chunk.due_s < inf else chunk.begun_s + own_s) - chunk.begun_s
@@ -178,7 +187,7 @@ class ChunkScheduler:
         if late is None:
             return None
         copy = Chunk(late.start, late.stop, device, late.attempt, late.avoid)
-        copy.rival, late.rival = late, copy
+        copy.rival, late.rival, copy.again = late, copy, True
         self._begin(copy, now_s)
         self.copies.add((device, copy.start, now_s))
         return copy
@@ -201,6 +210,8 @@ class ChunkScheduler:
         if chunk.claimed:
             chunk.settled = True
             self.done_items += n
+            if chunk.rival is not None and chunk.rival in self.active and self.learns:
+                self.view.devices[chunk.rival.device].outrun(n, now_s - chunk.rival.begun_s)
         text = "done" if chunk.claimed else "lost"
         self.rows.append((chunk.device, chunk.start, chunk.stop, chunk.begun_s, now_s, chunk.attempt, text))
 
@@ -255,6 +266,8 @@ class ChunkScheduler:
         self._row(chunk, now_s, error)
         for other in chunk.avoid:  # it is the data, then
             self.doubts[other] -= 1
+        if isinstance(error, ResultFormError):  # a copy of any other range would be refused as well
+            self.backup = False
         if not self._rivalled(chunk):
             attempt = chunk.attempt + (not lost)
             again = Chunk(chunk.start, chunk.stop, device, attempt, chunk.avoid | {device})
@@ -297,6 +310,8 @@ class ChunkScheduler:
         self.failures.append((chunk, error))
         if self.on_error != "skip":
             self.stopped = True
+        elif hasattr(self.cursor, "give_up"):
+            self.cursor.give_up(chunk.start)
 
     def _alone(self, device: int) -> bool:
         return not any(s.alive for i, s in enumerate(self.view.devices) if i != device)

@@ -8,6 +8,7 @@ from math import inf
 from os import PathLike
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -57,17 +58,19 @@ def run(
     seed: int = 0,
     backup: bool = True,
     states: list[DeviceState] | None = None,
+    stalls: Mapping[tuple[int, int], float] = MappingProxyType({}),
     journal: Path | None = None,
 ) -> SimulatedRun:
     """Run one batch in virtual time. `states`: what is known of the devices, if they have run before.
 
-    With `journal`, a record of the run is left there.
+    `stalls`: by device and the number of its chunk, how many seconds longer it takes. With `journal`, a record of the
+    run is left there.
     """
     name, made = chosen(policy, options)
     states = [state_of(device) for device in devices] if states is None else states
     kind = ChunkScheduler if journal is None else RecordedScheduler
     scheduler = kind(LocalCursor(0, items), made, states, total=items, backup=backup)
-    virtual = _VirtualRun(scheduler, devices, noise, Random(seed))
+    virtual = _VirtualRun(scheduler, devices, noise, Random(seed), stalls)
     claims: dict[str, Any] = {}
     if journal is not None and isinstance(scheduler, RecordedScheduler):
         header = header_of(
@@ -201,8 +204,16 @@ def state_of(device: SimDevice) -> DeviceState:
 
 
 class _VirtualRun:
-    def __init__(self, scheduler: ChunkScheduler, devices: Sequence[SimDevice], noise: float, random: Random) -> None:
-        self.scheduler, self.devices = scheduler, devices
+    def __init__(
+        self,
+        scheduler: ChunkScheduler,
+        devices: Sequence[SimDevice],
+        noise: float,
+        random: Random,
+        stalls: Mapping[tuple[int, int], float],
+    ) -> None:
+        self.scheduler, self.devices, self.stalls = scheduler, devices, stalls
+        self.begun = [0] * len(devices)  # chunks
         self.noise, self.random = noise, random
         self.events: list[tuple[float, int, int, Chunk | None, float]] = []
         self.sequence = 0
@@ -227,6 +238,8 @@ class _VirtualRun:
                     device = self.devices[i]
                     factor = self.random.lognormvariate(-(self.noise**2) / 2, self.noise) if self.noise else 1.0
                     seconds = device.slower * device.curve.seconds(len(chunk)) * factor
+                    seconds += self.stalls.get((i, self.begun[i]), 0.0)
+                    self.begun[i] += 1
                     self.free_s[i] = max(now, self.free_s[i]) + seconds
                     self.push(self.free_s[i], i, chunk, seconds)
         if self.scheduler.wake_s < self.woken_s and self.scheduler.wake_s > now:

@@ -11,6 +11,7 @@ _HERE = "dovetail.cli.dispatch"
 _COMMANDS = (
     Command("tune", f"{_HERE}.tune:tune", "Find each device's best sub-batch size and its rate."),
     Command("bench", f"{_HERE}.bench:bench", "Run a function on each device alone and on all together."),
+    Command("map", f"{_HERE}.map:map", "Call a function on a dataset larger than memory; results go to files."),
     Command("simulate", f"{_HERE}.simulate:simulate", "Try policies on the curves of devices, without the devices."),
 )
 register(app, _COMMANDS)

@@ -1,4 +1,4 @@
-"""A batch seen as a range of items: a tensor, a tree of tensors, slices of anything, or what a generator yields."""
+"""A batch seen as a range of items: a tensor, whatever else has rows, trees of such, or what a generator yields."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor, cat
+from torch import Tensor, strided
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, within
+from dovetail.dispatch.inputs.kinds import kind_of, rows_of, tensor_form
+from dovetail.dispatch.inputs.trees import OPEN, grouped, leaves, opened, parts_of
 
 Cut = Callable[[int, int], Any]
 
@@ -50,6 +52,8 @@ class TensorBatch(WholeBatch):
     __slots__ = ("dim", "tensor", "total")
 
     def __init__(self, tensor: Tensor, dim: int = 0) -> None:
+        if tensor.is_meta:
+            raise InputError("expected a tensor with numbers, found one of the device meta")
         if not -tensor.ndim <= dim < tensor.ndim:
             raise InputError(f"a tensor of shape {list(tensor.shape)} has no dimension {dim} to cut")
         self.tensor = tensor
@@ -61,7 +65,7 @@ class TensorBatch(WholeBatch):
 
 
 class TreeBatch(WholeBatch):
-    """Dicts, tuples and lists of tensors, nested. Entries of size 1, or without the dimension, go whole to every chunk.
+    """What has rows, alone or nested. Entries of size 1, or without the dimension, go whole to every chunk.
 
     >>> import torch
     >>> batch = TreeBatch({"strain": torch.ones(5, 100, 6), "temperature": torch.ones(5, 1, 6)}, dim=1)
@@ -74,54 +78,32 @@ class TreeBatch(WholeBatch):
     def __init__(self, tree: Any, dim: int = 0) -> None:
         self.tree = tree
         self.dim = dim
-        sizes: dict[str, int] = {}
-        for place, leaf in leaves(tree):
-            if isinstance(leaf, Tensor) and -leaf.ndim <= dim < leaf.ndim:
-                sizes[place] = leaf.shape[dim]
-            elif type(leaf).__module__ == "numpy" and leaf.ndim:
-                raise InputError(f"{place}: expected a tensor, found an array; torch.from_numpy makes one of it")
+        sizes = {place: rows for place, part in parts_of(tree) if (rows := rows_of(part, dim)) is not None}
         if not sizes:
-            raise InputError(f"no tensor of the batch has the dimension {dim} to cut")
+            raise InputError(f"nothing of the batch, {_told(tree)}, has the dimension {dim} to cut")
         total = next((size for size in sizes.values() if size != 1), 1)
         for place, size in sizes.items():
             if size not in (1, total):
-                raise InputError(f"sizes along dimension {dim} differ: expected 1 or {total}, found {size} for {place}")
+                raise InputError(
+                    f"sizes along dimension {dim} differ: expected 1 or {total}, found {size} for {place}; "
+                    "what goes whole to every chunk can be bound with functools.partial"
+                )
         self.total = total
-        self._cut = _cutter(tree, dim, total)
+        self._cut: Cut | None = None  # until it is needed
 
     def whole(self) -> list[Tensor]:
         """The tensors that go whole to every chunk."""
-        found = [leaf for _, leaf in leaves(self.tree) if isinstance(leaf, Tensor)]
-        return [leaf for leaf in found if _goes_whole(leaf, self.dim, self.total)]
+        whole = [part for _, part in parts_of(self.tree) if _goes_whole(part, self.dim, self.total)]
+        return [leaf for _, leaf in leaves(whole) if isinstance(leaf, Tensor)]
 
     def slice(self, start: int, stop: int) -> Any:
+        if self._cut is None:
+            self._cut = _cutter(self.tree, self.dim, self.total)
         return self._cut(start, stop - start)
 
 
-def leaves(tree: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Everything in a tree that is no dict, tuple or list, with the way to it."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from leaves(value, f"{place}.{key}")
-    elif isinstance(tree, list | tuple):
-        for i, value in enumerate(tree):
-            yield from leaves(value, f"{place}.{i}")
-    else:
-        yield place, tree
-
-
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree with every leaf replaced.
-
-    >>> mapped(abs, {"a": -1, "b": (2, [-3])})
-    {'a': 1, 'b': (2, [3])}
-    """
-    if isinstance(tree, dict):
-        return {key: mapped(function, value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        parts = [mapped(function, value) for value in tree]
-        return parts if isinstance(tree, list) else _like(tree, parts)
-    return function(tree)
+def _told(tree: Any) -> str:
+    return f"a {type(tree).__name__}" + (f" of shape {list(tree.shape)}" if hasattr(tree, "shape") else "")
 
 
 def handed_over(tree: Any) -> None:
@@ -133,30 +115,35 @@ def handed_over(tree: Any) -> None:
             leaf.record_stream(cuda.current_stream(leaf.device))
 
 
-def _like(tree: tuple[Any, ...], parts: list[Any]) -> Any:
-    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-
-
-def _goes_whole(leaf: Tensor, dim: int, total: int) -> bool:
-    return not -leaf.ndim <= dim < leaf.ndim or (leaf.shape[dim] == 1 and total != 1)
+def _goes_whole(part: Any, dim: int, total: int) -> bool:
+    rows = rows_of(part, dim)
+    return rows is None or (rows == 1 and total != 1)
 
 
 def _cutter(tree: Any, dim: int, total: int) -> Cut:
     """A function that cuts a range out of a tree; what is decided once is not decided per chunk."""
-    if isinstance(tree, Tensor):
-        if _goes_whole(tree, dim, total):
-            return lambda start, n: tree
-        narrow = tree.narrow
-        return lambda start, n: narrow(dim, start, n)
-    if isinstance(tree, dict):
-        named = [(key, _cutter(value, dim, total)) for key, value in tree.items()]
-        return lambda start, n: {key: cut(start, n) for key, cut in named}
-    if isinstance(tree, list | tuple):
-        cuts = [_cutter(value, dim, total) for value in tree]
-        if isinstance(tree, list):
-            return lambda start, n: [cut(start, n) for cut in cuts]
-        return lambda start, n: _like(tree, [cut(start, n) for cut in cuts])
-    return lambda start, n: tree
+    kind = kind_of(tree)
+    inside = opened(tree) if kind is None else None
+    if inside is not None:
+        cuts, closed = [_cutter(part, dim, total) for part in inside.parts], inside.closed
+        return lambda start, n: closed([cut(start, n) for cut in cuts])
+    if kind is None or _goes_whole(tree, dim, total):
+        return lambda start, n: tree
+    cut = kind.cut
+    return lambda start, n: cut(tree, dim, start, n)
+
+
+class ListBatch(WholeBatch):
+    """A list of things that have no rows themselves, such as texts: each is an item."""
+
+    __slots__ = ("items", "total")
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+        self.total = len(items)
+
+    def slice(self, start: int, stop: int) -> list[Any]:
+        return self.items[start:stop]
 
 
 class Slices(WholeBatch):
@@ -167,8 +154,8 @@ class Slices(WholeBatch):
     """
 
     def __init__(self, start: int, stop: int) -> None:
-        if start >= stop:
-            raise InputError(f"slices from {start} to {stop}: expected start < stop")
+        if start > stop:
+            raise InputError(f"slices from {start} to {stop}: expected start <= stop")
         self.start = start
         self.total = stop - start
 
@@ -177,12 +164,13 @@ class Slices(WholeBatch):
 
 
 class Pieces:
-    """Trees of tensors that an iterable yields, each with some items, regrouped into chunks of any size.
+    """Batches that an iterable yields, each with some items, regrouped into chunks of any size.
 
     Sized if `total` is given, else the end is found by reaching it. Only what is not yet done is kept.
     """
 
     def __init__(self, pieces: Iterable[Any], dim: int = 0, total: int | None = None) -> None:
+        within("total", total, "a number of items", whole=True)
         self.total = total
         self.dim = dim
         self._pieces = iter(pieces)
@@ -200,9 +188,11 @@ class Pieces:
             batch = as_source(piece, self.dim)
             size = batch.total
             if size is None:
-                raise InputError(f"expected tensors or trees of them from the iterable, found {type(piece).__name__}")
+                raise InputError(f"expected batches of known size from the iterable, found {type(piece).__name__}")
             self._held.append((self._read, self._read + size, batch))
             self._read += size
+            if self.total is not None and self._read > self.total:
+                raise InputError(f"the generator promised {self.total} items, found {self._read}")
         return max(0, min(n, self._read - start))
 
     def slice(self, start: int, stop: int) -> Any:
@@ -210,53 +200,58 @@ class Pieces:
         for first, last, batch in list(self._held):
             if first < stop and last > start:
                 parts.append(batch.slice(max(start, first) - first, min(stop, last) - first))
-        return parts[0] if len(parts) == 1 else joined(parts, self.dim)
+        if len(parts) == 1:
+            return parts[0]
+        lists = all(isinstance(batch, ListBatch) for *_, batch in self._held)
+        return [item for part in parts for item in part] if lists else joined(parts, self.dim)
 
     def forget(self, stop: int) -> None:
         while self._held and self._held[0][1] <= stop:
             del self._held[0]
 
 
-def grouped(function: Callable[[list[Any]], Any], trees: list[Any]) -> Any:
-    """A tree of the form that all of them have; each leaf is made of theirs.
-
-    >>> grouped(sum, [{"a": 1, "b": (2, [3])}, {"a": 10, "b": (20, [30])}])
-    {'a': 11, 'b': (22, [33])}
-    """
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: grouped(function, [tree[key] for tree in trees]) for key in first}
-    if isinstance(first, list | tuple):
-        parts = [grouped(function, list(group)) for group in zip(*trees, strict=True)]
-        return parts if isinstance(first, list) else _like(first, parts)
-    return function(trees)
-
-
 def joined(parts: list[Any], dim: int) -> Any:
-    """Trees of the same form, put together leaf by leaf; what is no tensor with that dimension is the first's."""
+    """Trees of the same form, put together part by part; what goes whole to every chunk is the first's."""
+    totals = [max((rows_of(each, dim) or 1 for _, each in parts_of(part)), default=1) for part in parts]
 
-    def join(group: list[Any]) -> Any:
+    def join(group: list[Any], place: str) -> Any:
         first = group[0]
-        return cat(group, dim) if isinstance(first, Tensor) and -first.ndim <= dim < first.ndim else first
+        kind = kind_of(first)
+        if kind is None:
+            return first if opened(first) is None else OPEN
+        try:
+            rows = [kind.rows(each, dim) for each in group]
+            if rows[0] is None or any(n == 1 < total for n, total in zip(rows, totals, strict=True)):
+                return first
+            return kind.join(group, dim)
+        except Exception as error:
+            raise InputError(f"pieces of the iterable differ: {place} cannot be joined: {error}") from error
 
-    return grouped(join, parts)
+    return grouped(join, parts, "piece")
 
 
 def as_source(batch: Any, dim: int = 0) -> Source:
     """A source for whatever was given as a batch."""
-    if isinstance(batch, Tensor):
+    if isinstance(batch, Tensor) and batch.is_nested:
+        raise InputError("expected a batch with rows, found a nested tensor; give the list of its tensors (unbind)")
+    if isinstance(batch, Tensor) and batch.layout is strided:
         return TensorBatch(batch, dim)
-    if isinstance(batch, dict | list | tuple):
+    if type(batch) is dict or kind_of(batch) is not None:
         return TreeBatch(batch, dim)
     if isinstance(batch, Source):
         return batch
+    if isinstance(batch, list) and all(rows_of(part, dim) is None for _, part in parts_of(batch)):
+        return ListBatch(batch)
+    if opened(batch) is not None and not isinstance(batch, Iterator):
+        return TreeBatch(batch, dim)
     if isinstance(batch, range) and batch.step == 1:
-        return Slices(batch.start, batch.stop)
-    if hasattr(batch, "__array__"):
-        raise InputError("expected a tensor, found an array; torch.from_numpy makes one of it")
+        return Slices(batch.start, max(batch.start, batch.stop))
     if isinstance(batch, Iterable) and not isinstance(batch, str | bytes):
         return Pieces(batch, dim)
-    raise InputError(f"expected a tensor, a tree of tensors or an iterable of them, found {type(batch).__name__}")
+    raise InputError(
+        f"expected a tensor, an array, a frame, a tree or an iterable of them, found {type(batch).__name__}; "
+        "register_batch_type adds a type"
+    )
 
 
 class SourceCursor:
@@ -281,16 +276,16 @@ class SourceCursor:
         return start, self.at
 
 
-def tensor_form(tensor: Tensor, dim: int) -> Any:
-    """The form of a batch that is one tensor."""
-    shape = tensor.shape
-    return (tensor.dtype, shape[1:]) if dim == 0 else (tensor.dtype, shape[:dim], shape[dim + 1 :] if dim != -1 else ())
-
-
 def form_of(source: Source, dim: int) -> Any:
     """What a batch looks like but for its number of items: curves hold for one form."""
     if isinstance(source, TensorBatch):
         return tensor_form(source.tensor, dim)
     if isinstance(source, TreeBatch):
-        return tuple(tensor_form(leaf, dim) for _, leaf in leaves(source.tree) if isinstance(leaf, Tensor))
+        return tuple(_form(part, dim) for _, part in parts_of(source.tree) if kind_of(part) is not None)
     return type(source).__name__
+
+
+def _form(part: Any, dim: int) -> Any:
+    kind = kind_of(part)
+    assert kind is not None
+    return type(part).__name__ if kind.rows(part, dim) is None else kind.form(part, dim)

@@ -6,7 +6,10 @@ from typing import Protocol
 
 
 class Cursor(Protocol):
-    """Hands every item out once. An implementation may be shared between processes or machines."""
+    """Hands every item out once. An implementation may be shared between processes or machines.
+
+    One that has `give_up(start)` is told of each chunk that failed for good and is skipped.
+    """
 
     @property
     def remaining(self) -> float:

@@ -88,6 +88,11 @@ def carrier(device: NodeDevice) -> str:
     return f"{emulated}{device.place}{name}"
 
 
+def of_one_cpu(devices: Sequence[NodeDevice]) -> bool:
+    """Whether all devices really are this machine's CPU, whose time they share."""
+    return all(device.kind == "cpu" and not device.emulated for device in devices)
+
+
 def devices_seen(kind: str) -> int:
     """How many devices of a kind PyTorch sees on this machine."""
     torch = load_torch()
@@ -191,7 +196,7 @@ def _spread(name: str, given: Any, count: int) -> list[Any]:
     values = given if isinstance(given, list) else [given]
     whole = name != "priority"
     for value in values:
-        if not isinstance(value, int if whole else int | float):
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or value != value:
             raise InputError(f"{name} {value!r}: expected a {'whole ' * whole}number")
     if len(values) == 1:
         values *= count

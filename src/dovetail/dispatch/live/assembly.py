@@ -1,17 +1,22 @@
-"""Results of chunks put together as the function would have returned them for the whole batch."""
+"""Where results of chunks go: to their place in the whole at once, or kept until all are there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dovetail.dispatch.chunk import ResultFormError
-from dovetail.dispatch.inputs.batch import grouped, leaves, mapped
+from dovetail.dispatch.inputs.kinds import BatchKind, kind_of
+from dovetail.dispatch.inputs.trees import closing, mapped, parts_of
+from dovetail.dispatch.live.joining import Join, differs, is_same, joined_results, may_be_items, refuse_unjoinable
+
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, np.generic)
 
 
 class BatchOutput(Protocol):
@@ -24,15 +29,26 @@ class BatchOutput(Protocol):
 
 
 class Collected:
-    """Every chunk's result is kept; the end joins them, by `reduce` if it was given, else along the dimension."""
+    """Every chunk's result is kept; the end joins them, by `reduce` if it was given, else by their rows."""
 
-    def __init__(self, dim: int, home: torch.device | None, reduce: Callable[[list[Any]], Any] | None = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        home: torch.device | None,
+        reduce: Callable[[list[Any]], Any] | None = None,
+        join: Join | Literal["list"] | None = None,
+        total: int | None = None,
+    ) -> None:
         self.dim = dim
         self.home = home
         self.reduce = reduce
+        self.join = join
+        self.total = total
         self.parts: dict[int, tuple[int, Any]] = {}
 
     def write(self, start: int, stop: int, result: Any) -> None:
+        if not self.parts and self.reduce is None and self.join is None and stop - start != self.total:
+            refuse_unjoinable(result, stop - start)
         self.parts[start] = (stop, result)
 
     def result(self) -> Any:
@@ -40,61 +56,33 @@ class Collected:
         values = [self.parts[start][1] for start in order]
         if self.reduce is not None:
             return self.reduce(values)
-        if not values or not all(isinstance(leaf, Tensor) for _, leaf in leaves(values)):
-            return values
         if self.home is not None:
-            values = [mapped(lambda leaf: leaf.to(self.home), value) for value in values]
-        sizes = [self.parts[start][0] - start for start in order]
-        return _join(values, sizes, self.dim)
+            values = [mapped(self._sent_home, value) for value in values]
+        if self.join == "list" or not values:
+            return values or None
+        return joined_results(values, [self.parts[start][0] - start for start in order], self.dim, self.join)
 
-
-def _join(values: list[Any], sizes: list[int], dim: int) -> Any:
-    """Join what has each chunk's number of items along the dimension; the rest must be the same in all chunks."""
-
-    def join(group: list[Tensor]) -> Tensor:
-        if all(_is_batched(value, dim, size) for value, size in zip(group, sizes, strict=True)):
-            return group[0] if len(group) == 1 else torch.cat(group, dim)
-        for other in group[1:]:
-            _check_same(group[0], other)
-        return group[0]
-
-    return grouped(join, values)
-
-
-def _is_batched(leaf: Tensor, dim: int, size: int) -> bool:
-    return -leaf.ndim <= dim < leaf.ndim and leaf.shape[dim] == size
-
-
-def _check_same(first: Tensor, other: Tensor) -> None:
-    """A part of the result that does not depend on the batch is passed through; one that does must not be."""
-    if first.shape != other.shape or not torch.allclose(first, other.to(first.device), equal_nan=True):
-        raise ResultFormError(
-            f"a result of shape {list(first.shape)} has no batch dimension, yet differs between chunks; "
-            "give reduce= to say how such results are put together"
-        )
+    def _sent_home(self, leaf: Any) -> Any:
+        return leaf.to(self.home) if isinstance(leaf, Tensor) else leaf
 
 
 @dataclass(slots=True)
-class _Leaf:
-    """One tensor of the output: allocated for the whole batch, or passed through."""
+class _Part:
+    """One part of the result: with room for the whole batch, or passed through."""
 
-    first: Tensor
-    tensor: Tensor
-    batched: bool
+    first: Any
+    whole: Any
+    kind: BatchKind | None  # if it has rows
 
 
-def _copy(leaf: Tensor, there: Tensor, name: str) -> None:
-    """Copy, but never with the silent change of shape or type that torch would make."""
-    if leaf.shape != there.shape or leaf.dtype != there.dtype:
-        found, expected = (f"{list(x.shape)} of {x.dtype}" for x in (leaf, there))
-        raise ResultFormError(f"chunks differ in what they return: {name} is {found}, expected {expected}")
-    there.copy_(leaf, non_blocking=True)
+def _has_rows(part: Any, dim: int, rows: int, kind: BatchKind | None) -> bool:
+    return kind is not None and kind.rows(part, dim) == rows
 
 
 class Preallocated:
     """Results are copied straight to their place in outputs whose form the first result tells.
 
-    Results that are part of a graph of derivatives, or no tensors, are collected instead.
+    Results that are part of a graph of derivatives, or have no place of a known size, are collected instead.
     """
 
     def __init__(self, total: int, dim: int, home: torch.device | None, pinned: bool = False) -> None:
@@ -103,9 +91,9 @@ class Preallocated:
         self.home = home
         self.pinned = pinned
         self._lock = Lock()
-        self._tree: Any = None
-        self._places: dict[str, None] = {}  # the way to each leaf; dictionaries of chunks may differ in their order
-        self._leaves: list[_Leaf] | None = None
+        self._closed: Callable[[Iterator[Any]], Any] = next
+        self._places: dict[str, None] = {}  # the way to each part; dictionaries of chunks may differ in their order
+        self._parts: list[_Part] | None = None
         self._single: Tensor | None = None
         self._collected: Collected | None = None
         self.detached = False  # a device may still write here: what is given out must be copies
@@ -117,62 +105,84 @@ class Preallocated:
             if place.shape == result.shape and place.dtype is result.dtype:
                 place.copy_(result, non_blocking=True)
                 return
-        if self._leaves is None and self._collected is None:
+        if self._parts is None and self._collected is None:
             with self._lock:
-                if self._leaves is None and self._collected is None:
+                if self._parts is None and self._collected is None:
                     self._prepare(stop - start, result)
         if self._collected is not None:
             self._collected.write(start, stop, result)
             return
         self._fill(start, stop, result)
 
+    @property
+    def copies(self) -> bool:
+        """Whether what is written from now on is copied, so that nobody need keep it."""
+        return self._parts is not None
+
     def _prepare(self, rows: int, result: Any) -> None:
-        found = dict(leaves(result, "result"))
-        if not found or not all(isinstance(leaf, Tensor) and not leaf.requires_grad for leaf in found.values()):
-            self._collected = Collected(self.dim, self.home)
+        found = dict(parts_of(result, "result"))
+        if may_be_items(result, rows) or not all(map(_has_place, found.values())):
+            self._collected = Collected(self.dim, self.home, total=self.total)
             return
-        self._tree = mapped(lambda leaf: None, result)
+        self._closed = closing(result)
         self._places = dict.fromkeys(found)
-        made = [_Leaf(leaf, *self._place(leaf, rows)) for leaf in found.values()]
-        if isinstance(result, Tensor) and made[0].batched and made[0].tensor is not result:
-            self._single = made[0].tensor
-        self._leaves = made
+        made = [self._place(part, rows) for part in found.values()]
+        if type(result) is Tensor and made[0].kind is not None and made[0].whole is not result:
+            self._single = made[0].whole
+        self._parts = made
 
-    def _is_home(self, leaf: Tensor) -> bool:
-        return self.home is None or leaf.device == self.home
+    def _place(self, part: Any, rows: int) -> _Part:
+        kind = kind_of(part)
+        if not _has_rows(part, self.dim, rows, kind):
+            return _Part(part, self._at_home(part), None)
+        assert kind is not None
+        if rows == self.total and self._at_home(part) is part:
+            return _Part(part, part, kind)
+        return _Part(part, kind.empty(part, self.dim, self.total, self.home, self.pinned), kind)
 
-    def _place(self, leaf: Tensor, rows: int) -> tuple[Tensor, bool]:
-        if not _is_batched(leaf, self.dim, rows):
-            return (leaf if self._is_home(leaf) else leaf.to(self.home)), False
-        if rows == self.total and self._is_home(leaf):
-            return leaf, True
-        shape = list(leaf.shape)
-        shape[self.dim] = self.total
-        device = self.home or leaf.device
-        pinned = self.pinned and device.type == "cpu"
-        return torch.empty(shape, dtype=leaf.dtype, device=device, pin_memory=pinned), True
+    def _at_home(self, part: Any) -> Any:
+        return part.to(self.home) if isinstance(part, Tensor) and self.home is not None else part
 
     def _fill(self, start: int, stop: int, result: Any) -> None:
-        assert self._leaves is not None
-        found = dict(leaves(result, "result"))
+        assert self._parts is not None
+        found = dict(parts_of(result, "result"))
         if found.keys() != self._places.keys():
             odd = min(found.keys() ^ self._places.keys())
             raise ResultFormError(f"chunks differ in what they return: {odd} is not in all of them")
-        for place, mine in zip(self._places, self._leaves, strict=True):
-            leaf = found[place]
-            if mine.batched and _is_batched(leaf, self.dim, stop - start):
-                if leaf is not mine.tensor:
-                    _copy(leaf, mine.tensor.narrow(self.dim, start, stop - start), place)
+        for place, mine in zip(self._places, self._parts, strict=True):
+            part = found[place]
+            if mine.kind is not None and _has_rows(part, self.dim, stop - start, kind_of(part)):
+                if part is not mine.whole:
+                    _copy(part, mine, self.dim, start, place)
                 continue
-            if mine.batched and leaf.shape == mine.first.shape:  # its size was the first chunk's by chance
-                mine.tensor, mine.batched = mine.first.to(self.home or leaf.device), False
-            if leaf is not mine.first:
-                _check_same(mine.tensor, leaf)
+            # If it had as many rows as the first chunk by chance, it may still be the same in all.
+            if mine.kind is not None and getattr(part, "shape", None) == mine.first.shape:
+                mine.whole, mine.kind = self._at_home(mine.first), None
+            if part is not mine.first and not (mine.kind is None and is_same(mine.whole, part)):
+                raise differs(place, part)
 
     def result(self) -> Any:
         if self._collected is not None:
             return self._collected.result()
-        if self._leaves is None:
+        if self._parts is None:
             return None
-        places = iter(self._leaves)
-        return mapped(lambda _: next(places).tensor.clone() if self.detached else next(places).tensor, self._tree)
+        return self._closed(map(self._given, self._parts))
+
+    def _given(self, part: _Part) -> Any:
+        kind = kind_of(part.whole) if self.detached else None
+        return part.whole if kind is None else kind.copy(part.whole)
+
+
+def _has_place(part: Any) -> bool:
+    kind = kind_of(part)
+    return isinstance(part, _CONSTANTS) if kind is None else kind.fixed(part)
+
+
+def _copy(part: Any, mine: _Part, dim: int, start: int, name: str) -> None:
+    assert mine.kind is not None
+    if type(part) is type(mine.whole) and mine.kind.put(mine.whole, dim, start, part):
+        return
+    shape = list(mine.whole.shape)
+    shape[dim] = part.shape[dim]
+    found, expected = f"{list(part.shape)} of {part.dtype}", f"{shape} of {mine.whole.dtype}"
+    raise ResultFormError(f"chunks differ in what they return: {name} is {found}, expected {expected}")

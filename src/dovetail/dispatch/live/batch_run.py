@@ -4,37 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from contextvars import Context, copy_context
 from functools import partial
 from math import inf
 from threading import Event
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, is_out_of_memory
 from dovetail.core.run import JournalFile
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.export import Span
-from dovetail.dispatch.inputs.batch import Source, TreeBatch, WholeBatch, leaves, mapped
+from dovetail.dispatch.inputs.batch import Source, TreeBatch, WholeBatch
 from dovetail.dispatch.inputs.devices import NodeDevice
+from dovetail.dispatch.inputs.kinds import kind_of
+from dovetail.dispatch.inputs.trees import leaves, mapped, parts_of
 from dovetail.dispatch.live.assembly import BatchOutput
+from dovetail.dispatch.live.compiled import CompiledSizes
 from dovetail.dispatch.live.replicas import Replicas
+from dovetail.dispatch.policies.floor import Way
 from dovetail.dispatch.recording import BatchJournal
 from dovetail.dispatch.scheduler import ChunkScheduler
 
 Hook = Callable[[Any, NodeDevice], Any]
 _AUTOCAST = ("cpu", "cuda")
+_BUSY = 0.05  # of a chunk's time on the CPU: one that is less of it there waits for something else
 NOWHERE = JournalFile(False)
 
 
 class Modes:
-    """What torch keeps per thread, as the caller had it: derivatives, inference, autocast."""
+    """What is kept per thread, as the caller had it: derivatives, inference, autocast, and the context variables.
+
+    Other processes get none of the latter.
+    """
 
     def __init__(self) -> None:
+        self.context: Context | None = copy_context()
         self.grad = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.autocast = {kind: torch.get_autocast_dtype(kind) for kind in _AUTOCAST if torch.is_autocast_enabled(kind)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "context": None}
 
     def enter(self, stack: ExitStack) -> None:
         if self.inference != torch.is_inference_mode_enabled():
@@ -127,10 +141,15 @@ class BatchRun:
         self.room: float = inf  # results that may wait for a reader
         self.begun_s = self.ended_s = 0.0
         self.spans: list[Span] | None = None  # when an accelerator copied and computed, if somebody wants to know
+        self.way: Way | None = None  # which devices do it, if that was chosen
+        self.told = ""  # and why
+        self.cpu_s = 0.0  # of this process when it began
         self.file = NOWHERE
         self.record: Callable[[Event], BatchJournal] | None = None  # opens its journal
         self.journal: BatchJournal | None = None
         self.ready = _ready(self.home)
+        self.touched: list[tuple[int, int]] = []  # ranges that the function was given in the batch's own memory
+        self.sizes: CompiledSizes | None = None  # of what is compiled
         self._lock = lock
         self._calls: dict[str, Callable[[Any], Any]] = {}
 
@@ -139,12 +158,36 @@ class BatchRun:
         if self.record is not None:
             self.journal, self.record = self.record(self.ended), None
 
+    def begin_failed(self, begun_s: float, error: Exception) -> bool:
+        """One call with all items has failed on the first device, which began then; True if that is the end."""
+        scheduler, self.begun_s = self.scheduler, begun_s
+        items = self.source.total or 0
+        chunk = scheduler.give(0, items, begun_s)
+        assert chunk is not None
+        self.touched.append((0, items))
+        (scheduler.halved if is_out_of_memory(error) else scheduler.failed)(chunk, perf_counter(), error)
+        return scheduler.finished
+
     def call_on(self, device: NodeDevice, moved: bool = False) -> Callable[[Any], Any]:
         """The function as it is called on a device, placed there once per run."""
         call = self._calls.get(device.name)
         if call is None:
-            call = self._calls[device.name] = self.calling.on(device, self.home, moved)
+            call = self.calling.on(device, self.home, moved)
+            if self.modes is not None and self.modes.context is not None:
+                call = _within(self.modes.context.copy(), call)  # two threads cannot be in one
+            self._calls[device.name] = call
         return call
+
+    def touches(self, device: NodeDevice) -> bool:
+        """Whether the function gets the batch's own memory on a device, and not a copy."""
+        if self.calling.preprocess is not None or self.home in (None, torch.device(device.place)):
+            return True
+        tree = getattr(self.source, "tree", None)  # only tensors are moved
+        return any(kind_of(part) is not None and not isinstance(part, Tensor) for _, part in parts_of(tree))
+
+    def was_touched(self, chunk: Chunk) -> bool:
+        """Whether the function may have changed a chunk's items, in an attempt before this one."""
+        return chunk.again and any(start < chunk.stop and chunk.start < stop for start, stop in self.touched)
 
     def whole_leaves(self) -> list[Tensor]:
         """The tensors that go whole to every chunk."""
@@ -159,6 +202,15 @@ class BatchRun:
             return True
         with self._lock:
             return self.scheduler.claim(chunk)
+
+
+def _within(context: Context, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda work: context.run(call, work)
+
+
+def charged_s(chunk: Chunk, seconds: float) -> float:
+    """What a chunk took: of the CPU where it only waited for that, for whatever else runs there adds to the time."""
+    return min(chunk.cpu_s, seconds) if chunk.cpu_s > _BUSY * seconds else seconds
 
 
 def _ready(home: torch.device | None) -> Any:

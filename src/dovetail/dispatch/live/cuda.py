@@ -20,10 +20,11 @@ from torch import Tensor
 
 from dovetail.core.errors import is_out_of_memory
 from dovetail.dispatch.chunk import Chunk
-from dovetail.dispatch.inputs.batch import mapped
 from dovetail.dispatch.inputs.devices import NodeDevice
+from dovetail.dispatch.inputs.trees import mapped
 from dovetail.dispatch.live.assembly import Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun
+from dovetail.dispatch.live.input_changes import called_again
 from dovetail.dispatch.live.worker import Ended
 
 
@@ -120,6 +121,8 @@ class CudaWorker:
                 self._mark(slot, 0)
                 work = run.slice(chunk.start, chunk.stop)
                 slot.work = work if run.calling.preprocess else self._moved(work, slot)
+                if run.touches(self.device):
+                    run.touched.append((chunk.start, chunk.stop))
                 self._mark(slot, 1)
         except BaseException as error:
             self._release(slot, error)
@@ -150,7 +153,8 @@ class CudaWorker:
         with ExitStack() as modes, torch.cuda.device(self.where), torch.cuda.stream(slot.stream):
             if run.ended is not self._begun and run.modes is not None:  # the thread has those of another run by now
                 run.modes.enter(modes)
-            result = call(slot.work)
+            again = run.was_touched(chunk)  # only if a device worked in the batch's own memory
+            result = called_again(call, slot.work, chunk.error, self.where != run.home) if again else call(slot.work)
             self._mark(slot, 2)
             if isinstance(run.output, Preallocated):
                 run.output.write(chunk.start, chunk.stop, result)

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextvars import copy_context
 from functools import partial
-from math import inf
 from pathlib import Path
-from threading import Event
-from time import perf_counter
-from types import MappingProxyType
+from time import perf_counter, process_time
 from typing import Any, Literal
+from weakref import finalize
 
-from torch import Tensor
-
-from dovetail.core.errors import DovetailError, InputError, check_functions, is_out_of_memory, within
+from dovetail.core.errors import DovetailError, InputError, check_functions, within
 from dovetail.core.files import as_path
 from dovetail.core.plain import scalar
-from dovetail.core.recorder import host_clock
 from dovetail.core.run import JournalFile
-from dovetail.dispatch.bounds import measured_peak
-from dovetail.dispatch.chunk import Chunk, gaps
+from dovetail.dispatch.chunk import Chunk, ResultFormError, gaps
 from dovetail.dispatch.inputs.batch import (
     Source,
     SourceCursor,
@@ -31,27 +26,39 @@ from dovetail.dispatch.inputs.batch import (
     as_source,
     form_of,
     handed_over,
-    tensor_form,
 )
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
-from dovetail.dispatch.inputs.devices import NodeDevice, carrier, devices_with
+from dovetail.dispatch.inputs.devices import NodeDevice, devices_with, of_one_cpu
+from dovetail.dispatch.live.arguments import check_cursor, check_options, check_resume
 from dovetail.dispatch.live.assembly import BatchOutput, Collected, Preallocated
-from dovetail.dispatch.live.batch_run import NOWHERE, BatchRun, Calling, Hook, Modes, home_of, placed_on
+from dovetail.dispatch.live.batch_run import (
+    NOWHERE,
+    BatchRun,
+    Calling,
+    Hook,
+    Modes,
+    home_of,
+    placed_on,
+)
+from dovetail.dispatch.live.compiled import CompiledSizes, is_compiled
+from dovetail.dispatch.live.direct import DirectCallError, DirectCalls, direct_calls, is_at, is_here
 from dovetail.dispatch.live.errors import Failure
-from dovetail.dispatch.live.outcome import BatchOutcome
+from dovetail.dispatch.live.joining import Join
+from dovetail.dispatch.live.mapping.run import MapReport, map_over
+from dovetail.dispatch.live.outcome import BatchOutcome, begin_journal, mark_of, run_of
 from dovetail.dispatch.live.pool import WorkerPool
 from dovetail.dispatch.live.progress import RunProgress, follow
 from dovetail.dispatch.live.stream import Piece, Streamed, pieces_of
 from dovetail.dispatch.live.tuning_cache import TuningCache, cache_folder
 from dovetail.dispatch.metrics import BatchReport, DispatchRun, report_of
 from dovetail.dispatch.policies import chosen, default_policy
-from dovetail.dispatch.policies.base import Policy
-from dovetail.dispatch.policies.fixed import Fixed
-from dovetail.dispatch.recording import LIVE, BatchJournal, header_of
+from dovetail.dispatch.policies.base import DeviceState, Policy
+from dovetail.dispatch.policies.floor import ONE_CALL, Way
 from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
 
 _SILENT: AbstractContextManager[None] = nullcontext()
+_COPIED = 0.15  # of a batch: a device of the same CPU does no longer chunk of it a second time
 
 
 class Dispatcher:
@@ -65,7 +72,7 @@ class Dispatcher:
     Parameters
     ----------
     function
-        Any callable over batched tensors, an nn.Module (copied to each device), or an object with `on(device)`.
+        Any callable over batches, an nn.Module (copied to each device), or an object with `on(device)`.
     devices
         Names such as `cuda:0` and `cpu`, or `Device`s.
     policy
@@ -79,7 +86,10 @@ class Dispatcher:
     preprocess, postprocess
         Called with a chunk's work, or result, and the device; by default work goes to the device and results back.
     reduce
-        Puts the list of results together; by default they are concatenated along `dim`.
+        Puts the list of results together; by default they are joined by their rows, along `dim`.
+    join
+        Joins parts that have no rows and differ between chunks: called with their values and the chunks' sizes; `list`
+        for the list of the chunks' results.
     init, teardown
         Called with each device on its thread, before its first chunk and after its last.
     backup
@@ -98,6 +108,9 @@ class Dispatcher:
         Record each run here, in the place of the one before; True: in a file of its own that goes with its outcome.
     cache
         Where curves are kept between programs: True for the user's cache folder, False for nowhere.
+    shapes
+        `few`: the function is compiled for every size anew, so chunks have few of them; `padded`: and fewer still, for
+        the last ones are filled up with copies of a row. By default what torch.compile and jax.jit make is known.
     """
 
     def __init__(
@@ -115,6 +128,7 @@ class Dispatcher:
         preprocess: Hook | None = None,
         postprocess: Hook | None = None,
         reduce: Callable[[list[Any]], Any] | None = None,
+        join: Join | Literal["list"] | None = None,
         init: Callable[[NodeDevice], None] | None = None,
         teardown: Callable[[NodeDevice], None] | None = None,
         backup: bool = True,
@@ -127,19 +141,12 @@ class Dispatcher:
         trace: str | Path | None = None,
         journal: bool | str | Path | None = None,
         cache: bool | str | Path = True,
+        shapes: Literal["any", "few", "padded"] | None = None,
     ) -> None:
-        if mode not in ("async", "sync"):
-            raise InputError(f"mode {mode!r}: expected 'async' or 'sync'")
-        if on_error not in ("retry", "fail", "skip"):
-            raise InputError(f"on_error {on_error!r}: expected 'retry', 'fail' or 'skip'")
         dim, retries, weight = scalar(dim), scalar(retries), scalar(weight)
-        within("weight", weight, "more than 0", 1e-12, optional=False)
-        within("retries", retries, "0 or more", whole=True, optional=False)
-        within("dim", dim, "a dimension", -1e3, 1e3, whole=True, optional=False)
-        if pool is not None and not isinstance(pool, WorkerPool):
-            raise InputError(f"pool {pool!r}: expected a dispatch.Pool")
-        check_functions(preprocess=preprocess, postprocess=postprocess, reduce=reduce, init=init, teardown=teardown)
-        check_functions(progress=None if isinstance(progress, bool) else progress)
+        asked = {"reduce": reduce, "join": join, "backup": backup, "on_error": on_error, "retries": retries}
+        check_options(dim=dim, mode=mode, pool=pool, weight=weight, progress=progress, shapes=shapes, **asked)
+        check_functions(preprocess=preprocess, postprocess=postprocess, init=init, teardown=teardown)
         self._own_pool = pool is None
         self._backend = backend
         if pool is None:
@@ -147,13 +154,15 @@ class Dispatcher:
             pool = WorkerPool(given, backend, init=init, teardown=teardown)
         self.pool = pool
         self.devices = pool.devices if self._own_pool else devices_with(pool.devices, sizes, capacities, priorities)
+        self._alone = len(self.devices) == 1 and self.devices[0].kind == "cpu"
+        self._frugal = of_one_cpu(self.devices) and any(device.size is None for device in self.devices)
         self._cuda = any(device.kind == "cuda" for device in self.devices)
         if policy is None:
             policy = default_policy(all(device.size is not None for device in self.devices))
         self.policy_name, self.policy = chosen(policy, options)
         self._by_name, self._options = isinstance(policy, str), dict(options or {})
-        self.function = placed_on(function)
-        self.dim, self.mode, self.reduce = dim, mode, reduce
+        self.given, self.function = function, placed_on(function)
+        self.dim, self.mode, self.reduce, self.join = dim, mode, reduce, join
         self.preprocess, self.postprocess = preprocess, postprocess
         self.backup, self.on_error, self.retries, self.weight = backup, on_error, retries, weight
         self.progress = progress
@@ -162,27 +171,29 @@ class Dispatcher:
         self._written = self.trace or self.journal
         folder = cache_folder() if cache is True else as_path(cache, "cache") if cache else None
         slots = [worker.slots for worker in pool.workers]
-        self.tuning = TuningCache(function, self.devices, slots, folder, getattr(self.policy, "learns", True))
+        learns = getattr(self.policy, "learns", True)
+        few = shapes in ("few", "padded") or (shapes is None and of_one_cpu(self.devices) and is_compiled(function))
+        self.tuning = TuningCache(function, self.devices, slots, folder, learns, backend == "thread", few)
         self._latest: Callable[[], BatchReport] | None = None
         self._recorded: Callable[[], DispatchRun] | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._closed = False
-        self._direct_up_to: float = -1
-        self._direct_like: Any = None
-        self._prepare_direct()
+        self._sizes = CompiledSizes(dim, shapes == "padded") if few else None
+        self._direct = direct_calls(self, function)
+        if self._own_pool:
+            finalize(self, pool.abandon).atexit = False
 
     # -- what one calls
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result for the whole batch, in order. Several arguments are cut alike."""
-        if self._direct_up_to >= 0 and len(args) == 1 and not kwargs:
-            batch = args[0]
-            fits = type(batch) is Tensor and batch.is_cpu and -batch.ndim <= self.dim < batch.ndim
-            if fits and batch.shape[self.dim] <= self._direct_up_to:
-                like = self._direct_like
-                if like is None or like == tensor_form(batch, self.dim):
-                    return self._run_direct(batch)
-        return self.attempt(*args, **kwargs).unwrap()
+        if self._direct is None:
+            return self.attempt(*args, **kwargs).unwrap()
+        source, spread = self._source(args, kwargs)
+        form = form_of(source, self.dim)
+        if is_here(source) and self._direct.take(form, source.total or 0):
+            return self._call_once(self._direct, source, form, args, kwargs).unwrap()
+        return self._attempt(source, spread, form, args, kwargs).unwrap()
 
     def attempt(
         self, *args: Any, cursor: Cursor | None = None, resume: BatchOutcome | None = None, **kwargs: Any
@@ -193,18 +204,9 @@ class Dispatcher:
         """
         self._check_open()
         source, spread = self._source(args, kwargs)
-        if source.total == 0 and resume is None:
-            return self._empty(source, spread)
-        if resume is not None and not isinstance(source, WholeBatch):
-            raise InputError("what was read from a generator is gone: only a batch of known size can be resumed")
-        output = self._output(source) if resume is None or resume.output is None else resume.output
-        run, form = self._batch_run(source, output, spread, cursor, resume)
-        try:
-            self._carry_out(run)
-        except KeyboardInterrupt as stop:
-            stop.outcome = self._outcome(run, form, whole=cursor is None)  # type: ignore[attr-defined]
-            raise
-        return self._outcome(run, form, whole=cursor is None)
+        check_cursor(cursor)
+        check_resume(resume, source)
+        return self._attempt(source, spread, form_of(source, self.dim), args, kwargs, cursor, resume)
 
     def stream(
         self, *args: Any, ordered: bool = True, cursor: Cursor | None = None, ahead: int = 4, **kwargs: Any
@@ -212,10 +214,13 @@ class Dispatcher:
         """Results chunk by chunk as they come, in the order of the batch or as they end; `ahead` chunks may wait."""
         if ordered and cursor is not None:
             raise InputError("a stream over a shared cursor has gaps; give ordered=False")
+        check_cursor(cursor)
+        within("ahead", ahead, "0 or more", whole=True, optional=False)
         self._check_open()
         source, spread = self._source(args, kwargs)
         output = Streamed()
-        run, form = self._batch_run(source, output, spread, cursor, None)
+        form = form_of(source, self.dim)
+        run = self._batch_run(source, output, spread, self.tuning.states(form), cursor)
         run.room = len(self.devices) * 2 + ahead
         run.modes = Modes()
         return pieces_of(self.pool, run, output, ordered, lambda: self._outcome(run, form, whole=False).unwrap())
@@ -224,14 +229,31 @@ class Dispatcher:
         """Begin a run and give its future; `asyncio.wrap_future` awaits it."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(thread_name_prefix="dovetail submit")
-        modes = Modes()
+        modes, context = Modes(), copy_context()
 
         def begin() -> Any:
             with ExitStack() as stack:
                 modes.enter(stack)
                 return self.attempt(*args, **kwargs).unwrap()
 
-        return self._executor.submit(begin)
+        return self._executor.submit(context.run, begin)
+
+    def map(
+        self,
+        dataset: Any,
+        out: str | Path,
+        *,
+        items: int | None = None,
+        to: str | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> MapReport:
+        """The function over a dataset larger than memory, to files in the folder `out`; a killed map is gone on with.
+
+        A dataset is a folder of .npy, .safetensors or .parquet files, a Dataset or DataLoader, or an iterable. A shard
+        has so many `items` (about 64 MiB if not given) and is a file of the format `to`.
+        """
+        self._check_open()
+        return map_over(self, dataset, out, items, to, progress)
 
     @property
     def report(self) -> BatchReport:
@@ -245,11 +267,11 @@ class Dispatcher:
         """The run that ended last: its figures, and with `journal` its journal and what can be asked of it."""
         if self._latest is None:
             raise InputError("nothing has run yet")
-        return _run_of(NOWHERE, self._latest, self.policy_name) if self._recorded is None else self._recorded()
+        return run_of(NOWHERE, self._latest, self.policy_name) if self._recorded is None else self._recorded()
 
     def close(self) -> None:
         """End the workers, unless they belong to a shared pool."""
-        self._closed, self._direct_up_to = True, -1
+        self._closed, self._direct = True, None
         if self._executor is not None:
             self._executor.shutdown(wait=True)
         if self._own_pool:
@@ -265,49 +287,6 @@ class Dispatcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- the direct path: one chunk on one device where the batch is, with nothing around the call
-
-    def _may_be_direct(self) -> bool:
-        pool = self.pool
-        hooks = (self.preprocess, self.postprocess, self.reduce, pool.init, pool.teardown, self._written, self.progress)
-        alone = len(self.devices) == 1 and self.devices[0].kind == "cpu"
-        return alone and self._own_pool and self._backend == "thread" and not any(hooks)
-
-    def _prepare_direct(self) -> None:
-        device = self.devices[0]
-        if isinstance(self.policy, Fixed) and self._may_be_direct():
-            size = self.policy.size if device.size is None else device.size
-            self._direct_up_to = size or inf
-
-    def _learn_direct(self, form: Any, source: Source, run: BatchRun) -> None:
-        """A batch that one call of the best size can do needs no engine next time."""
-        state = run.scheduler.view.devices[0]
-        if isinstance(self.policy, Fixed) or not isinstance(source, TensorBatch) or state.curve is None:
-            return
-        if not self._may_be_direct():
-            return
-        if state.size is None and (state.settled or state.curve.best == state.curve.sizes[-1]):
-            self._direct_like = form
-            self._direct_up_to = min(state.curve.tail if state.settled else state.best, state.limit)
-
-    def _run_direct(self, batch: Any) -> Any:
-        call = self.function(self.devices[0])
-        begun = perf_counter()
-        try:
-            result = call(batch)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return self.attempt(batch).unwrap()
-        self._latest = partial(self._report_direct, batch.shape[self.dim], begun, perf_counter())
-        self._recorded = None
-        return result
-
-    def _report_direct(self, items: int, begun_s: float, ended_s: float) -> BatchReport:
-        scheduler = ChunkScheduler(LocalCursor(0, 0), self.policy, self.tuning.states(self._direct_like))
-        scheduler.rows.append((0, 0, items, begun_s, ended_s, 1, "done"))
-        return report_of(scheduler, [self.devices[0].name], begun_s, ended_s)
-
     # -- the engine's way
 
     def _source(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Source, bool]:
@@ -317,16 +296,53 @@ class Dispatcher:
 
     def _output(self, source: Source) -> BatchOutput:
         home = home_of(source)
-        if self.reduce is not None or source.total is None or not isinstance(source, TensorBatch | TreeBatch):
-            return Collected(self.dim, home, self.reduce)
+        placed = isinstance(source, TensorBatch | TreeBatch) and self.reduce is None and self.join is None
+        if source.total is None or not placed:
+            return Collected(self.dim, home, self.reduce, self.join, source.total)
         pinned = home is not None and home.type == "cpu" and self._cuda
         return Preallocated(source.total, self.dim, None if self.postprocess else home, pinned)
 
-    def _batch_run(
-        self, source: Source, output: BatchOutput, spread: bool, cursor: Cursor | None, resume: BatchOutcome | None
-    ) -> tuple[BatchRun, Any]:
-        form = form_of(source, self.dim)
+    def _attempt(
+        self,
+        source: Source,
+        spread: bool,
+        form: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cursor: Cursor | None = None,
+        resume: BatchOutcome | None = None,
+    ) -> BatchOutcome:
+        if source.total == 0 and resume is None:
+            return self._empty(source, spread)
         states = self.tuning.states(form)
+        way = self._way(source, form, states) if cursor is None and resume is None else None
+        if way == ONE_CALL and self._direct is not None and is_here(source):
+            outcome = self._call_once(self._direct, source, form, args, kwargs)
+            floor, items = self.tuning.floor(form), source.total or 0
+            if floor.decided and floor.is_sure(way, items):
+                self._direct.sure(form, items)
+            return outcome
+        output = self._output(source) if resume is None or resume.output is None else resume.output
+        told = self.tuning.floor(form).why(way, source.total or 0, names_of(self.devices)) if way is not None else ""
+        run = self._batch_run(source, output, spread, states, cursor, resume, told)
+        run.way = way
+        try:
+            self._carry_out(run)
+        except KeyboardInterrupt as stop:
+            stop.outcome = self._outcome(run, form, whole=cursor is None)  # type: ignore[attr-defined]
+            raise
+        return self._outcome(run, form, whole=cursor is None)
+
+    def _batch_run(
+        self,
+        source: Source,
+        output: BatchOutput,
+        spread: bool,
+        states: list[DeviceState],
+        cursor: Cursor | None = None,
+        resume: BatchOutcome | None = None,
+        told: str = "",
+    ) -> BatchRun:
         shared = cursor is not None
         if cursor is None:
             if resume is not None:
@@ -344,6 +360,7 @@ class Dispatcher:
             backup=self.backup and len(states) > 1,
             retries=self.retries,
             on_error=self.on_error,
+            copied=_COPIED if self._frugal else 1.0,
         )
         if resume is not None:
             scheduler.returned += [Chunk(start, stop, -1) for start, stop in resume.missing]
@@ -352,34 +369,54 @@ class Dispatcher:
         calling = Calling(self.function, self.preprocess, self.postprocess, spread)
         run = BatchRun(source, scheduler, output, calling, self.devices, self.pool.lock, self.weight)
         run.spans = [] if self.trace is not None else None
+        run.touched = list(resume.missing) if resume is not None else []
+        run.cpu_s, run.told = process_time(), told
+        run.sizes = self._sizes
         if isinstance(scheduler, RecordedScheduler):
             run.file = file = JournalFile(None if self.journal is True else self.journal)
             before = gaps(resume.missing, source.total or 0) if resume is not None else []
-            facts = {"done_before": before, "shared": shared}
-            run.record = partial(self._begin_journal, file, scheduler, source.total, facts)
-        return run, form
+            facts = {"done_before": before, "shared": shared, "way": told, "by_name": self._by_name}
+            own = self.policy_name, self._options, self.devices, self.pool.lock
+            run.record = partial(begin_journal, file, scheduler, source.total, facts, *own)
+        return run
 
-    def _begin_journal(
-        self, file: JournalFile, scheduler: RecordedScheduler, items: int | None, facts: dict[str, Any], ended: Event
-    ) -> BatchJournal:
-        header = header_of(
-            scheduler,
-            policy=self.policy_name,
-            mode=LIVE,
-            items=items,
-            peaks=[measured_peak(state.curve) for state in scheduler.view.devices],
-            options=self._options,
-            clock=host_clock(),
-            zero_s=perf_counter(),
-            hardware={device.name: carrier(device) for device in self.devices},
-            facts={**facts, "by_name": self._by_name},
-        )
-        assert file.path is not None
-        return BatchJournal(file.path, header, scheduler, self.pool.lock, ended)
+    def _way(self, source: Source, form: Any, states: list[DeviceState]) -> Way | None:
+        """Which devices do this batch, and whether one does it with one call; None where that is not to be chosen."""
+        if not getattr(self.policy, "leaves_out", False) or not self._own_pool or not source.total:
+            return None
+        home = home_of(source)
+        once = [i for i, state in enumerate(states) if state.slots == 1 or is_at(home, self.devices[i])]
+        once = [0] if self._direct is not None else once
+        again = self.tuning.met_again(form, source.total)
+        return self.tuning.floor(form).choose(states, source.total, once if again else [])
+
+    def _call_once(
+        self, direct: DirectCalls, source: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> BatchOutcome:
+        """One call on the caller's thread, with nothing around it; if it fails, the engine goes on from there."""
+        self.pool.refuse_inside()
+        call, floor = self.function(self.devices[0]), self.tuning.floor(form)
+        try:
+            result, begun_s, ended_s = direct.call(call, source, form, floor, args, kwargs)
+        except DirectCallError as failed:
+            states = self.tuning.states(form)
+            states[0].whole = True
+            run = self._batch_run(source, self._output(source), len(args) != 1 or bool(kwargs), states)
+            if not run.begin_failed(failed.begun_s, failed.error):
+                self._carry_out(run)
+            return self._outcome(run, form, whole=True)
+        self._latest = partial(self._report_once, form, source.total, begun_s, ended_s)
+        self._recorded = partial(run_of, NOWHERE, self._latest, self.policy_name)
+        return BatchOutcome(result, [], [], self._latest, None, self._recorded)
+
+    def _report_once(self, form: Any, items: int, begun_s: float, ended_s: float) -> BatchReport:
+        scheduler = ChunkScheduler(LocalCursor(0, 0), self.policy, self.tuning.states(form), total=items)
+        scheduler.rows.append((0, 0, items, begun_s, ended_s, 1, "done"))
+        names = names_of(self.devices)
+        return report_of(scheduler, names, begun_s, ended_s, way=ONE_CALL.told(names))
 
     def _carry_out(self, run: BatchRun) -> None:
-        alone = len(self.devices) == 1 and self.devices[0].kind == "cpu" and self._backend == "thread"
-        here = self.mode == "sync" or (self._own_pool and alone)
+        here = self.mode == "sync" or (self._own_pool and self._alone and self._backend == "thread")
         with follow(self.progress, run) if self.progress else _SILENT as notify:
             if here and self.pool.run_here(run, notify):
                 return
@@ -397,16 +434,22 @@ class Dispatcher:
     def _outcome(self, run: BatchRun, form: Any, whole: bool) -> BatchOutcome:
         scheduler = run.scheduler
         self.tuning.learn(form, scheduler.view.devices)
-        names = [device.name for device in self.devices]
+        names = names_of(self.devices)
         begun_s, ended_s, spans = run.begun_s, run.ended_s or perf_counter(), run.spans or ()
-        self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans)
+        way, told, total = run.way, run.told, run.source.total
+        self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans, told)
+        if way is not None and total is not None and not scheduler.failures and scheduler.done_items == total:
+            self.tuning.floor(form).ended(way, total, ended_s - begun_s, process_time() - run.cpu_s)
+        if any(isinstance(error, ResultFormError) for _, error in scheduler.failures):
+            self.tuning.floor(form).unjoinable = True
         if self.trace is not None:
             self._latest().write_trace(self.trace)
         claims = run.journal.end(perf_counter()) if run.journal is not None else {}
         file, run.file = run.file, NOWHERE  # copies of a chunk know each other, and their run: it would stay with them
         own = None if self._by_name else self.policy
-        self._recorded = partial(_run_of, file, self._latest, self.policy_name, own, claims)
-        self._learn_direct(form, run.source, run)
+        self._recorded = partial(run_of, file, self._latest, self.policy_name, own, claims)
+        if self._direct is not None and not self.tuning.floor(form).unjoinable:
+            self._direct.learn(form, run)
         late = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         if late and isinstance(run.output, Preallocated):
             run.output.detached = True
@@ -414,12 +457,12 @@ class Dispatcher:
             Failure(names[chunk.device], chunk.start, chunk.stop, chunk.attempt, error)
             for chunk, error in scheduler.failures
         ]
-        total = run.source.total
         missing = scheduler.missing(total) if whole and total is not None and scheduler.done_items != total else []
         result = run.output.result() if self.reduce is None or not failures else None
         if self._cuda:
             handed_over(result)
-        return BatchOutcome(result, missing, failures, self._latest, run.output, self._recorded)
+        mark = mark_of(run.source, missing) if missing and not run.forgets else ""
+        return BatchOutcome(result, missing, failures, self._latest, run.output, self._recorded, mark)
 
     def _empty(self, source: Source, spread: bool) -> BatchOutcome:
         """No items: one call on none of them gives an empty result of the right form."""
@@ -428,17 +471,10 @@ class Dispatcher:
         result = call(source.slice(0, 0))
         now = perf_counter()
         report = BatchReport(0, 0.0, [], [], now)
-        self._latest, self._recorded = lambda: report, partial(_run_of, NOWHERE, lambda: report, self.policy_name)
-        result = self.reduce([result]) if self.reduce else result
+        self._latest, self._recorded = lambda: report, partial(run_of, NOWHERE, lambda: report, self.policy_name)
+        result = self.reduce([result]) if self.reduce else [result] if self.join == "list" else result
         return BatchOutcome(result, [], [], self._latest, None, self._recorded)
 
 
-def _run_of(
-    file: JournalFile,
-    report: Callable[[], BatchReport],
-    name: str,
-    own: Policy | None = None,
-    claims: Mapping[str, Any] = MappingProxyType({}),
-) -> DispatchRun:
-    """A run as it is told to who asks; `own`: a policy that has no name, `claims`: what its journal ends with."""
-    return DispatchRun(file, {**report().metrics(name), **claims}, own)
+def names_of(devices: Sequence[NodeDevice]) -> list[str]:
+    return [device.name for device in devices]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from dovetail.dispatch.chunk import ResultFormError
+
 # After these a CUDA context is of no more use to its process.
 _BROKEN = (
     "illegal memory access",
@@ -52,8 +54,8 @@ def combined(failures: Sequence[Failure]) -> BaseException:
             failure.error.add_note(where)
         if failure.error not in errors:
             errors.append(failure.error)
-    if len(errors) == 1:
-        return errors[0]
+    if len(errors) == 1 or all(isinstance(error, ResultFormError) for error in errors):
+        return errors[0]  # what cannot be put together is so for every chunk: one says it
     text = f"{len(errors)} chunks failed"
     if all(isinstance(error, Exception) for error in errors):
         return ExceptionGroup(text, [error for error in errors if isinstance(error, Exception)])

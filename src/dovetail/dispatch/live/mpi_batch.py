@@ -14,7 +14,7 @@ from dovetail.dispatch.chunk import gaps
 from dovetail.dispatch.inputs.batch import as_source
 from dovetail.dispatch.live.assembly import Collected
 from dovetail.dispatch.live.mpi import agreed, mpi
-from dovetail.dispatch.live.packing import layout_of, pack, unpack
+from dovetail.dispatch.live.packing import Packed, unpack
 
 Range = tuple[int, int]
 Part = tuple[int, int, Any]
@@ -142,10 +142,10 @@ def gathered(
     comm: Any, parts: Sequence[Part], root: int | None, dim: int, reduce: Callable[[list[Any]], Any] | None
 ) -> Any:
     """The parts of all ranks, put together in the order of the batch; None on ranks that are not the root."""
-    layout, size = layout_of([value for *_, value in parts])
-    mine = torch.empty(size, dtype=torch.uint8)
-    pack([value for *_, value in parts], layout, mine)
-    sent = comm.allgather(([part[:2] for part in parts], layout, size))
+    packed = Packed.of([value for *_, value in parts])
+    mine = torch.empty(packed.size, dtype=torch.uint8)
+    packed.pack(mine)
+    sent = comm.allgather(([part[:2] for part in parts], packed.layout, packed.size))
     sizes = [size for *_, size in sent]
     here = root is None or comm.rank == root
     everything = torch.empty(sum(sizes) if here else 0, dtype=torch.uint8)

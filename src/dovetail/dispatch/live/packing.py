@@ -1,70 +1,108 @@
-"""Trees of tensors as flat bytes: how they go to another process or machine, and back."""
+"""Values as flat bytes: how they go to another process or machine, and back.
+
+Whatever can be pickled is, but for the numbers of tensors and arrays, wherever they are held: these lie beside.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import tempfile
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from msgspec import Struct
 from torch import Tensor
 
-from dovetail.dispatch.inputs.batch import leaves, mapped
-
 _ALIGN = 64  # bytes; enough for any element, and for vector instructions
-_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})  # what is equal if it says so, and stays as it is
 
 
-class TensorPlace(Struct, frozen=True):
-    """A tensor's place among the bytes."""
+class Packed(NamedTuple):
+    """A value without its numbers, the tensors and arrays that hold these with their places, and the bytes they take.
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-    stop: int
-
-
-def layout_of(tree: Any) -> tuple[Any, int]:
-    """The same tree with places instead of tensors, and how many bytes they take. What is no tensor stays.
-
-    >>> layout, size = layout_of({"x": torch.zeros(3, dtype=torch.float64), "scale": 2})
-    >>> layout["x"].shape, layout["scale"], size
-    ((3,), 2, 64)
+    >>> packed = Packed.of({"x": torch.zeros(3, dtype=torch.float64), "scale": 2})
+    >>> packed.size, packed.pack(torch.empty(64, dtype=torch.uint8))
+    (64, None)
     """
-    size = 0
 
-    def place(leaf: Any) -> Any:
-        nonlocal size
-        if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_quantized:
-            return leaf
-        offset, stop = size, size + leaf.element_size() * leaf.numel()
-        size = -(-stop // _ALIGN) * _ALIGN
-        return TensorPlace(leaf.dtype, tuple(leaf.shape), offset, stop)
+    layout: bytes
+    found: list[tuple[int, int, Any]]
+    size: int
 
-    return mapped(place, tree), size
+    @classmethod
+    def of(cls, value: Any) -> Packed:
+        try:
+            return cls._by(pickle.Pickler, value)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            with suppress(ImportError):
+                return cls._by(import_module("cloudpickle").Pickler, value)
+            raise
+
+    @classmethod
+    def _by(cls, pickler: Any, value: Any) -> Packed:
+        found: list[tuple[int, int, Any]] = []
+
+        class Packer(pickler):  # type: ignore[misc]
+            def reducer_override(self, held: Any) -> Any:
+                if not _is_plain(held):
+                    above = getattr(super(), "reducer_override", None)
+                    return NotImplemented if above is None else above(held)
+                start = -(-found[-1][1] // _ALIGN) * _ALIGN if found else 0
+                stop = start + (held.nbytes if isinstance(held, np.ndarray) else held.element_size() * held.numel())
+                found.append((start, stop, held))
+                return _placed, (type(held) is Tensor, held.dtype, tuple(held.shape), start, stop)
+
+        file = io.BytesIO()
+        Packer(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        return cls(file.getvalue(), found, -(-found[-1][1] // _ALIGN) * _ALIGN if found else 0)
+
+    def pack(self, buffer: Tensor) -> None:
+        """Copy the numbers to their places."""
+        for start, stop, held in self.found:
+            there = _placed(type(held) is Tensor, held.dtype, tuple(held.shape), start, stop, buffer)
+            there.copy_(held.detach()) if isinstance(held, Tensor) else np.copyto(there, held)
 
 
-def pack(tree: Any, layout: Any, buffer: Tensor) -> None:
-    """Copy the tensors to their places."""
-    for (_, place), (_, leaf) in zip(leaves(layout), leaves(tree), strict=True):
-        if isinstance(place, TensorPlace):
-            _view(buffer, place).copy_(leaf.detach())
+def _is_plain(held: Any) -> bool:
+    if type(held) is Tensor:
+        return held.layout is torch.strided and not held.is_quantized
+    return type(held) is np.ndarray and not held.dtype.hasobject
 
 
-def unpack(layout: Any, buffer: Tensor) -> Any:
-    """The tree again; its tensors are views of the bytes."""
-    return mapped(lambda leaf: _view(buffer, leaf) if isinstance(leaf, TensorPlace) else leaf, layout)
+def _placed(
+    tensor: bool, dtype: Any, shape: tuple[int, ...], start: int, stop: int, buffer: Tensor, keep: bool = False
+) -> Any:
+    """A tensor or an array over some of the bytes; `keep`: one of its own."""
+    if not prod(shape):
+        return torch.empty(shape, dtype=dtype) if tensor else np.empty(shape, dtype)
+    there = buffer[start:stop]
+    if tensor:
+        view = there.view(dtype).view(shape)
+        return view.clone() if keep else view
+    array = there.numpy().view(dtype).reshape(shape)
+    return array.copy() if keep else array
 
 
-def _view(buffer: Tensor, place: TensorPlace) -> Tensor:
-    if not prod(place.shape):
-        return torch.empty(place.shape, dtype=place.dtype)
-    return buffer[place.offset : place.stop].view(place.dtype).view(place.shape)
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, layout: bytes, buffer: Tensor, keep: bool) -> None:
+        super().__init__(io.BytesIO(layout))
+        self._put = partial(_placed, buffer=buffer, keep=keep)
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._put if (module, name) == (__name__, "_placed") else super().find_class(module, name)
 
 
-Parcel = tuple[str, int, Any]  # where the bytes are if the place is new, how many, and the layout
+def unpack(layout: bytes, buffer: Tensor, keep: bool = False) -> Any:
+    """The value again; its tensors and arrays are views of the bytes, unless it shall keep them."""
+    return _Unpickler(layout, buffer, keep).load()
+
+
+Parcel = tuple[str, int, bytes]  # where the bytes are if the place is new, how many, and the layout
 
 
 class Sender:
@@ -73,24 +111,22 @@ class Sender:
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._memory: _Memory | None = None
-        self._sent: Any = None  # the layout that the receiver has
+        self._sent: bytes | None = None  # the layout that the receiver has
         self._new = False  # it does not know of this memory yet
 
     def send(self, tree: Any) -> Parcel | None:
         """What to tell the receiver; None if all is as the last time but for the values."""
-        layout, size = layout_of(tree)
-        if size > len(self._buffer):
+        packed = Packed.of(tree)
+        if packed.size > len(self._buffer):
             self.close()
-            self._memory = _Memory(size + size // 2)
+            self._memory = _Memory(packed.size + packed.size // 2)
             self._buffer, self._new = self._memory.bytes, True
-        pack(tree, layout, self._buffer)
-        others = [type(leaf) for _, leaf in leaves(layout) if type(leaf) is not TensorPlace]
-        sent = (layout, others) if _PLAIN.issuperset(others) else None
-        if sent is not None and sent == self._sent and not self._new:
+        packed.pack(self._buffer)
+        if packed.layout == self._sent and not self._new:
             return None
         path = self._memory.path if self._new and self._memory is not None else ""
-        self._sent, self._new = sent, False
-        return path, len(self._buffer), layout
+        self._sent, self._new = packed.layout, False
+        return path, len(self._buffer), packed.layout
 
     def repeat(self) -> None:
         """The last parcel did not arrive: the next one must say everything."""
@@ -108,15 +144,15 @@ class Receiver:
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._layout: Any = None
+        self._layout = b""
 
-    def receive(self, parcel: Parcel | None) -> Any:
-        """The tree; its tensors are valid until the sender sends again."""
+    def receive(self, parcel: Parcel | None, keep: bool = False) -> Any:
+        """The tree; unless it is kept, its tensors are valid until the sender sends again."""
         if parcel is not None:
             path, size, self._layout = parcel
             if path:
                 self._buffer = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-        return unpack(self._layout, self._buffer)
+        return unpack(self._layout, self._buffer, keep)
 
 
 class _Memory:

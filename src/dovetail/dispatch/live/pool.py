@@ -14,7 +14,7 @@ from dovetail.core.errors import DovetailError, PolicyError, is_out_of_memory
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice, resolve
 from dovetail.dispatch.live import switch_interval
-from dovetail.dispatch.live.batch_run import BatchRun
+from dovetail.dispatch.live.batch_run import BatchRun, charged_s
 from dovetail.dispatch.live.errors import is_lost
 from dovetail.dispatch.live.worker import Ended
 from dovetail.dispatch.live.workers import WorkerSet
@@ -321,7 +321,7 @@ class WorkerPool:
             self._served[i] = now
             run.used_s += seconds
             if error is None:
-                scheduler.done(chunk, now, seconds)
+                scheduler.done(chunk, now, charged_s(chunk, seconds))
             elif is_out_of_memory(error):
                 scheduler.halved(chunk, now, error)
             else:
@@ -382,6 +382,11 @@ class WorkerPool:
         wrong, self.worker_set.wrong = self.worker_set.wrong, []
         if wrong:
             raise wrong[0] if len(wrong) == 1 else ExceptionGroup("the pool was not closed well", wrong)
+
+    def abandon(self) -> None:
+        """Nobody can use the pool any more: its threads end. Others wait for them, not the one that comes by."""
+        if not self.closed and (self.threads or any(self._started_here)):
+            Thread(target=self.close, name="dovetail end", daemon=True).start()
 
     def __enter__(self) -> WorkerPool:
         return self

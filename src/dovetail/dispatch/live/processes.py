@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dovetail.dispatch.chunk import Chunk
-from dovetail.dispatch.inputs.batch import mapped
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import DeviceLostError
@@ -122,10 +121,10 @@ class ProcessWorker:
         if isinstance(answer, BaseException):
             return [(chunk, answer)]
         try:
-            result = self._receivers[slot].receive(answer)
+            keep = not getattr(chunk.run.output, "copies", False)  # the next one will overwrite these bytes
+            result = self._receivers[slot].receive(answer, keep=keep)
             if chunk.run.claim(chunk):
-                # The next result of this slot will overwrite these bytes.
-                chunk.run.output.write(chunk.start, chunk.stop, mapped(_kept, result))
+                chunk.run.output.write(chunk.start, chunk.stop, result)
         except Exception as error:
             return [(chunk, error)]
         return [(chunk, None)]
@@ -166,10 +165,6 @@ class ProcessWorker:
             sender.close()
         self._held.clear()
         self._heard.clear()
-
-
-def _kept(leaf: Any) -> Any:
-    return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
 def _message(number: int, value: Any = None) -> bytes:

@@ -20,7 +20,7 @@ from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import DeviceLostError
-from dovetail.dispatch.live.packing import layout_of, pack, unpack
+from dovetail.dispatch.live.packing import Packed, unpack
 from dovetail.dispatch.live.remote import Orders, Remote, sendable
 from dovetail.dispatch.live.worker import Ended, Worker
 
@@ -65,12 +65,12 @@ class _Actor:
             return sendable(error)
 
 
-def packed(tree: Any) -> tuple[Any, Any]:
+def packed(tree: Any) -> tuple[bytes, Any]:
     """A tree's layout, and its tensors as one array, which Ray sends without copying it again."""
-    layout, size = layout_of(tree)
-    array = np.empty(size, dtype=np.uint8)
-    pack(tree, layout, torch.from_numpy(array))
-    return layout, array
+    found = Packed.of(tree)
+    array = np.empty(found.size, dtype=np.uint8)
+    found.pack(torch.from_numpy(array))
+    return found.layout, array
 
 
 class RayWorker:
@@ -155,13 +155,13 @@ class RayWorker:
         release()
 
 
-def ray() -> Any:
-    """Ray, connected to the cluster of $RAY_ADDRESS, or to one of this machine alone."""
+def ray(address: str | None = None) -> Any:
+    """Ray, connected to the cluster at an address, that of $RAY_ADDRESS, or one of this machine alone."""
     global _ours, _users
     module = import_ray("the ray back end")
     with _lock:
         if not module.is_initialized():
-            connect(module, None)
+            connect(module, address)
             _ours = True
         _users += 1
     return module

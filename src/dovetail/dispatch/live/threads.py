@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
+from time import process_time, thread_time
 from typing import Any
 
 import torch
 
 from dovetail.dispatch.chunk import Chunk
-from dovetail.dispatch.inputs.devices import NodeDevice
+from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
 from dovetail.dispatch.live.batch_run import BatchRun
+from dovetail.dispatch.live.input_changes import called_again
 from dovetail.dispatch.live.worker import Ended, Worker
 
 
@@ -19,28 +22,37 @@ class HostWorker:
 
     late = False
 
-    def __init__(self, device: NodeDevice, threads: int = 0) -> None:
+    def __init__(self, device: NodeDevice, threads: int = 0, clock: Callable[[], float] | None = None) -> None:
         self.device = device
         self.slots = 1
         self.threads = threads
+        self._clock = clock  # of the CPU's time that its calls take
         self._call: Callable[[Any], Any] = lambda work: work
+        self._touches = True
         self._done: list[Ended] = []
-        self._before = 0
+        self._before = torch.get_num_threads()  # here: on its own thread it may be what another worker has set
 
     def start(self) -> None:
         if self.threads:
-            self._before = torch.get_num_threads()
             torch.set_num_threads(self.threads)
 
     def begin(self, run: BatchRun) -> None:
-        self._call = run.call_on(self.device)
+        self._call, self._touches = run.call_on(self.device), run.touches(self.device)
 
     def launch(self, chunk: Chunk) -> None:
         run: BatchRun = chunk.run
         start, stop = chunk.start, chunk.stop
-        result = self._call(run.slice(start, stop))
+        again = chunk.again and run.was_touched(chunk)
+        if self._touches:
+            run.touched.append((start, stop))
+        work = run.slice(start, stop)
+        cpu_s = self._clock() if self._clock is not None else 0.0
+        call = self._call if run.sizes is None else partial(run.sizes.call, self._call, run.source, stop - start)
+        result = called_again(call, work, chunk.error) if again else call(work)
         if run.claim(chunk):
             run.output.write(start, stop, result)
+        if self._clock is not None:
+            chunk.cpu_s = self._clock() - cpu_s
         self._done.append((chunk, None))
 
     def collect(self) -> list[Ended]:
@@ -48,7 +60,7 @@ class HostWorker:
         return done
 
     def stop(self) -> None:
-        if self._before:  # it may have been the thread of the caller
+        if self.threads:  # it may have been the thread of the caller; and new threads begin with what was set last
             torch.set_num_threads(self._before)
 
 
@@ -58,13 +70,15 @@ def make(device: NodeDevice, devices: list[NodeDevice]) -> Worker:
         from dovetail.dispatch.live.cuda import CudaWorker
 
         return CudaWorker(device)
-    return HostWorker(device, threads=_threads(device, devices))
+    clock = None if not of_one_cpu(devices) else process_time if len(devices) == 1 else thread_time
+    return HostWorker(device, _threads(device, devices), clock)
 
 
 def _threads(device: NodeDevice, devices: list[NodeDevice]) -> int:
-    """Threads for the CPU's own kernels: the launchers of the accelerators need a core each."""
+    """Threads for the CPU's own kernels: the launchers of the accelerators need a core each, and several devices on the
+    CPU share the others, or every kernel of one would wait for threads of another."""
     if device.kind != "cpu" or device.threads:
         return device.threads
-    accelerators = sum(other.kind != "cpu" for other in devices)
+    shared = sum(other.kind == "cpu" for other in devices)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - accelerators) if accelerators else 0
+    return max(1, (cores - len(devices) + shared) // shared) if len(devices) > 1 else 0

@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import inspect
 import os
+from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 from types import CellType, CodeType
 from typing import Any
@@ -16,11 +18,14 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError
 from dovetail.core.output import written_whole
 from dovetail.dispatch.inputs.curves import Curve
-from dovetail.dispatch.inputs.devices import NodeDevice
+from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
 from dovetail.dispatch.inputs.size_search import UNLIMITED
 from dovetail.dispatch.policies.base import DeviceState
+from dovetail.dispatch.policies.floor import Floor
 
-_VERSION = 2
+_VERSION = 3
+_FEWER = 4  # times as large: sizes that another device has tried
+_BEFORE = 2  # batches of one size, after which it is worth to compile for it
 _PLAIN = (bool, int, float, str, bytes, tuple)
 
 
@@ -33,7 +38,6 @@ class Tuned(Struct, frozen=True):
     hardware: str
     points: list[tuple[float, float]]
     limit: int | None = None
-    next: int | None = None  # the size to measure next, if no batch was large enough for it yet
     version: int = _VERSION
 
 
@@ -96,14 +100,38 @@ class TuningCache:
     """Device states by the form of the batch. States that a run ends with are what the next one begins with."""
 
     def __init__(
-        self, function: Any, devices: list[NodeDevice], slots: list[int], folder: Path | None, learns: bool = True
+        self,
+        function: Any,
+        devices: list[NodeDevice],
+        slots: list[int],
+        folder: Path | None,
+        learns: bool = True,
+        here: bool = True,
+        few: bool = False,
     ) -> None:
+        """`here`: the devices' work is done in this process; `few`: the function is compiled for every size anew."""
+        self.few = few
         self.devices = devices
         self.slots = slots
         self.learns = learns
         self.folder = folder if learns else None
         self.function = function_name(function) if self.folder is not None else ""
         self._states: dict[Any, list[DeviceState]] = {}
+        self._floors: dict[Any, Floor] = {}
+        self._met: Counter[tuple[Any, int]] = Counter()
+        self._shared = here and of_one_cpu(devices)
+        self._alike = self._shared and not hasattr(function, "on")
+
+    def floor(self, form: Any) -> Floor:
+        """What batches of this form took, with all devices and with fewer."""
+        return self._floors.setdefault(form, Floor(self._shared))
+
+    def met_again(self, form: Any, items: int) -> bool:
+        """Whether a batch may be done with one call: of what is compiled, when others of its size came before."""
+        if not self.few:
+            return True
+        self._met[form, items] += 1
+        return self._met[form, items] > _BEFORE
 
     def states(self, form: Any) -> list[DeviceState]:
         """Fresh states for a run over a batch of this form."""
@@ -118,16 +146,14 @@ class TuningCache:
         return next(reversed(self._states.values()))
 
     def learn(self, form: Any, states: list[DeviceState]) -> None:
-        """Keep what a run found out; what has just settled also goes to disk."""
+        """Keep what a run found out; a curve that has been confirmed also goes to disk."""
         if not self.learns:
             return
         for device, before, after in zip(self.devices, self._states.get(form, states), states, strict=True):
-            if (
-                self.folder is not None
-                and after.size is None
-                and _worth_keeping(after) not in (None, _worth_keeping(before))
-            ):
+            if self.folder is not None and _worth_keeping(after) not in (None, _worth_keeping(before)):
                 self._save(device, form, after)
+        if self._alike:
+            _made_alike(states)
         known = [state.fork() for state in states]
         self._states.pop(form, None)  # the latest is the last one
         self._states[form] = known
@@ -142,19 +168,19 @@ class TuningCache:
         return self.folder / f"{hashlib.sha256(whole.encode()).hexdigest()[:24]}.json"
 
     def _load(self, device: NodeDevice, slots: int, form: Any) -> DeviceState:
-        state = DeviceState(device.name, None, device.size, device.capacity, device.priority, slots)
+        asked = device.name, None, device.size, device.capacity, device.priority, slots
+        state = DeviceState(*asked, few=self.few and device.size is None)
         if self.folder is not None and device.size is None:
             with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
                 found = msgspec.json.decode(self._path(device, form).read_bytes(), type=Tuned)
-                state.known(Curve(found.points), found.next)
+                state.known(Curve(found.points))
                 state.limit = found.limit or UNLIMITED
         return state
 
     def _save(self, device: NodeDevice, form: Any, state: DeviceState) -> None:
         assert state.curve is not None
         limit = None if state.limit == UNLIMITED else state.limit
-        place, hardware, further = device.place, hardware_name(device), state.search.size if state.search else None
-        tuned = Tuned(self.function, repr(form), place, hardware, state.curve.points, limit, further)
+        tuned = Tuned(self.function, repr(form), device.place, hardware_name(device), state.curve.points, limit)
         path = self._path(device, form)
         with contextlib.suppress(OSError, DovetailError):  # a cache that cannot be written is no reason to fail
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,8 +188,18 @@ class TuningCache:
                 file.write(msgspec.json.encode(tuned))
 
 
+def _made_alike(states: list[DeviceState]) -> None:
+    """Devices of one CPU with one function: who got few chunks learns from who tried the largest sizes."""
+    known = [state for state in states if state.curve is not None and state.size is None]
+    lead = max(known, key=lambda state: state.curve.sizes[-1] if state.curve else 0.0, default=None)
+    for state in known:
+        assert lead is not None
+        if state.curve.sizes[-1] * _FEWER < lead.curve.sizes[-1]:  # type: ignore[union-attr]
+            state.curve, state.search = lead.curve, deepcopy(lead.search)
+
+
 def _worth_keeping(state: DeviceState) -> Any:
-    """What is worth keeping of a state: it changes while sizes are measured, and when one does not fit."""
-    if state.curve is None:
+    """What is worth keeping of a state: a curve above whose best size nothing was found when it was looked at again."""
+    if state.curve is None or state.search is None or not state.search.looks:
         return None
-    return len(state.curve.sizes), state.settled, state.limit
+    return state.search.looks.bit_length(), state.curve.best, state.limit

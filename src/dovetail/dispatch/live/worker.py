@@ -46,8 +46,8 @@ class Worker(Protocol):
 
 def backend(name: str) -> Callable[..., Worker]:
     """The maker of a back end's workers."""
-    if name not in BACKENDS:
-        raise InputError(f"no back end is called {name!r}{did_you_mean(name, BACKENDS)}")
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise InputError(f"no back end is called {name!r}{did_you_mean(str(name), BACKENDS)}")
     module, _, attribute = BACKENDS[name].partition(":")
     maker: Callable[..., Worker] = getattr(importlib.import_module(module), attribute)
     return maker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, log
+from statistics import median
 from typing import Protocol
 
 from dovetail.dispatch.inputs.curves import Curve
@@ -14,7 +15,11 @@ WAIT = -1  # full; ask again when one of this device's own chunks ends
 
 _PROBE = 0.4  # of the time that is left: no measurement may take longer
 _NEW = 0.1  # least weight of the newest observation
-_FAR = 0.4  # a time this far off, as a logarithm, is no noise: the device has changed
+_FAR = 0.4  # a time this far off, as a logarithm, is no noise: the device has changed, or was disturbed
+_CHECKED = 3  # first chunks, by which a curve from before is judged
+_OTHER = 0.7  # a median of theirs this far off, as a logarithm: it is another curve
+_NEAR = 64  # times the largest size that was measured
+_RECENT = 5  # chunks, of which the median is believed in the next run
 
 
 @dataclass(slots=True, eq=False)
@@ -28,12 +33,12 @@ class DeviceState:
     priority: float = 1.0
     slots: int = 1  # chunks it can hold at once, so that copies and computing overlap
     search: SizeSearch | None = None
-    settled: bool = True  # no sizes are left to try
     limit: int = UNLIMITED  # the largest chunk that fits in its memory, as far as is known
     factor: float = 1.0  # actual time / time by the curve
     spread: float = 0.03  # how much its times are off, as a share of them
     mean_s: float = 0.0  # of recent chunks; a short one tells little about a long one
     seen: int = 0  # chunks observed
+    recent: list[float] = field(default_factory=list)  # what the factor was for each of the latest chunks
     window: list[tuple[float, float]] = field(default_factory=list)  # overlapped chunks: seconds, and by the curve
     begun_s: float = 0.0  # when it began what it is doing
     busy_until_s: float = 0.0  # when it is expected to be free
@@ -42,14 +47,51 @@ class DeviceState:
     alive: bool = True
     away: bool = False  # busy with another batch
     probing: bool = False  # what it is doing is a measurement
+    busy: bool = False  # it has done a chunk of this batch
+    out: bool = False  # the batch is done sooner, or as soon, without it
+    whole: bool = False  # it does all of the batch in one call
+    frugal: bool = False  # it shares a CPU, and this run is compared with one call: none is made to find sizes
+    few: bool = False  # its function is compiled for every size anew
 
     def __post_init__(self) -> None:
         if self.curve is None and self.size is None and self.search is None:
-            self.search, self.settled = SizeSearch(accelerator=self.slots > 1), False
+            self.search = self._new_search()
+
+    def _new_search(self) -> SizeSearch:
+        return SizeSearch(accelerator=self.slots > 1, few=self.few)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no size is to be tried now."""
+        return self.search is None or self.search.settled
+
+    @property
+    def measured(self) -> bool:
+        """Whether a single disturbance cannot have made its curve."""
+        return self.curve is not None and (self.search is None or self.search.sure)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is in service, and the batch is better done with it."""
+        return self.alive and not self.out
 
     def seconds(self, size: float) -> float:
         """How long this device is expected to take for so many items."""
         return self.factor * self.curve.seconds(size) if self.curve else 0.0
+
+    def hoped_s(self, size: float) -> float:
+        """How long it takes for so many items if no call is worse than the best one: times of others may be odd.
+
+        Not too far above what was measured, time may grow as it did last.
+        """
+        if self.curve is None:
+            return 0.0
+        sizes, times = self.curve.sizes, self.curve.times
+        hoped_s = min(self.curve.seconds(size), size / self.curve.rate)
+        if len(sizes) > 1 and sizes[-1] < size <= _NEAR * sizes[-1]:
+            step = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+            hoped_s = min(hoped_s, times[-1] + step * (size - sizes[-1]))
+        return self.factor * hoped_s
 
     def free_s(self, now_s: float) -> float:
         """When the device will be free; what is overdue, the more so the later it already is."""
@@ -60,13 +102,13 @@ class DeviceState:
 
     def observed(self, size: int, seconds: float) -> None:
         """A chunk took so long: averaged in, unless it is so far off that the device must have changed."""
-        self.seen += 1
-        if self.search is not None and (self.probing or self.slots == 1) and self.search.wants(size, seconds):
+        if self.search is not None and self.search.is_compiling(size):
+            return
+        self.seen, self.busy = self.seen + 1, True
+        if self.search is not None and (self.probing or self.slots == 1) and self.search.wants(size):
             self.probing = False
-            self.search.add(size, seconds)
+            self.search.add(size, seconds / self.factor if self.search.again else seconds)
             self.curve = self.search.curve()
-            if self.search.settled:
-                self.search, self.settled, self.seen, self.factor = None, True, 0, 1.0
             return
         if self.curve is None:
             self.curve = Curve([(size, seconds)])
@@ -77,7 +119,28 @@ class DeviceState:
                 return
             seconds, planned_s = map(sum, zip(*self.window, strict=True))
             self.window = []
-        ratio = max(seconds, 1e-9) / (planned_s or 1e-9)
+        self._drift(max(seconds, 1e-9) / (planned_s or 1e-9), seconds)
+        if self.search is not None:
+            self.search.worked(seconds)
+            if self.search.kept and len(self.recent) >= _CHECKED:
+                self._check_kept(self.search)
+
+    def _check_kept(self, search: SizeSearch) -> None:
+        """The first chunks show whether a curve from before still holds; if not, sizes are searched for again."""
+        search.kept = False
+        if abs(log(median(self.recent))) > _OTHER:
+            self.search, self.factor, self.recent = self._new_search(), 1.0, []
+
+    def outrun(self, size: int, seconds: float) -> None:
+        """Another device did a chunk before this one, which had so long for it: it is at least that slow."""
+        if self.search is not None and self.search.is_new(size):
+            self.search.add(size, seconds)
+            self.curve = self.search.curve()
+        elif self.curve is not None and seconds > self.seconds(size):
+            self._drift(seconds / (self.curve.seconds(size) or 1e-9), seconds)
+
+    def _drift(self, ratio: float, seconds: float) -> None:
+        self.recent = [*self.recent, ratio][-_RECENT:]
         off = abs(log(ratio / self.factor))
         if off > _FAR:
             self.factor = ratio
@@ -97,27 +160,31 @@ class DeviceState:
             size = self.search.size if self.search else 1
         return int(max(1, min(size, self.limit)))
 
-    def known(self, curve: Curve, further: int | None) -> None:
-        """Begin with a curve from before; `further` is the size to measure next, if it had not settled."""
+    def known(self, curve: Curve) -> None:
+        """Begin with a curve from before."""
         self.curve = curve
-        if further is None:
-            self.search, self.settled = None, True
-        elif self.search is not None:
-            self.search.resume(curve.points, further)
+        if self.search is not None:
+            self.search.resume(curve.points)
 
     def fork(self) -> DeviceState:
-        """What is known of the device, for another batch: idle, in service."""
+        """What is known of the device, for another batch: idle, in service.
+
+        How far it is off its curve is believed if several chunks said so, and forgotten while it gets none.
+        """
         asked = self.name, self.curve, self.size, self.capacity, self.priority, self.slots
-        return DeviceState(
-            *asked, self.search, self.settled, self.limit, self.factor, self.spread, self.mean_s, self.seen
-        )
+        recent = self.recent if self.busy else self.recent[1:]
+        factor = median(recent) if len(recent) >= _CHECKED else 1.0
+        if recent and abs(log(self.factor / factor)) <= _FAR:
+            factor = self.factor
+        state = DeviceState(*asked, self.search, self.limit, factor, self.spread, self.mean_s, self.seen, recent)
+        state.few = self.few
+        return state
 
     def lower_limit(self, limit: int) -> None:
         """Chunks above this do not fit in the device's memory."""
         self.limit = max(1, min(self.limit, limit))
         if self.search is not None:
             self.search.limit(self.limit)
-            self.settled = self.search.settled or self.size is not None
 
 
 class View:
@@ -150,18 +217,18 @@ def probe(device: int, view: View) -> int:
 
 def _to_measure(me: DeviceState, search: SizeSearch, view: View) -> int:
     size = int(min(search.size, me.limit))
-    alive = sum(state.alive for state in view.devices)
-    if size <= view.remaining and (alive == 1 or view.remaining == inf):
+    serving = sum(state.serves for state in view.devices)
+    if size <= view.remaining and (serving == 1 or view.remaining == inf):
         return size
-    if alive == 1:
+    if serving == 1:
         return int(view.remaining) if me.slots == 1 and search.is_new(int(view.remaining)) else DECLINE
-    if me.curve is None:
-        return int(max(1, min(size, -(-view.remaining // (2 * alive)))))
-    rate = sum(state.curve.rate / state.factor for state in view.devices if state.alive and state.curve is not None)
-    for smaller in (size, size // 2):
-        if me.seconds(smaller) < _PROBE * view.remaining / rate and search.is_new(smaller):
-            return smaller
-    return DECLINE
+    if not me.measured:
+        return int(max(1, min(size, -(-view.remaining // (2 * serving)))))
+    rate = sum(state.curve.rate / state.factor for state in view.devices if state.serves and state.curve is not None)
+    most_s = _PROBE * view.remaining / rate
+    if me.hoped_s(size) < most_s:
+        return size
+    return size // 2 if search.is_new(size // 2) and me.hoped_s(size // 2) < most_s else DECLINE
 
 
 def pull_rates(view: View) -> list[float]:
@@ -169,4 +236,4 @@ def pull_rates(view: View) -> list[float]:
     known = [state.curve.rate / state.factor if state.curve and state.factor > 0 else 0.0 for state in view.devices]
     found = [rate for rate in known if rate]
     mean = sum(found) / len(found) if found else 1.0
-    return [(rate or mean) * state.alive for rate, state in zip(known, view.devices, strict=True)]
+    return [(rate or mean) * state.serves for rate, state in zip(known, view.devices, strict=True)]

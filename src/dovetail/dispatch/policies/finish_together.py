@@ -23,12 +23,18 @@ class FinishTogether:
 
     A device takes its best size while plenty is left. Near the end it takes the share that it finishes together with
     the others, who may still be busy, and declines what it would only delay. Sizes that are not known are measured on
-    the first chunks.
+    the first chunks. Devices that delay the whole are left out: see `floor`.
     """
+
+    leaves_out = True
 
     def next(self, device: int, view: View) -> int:
         me = view.devices[device]
-        if not me.settled:
+        if me.out:
+            return DECLINE
+        if me.whole and view.remaining < inf:
+            return int(min(view.remaining, me.limit))
+        if not me.settled and not (me.frugal and me.measured):
             size = probe(device, view)
             if size != DECLINE:
                 return size
@@ -47,7 +53,7 @@ class FinishTogether:
         size = self._part(me, share)
         if not me.seen and len(view.devices) > 1:
             size = self._first(me, size, end_s - view.now_s)
-        return int(min(size, me.limit))
+        return int(min(max(size, me.best) if me.frugal else size, me.limit))
 
     @staticmethod
     def _first(state: DeviceState, size: int, left_s: float) -> int:
@@ -91,7 +97,7 @@ def _together(view: View) -> tuple[float, float]:
     """Items per second of all devices at their best sizes, and how long the longest of such chunks takes."""
     rate = longest_s = 0.0
     for state in view.devices:
-        if state.alive and state.curve is not None:
+        if state.serves and state.curve is not None:
             seconds = state.seconds(state.best)
             if seconds > longest_s:
                 longest_s = seconds
@@ -101,7 +107,7 @@ def _together(view: View) -> tuple[float, float]:
 
 def items_until(state: DeviceState, end_s: float, now_s: float) -> float:
     """How many further items a device can finish by then."""
-    if not state.alive or state.curve is None:
+    if not state.serves or state.curve is None:
         return 0
     free_s = end_s - state.free_s(now_s)
     if free_s <= 0:
@@ -115,7 +121,7 @@ def items_until(state: DeviceState, end_s: float, now_s: float) -> float:
 def finish_s(view: View) -> float:
     """The earliest time by which the devices together can finish what is left; a little late rather than early."""
     now, left = view.now_s, view.remaining
-    able = [state for state in view.devices if state.alive and state.curve is not None]
+    able = [state for state in view.devices if state.serves and state.curve is not None]
     rate = sum(state.curve.rate / (state.factor or 1.0) for state in able if state.curve is not None)
     if rate <= 0 or rate == inf:
         return now

@@ -1,0 +1,93 @@
+"""Functions that are compiled for every size anew: which they are, who compiles, and rows that fill a chunk up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from numbers import Number
+from threading import Lock
+from typing import Any
+
+from dovetail.dispatch.chunk import ResultFormError
+from dovetail.dispatch.inputs.batch import Source, TreeBatch
+from dovetail.dispatch.inputs.kinds import BatchKind, kind_of, rows_of
+from dovetail.dispatch.inputs.size_search import LEAST_COMPILED
+from dovetail.dispatch.inputs.trees import closing, parts_of
+
+
+def is_compiled(function: Any) -> bool:
+    """Whether a function is compiled for every form of its input anew: by torch.compile or jax.jit.
+
+    >>> is_compiled(len)
+    False
+    """
+    if hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod"):
+        return True
+    return type(function).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(function, "lower")
+
+
+class CompiledSizes:
+    """The sizes that were called, of whatever form. One thread at a time compiles: two would do the same twice."""
+
+    def __init__(self, dim: int, padded: bool) -> None:
+        self._dim, self._padded = dim, padded
+        self._called: set[int] = set()
+        self._whole: dict[tuple[str, ...], set[str]] = {}  # by all parts: which of them went whole to every chunk
+        self._lock = Lock()
+
+    def call(self, function: Callable[[Any], Any], source: Source, rows: int, work: Any) -> Any:
+        """The function's result for a chunk of so many rows; with copies of the last one if they are too few."""
+        if not self._padded or (whole := self._parts_whole(source, work)) is None or rows >= LEAST_COMPILED:
+            return self._call(function, work, rows)
+        result = self._call(function, filled(work, rows, self._dim, whole), LEAST_COMPILED)
+        return cut(result, rows, self._dim)
+
+    def _parts_whole(self, source: Source, work: Any) -> set[str] | None:
+        """What goes whole to every chunk; None if nothing has rows, or none of one row tells or has told before."""
+        tree = source.tree if isinstance(source, TreeBatch) else work
+        sizes = {place: rows for place, part in parts_of(tree) if (rows := rows_of(part, self._dim)) is not None}
+        if max(sizes.values(), default=1) == 1:
+            return set() if len(sizes) == 1 else self._whole.get(tuple(sizes))
+        self._whole[tuple(sizes)] = whole = {place for place, rows in sizes.items() if rows == 1}
+        return whole
+
+    def _call(self, function: Callable[[Any], Any], work: Any, rows: int) -> Any:
+        if rows in self._called:
+            return function(work)
+        with self._lock:
+            result = function(work)
+        self._called.add(rows)
+        return result
+
+
+def filled(work: Any, rows: int, dim: int, whole: Collection[str] = ()) -> Any:
+    """A chunk with copies of its last row; not in the parts, named by their places, that are the same in every chunk.
+
+    >>> import torch
+    >>> [list(part.shape) for part in filled((torch.ones(1, 2), torch.ones(1, 2)), 1, 0, {"batch.1"})]
+    [[256, 2], [1, 2]]
+    """
+
+    def fill(place: str, kind: BatchKind, part: Any) -> Any:
+        if place in whole or kind.rows(part, dim) != rows:
+            return part
+        return kind.join([part] + [kind.cut(part, dim, rows - 1, 1)] * (LEAST_COMPILED - rows), dim)
+
+    return _each(work, fill)
+
+
+def cut(result: Any, rows: int, dim: int) -> Any:
+    """The first rows of what was made of a chunk that was filled up; numbers would count the copies."""
+    for place, part in parts_of(result, "result"):
+        found = rows_of(part, dim)
+        if found != LEAST_COMPILED and (kind_of(part) is not None or isinstance(part, Number)):
+            told = "no rows" if found is None else f"{found} rows"
+            raise ResultFormError(
+                f"{place} has {told} for a chunk that was filled up to {LEAST_COMPILED}: expected one per item; "
+                "shapes='few' fills nothing up"
+            )
+    return _each(result, lambda place, kind, part: kind.cut(part, dim, 0, rows))
+
+
+def _each(tree: Any, change: Callable[[str, BatchKind, Any], Any]) -> Any:
+    changed = [part if (kind := kind_of(part)) is None else change(at, kind, part) for at, part in parts_of(tree)]
+    return closing(tree)(iter(changed))

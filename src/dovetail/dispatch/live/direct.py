@@ -1,0 +1,139 @@
+"""The shortest way: one call with the whole batch on the thread of the caller, for batches that are best done so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+
+from dovetail.dispatch.inputs.batch import Slices, Source, WholeBatch
+from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
+from dovetail.dispatch.live.batch_run import BatchRun, home_of
+from dovetail.dispatch.policies.fixed import Fixed
+from dovetail.dispatch.policies.floor import ONE_CALL, Floor
+
+_SHORT_S = 1e-3  # a call that takes less is not shared: to wake other threads costs as much as they can save
+_LONG = 4  # times that: such a call is not short
+_TIMES = 3  # so often: it is not short any more
+_LOOK_AGAIN = 64  # calls, after which other ways are compared again
+_NONE = (-1, 0.0)
+
+
+class DirectCallError(Exception):
+    """The function failed; `error` says why."""
+
+    def __init__(self, begun_s: float, error: Exception) -> None:
+        self.begun_s, self.error = begun_s, error
+
+
+class DirectCalls:
+    """Which batches go straight to the function. `most`: up to so many items, whatever they are.
+
+    >>> calls = DirectCalls()
+    >>> calls.short("rows of 3", 100)
+    >>> calls.take("rows of 3", 100), calls.take("rows of 3", 101), calls.take("rows of 4", 1)
+    (True, False, False)
+    """
+
+    def __init__(self, most: float = -1, exact: bool = False) -> None:
+        """`exact`: what is known of one size does not hold for others."""
+        self.most, self._exact = most, exact
+        self._short: dict[Any, tuple[int, float]] = {}  # by form: items, and more seconds than they should take
+        self._sure: dict[tuple[Any, int], int] = {}  # by form and items (about): calls left
+        self._slow: Counter[Any] = Counter()
+
+    def take(self, form: Any, items: int) -> bool:
+        """Whether this batch is one of them; it is counted."""
+        if self.is_short(form, items):
+            return True
+        left = self._sure.get(place := self._place(form, items), 0)
+        if left:
+            self._sure[place] = left - 1
+        return left > 0
+
+    def _place(self, form: Any, items: int) -> tuple[Any, int]:
+        return form, items if self._exact else items.bit_length()
+
+    def is_short(self, form: Any, items: int) -> bool:
+        """Whether there is nothing to compare one call with."""
+        return items <= self.most or items <= self._short.get(form, _NONE)[0]
+
+    def short(self, form: Any, items: int, seconds: float = 0.0) -> None:
+        """Up to so many items are best done with one call; the most take about so long."""
+        if not self._exact and self._slow[form] < _TIMES and items > self._short.get(form, _NONE)[0]:
+            self._short[form] = items, _LONG * max(seconds, _SHORT_S)
+
+    def sure(self, form: Any, items: int) -> None:
+        """One call has shown to be the best way for about so many items."""
+        self._sure[self._place(form, items)] = _LOOK_AGAIN
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        source: Any,
+        form: Any,
+        floor: Floor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, float, float]:
+        """The result, and when the call began and ended."""
+        if isinstance(source, Slices):
+            args = (source.slice(0, source.total),)
+        items, is_short = source.total, self.is_short(form, source.total)
+        begun_s, cpu_s = perf_counter(), 0.0 if is_short else process_time()
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            raise DirectCallError(begun_s, error) from error
+        ended_s = perf_counter()
+        if is_short:
+            self._check_short(form, ended_s - begun_s)
+        elif ended_s - begun_s < _SHORT_S:
+            self.short(form, items)
+        else:
+            floor.ended(ONE_CALL, items, ended_s - begun_s, process_time() - cpu_s)
+        return result, begun_s, ended_s
+
+    def _check_short(self, form: Any, seconds: float) -> None:
+        """One that is long again and again is none of the short ones."""
+        if (known := self._short.get(form)) is not None and seconds > known[1]:
+            self._slow[form] += 1
+            if self._slow[form] >= _TIMES:
+                self._short.pop(form, None)
+
+    def learn(self, form: Any, run: BatchRun) -> None:
+        """A batch that the engine did, but is best done with one call, needs no engine next time."""
+        states, items = run.scheduler.view.devices, run.source.total
+        if not items or not is_here(run.source) or (curve := states[0].curve) is None or states[0].size is not None:
+            return
+        if len(states) == 1 and states[0].settled and curve.tail >= items:  # the engine would make one call of it
+            items = min(curve.tail, states[0].limit)
+        elif min(states[0].hoped_s(items), run.ended_s - run.begun_s) > _SHORT_S:
+            return
+        self.short(form, items, states[0].hoped_s(items))
+
+
+def direct_calls(own: Any, given: Any) -> DirectCalls | None:
+    """Of a dispatcher whose devices are the CPU that the caller runs on, if nobody wants to know of single chunks."""
+    hooks = (own.preprocess, own.postprocess, own.reduce, own.join, own.progress, own.pool.init, own.pool.teardown)
+    if not own._own_pool or own._backend != "thread" or own._written or any(hooks) or not of_one_cpu(own.devices):
+        return None
+    device, fixed = own.devices[0], isinstance(own.policy, Fixed)
+    if len(own.devices) > 1:
+        return None if fixed or hasattr(given, "on") else DirectCalls(exact=own.tuning.few)
+    size = own.policy.size if fixed and device.size is None else device.size
+    return DirectCalls(-1 if size is None else size or inf, own.tuning.few)
+
+
+def is_here(source: Source) -> bool:
+    """Whether a batch is all there, and where the caller runs."""
+    return isinstance(source, WholeBatch) and ((home := home_of(source)) is None or home.type == "cpu")
+
+
+def is_at(home: torch.device | None, device: NodeDevice) -> bool:
+    """Whether something is where a device works."""
+    return home is not None and (home.type == "cpu" == device.kind or home == torch.device(device.place))

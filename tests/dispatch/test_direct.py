@@ -1,0 +1,171 @@
+"""Batches that go straight to the function, on the caller's thread: of every type, with the same results and errors."""
+
+from __future__ import annotations
+
+import copy
+from threading import current_thread
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from dovetail.dispatch import Dispatcher, Slices
+from dovetail.dispatch.chunk import InputChangedError
+from dovetail.dispatch.inputs.devices import NodeDevice as Device
+from dovetail.dispatch.live.direct import DirectCalls
+from dovetail.dispatch.policies.floor import ONE_CALL, Floor
+from tests.waiting import until
+
+TWO = [Device("a", where="cpu"), Device("b", where="cpu")]
+BATCHES: dict[str, Any] = {
+    "tensor": torch.arange(40.0),
+    "ndarray": np.arange(120.0).reshape(40, 3),
+    "DataFrame": pandas.DataFrame({"x": np.arange(40.0), "y": list("ab") * 20}),
+    "Series": pandas.Series(np.arange(40.0)),
+    "list": [f"text {i}" for i in range(40)],
+    "dict": {"x": torch.arange(40), "scale": torch.ones(1), "y": np.arange(40)},
+    "tuple": (torch.arange(40), [np.arange(40), None]),
+    "range": range(3, 43),
+    "Slices": Slices(3, 43),
+}
+
+
+@pytest.fixture
+def all_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call is one of the short ones, however long a busy machine takes for it."""
+    monkeypatch.setattr("dovetail.dispatch.live.direct._SHORT_S", 1e6)
+
+
+def warm(dispatcher: Dispatcher, *args: Any, **kwargs: Any) -> None:
+    """Until such batches go straight to the function: when each device has done a chunk, so its thread was woken."""
+
+    def straight() -> bool:
+        dispatcher.run(*args, **kwargs)
+        return dispatcher.report.way.startswith("one call on")
+
+    until(straight)
+    until(lambda: not any(dispatcher.pool.holding))  # a chunk that was done twice may still be at it
+
+
+@pytest.mark.usefixtures("all_short")
+@pytest.mark.parametrize("devices", ["cpu", TWO], ids=["one", "two"])
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_batch_of_any_type_goes_straight_to_the_function(kind: str, devices: Any) -> None:
+    calls: list[tuple[Any, Any]] = []
+
+    def seen(batch: Any) -> Any:
+        calls.append((batch, current_thread()))
+        return torch.zeros(batch.stop - batch.start) if isinstance(batch, slice) else batch
+
+    batch = BATCHES[kind]
+    with Dispatcher(seen, devices, cache=False) as dispatcher:
+        warm(dispatcher, batch)
+        calls.clear()
+        result = dispatcher.run(batch)
+        report = dispatcher.report
+    (given, thread), *others = calls
+    assert not others
+    assert thread is current_thread()
+    if isinstance(given, slice):
+        assert given == slice(3, 43, 1)
+        assert len(result) == 40
+    else:
+        assert given is batch
+        assert result is batch
+    assert report.items == report.total == 40
+    assert len(report.rows) == 1
+
+
+@pytest.mark.usefixtures("all_short")
+def test_several_arguments_go_as_they_are() -> None:
+    x, y = torch.arange(10), np.arange(10)
+    with Dispatcher(lambda x, y, scale: (x * scale, y), TWO, cache=False) as dispatcher:
+        warm(dispatcher, x, y, scale=3)
+        found = dispatcher.run(x, y, scale=3)
+    assert found[0].tolist() == list(range(0, 30, 3))
+    assert found[1] is y
+
+
+def failing_once() -> tuple[Any, list[int]]:
+    """A function that fails when the list of its calls was cleared by the test, and then no more."""
+    calls: list[int] = [0]
+
+    def function(batch: Any) -> Any:
+        calls.append(len(batch))
+        if len(calls) == 1:
+            raise ValueError("once")
+        return batch
+
+    return function, calls
+
+
+@pytest.mark.usefixtures("all_short")
+def test_a_call_that_fails_is_tried_on_another_device_and_told_like_a_chunk() -> None:
+    function, calls = failing_once()
+    x = np.arange(40)
+    with Dispatcher(function, TWO, cache=False) as dispatcher:
+        warm(dispatcher, x)
+        calls.clear()
+        assert dispatcher.run(x).tolist() == x.tolist()
+        states = [row.state for row in dispatcher.report.rows]
+    assert states[0] == "ValueError: once"
+    assert calls[0] == 40
+    with Dispatcher(function, "cpu", cache=False) as alone:
+        warm(alone, x)
+        calls.clear()
+        with pytest.raises(ValueError, match="once") as caught:
+            alone.run(x)
+    assert caught.value.outcome.missing == [(0, 40)]  # type: ignore[attr-defined]
+    assert caught.value.__notes__ == ["on cpu, items 0 to 40, attempt 1"]
+
+
+@pytest.mark.usefixtures("all_short")
+@pytest.mark.parametrize("kind", ["tensor", "ndarray", "DataFrame", "items", "dict"])
+def test_rows_that_a_failed_call_changed_are_not_done_again(kind: str) -> None:
+    batch = [[float(i)] for i in range(40)] if kind == "items" else copy.deepcopy(BATCHES[kind])
+    changing: list[str] = []
+
+    def changes(batch: Any) -> Any:
+        if not changing:
+            return batch
+        if kind == "items":
+            for row in batch:
+                row[0] += 1
+        elif kind in ("DataFrame", "dict"):
+            batch["x"] += 1
+        else:
+            batch += 1
+        if changing.pop() == "fail":
+            changing.append("go on")
+            raise ValueError("once")
+        return batch
+
+    with Dispatcher(changes, TWO, cache=False) as dispatcher:
+        warm(dispatcher, batch)
+        changing.append("fail")
+        with pytest.raises(InputChangedError) as caught:
+            dispatcher.run(batch)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_short_calls_that_become_long_are_looked_at_again() -> None:
+    calls = DirectCalls()
+    calls.short("form", 100)
+    for _ in range(3):
+        assert calls.take("form", 100)
+        calls._check_short("form", 0.5)
+    assert not calls.take("form", 100)
+    calls.short("form", 100)  # the engine's chunks do not tell it
+    assert not calls.take("form", 100)
+
+
+def test_long_calls_are_compared_and_looked_at_again() -> None:
+    calls, floor = DirectCalls(), Floor(shared=True)
+    calls.sure("form", 100)
+    taken = sum(calls.take("form", 100) for _ in range(200))
+    assert taken == 64
+    floor.ended(ONE_CALL, 100, 0.5, 0.4)
+    floor.ended(ONE_CALL, 100, 0.5, 0.4)
+    assert floor.is_sure(ONE_CALL, 100)
