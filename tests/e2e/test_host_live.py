@@ -66,13 +66,26 @@ FLAT = """
 import json, os, socket, time
 from dovetail.host import agent
 folder = os.environ[agent.FOLDER]
-line = socket.socket(socket.AF_UNIX)
-agent.connect(line, folder)
-line.sendall(b'{"hello": {}}\\n')
+
+def dial():
+    while True:
+        line = socket.socket(socket.AF_UNIX)
+        try:
+            agent.connect(line, folder)
+            line.sendall(b'{"hello": {}}\\n')
+            return line
+        except OSError:
+            line.close()
+            time.sleep(0.05)
+
+line = dial()
 while True:
     target = json.load(open(os.path.join(folder, agent.TARGET_FILE)))
     says = {"ack": target["gen"], "threads": 1, "progress": {"step": 1, "rate": 50.0, "cores": target["cores"]}}
-    line.sendall(json.dumps(says).encode() + b"\\n")
+    try:
+        line.sendall(json.dumps(says).encode() + b"\\n")
+    except OSError:  # its daemon was killed, and another one comes
+        line = dial()
     time.sleep(0.05)
 """
 

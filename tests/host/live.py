@@ -17,8 +17,9 @@ import msgspec
 
 from dovetail.core import cgroups
 from dovetail.core.errors import DovetailError
+from dovetail.core.service import shim
 from dovetail.host.live.client import Client
-from dovetail.host.live.executors import Usage, proc, shim
+from dovetail.host.live.executors import Usage, proc
 from dovetail.host.live.executors.docker import OWNER
 from dovetail.host.live.setup import RequestedSettings
 from tests.waiting import PATIENCE_S as PATIENCE_S
@@ -124,12 +125,13 @@ class Daemon:
         self._wish = RequestedSettings(**wish)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def up(self, wait: bool = True) -> None:
+    def up(self, wait: bool = True, **env: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         wish = msgspec.json.encode(self._wish).decode()
         words = [sys.executable, "-m", "dovetail.host.live.daemon", str(self.folder), wish]
         with (self.folder / "daemon.log").open("ab") as log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+            environment = os.environ | env
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True, env=environment)
         if wait:
             until(self._answers)
 
@@ -155,8 +157,14 @@ class Daemon:
         return self._process.wait(PATIENCE_S)
 
     def ask_once(self, do: str, **words: Any) -> Any:
-        with Client(self.folder) as client:
-            return client.ask(do, **words)
+        try:
+            with Client(self.folder) as client:
+                return client.ask(do, **words)
+        except DovetailError as error:
+            if self._process is not None and (code := self._process.poll()) is not None:
+                said = (self.folder / "daemon.log").read_text() or "no words"
+                error.add_note(f"the daemon ended with {code}: {said}")
+            raise
 
     def ask(self, what: str, job: str, value: float | None = None) -> None:
         self.ask_once("ask", job=job, what=what, value=value)

@@ -66,11 +66,55 @@ def test_arrays_and_dependencies(daemon: Daemon) -> None:
     assert rows[lost[0]]["attempts"] == 0
 
 
+def test_down_says_whom_it_did_not_wait_for(daemon: Daemon) -> None:
+    words = "trap '' TERM; echo ready; while true; do sleep 0.1; done"
+    job = daemon.submit("sh", "-c", words, grace_s=1000)[0]
+    until(lambda: daemon.log(job))
+    said = f"not ended within 0.1 s of being cancelled: {job}; the daemon goes on"
+    with connect(daemon.folder) as client, pytest.raises(DovetailError, match=said):
+        client.down(cancel=True, within_s=0.1)
+    assert daemon.row(job)["state"] == "stopping"
+
+
 def test_a_time_limit_ends_a_program(daemon: Daemon) -> None:
     job = daemon.submit("sleep", "1000", limit_s=0.2)[0]
     row = daemon.wait()[job]
     assert row["state"] == "failed"
     assert "limit of 0.2 s" in row["why"]
+
+
+JUMPS = """
+import os, time
+real = time.time
+time.time = lambda: real() + (86_400 if os.path.exists(os.environ["CLOCK_SET"]) else 0)
+"""
+
+
+def test_a_clock_that_is_set_forward_ends_nobody(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(JUMPS)
+    found = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    jump = tmp_path / "clock"
+    with Daemon(tmp_path / "state", options={"assign": "always_attend"}) as daemon:
+        daemon.up(PYTHONPATH=found, CLOCK_SET=str(jump))
+        limited = daemon.submit("sleep", "1000", limit_s=3600)[0]
+        until(lambda: daemon.row(limited)["actual"])
+        jump.touch()
+        later = daemon.submit("true")[0]
+        assert daemon.wait([later])[later]["state"] == "completed"
+        row = daemon.row(limited)
+        assert row["state"] == "running"
+        assert 0 <= row["service_s"] < 3600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(InputError, match=r"belongs to user 12345; expected a folder of user 0's own; --state names"):
+        up(tmp_path)
+    os.chown(tmp_path, 0, -1)
+    tmp_path.chmod(0o777)
+    with pytest.raises(InputError, match=r"others can write there \(mode 777\)"):
+        up(tmp_path)
 
 
 def test_a_paused_program_waits_and_is_not_dead(daemon: Daemon) -> None:

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from dovetail.core import cgroups
-from dovetail.host.live.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, ProgramLaunch, proc, shim
+from dovetail.core.service import shim
+from dovetail.host.live.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, ProgramLaunch, proc
 from dovetail.host.live.executors.process import ProcessExecutor
 from tests.host.live import PATIENCE_S, end_all, stands_still, until
 

@@ -145,3 +145,39 @@ def test_what_it_would_never_start_is_rejected_in_the_end() -> None:
 def test_what_it_did_not_know_is_refused(options: HostOptions) -> None:
     with pytest.raises(InputError, match="legacy profile"):
         LegacyScheduler(16, GRAPHS, options)
+
+
+@pytest.mark.parametrize(
+    ("plan", "assign", "cores", "jobs", "expected"),
+    [
+        # Whom nothing is left for is pending from then on, and goes before whoever comes later, however urgent.
+        (
+            "priority",
+            "strict",
+            2,
+            [(0, 2, 100, 3), (1, 2, 100, 3), (2, 2, 100, 0), (60, 2, 100, 0)],
+            [50, 150, 100, 200],
+        ),
+        # Nobody grows when the second ends, because who started last is more urgent than the first.
+        ("priority", "always_attend", 24, [(0, 9, 900, 2), (10, 13, 130, 1), (12, 10, 600, 1)], [100, 20, 142.4]),
+        # The third grows from 7 to 17 cores, and 6 of 24 are believed to be in use ever after.
+        (
+            "fcfs",
+            "max_prop",
+            24,
+            [(0, 9, 850, 0), (25, 13, 154, 0), (30, 10, 891, 0), (60, 10, 170, 0)],
+            [50, 47, 101.176, 111.176],
+        ),
+    ],
+)
+def test_its_habits(
+    plan: str, assign: str, cores: int, jobs: list[tuple[int, int, int, int]], expected: list[float]
+) -> None:
+    """Ends as the older scheduler's own queues and grants give them."""
+    arrivals = tuple(
+        (float(at_s), Arrived(str(i), "p", (float(work),), facts=msgspec.to_builtins(Ask(asked, priority=priority))))
+        for i, (at_s, asked, work, priority) in enumerate(jobs)
+    )
+    options = HostOptions(plan=plan, assign=assign, profile="legacy")
+    outcome = run(Workload(cores, arrivals, {"p": program_graph("p", cores)}), options)
+    assert [row.ended_s for row in outcome.rows] == pytest.approx(expected, abs=1e-3)

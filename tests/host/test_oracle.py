@@ -30,6 +30,7 @@ class Reference:
         self.has = [0] * len(jobs)
         self.ran = [0.0] * len(jobs)
         self.turn = [0.0] * len(jobs)
+        self.turns: list[int] = []  # whose turn began, in this order, again and again
         self.rank = [priority for *_, priority in jobs]  # how urgent it was when it last started
         self.since = [arrives for arrives, *_ in jobs]
         self.queue: list[int] = []
@@ -87,6 +88,7 @@ class Reference:
         had, ranks, since = list(self.has), list(self.rank), list(self.since)
         if self.options.plan == "rr":
             over = [j for j in self.running if self.turn[j] + self.options.quantum_s <= self.now]
+            over.sort(key=lambda j: self.turns[::-1].index(j), reverse=True)
             waits = bool(self.queue)
             for j in over:
                 self.turn[j] = self.now
@@ -117,6 +119,7 @@ class Reference:
         self.fresh.add(j)
         self.rank[j] = self.urgency(j)
         self.turn[j] = self.now
+        self.turns.append(j)
         self.has[j] = {"strict": asked, "always_attend": min(asked, free), "max_prop": 0}[self.options.assign]
         return True
 
@@ -152,8 +155,8 @@ class Reference:
             for j, share in zip(self.running, shares, strict=True):
                 self.has[j] = share
         elif self.options.assign == "always_attend":
-            for j, wanted in zip(self.running, asked, strict=True):
-                self.has[j] += min(wanted - self.has[j], CORES - sum(self.has))
+            for j in sorted(self.running):  # by arrival
+                self.has[j] += min(self.jobs[j][1] - self.has[j], CORES - sum(self.has))
 
 
 def ours(jobs: list[Job], options: HostOptions) -> list[list[tuple[float, int]]]:
@@ -194,3 +197,28 @@ def test_every_schedule_is_that_of_the_rules(plan: str, assign: str, seed: int, 
     for i, (found, expected) in enumerate(zip(ours(jobs, options), Reference(jobs, options).run(), strict=True)):
         assert [cores for _, cores in found] == [cores for _, cores in expected], (i, found, expected)
         assert [t for t, _ in found] == pytest.approx([t for t, _ in expected])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 24),
+    asked=st.integers(1, CORES),
+    work=st.floats(1, 400),
+    gap_s=st.sampled_from([0.0, 0.5, 7.0]),
+)
+@example(count=20, asked=1, work=100.0, gap_s=0.0)
+@pytest.mark.parametrize("assign", ["strict", "always_attend", "max_prop"])
+def test_turns_are_fair(assign: str, count: int, asked: int, work: float, gap_s: float) -> None:
+    """Of equal programs that came together, or nearly, none has run for more than a quantum longer than another."""
+    options = HostOptions(plan="rr", assign=assign, quantum_s=10.0)
+    jobs = [(i * gap_s / count, asked, work, 0) for i in range(count)]
+    found = ours(jobs, options)
+    for now in sorted({t for changes in found for t, _ in changes}):
+        there = [changes for changes in found if changes[-1][0] > now]
+        ran = [_ran_s(changes, now) for changes in there]
+        assert max(ran, default=0) - min(ran, default=0) <= options.quantum_s + gap_s + 1e-6, (now, ran)
+
+
+def _ran_s(changes: list[tuple[float, int]], now: float) -> float:
+    ends = [min(t, now) for t, _ in changes[1:]]
+    return sum(max(end - t, 0) for (t, cores), end in zip(changes, ends, strict=False) if cores)

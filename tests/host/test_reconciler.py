@@ -52,7 +52,7 @@ class Memory:
             busy = [r for r, s in self.states.items() if s == "running"]
             self.shared += [f"{a} {b}" for a in busy for b in busy if a < b and self.cpus[a] & self.cpus[b]]
 
-    def reach(self) -> None:
+    def reach(self, image: str = "") -> None:
         pass
 
     def start(self, launch: ProgramLaunch) -> None:

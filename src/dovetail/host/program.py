@@ -58,8 +58,8 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 
 class Program:
     """`cores` are those it holds, `had` those it held last. `left` is the work still to do, in seconds on one core, as
-    of `since`; `turn_s` is when its turn began, `queued_s` when it last began to wait, `place` where it stands then.
-    `rank` is the urgency with which it last started."""
+    of `since`; `turn_s` is when its turn began, `queued_s` when it last began to wait, `place` where it stands then,
+    or in which order turns began. `rank` is the urgency with which it last started."""
 
     __slots__ = (
         "arrived_s",

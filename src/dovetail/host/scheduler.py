@@ -21,6 +21,7 @@ from dovetail.core.events import (
     Reject,
     Resize,
     Resume,
+    Settled,
     Start,
     Stimulus,
     Stop,
@@ -80,6 +81,8 @@ class HostScheduler:
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
         self._out = []
+        if stimuli and all(type(stimulus) is Settled for stimulus in stimuli):
+            return self._out  # what was decided is so: nothing to decide about
         for stimulus in stimuli:
             if type(stimulus) is Finished:
                 self._finished(stimulus.job)
@@ -258,6 +261,8 @@ class HostScheduler:
         admission = Admission(view, self._plan, self._assign)
         self._end_turns(admission, now)
         admission.run()
+        for program in admission.starts:
+            program.place = next(self._places)
         admission.forget_short_pauses()
         for program, why in admission.pauses:
             self._pause(program, now, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,7 +93,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def down(*, cancel: Flag = False, state: Path | None = None) -> None:
+def down(*, cancel: Flag = False, within: float = 60.0, state: Path | None = None) -> None:
     """Stop the daemon. Its programs run on, and the next daemon finds them; paused ones stay paused.
 
     Example: dovetail host down --cancel
@@ -101,11 +102,16 @@ def down(*, cancel: Flag = False, state: Path | None = None) -> None:
     ----------
     cancel
         Cancel all programs first, and wait until they have ended.
+    within
+        Seconds to wait for them; if one has not ended then, the daemon goes on, and that is said.
     state
         Folder of the daemon's state.
     """
     from dovetail.host import connect
 
     with connect(state) as client:
-        left = client.down(cancel)
+        if cancel and (open_ := client.list()):
+            few = ", ".join(program.id for program in open_[:5])
+            print(f"waits for {few}{' and others' if open_[5:] else ''} to end", file=sys.stderr)
+        left = client.down(cancel, within)
     print(f"The daemon is down; {len(left)} programs are left as they are" if left else "The daemon is down")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, print_json, print_table
+from dovetail.core.output import printable
 from dovetail.host import connect, log_path
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -
 def _screen(rows: list[LiveProgram], about: DaemonInfo) -> Any:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     counts = ", ".join(f"{count} {state}" for state, count in about.programs.items())
     title = f"{sum(row.actual for row in rows)} of {len(about.cpus)} cores in use; {counts}; paused programs hold "
@@ -118,8 +120,9 @@ def _screen(rows: list[LiveProgram], about: DaemonInfo) -> Any:
     for column in _NARROW:  # in a narrow window the words get short, not the figures
         table.add_column(column, no_wrap=column not in ("name", "why"))
     for row in rows:
-        cells = dict(zip(_COLUMNS, ("" if cell is None else str(cell) for cell in _cells(row)), strict=True))
-        cells["has/due/asked"] = f"{row.actual}/{row.desired}/{row.cores}"
+        shown = (Text("" if cell is None else printable(str(cell))) for cell in _cells(row))
+        cells = dict(zip(_COLUMNS, shown, strict=True))
+        cells["has/due/asked"] = Text(f"{row.actual}/{row.desired}/{row.cores}")
         table.add_row(*(cells[column] for column in _NARROW))
     table.caption = about.trouble or None
     return table

@@ -68,6 +68,7 @@ class LegacyScheduler:
         self._all: dict[str, _Container] = {}
         self._running: dict[str, _Container] = {}  # in the order of their starts
         self._count = 0
+        self._leaked = 0  # cores that it believes to be in use
         self._out: list[Instruction] = []
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
@@ -91,11 +92,13 @@ class LegacyScheduler:
 
     def close(self, now: float) -> list[Instruction]:
         why = "the older scheduler never starts it: it needs two cores, and reserves no more than are asked for"
+        if self._leaked:
+            why = f"the older scheduler never starts it: it counts {self._leaked} cores as used that nobody has"
         return [Reject(job, why) for job in self._all]
 
     @property
     def _free(self) -> int:
-        return self._total - sum(sum(container.has) for container in self._running.values())
+        return self._total - self._leaked - sum(sum(container.has) for container in self._running.values())
 
     def _choose(self, program: Program, cores: int) -> tuple[int, ...]:
         held = (container.program.cores for container in self._running.values())
@@ -156,10 +159,10 @@ class LegacyScheduler:
         return asked / self._free if asked and self._free else 1.0
 
     def _try(self, queue: list[_Container], factor: float, now: float) -> None:
-        """Each in order, whoever is refused is passed over: new ones become pending."""
+        """Each in order, whoever is refused is passed over: new ones become pending, also when nothing is left."""
+        if not self._free:
+            return
         for container in sorted(queue, key=lambda c: c.level if self._levels > 1 else 0):
-            if not self._free:
-                return
             if container.program.state == RUNNING:
                 done = self._try_update(container, now)
             else:
@@ -211,19 +214,29 @@ class LegacyScheduler:
         return True
 
     def _grow(self, now: float) -> None:
-        """Oldest first up to the request; under max_prop an equal share for each that has not grown yet."""
-        step = max(1, self._free // len(self._running)) if self._running else 0
-        for container in self._running.values():
+        """Oldest first up to the request; under max_prop an equal share for each that has not grown yet, of which the
+        older scheduler counts all that one may ever have if it is more than that. With priorities, nobody grows unless
+        who started last is of the least urgent that run."""
+        running = list(self._running.values())
+        if not running or (self._levels > 1 and running[-1].level < max(container.level for container in running)):
+            return
+        free = left = self._free
+        step, grown = max(1, free // len(running)), 0
+        for container in running:
             inter, intra = container.has
             if self._options.assign != "max_prop":
-                more = min(sum(container.asked) - inter - intra, self._free)
+                more = charged = min(sum(container.asked) - inter - intra, left)
                 why = "oldest first, up to its request"
             else:
-                more = 0 if container.grown else min(step, self._most - intra, self._free)
+                more = 0 if container.grown or left <= 0 else min(step, self._most - intra)
+                charged = step if more == step else self._most
                 why = f"equal share {step}, once"
             if more > 0:
                 container.grown = True
+                left -= charged
+                grown += more
                 self._resize(container, (inter, intra + more), f"grows by {more}: {why}", now)
+        self._leaked += free - grown - max(left, 0)
 
     def _resize(self, container: _Container, has: Threads, why: str, now: float) -> None:
         program, container.has = container.program, has

@@ -8,7 +8,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.service.access import AnyPath, state_folder
 from dovetail.host.live.status import LiveProgram, belongs
 
 if TYPE_CHECKING:
@@ -26,25 +26,18 @@ if TYPE_CHECKING:
 
 SOCKET = "host.sock"
 _LOOK_EVERY_S = 0.3
-AnyPath = str | PathLike[str]
 LivePrograms = list[LiveProgram]
 Numbers = list[str]
 
 
-def state_folder(given: AnyPath | None) -> Path:
-    """Where a daemon keeps its state: as given, from the environment, or the user's own place for such things."""
-    if given is not None:
-        if not isinstance(given, str | PathLike):
-            raise InputError(f"folder: expected a path, found {given!r}")
-        return Path(given).absolute()
-    if named := os.environ.get("DOVETAIL_HOST_STATE"):
-        return Path(named).absolute()
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "dovetail" / "host"
+def daemon_folder(given: AnyPath | None) -> Path:
+    """Where a daemon keeps its state."""
+    return state_folder("host", given, "folder")
 
 
 def connect(folder: AnyPath | None = None) -> Client:
     """A line to the daemon whose state is in this folder, or in the usual one; close it, or use it as a context."""
-    return Client(state_folder(folder))
+    return Client(daemon_folder(folder))
 
 
 class DaemonInfo(Struct, frozen=True):
@@ -359,8 +352,9 @@ class Client:
                 complain(f"{request.line}: {error}")
         return self._figures(self.wait(*jobs.values(), progress=progress))
 
-    def down(self, cancel: bool = False) -> Numbers:
-        """Stop the daemon; gives the programs that are left as they are. With `cancel` all are cancelled first."""
+    def down(self, cancel: bool = False, within_s: float = 60.0) -> Numbers:
+        """Stop the daemon; gives the programs that are left as they are. With `cancel` all are cancelled first, and the
+        daemon goes on if they have not ended within so many seconds."""
         from dovetail.host.live.executors import proc
 
         pid = self.about().pid
@@ -370,7 +364,14 @@ class Client:
                     self.cancel(program.id)
                 except InputError:
                     continue  # it has ended meanwhile
-            self.wait()
+            try:
+                self.wait(timeout=within_s)
+            except DovetailError:
+                left = [program.id for program in self.list()]
+                few = f"{', '.join(left[:5])}{' and others' if left[5:] else ''}"
+                raise DovetailError(
+                    f"not ended within {within_s:g} s of being cancelled: {few}; the daemon goes on"
+                ) from None
         left = [program.id for program in self.list()]
         self.ask("down")
         while (found := proc.read(pid)) is not None and not found.dead:
@@ -380,4 +381,4 @@ class Client:
 
 def log_path(program: str, folder: AnyPath | None = None) -> Path:
     """The file that a program writes into, with or without a daemon."""
-    return state_folder(folder) / "logs" / f"{program}.log"
+    return daemon_folder(folder) / "logs" / f"{program}.log"

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.events import Change, Failed, Finished, Order, Pause, Prepare, Settled, Start, Stop
+from dovetail.core.events import Asked, Change, Failed, Finished, Order, Pause, Prepare, Settled, Start, Stop
 from dovetail.core.inbox import Inbox
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
@@ -33,6 +33,7 @@ from dovetail.host.program import TASK
 
 ACK_LIMIT_S = 2.0
 _RETRY_S = 1.0
+_BY_OTHERS = {True: ("running", "run", "paused", "pause"), False: ("paused", "pause", "running", "resume")}
 
 Wanted = Literal["run", "pause", "stop"]
 
@@ -67,7 +68,7 @@ class Reconciler:
         self, inbox: Inbox, book: ProgramBook, executors: ExecutorTable, control: Control, cpus: Sequence[int]
     ) -> None:
         self._inbox, self._book, self._executors, self._control = inbox, book, executors, control
-        executors.report_to(self.ended)
+        executors.report_to(self.ended, self.paused)
         self._cpus = tuple(cpus)  # the processor behind each device
         self._lock = threading.RLock()
         self._attempts: dict[str, Attempt] = {}  # by program: those that have not ended
@@ -168,6 +169,30 @@ class Reconciler:
                 self._inbox.put(Failed(attempt.job, TASK, why))
             self._left[attempt.job] = attempt
 
+    def paused(self, run: str, paused: bool) -> None:
+        """An executor's word on whether an attempt is paused. Where nobody here is at work on it, its user did
+        that with the engine's own tools, and has asked for it."""
+        with self._lock:
+            attempt = self._runs.get(run)
+            if attempt is None or self._closing.is_set():
+                return
+            if attempt.busy:
+                _later(self.paused, run, paused)
+                return
+            before, wanted, after, what = _BY_OTHERS[paused]
+            if (attempt.state, attempt.wanted) == (before, wanted):
+                attempt.busy = True
+                self._pool.submit(self._look_again, attempt, after, what)
+
+    def _look_again(self, attempt: Attempt, state: str, what: str) -> None:
+        """Now that nobody here can be changing it: whether it really is as somebody else has made it."""
+        with suppress(ExecutorError, OSError):
+            if attempt.executor.find(attempt.launch).state == state:
+                self._inbox.put(Asked(attempt.job, what))
+        with self._lock:
+            attempt.busy = False
+            self._wake(attempt)  # an order may have come meanwhile
+
     def kept(self, job: str) -> None:
         """A program's end is kept for good: what is left of the attempt can go. Not sooner: a daemon that is killed
         before would find nothing, and start it again."""
@@ -210,9 +235,7 @@ class Reconciler:
         """Not in the pool: any number of programs whose engine does not answer must not keep others from their turn."""
         with self._lock:
             attempt.busy = False
-        timer = threading.Timer(_RETRY_S, self._again, [attempt])
-        timer.daemon = True
-        timer.start()
+        _later(self._again, attempt)
 
     def _again(self, attempt: Attempt) -> None:
         with self._lock:
@@ -335,3 +358,9 @@ class Reconciler:
         limit = time.monotonic() + ACK_LIMIT_S
         while time.monotonic() < limit and any(attempt.busy for attempt in list(self._attempts.values())):
             time.sleep(0.01)
+
+
+def _later(do: Callable[..., None], *words: object) -> None:
+    timer = threading.Timer(_RETRY_S, do, words)
+    timer.daemon = True
+    timer.start()

@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean
 from dovetail.core.events import Asked, Failed, Finished, Measured
 from dovetail.core.inbox import Inbox
+from dovetail.core.service.clock import LastingClock
 from dovetail.core.service.store import Store, StoreError
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
@@ -52,6 +52,7 @@ class Service:
         self.trouble = ""
         self._identity = _identity(folder)
         self._store = store
+        self.now = LastingClock(store, store.last_s())
         self._book = ProgramBook(folder, store)
         self._executors = ExecutorTable(setup)
         self._lock = threading.RLock()
@@ -108,9 +109,6 @@ class Service:
         self._closing.set()
         self._inbox.close()
 
-    def now(self) -> float:
-        return time.time() - self.setup.epoch
-
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         """Keep a step, and the ends in it, before it is carried out. While the disk is full, nothing is decided."""
         while True:
@@ -164,7 +162,7 @@ class Service:
     def submit(self, spec: Spec, array: int | None = None) -> list[str]:
         """Keep a program, or an array of them, and let it arrive; gives their numbers."""
         spec.check(self.setup.cores)
-        self._executors.get(spec.image).reach()  # if there is no engine, say so now
+        self._executors.get(spec.image).reach(spec.image)  # if there is no engine or no image, say so now
         with self._lock:
             added = self._book.add(spec, array)
             self._inbox.extend([each.arrival(job, self.setup.cores) for job, each in added.items()])

@@ -19,6 +19,8 @@ from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Clock, Header, Recorded, Writer
 from dovetail.core.metrics import Metrics, recount
+from dovetail.core.service.access import own_folder
+from dovetail.core.service.clock import LastingClock
 from dovetail.core.service.store import Store
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.metrics import Programs
@@ -68,7 +70,7 @@ class HostSetup(Struct, frozen=True):
         """The first line of this service's journal."""
         first = header(self.cores, self.graphs(), self.policies, "live", cpus=list(self.cpus), epoch=self.epoch)
         carried_by = {CORE: f"{_processor()}, processors {cpu_list(self.cpus)}"}
-        return msgspec.structs.replace(first, clock=Clock("system"), hardware=carried_by)
+        return msgspec.structs.replace(first, clock=Clock("monotonic"), hardware=carried_by)
 
 
 def _processor() -> str:
@@ -82,7 +84,7 @@ def _processor() -> str:
 
 def set_up(folder: Path, wish: RequestedSettings) -> tuple[HostSetup, Store]:
     """Open a service's store. One that was set up otherwise begins anew, if nothing of it is left to be done."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own_folder(folder)
     for part in ("runs", "logs"):
         (folder / part).mkdir(exist_ok=True, mode=0o700)
     store = Store(folder / "state.db")
@@ -93,6 +95,7 @@ def set_up(folder: Path, wish: RequestedSettings) -> tuple[HostSetup, Store]:
         many = store.last_step() > _MANY_STEPS
         if before is not None and (other or many) and _begin_anew(folder, store, before, forced=other):
             setup = msgspec.structs.replace(setup, epoch=time.time())
+            LastingClock(store, anew=True)
         store.set("setup", setup)
     except BaseException:
         store.close()

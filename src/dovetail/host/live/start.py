@@ -16,7 +16,8 @@ import msgspec
 from dovetail.core.cgroups import parse_cpus
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.files import checked
-from dovetail.host.live.client import Client, state_folder
+from dovetail.core.service.access import own_folder
+from dovetail.host.live.client import Client, daemon_folder
 from dovetail.host.live.setup import RequestedSettings
 from dovetail.host.options import Overtaking, host_options
 from dovetail.host.policies import Assignment, Planning, make
@@ -56,7 +57,7 @@ def up(folder: str | PathLike[str] | None = None, **settings: Unpack[DaemonSetti
         of the scheduler; cpus: processors to use, as "0-3,8" or numbers, by default all that this process may use;
         control_groups: whether to use the kernel's where they can be had; docker: address of the container engine.
     """
-    wish, place = _wish(settings), state_folder(folder)
+    wish, place = _wish(settings), daemon_folder(folder)
     claim_folder(place)
     start(place, wish)
     return Client(place)
@@ -64,7 +65,7 @@ def up(folder: str | PathLike[str] | None = None, **settings: Unpack[DaemonSetti
 
 def daemon_command(folder: str | PathLike[str] | None = None, **settings: Unpack[DaemonSettings]) -> list[str]:
     """The command that is such a daemon, in the foreground: for service managers that start it themselves."""
-    wish, place = _wish(settings), state_folder(folder)
+    wish, place = _wish(settings), daemon_folder(folder)
     claim_folder(place)
     return _command(place, wish)
 
@@ -104,8 +105,10 @@ def _command(folder: Path, wish: RequestedSettings) -> list[str]:
 def claim_folder(folder: Path) -> None:
     """The folder of the state, unless a daemon has it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own_folder(folder)
         (folder / "daemon.log").open("ab").close()
+    except InputError as error:
+        raise InputError(f"{error}; --state names another") from error
     except OSError as error:
         raise InputError(
             f"{folder}: cannot be the folder of the state: {error.strerror}; --state names another"

@@ -34,11 +34,12 @@ class AlwaysAttend(Assignment):
         widths = {p.id: min(view.widths[p.id], view.high(p, p.asked)) for p in view.running}
         free = view.free + sum(view.widths.values()) - sum(widths.values())
         lows = {p.id: view.low(p) for p in view.running}
+        oldest_first = sorted(view.running, key=lambda p: p.seq)
         while free < 0:  # somebody was admitted at the others' expense: the widest give
-            widest = max(reversed(view.running), key=lambda p: (widths[p.id] > lows[p.id], widths[p.id]))
+            widest = max(reversed(oldest_first), key=lambda p: (widths[p.id] > lows[p.id], widths[p.id]))
             widths[widest.id] -= 1
             free += 1
-        for program in view.running:
+        for program in oldest_first:
             more = min(max(view.high(program, program.asked) - widths[program.id], 0), free)
             widths[program.id] += more
             free -= more

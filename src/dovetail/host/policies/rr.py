@@ -15,7 +15,9 @@ class RoundRobin(Planning):
         return sorted(view.waiting, key=lambda p: p.place)
 
     def over(self, view: MachineView) -> list[Program]:
-        return [p for p in view.running if p.turn_s + view.options.quantum_s <= view.now]
+        """In the order in which their turns began: of those that end together, who was first is first in line again."""
+        over = [p for p in view.running if p.turn_s + view.options.quantum_s <= view.now]
+        return sorted(over, key=lambda p: p.place)
 
     def look_s(self, view: MachineView) -> float | None:
         return min((p.turn_s + view.options.quantum_s for p in view.running), default=None)

@@ -79,13 +79,14 @@ class Usage(Struct, frozen=True):
 
 
 Ended = Callable[[str, Exit], None]
+Paused = Callable[[str, bool], None]  # whether an attempt is paused now, which somebody else may have done
 
 
 class ProgramExecutor(Protocol):
     """Runs programs. It tells of every end of an attempt that it started or found, once, through `ended`."""
 
-    def reach(self) -> None:
-        """Raise an error unless programs can be run now."""
+    def reach(self, image: str = "") -> None:
+        """Raise an error unless programs of this image can be run now."""
         ...
 
     def start(self, launch: ProgramLaunch) -> None:

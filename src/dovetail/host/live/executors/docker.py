@@ -1,7 +1,8 @@
 """Programs in containers, through the Docker SDK and a real engine.
 
 Every container carries this daemon's label, and only containers with it are ever looked at or touched. A container has
-no network and gains no privileges. Its name is made of the attempt's, so the engine itself refuses a second one.
+no network, no capabilities, and gains no privileges. Its name is made of the attempt's, so the engine itself refuses a
+second one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dovetail.host.live.executors import (
     Exit,
     FoundAttempt,
     NotNowError,
+    Paused,
     ProgramLaunch,
     Usage,
     proc,
@@ -33,6 +35,7 @@ OWNER, RUN = "dovetail.host", "dovetail.run"  # labels
 CONTROL_FOLDER = "/run/dovetail"  # where a container sees its control folder
 _LOG_BEGIN = "log-begin"  # a file with the length of the log before the attempt
 _RETRY_S = 1.0
+_MOST_PROCESSES = 4096  # of a container, its threads among them: one that forks for ever must not fill the machine
 _FREEZES = 10
 _STATES: dict[str, Any] = {"running": "running", "restarting": "running", "paused": "paused", "created": "absent"}
 
@@ -40,7 +43,9 @@ _STATES: dict[str, Any] = {"running": "running", "restarting": "running", "pause
 class DockerExecutor:
     """Runs programs as containers of the engine at `address`; by default the one that the environment names."""
 
-    def __init__(self, ended: Ended, owner: str, address: str | None = None) -> None:
+    def __init__(
+        self, ended: Ended, owner: str, address: str | None = None, paused: Paused = lambda run, paused: None
+    ) -> None:
         try:
             import docker
         except ImportError:
@@ -50,7 +55,7 @@ class DockerExecutor:
         self._owner = owner
         self._address = address
         self._engine: Any = None
-        self._ended = ended
+        self._ended, self._paused = ended, paused
         self._followed: dict[str, ProgramLaunch] = {}
         self._lock = threading.Lock()
         self._making = threading.Lock()
@@ -67,10 +72,14 @@ class DockerExecutor:
                 self._engine = self._docker.DockerClient(self._address) if self._address else self._docker.from_env()
             return self._engine
 
-    def reach(self) -> None:
-        """Raise an error unless an engine answers."""
+    def reach(self, image: str = "") -> None:
+        """Raise an error unless an engine answers, and has the image."""
         try:
             self._client.ping()
+            if image:
+                self._client.images.get(image)
+        except self._errors.ImageNotFound:
+            raise _no_image(image) from None
         except (self._errors.DockerException, OSError) as error:
             where = self._address or "the default address"
             raise ExecutorError(f"no Docker engine answers at {where}: {error}") from error
@@ -114,10 +123,12 @@ class DockerExecutor:
                 mem_limit=f"{launch.memory_mib}m" if launch.memory_mib else None,
                 network_mode=None if launch.network else "none",
                 security_opt=["no-new-privileges"],
+                cap_drop=["ALL"],
+                pids_limit=_MOST_PROCESSES,
                 volumes={str(control): {"bind": CONTROL_FOLDER, "mode": "rw"}},
             )
         except self._errors.ImageNotFound:
-            raise ExecutorError(f"the engine has no image {launch.image}: docker pull {launch.image}") from None
+            raise _no_image(launch.image) from None
 
     def find(self, launch: ProgramLaunch) -> FoundAttempt:
         with self._asking(launch.run, "look for"):
@@ -162,8 +173,8 @@ class DockerExecutor:
     # --- ends -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Listen for ends. After an engine that went away comes back, look at everything that is followed."""
-        filters = {"label": f"{OWNER}={self._owner}", "event": ["die"]}
+        """Listen for ends and pauses. After an engine that went away comes back, look at all that is followed."""
+        filters = {"label": f"{OWNER}={self._owner}", "event": ["die", "pause", "unpause"]}
         while not self._closing.is_set():
             try:
                 since = int(time.time()) - 1
@@ -179,7 +190,7 @@ class DockerExecutor:
                 self._closing.wait(_RETRY_S)
 
     def _look(self, run: str) -> None:
-        """Tell of an end, once."""
+        """Tell of an end, once, and of whether it is paused."""
         launch = self._followed.get(run)
         if launch is None:
             return
@@ -190,6 +201,8 @@ class DockerExecutor:
             elif container.status not in _STATES:
                 self._save_log(launch, container)
                 self._end(run, self._outcome(container))
+            elif container.status in ("running", "paused"):
+                self._paused(run, container.status == "paused")
 
     def _end(self, run: str, outcome: Exit) -> None:
         with self._lock:
@@ -285,6 +298,10 @@ class DockerExecutor:
         self._watcher.join(timeout=5)
         if self._engine is not None:
             self._engine.close()
+
+
+def _no_image(image: str) -> ExecutorError:
+    return ExecutorError(f"the engine has no image {image}: docker pull {image}")
 
 
 def freeze(container: Any, refusal: type[Exception]) -> None:

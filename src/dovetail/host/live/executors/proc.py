@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from dovetail.core.service.shim import start_time
 from dovetail.host.live.executors import NotNowError, Usage
-from dovetail.host.live.executors.shim import start_time
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core import cgroups
+from dovetail.core.service import shim
 from dovetail.host.live.executors import (
     GRACE_S,
     TOO_MUCH_MEMORY,
@@ -35,7 +36,6 @@ from dovetail.host.live.executors import (
     ProgramLaunch,
     Usage,
     proc,
-    shim,
 )
 
 _KILL_LIMIT_S = 5.0
@@ -91,7 +91,7 @@ class ProcessExecutor:
         """What binds and pauses programs here."""
         return "control groups" if self._parents else "affinity and SIGSTOP"
 
-    def reach(self) -> None:
+    def reach(self, image: str = "") -> None:
         pass
 
     # --- starting and finding again ---------------------------------------------------------------

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 
-from dovetail.host.live.executors import Ended, ProgramExecutor
+from dovetail.host.live.executors import Ended, Paused, ProgramExecutor
 from dovetail.host.live.executors.docker import DockerExecutor
 from dovetail.host.live.executors.process import ProcessExecutor
 from dovetail.host.live.setup import HostSetup
 
 
 class ExecutorTable:
-    """Whoever carries orders out says where ends are to be reported, before it asks for an executor."""
+    """Whoever carries orders out says where ends and pauses are to be reported, before it asks for an executor."""
 
     def __init__(self, setup: HostSetup) -> None:
         self._setup = setup
         self._made: dict[bool, ProgramExecutor] = {}
         self._lock = threading.Lock()
         self._ended: Ended = lambda run, outcome: None
+        self._paused: Paused = lambda run, paused: None
 
-    def report_to(self, ended: Ended) -> None:
-        self._ended = ended
+    def report_to(self, ended: Ended, paused: Paused) -> None:
+        self._ended, self._paused = ended, paused
 
     def get(self, image: str) -> ProgramExecutor:
         """The executor of containers of an image, or of processes if there is none."""
@@ -33,7 +34,7 @@ class ExecutorTable:
         return ProcessExecutor(self._ended, name=f"dovetail-{self._setup.instance}", groups=self._setup.groups)
 
     def _containers(self) -> ProgramExecutor:
-        return DockerExecutor(self._ended, self._setup.instance, self._setup.docker or None)
+        return DockerExecutor(self._ended, self._setup.instance, self._setup.docker or None, self._paused)
 
     def all(self) -> list[ProgramExecutor]:
         return list(self._made.values())
