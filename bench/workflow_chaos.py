@@ -11,14 +11,10 @@ and nothing may be left running.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -28,19 +24,27 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench import show
-from dovetail import journals, workflow
+from bench._chaos import (
+    KilledService,
+    command_of,
+    left_running,
+    new_folder,
+    options,
+    send,
+    started,
+    tell,
+    valid_journals,
+)
+from dovetail import workflow
 from dovetail.core.errors import DovetailError
 from dovetail.core.events import Complete, Failed, Reject, Start
 from dovetail.core.journal import Reader
 from dovetail.core.service.client import ServiceError
 from dovetail.workflow.live.client import WorkflowClient
-from tests.waiting import until
 
 SERVER = Path(__file__).parents[1] / "tests" / "workflow" / "live" / "fake_servers.py"
 GPUS = 3
 FAULTS = ("load.oom", "load.die", "load.stuck", "call.fail", "call.hang", "call.stuck", "call.die", "call.unhealthy")
-MARK = "DOVETAIL_CHAOS"  # in the environment of all that a run starts
 
 
 def configuration(folder: Path) -> dict[str, Any]:
@@ -67,52 +71,10 @@ def configuration(folder: Path) -> dict[str, Any]:
     }
 
 
-class ServiceProcess:
-    """The service, which comes back when it is killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.up()
-
-    def up(self) -> None:
-        words = [
-            "workflow",
-            "serve",
-            "--config",
-            str(self.folder / "config.json"),
-            "--state",
-            str(self.folder / "state"),
-        ]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail", *words],
-            stdout=subprocess.DEVNULL,
-            stderr=open(self.folder / "service.log", "ab"),  # noqa: SIM115
-            env=os.environ | {MARK: str(self.folder)},
-        )
-        until(self._answers)
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.client().about())
-        except DovetailError:
-            return False
-
-    def client(self) -> WorkflowClient:
-        return workflow.connect(self.folder / "state")
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def end(self) -> int:
-        self._process.terminate()
-        return self._process.wait()
-
-
 class Chaos:
     """Kills something every few seconds."""
 
-    def __init__(self, service: ServiceProcess, seed: int) -> None:
+    def __init__(self, service: KilledService[WorkflowClient], seed: int) -> None:
         self.service, self.random, self.kills = service, random.Random(seed), Counter[str]()
         self._faults = service.folder / "faults"
 
@@ -125,54 +87,29 @@ class Chaos:
 
     def _service(self) -> bool:
         self.service.kill()
-        self.service.up()
+        self.service.wait()
         return True
 
     def _worker(self, number: int = signal.SIGKILL) -> bool:
-        workers = _started(self.service.folder, "engines.local import main")
-        return bool(workers) and _signal(self.random.choice(workers), number)
+        workers = started(self.service.folder, "engines.local import main")
+        return bool(workers) and send(self.random.choice(workers), number)
 
     def _stopped_worker(self) -> bool:
         return self._worker(signal.SIGSTOP)
 
     def _server(self) -> bool:
-        servers = [pid for pid in _started(self.service.folder, f"{SERVER}") if "supervise" not in _command(pid)]
-        return bool(servers) and _signal(self.random.choice(servers), signal.SIGKILL)
+        servers = [pid for pid in started(self.service.folder, f"{SERVER}") if "supervise" not in command_of(pid)]
+        return bool(servers) and send(self.random.choice(servers), signal.SIGKILL)
 
     def _fault(self) -> bool:
         (self._faults / f"any.{self.random.choice(FAULTS)}.{sum(self.kills.values())}").touch()
         return True
 
 
-def _signal(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _started(folder: Path, word: str = "") -> list[int]:
-    """Processes of this run whose command has this word."""
-    mark, found = f"{MARK}={folder}\0".encode(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                if mark in (entry / "environ").read_bytes() and word in _command(int(entry.name)):
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended, or is somebody else's
-    return found
-
-
-def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-
-
 class Load:
     """Asks for a run so many times a second, each until it is accepted or refused, whoever is killed meanwhile."""
 
-    def __init__(self, service: ServiceProcess, per_second: float) -> None:
+    def __init__(self, service: KilledService[WorkflowClient], per_second: float) -> None:
         self._service, self._pause_s = service, 1 / per_second
         self.accepted: dict[str, str] = {}  # runs by the key that asked for them
         self.refused = 0
@@ -207,10 +144,11 @@ class Load:
 
 
 def chaos(folder: Path, seconds: float, every_s: float, per_second: float, seed: int) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
+    state, config = folder / "state", folder / "config.json"
     (folder / "faults").mkdir()
-    (folder / "config.json").write_text(json.dumps(configuration(folder)))
-    service = ServiceProcess(folder)
+    config.write_text(json.dumps(configuration(folder)))
+    words = ["workflow", "serve", "--config", str(config), "--state", str(state)]
+    service = KilledService(folder, words, lambda: workflow.connect(state))
     load, trouble = Load(service, per_second), Chaos(service, seed)
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
@@ -222,7 +160,7 @@ def chaos(folder: Path, seconds: float, every_s: float, per_second: float, seed:
     client = service.client()
     states = Counter(client.result(run).state for run in load.accepted.values())
     code = service.end()
-    until(lambda: not _started(folder), 30.0)
+    still = left_running(folder)
     return {
         "seconds": round(seconds),
         "kills": dict(trouble.kills),
@@ -231,19 +169,17 @@ def chaos(folder: Path, seconds: float, every_s: float, per_second: float, seed:
         "refused": load.refused,
         "ends": dict(states),
         "exit_code": code,
+        "left_running": still,
         **_in_journals(folder, set(load.accepted.values()), len(load.accepted)),
     }
 
 
 def _in_journals(folder: Path, accepted: set[str], keys: int) -> dict[str, Any]:
     """What all segments of the journal tell together."""
-    ends, starts, lost, valid = Counter[str](), 0, 0, 0
+    ends, starts, lost = Counter[str](), 0, 0
     paths = sorted((folder / "state" / "journals").glob("*.jsonl"))
+    valid = valid_journals(paths)
     for path in paths:
-        report = journals.check_journal(path)
-        valid += report.valid
-        if not report.valid:
-            print(f"{path}: {report}", file=sys.stderr)
         for _, _, events in Reader(path).steps():
             for event in events:
                 if isinstance(event, Complete | Reject):
@@ -265,18 +201,11 @@ def _in_journals(folder: Path, accepted: set[str], keys: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--every", type=float, default=3.0, help="seconds from one kill to the next, on average")
+    parser = options(__doc__, every_s=3.0)
     parser.add_argument("--per-second", type=float, default=6.0, help="requests")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="keep journals and logs there")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary) / "chaos"
-        found = chaos(folder, 60 * given.minutes, given.every, given.per_second, given.seed)
-        show(found)
-        raise SystemExit(0 if found["good"] and found["exit_code"] == 0 else 1)
+    with new_folder(given.folder) as folder:
+        tell(chaos(folder, 60 * given.minutes, given.every, given.per_second, given.seed))
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ from bench import show
 from dovetail import workflow
 from dovetail.core.events import Finished, Instruction, Order, Start, Stimulus
 from dovetail.core.inbox import Inbox
+from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.live.protocol import Answer
 from dovetail.workflow.live.runs import RunRequest, Runs
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
-from dovetail.workflow.live.telemetry import LogLines
 from dovetail.workflow.scheduler import WorkflowScheduler
 from tests.waiting import until
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from bench import show
 from dovetail import workflow
+from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.protocol import Answer, Loaded, ModelCall, Report
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.specs import model_specs
-from dovetail.workflow.live.telemetry import LogLines
 
 
 def problem(slots: int, call_s: float) -> workflow.WorkflowProblem:

@@ -24,6 +24,7 @@ from bench import show
 from dovetail.core import registry
 from dovetail.core.events import Arrived, Complete
 from dovetail.core.parallel import run_all
+from dovetail.core.registry import written_options
 from dovetail.testing.workflow.families import WorkloadFamily, load_family, read_families
 from dovetail.testing.workflow.simple_rules import RULES
 from dovetail.workflow.choices import DEFAULT_POLICY
@@ -88,8 +89,7 @@ class _Weighted:
 def measure(cell: Cell) -> Row:
     """One run of a policy, with options after its name: `srpt,ageing=0.5`."""
     family, seed, policy = cell
-    name, *words = policy.split(",")
-    options = dict(word.split("=", 1) for word in words)
+    name, options = written_options(policy)
     problem = load_family(family, seed)
     weighted = _Weighted()
     began = time.process_time()

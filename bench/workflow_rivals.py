@@ -35,12 +35,12 @@ from msgspec import Struct
 from bench import show
 from bench.rivals.fifo import fifo_swapping
 from dovetail import workflow
+from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.live.engines.choice import engine_for
 from dovetail.workflow.live.protocol import CallFailed, ModelCall
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.specs import model_specs
-from dovetail.workflow.live.telemetry import LogLines
 from dovetail.workflow.problem import WorkflowProblem
 
 HERE = Path(__file__).parent / "rivals"

@@ -97,7 +97,7 @@ def test_what_changes_is_told_with_a_reason() -> None:
 def test_who_waited_for_a_gpu_that_was_off_is_told_so() -> None:
     found = run(rows((0, 10), (60, 30), (60, 30)), [[0, 2], [50, 1]])
     told = str(found.explain("r2"))
-    assert "Only 0 devices were free when it became ready; held were [0] by r1/n (a)." in told
+    assert "No device was free when it became ready; held were [0] by r1/n (a)." in told
     assert "At 60.00 s it had to wait: GPU 1 was off." in told
     assert "preferred others" not in told
     assert "GPU-hours paid" in found.text()

@@ -339,7 +339,7 @@ def test_cost_options_go_over_those_of_the_file_and_are_converted(tmp_path: Path
         ({"overlap": "2"}, "--cost overlap: expected 0 to 1, found 2.0"),
         ({"pcie_gb_s": "0"}, "--cost pcie_gb_s: expected a positive number, found 0.0"),
         ({"noise": "nan"}, "--cost noise: expected a number >= 0, found nan"),
-        ({"window": "widest"}, "--cost window: Invalid enum value 'widest'"),
+        ({"window": "widest"}, "--cost window: expected primary or slowest, found 'widest'; did you mean 'slowest'?"),
     ],
 )
 def test_a_wrong_cost_option_is_told(tmp_path: Path, options: dict[str, str], message: str) -> None:

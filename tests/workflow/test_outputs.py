@@ -65,7 +65,7 @@ def test_the_text_log_has_the_lines_people_know() -> None:
     log.close()
     assert file.getvalue().splitlines() == [
         "Starting by hand scheduler with 2 requests",
-        "Mode: online, Simulate: False",
+        "Mode: online, simulated: no model is called",
         "Available GPUs: [0, 1]",
         "Starting discrete event simulation...",
         "[0.00s] Processing request a (workflow: w)",
@@ -126,7 +126,7 @@ def test_the_metrics_block() -> None:
         "=" * 60,
         "Total execution time (makespan): 10.00 seconds",
         "Total nodes executed: 2",
-        "Simulation mode: false (no model was called)",
+        "Simulated: no model was called",
         "",
         "Requests: 1 completed, 1 rejected, 3 skipped",
         "  1 rejected: no times",

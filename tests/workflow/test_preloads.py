@@ -119,6 +119,23 @@ def test_a_start_on_a_load_that_is_under_way_waits_for_the_rest_only() -> None:
     assert found.figures.devices[1].busy_s == 7.0
 
 
+def test_the_text_log_tells_of_loads_ahead_of_need(tmp_path: Path) -> None:
+    found = served(asked(("chat", 0.0, 2.0), ("draw", 9.0, 3.0)), Scripted((8.0, "sd", (0,))))
+    write_logs(found, log=tmp_path / "log")
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert "[8.00s] Loading sd ahead of need on GPU(s) [0] in the place of llm (it is in the script)" in lines
+    rest = next(line for line in lines if "goes on for node" in line)
+    assert rest.startswith("[9.00s] Loading of sd on GPU(s) [0] goes on for node ")
+    assert re.search(r"of request r1 \(\S+s left\)$", rest)
+    assert not any("from None to sd" in line for line in lines)
+
+
+def test_who_may_preload_says_so_where_there_was_no_need() -> None:
+    rows = asked(("chat", 0.0, 2.0))
+    assert "Preloads: 0" in served(rows, "dovetail", options={"preload": True}).text()
+    assert "Preloads" not in served(rows, "dovetail").text()
+
+
 def test_another_model_waits_until_the_load_is_over() -> None:
     found = served(asked(("chat", 0.0, 2.0), ("draw", 1.0, 3.0)), Scripted((0.5, "llm", (1,))), gpus=2)
     at_s, start = starts(found)["r1"]

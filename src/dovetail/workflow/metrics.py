@@ -53,15 +53,17 @@ def metrics_block(
     simulate: bool = False,
     hit_rate: float | None = None,
     tokens: Mapping[str, Any] | None = None,
+    preloading: bool = False,
 ) -> str:
     """The metrics as a block of text; `rejected` counts rejected requests by reason, `simulate` says that models were
-    called, `hit_rate` is that of prefixes, `tokens` has the figures of those."""
+    called, `hit_rate` is that of prefixes, `tokens` has the figures of those, `preloading` says that models may have
+    been loaded ahead of need."""
     rule, response = "=" * 60, figures.response_s
     lines = ["", rule, "EXECUTION METRICS", rule]
     lines.append(f"Total execution time (makespan): {figures.makespan_s:.2f} seconds")
     added = f" ({figures.grown} added while requests ran)" if figures.grown else ""
     lines.append(f"Total nodes executed: {figures.tasks}{added}")
-    lines.append("Live: models were called" if simulate else "Simulation mode: false (no model was called)")
+    lines.append("Live: models were called" if simulate else "Simulated: no model was called")
     counts = f"{figures.completed} completed, {figures.rejected} rejected"
     lines += ["", f"Requests: {counts}" + (f", {skipped} skipped" if skipped else "")]
     lines += [f"  {count} rejected: {why}" for why, count in (rejected or {}).items()]
@@ -89,7 +91,7 @@ def metrics_block(
     lines += ["", "Model switching:", f"  Total switches: {figures.switches}"]
     lines.append(f"  Total switch time: {figures.switch_time_s:.2f} seconds")
     lines.append(f"  First loads: {figures.loads} ({figures.load_time_s:.2f} seconds)")
-    if figures.preloads:
+    if figures.preloads or preloading:
         lines.append(f"  Preloads: {figures.preloads}, of which {figures.preloads_used} were of use")
     lines.append(f"  Switch overhead: {100 * switch_overhead(figures):.1f}% of GPU time")
     if hit_rate is not None:

@@ -112,7 +112,8 @@ class WorkflowRun(Run):
         """The figures as a block of text, beside their lower bounds."""
         told, rate = self.metrics, self.metrics.get("prefix_hit_rate")
         counts = (told["rejections"], told["skipped"], self.called)
-        block = metrics_block(self.figures, self.lower, *counts, hit_rate=rate, tokens=told)
+        may = self.policy.preloads
+        block = metrics_block(self.figures, self.lower, *counts, hit_rate=rate, tokens=told, preloading=may)
         if "gpu_hours" in told:
             block += f"\n\nGPUs that come and go: {told['gpu_hours']:.2f} GPU-hours paid"
         return block + "\n" + tenant_block(told) if "jain" in told else block

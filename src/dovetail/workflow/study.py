@@ -7,6 +7,7 @@ from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -17,7 +18,7 @@ from dovetail.core.confidence import paired
 from dovetail.core.errors import InputError, check_functions
 from dovetail.core.files import Source, as_path
 from dovetail.core.output import refuse_overwrite
-from dovetail.core.parallel import run_all
+from dovetail.core.parallel import CellEngine, cell_engine, run_all
 from dovetail.core.plain import scalar
 from dovetail.core.policy_source import REQUIRED
 from dovetail.core.rates import RateTable
@@ -44,8 +45,12 @@ class StudyCell(Struct, frozen=True, kw_only=True):
 
     def figures(self, problem: WorkflowProblem) -> dict[str, Any]:
         policy = self.policy if isinstance(self.policy, str) else deepcopy(self.policy)
-        found = run(problem, policy, seed=self.seed, journal=self.journal or False)
+        # It appears whole: a run that is repeated on another node must not meet what the first one may still write.
+        unfinished = self.journal and self.journal.with_name(f".{uuid4().hex}.{self.journal.name}")
+        found = run(problem, policy, seed=self.seed, journal=unfinished or False)
         figures = {key: value for key, value in found.metrics.items() if key != "rejections"}
+        if self.journal and unfinished:
+            unfinished.replace(self.journal)
         pool = figures["gpus"] if self.gpus is None else self.gpus
         told = {"policy": self.name, "gpus": pool, "seed": self.seed, "simulation_s": found.simulation_s}
         return figures | told
@@ -93,6 +98,8 @@ def compare(
     seeds: int | Iterable[int] = (0,),
     journals: str | Path | None = None,
     jobs: int | None = None,
+    engine: CellEngine | None = None,
+    address: str | None = None,
     progress: Progress | None = None,
 ) -> WorkflowComparison:
     """Run every policy on every pool with every seed: one row per policy and pool, figures averaged over seeds.
@@ -101,7 +108,8 @@ def compare(
     make a difference only where there is noise, or where nodes add others by chance; elsewhere the first one stands
     for all. With several, `paired` in a row has its makespan, mean and P99 against the first policy's, seed by seed,
     with 95 % confidence intervals. The runs are spread over `jobs` processes, by default one per core, where all inputs
-    are files and all policies names. A folder for `journals` gets those of the first seed.
+    are files and all policies names. With the ray engine they run on the nodes of the cluster at an address, or of a
+    private one; all nodes must see the files. A folder for `journals` gets those of the first seed.
 
     >>> from dovetail import workflow
     >>> problem = workflow.load("examples/system_config.yaml", "examples/workflow_requests.yaml", gpus=4)
@@ -110,6 +118,7 @@ def compare(
     'dovetail'
     """
     checked(problem)
+    engine = cell_engine(engine, address)
     jobs = scalar(jobs)
     if jobs is not None:
         check_count("--jobs", jobs)
@@ -146,7 +155,10 @@ def compare(
     check_functions(progress=progress)
     told = progress or (lambda done: None)
     if not problem.source.in_memory and all(isinstance(policy, str) for policy in chosen):
-        rows = run_all(run_cell, cells, jobs, told)
+        shared = [folder] if folder is not None else []
+        rows = run_all(run_cell, cells, jobs, told, engine=engine, address=address, shared=shared)
+    elif engine == "ray":
+        raise InputError("engine ray: expected inputs in files, and policies as names such as file.py:name")
     else:
         on = lru_cache(maxsize=1)(lambda pool: problem if pool == problem.gpus else problem.on(pool))
         rows = run_all(lambda cell: cell.figures(on(cell.gpus)), cells, 1, told)

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.service.refusals import BusyError, ConflictError, DrainingError
 from dovetail.workflow.live.runs import (
     ENDED,
     Blame,
-    BusyError,
-    ConflictError,
-    DrainingError,
     EventKind,
     NodeStatus,
     RunEvent,

@@ -1,26 +1,21 @@
-"""A service that kills itself at its n-th write, in the middle of it or around it: `python killed.py FOLDER N`.
+"""A service that kills itself at its n-th write, in the middle of it or around it.
 
 Asks for the same runs each time, waits for all of them, and prints what came of them.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dovetail import workflow
-from dovetail.core.journal import Writer
 from dovetail.workflow.live.book import RunBook
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
+from tests.killed import die_at
 from tests.workflow.live.carriers import TestCarrier
 
 MODEL = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 1, "inference_time_mean": 0.1}
@@ -52,51 +47,11 @@ EXPECTED = {
 }
 
 
-def die_at(n: int) -> None:
-    """Count the moments around and within writes; the n-th is the last."""
-    moments = count(1)
-
-    def moment() -> bool:
-        return next(moments) == n
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def around(write: Callable[..., Any]) -> Callable[..., Any]:
-        def both(*given: Any) -> Any:
-            if moment():
-                die()
-            done = write(*given)
-            if moment():
-                die()
-            return done
-
-        return both
-
-    flush = Writer.flush
-
-    def torn(writer: Writer) -> None:
-        if writer._buffer and moment():
-            writer._file.write(bytes(writer._buffer[: len(writer._buffer) * (n % 5) // 4]))
-            writer._file.flush()
-            die()
-        flush(writer)
-
-    RunBook.keep = around(RunBook.keep)  # type: ignore[method-assign]
-    RunBook.add = around(RunBook.add)  # type: ignore[method-assign]
-    Writer.flush = torn  # type: ignore[assignment,method-assign]
-
-
 def main(folder: str, n: str) -> None:
-    if int(n):
-        die_at(int(n))
+    die_at(int(n), (RunBook, "keep"), (RunBook, "add"))
     problem = workflow.load(CONFIG, [], gpus=2, mode="online")
     settings = LiveSettings(journal_lines=40, lost_retries=1000)
     with WorkflowService(problem, lambda inbox, runs: TestCarrier(inbox, runs), Path(folder), settings) as service:
         runs = {key: service.submit(msgspec.structs.replace(ask, idempotency_key=key)) for key, ask in ASKED.items()}
         found = {key: (run, service.wait(run).state, service.result(run).answer) for key, run in runs.items()}
     print(msgspec.json.encode(found).decode())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

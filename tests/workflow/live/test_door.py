@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from dovetail.core.service.refusals import BusyError
 from dovetail.workflow.inputs.tenants import Sharing, Tenancy, Tenant
 from dovetail.workflow.live.door import Door
-from dovetail.workflow.live.runs import BusyError
 from dovetail.workflow.live.settings import LiveSettings
 
 
@@ -175,3 +175,13 @@ def test_who_is_let_in_is_served_whatever_the_order(order: str, slower: float) -
     accepted, late = sum(crowd.accepted for crowd in crowds), sum(crowd.late for crowd in crowds)
     assert accepted > 300
     assert late <= accepted / 50
+
+
+def test_a_pool_without_gpus_is_no_reason_to_fall() -> None:
+    """What needs none is still served there."""
+    door = Door(LiveSettings(max_wait_s=100.0), None, gpus=0)
+    for i in range(3):
+        door.check("", 0.0, "tools", 1.0, 1.0)
+        door.enter(str(i), "", 1.0, "tools", 0.0, 1.0)
+    assert 0 < door.wait_s(0.0, "tools") < 100.0
+    assert door.interval_s(0.0) == 1.0

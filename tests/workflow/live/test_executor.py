@@ -145,7 +145,8 @@ class Bench:
         self.report(Answer(self.engine.calls[-1].id, {"text": "hi"}, **more))
 
     def heard(self) -> list[Any]:
-        self.inbox.put(Observed("end"))
+        with self.executor._lock:  # what is about to be told is told
+            self.inbox.put(Observed("end"))
         heard = self.inbox.take()
         assert heard is not None
         return heard[:-1]

@@ -16,12 +16,12 @@ import pytest
 from dovetail import journals, workflow
 from dovetail.core.events import Complete, Failed, Observed, Reject, Settled, Start
 from dovetail.core.journal import Reader
+from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.limits import LiveLimits
 from dovetail.workflow.live.runs import RunRequest, RunStatus
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
-from dovetail.workflow.live.telemetry import LogLines
 from tests.waiting import PATIENCE_S, until
 
 CHAIN = {

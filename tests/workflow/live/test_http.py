@@ -70,7 +70,7 @@ def test_waiting_for_a_run(raw: HttpClient, service: FakeService) -> None:
     assert service.open[run["id"]].why_cancelled == ""
     threading.Timer(0.05, service.release, [run["id"]]).start()
     assert raw.get(f"/v1/runs/{run['id']}/result", wait=60)["answer"] == {"text": "one two"}
-    assert service.followed == 0
+    until(lambda: service.followed == 0)
 
 
 def test_who_waits_for_a_run_and_goes_cancels_it(server: WorkflowServer, raw: HttpClient, service: FakeService) -> None:

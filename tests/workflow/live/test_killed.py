@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,36 +14,21 @@ from dovetail.core.events import Complete, Finished, Reject
 from dovetail.core.journal import Reader
 from dovetail.core.replay import replay_journal
 from dovetail.journals import check_journal
-from tests.waiting import PATIENCE_S
+from tests.killed import serve
 from tests.workflow.live.killed import EXPECTED
 
-ROOT = Path(__file__).parents[3]
-RUN = "import sys; from tests.workflow.live.killed import main; main(*sys.argv[1:])"
-
-
-def serve(folder: Path, die_at: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", RUN, str(folder), str(die_at)]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+MODULE = "tests.workflow.live.killed"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_service_that_is_killed_goes_on_where_it_was(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(5):
-        died = serve(tmp_path, chance.randrange(1, 60))
+        died = serve(MODULE, tmp_path, chance.randrange(1, 60))
         if died.returncode == 0:
             break
         assert died.returncode == -signal.SIGKILL, died.stderr
-    ended = serve(tmp_path, 0)
+    ended = serve(MODULE, tmp_path, 0)
     assert ended.returncode == 0, ended.stderr
     found = msgspec.json.decode(ended.stdout, type=dict[str, tuple[str, str, dict[str, str]]])
     assert {key: (state, answer) for key, (_, state, answer) in found.items()} == {
@@ -69,7 +51,7 @@ def test_a_service_that_is_killed_goes_on_where_it_was(tmp_path: Path, seed: int
 def test_every_moment_of_the_first_steps(tmp_path: Path) -> None:
     """One kill at each of the first moments, one after the other: the past grows, and is gone through again."""
     for moment in range(1, 9):
-        assert serve(tmp_path / "state", moment).returncode in (0, -signal.SIGKILL)
-    ended = serve(tmp_path / "state", 0)
+        assert serve(MODULE, tmp_path / "state", moment).returncode in (0, -signal.SIGKILL)
+    ended = serve(MODULE, tmp_path / "state", 0)
     found = msgspec.json.decode(ended.stdout, type=dict[str, tuple[str, str, dict[str, str]]])
     assert {key: answer["text"] for key, (_, _, answer) in found.items()} == EXPECTED

@@ -33,6 +33,7 @@ from dovetail.workflow.live.protocol import (
     WorkerLost,
     WorkerReady,
 )
+from tests.processes import is_alive
 from tests.waiting import PATIENCE_S, until
 
 R = TypeVar("R")
@@ -315,7 +316,7 @@ def test_a_worker_ends_with_what_its_back_ends_have_started(tmp_path: Path) -> N
             if id == "1":
                 engine.restart(0, "to see")
                 heard.next(WorkerReady)
-    until(lambda: not any(_lives(pid) for pid in children))
+    until(lambda: not any(is_alive(pid) for pid in children))
 
 
 def test_a_worker_whose_connection_somebody_else_holds_is_missed_all_the_same(tmp_path: Path) -> None:
@@ -360,14 +361,7 @@ def test_workers_end_when_the_service_is_killed() -> None:
     service.kill()
     service.wait()
     service.stdout.close()
-    until(lambda: not any(_lives(pid) for pid in pids))
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ import pytest
 from dovetail.core.service.ray_messages import LaunchProcess, ProcessEnded
 from dovetail.core.service.ray_processes import RayChange
 from dovetail.core.service.ray_start import RayNode
+from dovetail.core.service.ray_store import ObjectKeeper
 from dovetail.workflow.live.engines import ray
 from dovetail.workflow.live.engines.ray import RayWorkers
 from dovetail.workflow.live.engines.ray_worker import ActorErrand, ActorGreeting
-from dovetail.workflow.live.protocol import Report, WorkerLost, WorkerReady
+from dovetail.workflow.live.protocol import Answer, Reference, Report, WorkerLost, WorkerReady
 from dovetail.workflow.live.wire import encode
 from tests.waiting import until
 
@@ -29,11 +30,18 @@ class FakeRay:
 
     def __init__(self, address: str | None, tell: Callable[[RayChange], None], resources: Any) -> None:
         self.tell, self.launched = tell, []
+        self.abandoned: list[tuple[str, tuple[str, ...]]] = []
 
     def launch(self, order: LaunchProcess) -> None:
         self.launched.append(order)
 
     def kill(self, name: str) -> None:
+        pass
+
+    def abandon(self, owner: str, known: tuple[str, ...]) -> None:
+        self.abandoned.append((owner, known))
+
+    def drop(self, keys: tuple[str, ...]) -> None:
         pass
 
     def close(self) -> None:
@@ -87,3 +95,27 @@ def test_an_end_that_is_told_twice_is_one_end(cluster: FakeRay) -> None:
         connection.close()
         until(lambda n=n: sum(isinstance(report, WorkerLost) for report in reports) == n)  # type: ignore[misc]
     until(lambda: len(cluster.launched) == 4)
+
+
+def test_what_a_worker_did_not_live_to_tell_of_is_not_kept(cluster: FakeRay) -> None:
+    """It kept three values, told of two, and one of these was dropped."""
+    reports: list[Report] = cluster.reports  # type: ignore[attr-defined]
+    until(lambda: len(cluster.launched) == 1)
+    name = cluster.launched[0].name
+    keeper = ObjectKeeper()
+    for key in ("a", "b", "c"):
+        keeper.keep(f"{name}/{key}", [key])
+    keeper.keep("another/a", ["a"])
+    connection = cluster.call()
+    for call in ("a", "b"):
+        connection.send_bytes(encode(Answer(call, {"image": Reference(f"{name}/{call}", 10)})))
+    until(lambda: sum(isinstance(report, Answer) for report in reports) == 2)
+    cluster.engine.drop([Reference(f"{name}/b", 10)])  # type: ignore[attr-defined]
+    connection.close()
+    until(lambda: cluster.abandoned)
+    assert cluster.abandoned == [(name, (f"{name}/a",))]
+    keeper.drop([f"{name}/b"])
+    keeper.abandon(*cluster.abandoned[0])
+    keeper.keep(f"{name}/late", ["late"])  # its last call came after its end
+    assert [key for key in (f"{name}/{n}" for n in ("a", "b", "c", "late")) if keeper.find(key)] == [f"{name}/a"]
+    assert keeper.find("another/a") == ["a"]

@@ -18,14 +18,14 @@ import pytest
 
 from dovetail import journals, workflow
 from dovetail.core.errors import InputError
-from dovetail.core.events import Added, Complete, Failed, Observed, Reject, Start
+from dovetail.core.events import Added, Complete, Failed, Observed, Prepare, PrepareEnded, Reject, Start
 from dovetail.core.journal import Reader
+from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.live.engines.choice import engine_for
 from dovetail.workflow.live.limits import LiveLimits
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
-from dovetail.workflow.live.telemetry import LogLines
 from tests.ray_nodes import RayNodes, ray_nodes
 from tests.waiting import PATIENCE_S, until
 
@@ -33,6 +33,7 @@ pytest.importorskip("ray")
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 MODELS = Path(__file__).parent / "ray_models.py"
+EAGER = f"{Path(__file__).parent / 'eager.py'}:Eager"
 PIXELS = 2_000_000
 
 
@@ -107,6 +108,33 @@ def test_more_gpus_than_there_are(nodes: RayNodes) -> None:
     loaded = workflow.load(config(), [], gpus="a100:9", mode="online")
     with pytest.raises(InputError, match="9 GPUs of type 'a100' are wanted, and the nodes have 5 fewer"):
         engine_for(loaded, address=nodes.address)
+
+
+def test_a_model_is_loaded_ahead_on_another_node(nodes: RayNodes, tmp_path: Path) -> None:
+    """The second node of a chain finds its model loaded, or on its way; a node that dies takes its load with it."""
+    chain, model = config()["workflows"]["chain0"], config()["models"]["m0"]
+    slow = model | {"source": {"emulated": {"load_s": 0.2, "call_s": 0.2, "answer": "so be it"}}}
+    given = {"models": {"m0": slow, "m1": slow}, "workflows": {"chain": chain}, "costs": {"overhead_s": 1000.0}}
+    loaded = workflow.load(given | {"gpu_types": config()["gpu_types"]}, [], gpus="a100:1", mode="online")
+    engine, problem = engine_for(loaded, address=nodes.address, silence_s=60.0)
+    log = LogLines(io.StringIO())
+    with WorkflowService.over(problem, engine, tmp_path / "state", LiveSettings(), EAGER, log=log) as service:
+        until(lambda: sum(worker["state"] == "up" for worker in engine.status()) == 4)
+        first = service.submit(RunRequest(workflow="chain", input={"prompt": "hello"}))
+        assert service.wait(first, PATIENCE_S).state == "completed"
+        assert "m1 was preloaded there" in str(service.explain(first, "second"))
+        (gpu,) = service.status(first).nodes["second"].gpus
+        os.kill(engine.status()[gpu]["pid"], signal.SIGKILL)
+        until(lambda: engine.status()[gpu]["state"] == "up")
+        runs = [service.submit(RunRequest(workflow="chain", input={"prompt": "again"})) for _ in range(4)]
+        assert {service.wait(run, PATIENCE_S).state for run in runs} == {"completed"}
+        journal = service.journal()
+    events = [event for _, _, step in Reader(journal).steps() for event in step]
+    begun = [event.id for event in events if isinstance(event, Prepare)]
+    assert begun == list(range(1, len(begun) + 1))
+    assert sorted(event.id for event in events if isinstance(event, PrepareEnded)) == begun
+    assert journals.check_journal(journal).valid
+    assert journals.read_journal(journal).replay().difference is None
 
 
 def test_everything_ends_once_whatever_dies(nodes: RayNodes, tmp_path: Path) -> None:

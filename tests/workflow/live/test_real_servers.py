@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from dovetail import workflow
+from dovetail.core.service.log_lines import LogLines
 from dovetail.journals import check_journal
 from dovetail.testing.workflow.random_gguf import write_gguf
 from dovetail.testing.workflow.random_models import write_model
@@ -28,7 +29,6 @@ from dovetail.workflow.live.protocol import Answer, BackEndError, ModelCall, Ser
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
-from dovetail.workflow.live.telemetry import LogLines
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 EIGHT = {"max_tokens": 8}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import workflow
+from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.live.protocol import Answer, Loaded, Reference
 from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
-from dovetail.workflow.live.telemetry import LogLines
 from tests.waiting import until
 from tests.workflow.live.test_executor import FakeEngine
 

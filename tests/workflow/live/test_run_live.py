@@ -24,6 +24,7 @@ from dovetail.core.journal import Reader
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
 from dovetail.workflow.policies.view import View
+from tests.waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "live"
 MODEL = {"memory_gb": 1, "gpus_required": 1, "load_time_seconds": 0.01, "inference_time_mean": 0.01}
@@ -306,7 +307,7 @@ def test_the_command_ends_with_130_after_ctrl_c_and_leaves_a_valid_journal(tmp_p
         while process.poll() is None and (not journal.exists() or b'"k":"started"' not in journal.read_bytes()):
             threading.Event().wait(0.02)
         process.send_signal(signal.SIGINT)
-        out, told = process.communicate(timeout=60)
+        out, told = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, told
     assert re.search(r"interrupted: of 400 requests \d+ completed, \d+ cancelled, 0 failed, \d+ had not come", told)
     assert "once more ends them at once" in told

@@ -24,7 +24,7 @@ from dovetail.cli.workflow.place import PlaceFlags
 from dovetail.cli.workflow.top import top
 from dovetail.core.errors import InputError
 from dovetail.core.service.client import ServiceError
-from dovetail.workflow.live.telemetry import LogLines
+from dovetail.core.service.log_lines import LogLines
 from tests.waiting import until
 
 FAST = {"memory_gb": 4, "gpus_required": 1, "load_time_seconds": 0.01, "max_concurrency": 8}

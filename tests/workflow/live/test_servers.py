@@ -41,6 +41,7 @@ from dovetail.workflow.live.protocol import (
     WorkerReady,
 )
 from dovetail.workflow.live.specs import model_specs
+from tests.processes import children_of
 from tests.waiting import PATIENCE_S, until
 from tests.workflow.live import fake_servers
 from tests.workflow.live.fake_servers import Answering, FakeServer, Say, chunks, event, openai, serving
@@ -572,7 +573,7 @@ def test_a_server_that_does_not_come_up_is_told_with_its_last_words(
 def test_a_server_that_died_is_noticed_and_started_anew_at_the_next_load() -> None:
     end = started("openai", "m")
     end.load(["cpu"])
-    (server,) = _children(end.status()["pid"])
+    (server,) = children_of(end.status()["pid"])
     os.kill(server, signal.SIGKILL)
     until(lambda: not end.status()["healthy"])
     assert "has gone: a fake server starts" in end.status()["why"]
@@ -593,7 +594,7 @@ def test_models_of_one_worker_share_a_server_of_the_same_command() -> None:
     a.unload(keep=False)
     assert ask(b, prompt="q").outputs == {"text": "b: q"}
     a.load(["cpu"])
-    (server,) = _children(b.status()["pid"])
+    (server,) = children_of(b.status()["pid"])
     os.kill(server, signal.SIGKILL)
     until(lambda: not a.status()["healthy"] and not b.status()["healthy"])
     a.load(["cpu"])
@@ -647,9 +648,9 @@ def test_nothing_is_left_of_a_stubborn_server(killed: bool, tmp_path: Path) -> N
     with subprocess.Popen([sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"loaded\n"
-        (supervisor,) = _children(process.pid)
-        (server,) = _children(supervisor)
-        (grandchild,) = _children(server)
+        (supervisor,) = children_of(process.pid)
+        (server,) = children_of(supervisor)
+        (grandchild,) = children_of(server)
         if killed:
             process.kill()
     until(lambda: _are_gone(supervisor, server, grandchild))
@@ -674,8 +675,8 @@ def test_a_worker_starts_a_server_says_when_it_dies_and_takes_it_along() -> None
             engine.call(0, ModelCall(id="1", model="m", inputs={"prompt": "a"}))
             assert next_of(Answer).outputs == {"text": "m: a"}
             worker = engine.status()[0]["pid"]
-            (supervisor,) = _children(worker)
-            (server,) = _children(supervisor)
+            (supervisor,) = children_of(worker)
+            (server,) = children_of(supervisor)
             os.kill(server if ends == "server" else worker, signal.SIGKILL)
             next_of(Unhealthy if ends == "server" else WorkerLost)
             if ends == "server":
@@ -684,11 +685,6 @@ def test_a_worker_starts_a_server_says_when_it_dies_and_takes_it_along() -> None
             until(partial(_are_gone, supervisor, server))
     finally:
         engine.close()
-
-
-def _children(pid: int) -> list[int]:
-    files = Path(f"/proc/{pid}/task").glob("*/children")  # of each of its threads
-    return [int(child) for file in files for child in file.read_text().split()]
 
 
 def _are_gone(*pids: int) -> bool:

@@ -15,24 +15,17 @@ from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Failed, Observed
 from dovetail.core.journal import Reader, Writer
 from dovetail.core.resources import Device
+from dovetail.core.service.log_lines import LogLines
+from dovetail.core.service.refusals import BusyError, ConflictError, DrainingError
 from dovetail.core.service.store import Store, StoreError
 from dovetail.journals import check_journal
 from dovetail.workflow.live.book import RunBook
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
 from dovetail.workflow.live.protocol import AnswerPiece
-from dovetail.workflow.live.runs import (
-    BusyError,
-    ConflictError,
-    DrainingError,
-    RunEvent,
-    RunRequest,
-    UnknownRunError,
-    UnknownWorkflowError,
-)
+from dovetail.workflow.live.runs import RunEvent, RunRequest, UnknownRunError, UnknownWorkflowError
 from dovetail.workflow.live.segments import JournalSegment, JournalSegments
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
-from dovetail.workflow.live.telemetry import LogLines
 from dovetail.workflow.live.value_files import ValueFiles
 from tests.waiting import until
 from tests.workflow.live.carriers import TestCarrier
@@ -127,7 +120,7 @@ def test_followers_are_told_everything_once_and_in_order(tmp_path: Path) -> None
         bench.service.follow(run, late.append)
         bench.carrier.let_go()
         bench.service.wait(run)
-        until(lambda: early[-1].kind == "completed")
+        until(lambda: early[-1].kind == late[-1].kind == "completed")
         kinds = ["queued", "started", "piece", "first token", "node done"]
         assert [event.kind for event in early] == [*kinds, *kinds[1:], "completed"]
         assert late == early
@@ -140,11 +133,13 @@ def test_followers_are_told_everything_once_and_in_order(tmp_path: Path) -> None
 
 def test_who_followed_before_a_restart_is_told_of_it(tmp_path: Path) -> None:
     with service(tmp_path, hold=True) as bench:
-        open_run, ended = bench.submit(stream=True), bench.submit(workflow="llm")
-        heard: list[RunEvent] = []
+        ended = bench.submit(workflow="llm")
+        until(lambda: bench.carrier.calls)
+        open_run, heard = bench.submit(stream=True), list[RunEvent]()
         bench.service.follow(open_run, heard.append)
-        bench.carrier.let_go(2)
+        bench.carrier.let_go()
         bench.service.wait(ended)
+        bench.carrier.let_go()
         until(lambda: bench.service.result(open_run).outputs)
         seen = heard[-1].n
     with service(tmp_path) as bench:
@@ -280,17 +275,29 @@ def test_tenants_have_queues_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_request_that_would_wait_too_long_is_turned_away(tmp_path: Path) -> None:
-    with service(tmp_path, hold=True, max_wait_s=0.25) as bench, pytest.raises(BusyError, match=r"max_wait_s is 0\.25"):
+    slow = CONFIG | {"models": {name: MODEL | {"inference_time_mean": 100.0} for name in CONFIG["models"]}}
+    with (
+        service(tmp_path, slow, hold=True, max_wait_s=60.0) as bench,
+        pytest.raises(BusyError, match="max_wait_s is 60"),
+    ):
         all(bench.submit() for _ in range(20))
 
 
+def all_have_waited_too_long(bench: Bench) -> None:
+    """The watch looks, at a time when whoever waits now has done so for `max_wait_s`."""
+    with bench.service._lock:
+        bench.service._look_at(bench.service.now() + bench.service.settings.max_wait_s)
+
+
 def test_who_waited_too_long_is_told_so(tmp_path: Path) -> None:
-    with service(tmp_path, hold=True, max_wait_s=1.0) as bench:
+    with service(tmp_path, hold=True) as bench:
         running = [bench.submit(workflow="llm"), bench.submit(workflow="llm")]
         until(lambda: all(bench.service.status(run).state == "running" for run in running))
-        status = bench.service.wait(bench.submit(workflow="llm"))
+        late = bench.submit(workflow="llm")
+        all_have_waited_too_long(bench)
+        status = bench.service.wait(late)
         assert (status.state, status.blame) == ("failed", "queue")
-        assert status.error == "it waited for 1 s (max_wait_s)"
+        assert status.error == "it waited for 600 s (max_wait_s)"
         assert [bench.service.status(run).state for run in running] == ["running", "running"]
 
 
@@ -390,7 +397,9 @@ def test_another_configuration_begins_another_journal_in_which_open_runs_arrive_
 
 def test_runs_outlive_their_workflow(tmp_path: Path) -> None:
     with service(tmp_path, hold=True) as bench:
-        chain, kept = bench.submit(), bench.submit(workflow="llm")
+        chain = bench.submit()
+        until(lambda: bench.carrier.calls)
+        kept = bench.submit(workflow="llm")
         bench.carrier.let_go()
         until(lambda: bench.service.result(chain).outputs)
     write = {"id": "write", "model": "llm"}
@@ -614,10 +623,10 @@ def test_the_watch_goes_on_whatever_it_meets(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(WorkflowService, "_look_at", fails)
     with service(tmp_path, hold=True, max_wait_s=0.5) as bench:
         until(lambda: not faults)
-        runs = [bench.submit(workflow="llm") for _ in range(2)]
-        until(lambda: len(bench.carrier.calls) == 2)
-        runs.append(bench.submit(workflow="sum"))
-        until(lambda: bench.service.status(runs[-1]).error)  # it waited for too long: somebody looked
+        bench.carrier.inbox.put(Observed("gone", {"gpus": [0, 1], "why": "unplugged"}))
+        run = bench.submit(workflow="sum")
+        until(lambda: bench.service.status(run).error)  # it waited for too long: somebody looked
+        assert bench.service.status(run).error == "it waited for 0.5 s (max_wait_s)"
         assert sum(line["event"] == "watch failed" for line in bench.log_lines) == 2
 
 
@@ -784,17 +793,32 @@ def test_what_was_measured_is_known_in_the_next_journal(tmp_path: Path) -> None:
     check_all(tmp_path)
 
 
+def is_held_back(bench: Bench, run: str) -> bool:
+    """Whether it waits for the next journal; known once it does, or has arrived in this one."""
+    loop = bench.service._loop
+
+    def waits() -> bool:
+        with loop.lock:
+            return any(arrival.job == run for arrival in loop._held_back or ())
+
+    until(lambda: waits() or bench.service.status(run).nodes)
+    return waits()
+
+
 def test_who_waits_for_the_next_journal_can_be_ended(tmp_path: Path) -> None:
-    with service(tmp_path, hold=True, journal_lines=1, max_wait_s=1.0) as bench:
+    with service(tmp_path, hold=True, journal_lines=1) as bench:
         first = bench.submit(workflow="llm")
         until(lambda: bench.service.status(first).state == "running")
-        while (late := bench.submit(workflow="llm")) and bench.service.wait(late, 0.05).nodes:
+        late = bench.submit(workflow="llm")
+        while not is_held_back(bench, late):  # until the journal is so long
             bench.service.cancel(late)
+            late = bench.submit(workflow="llm")
         cancelled = bench.submit(workflow="llm")
         assert bench.service.cancel(cancelled, "not wanted").state == "cancelled"
         assert str(bench.service.explain(cancelled)).endswith("not wanted; no journal tells of it.")
+        all_have_waited_too_long(bench)
         status = bench.service.wait(late)
-        assert (status.state, status.error) == ("failed", "it waited for 1 s (max_wait_s)")
+        assert (status.state, status.error) == ("failed", "it waited for 600 s (max_wait_s)")
         bench.carrier.let_go(100)
         assert bench.service.wait(first).state == "completed"
         assert bench.service.about()["queue"] == {}

@@ -103,7 +103,10 @@ def test_a_source_is_not_inherited(tmp_path: Path) -> None:
         ({"url": "ftp://b"}, "system.yaml:7: models.llm.source.url: expected http://HOST:PORT..., found 'ftp://b'"),
         ({"url": "http://b:{port}"}, "system.yaml:7: models.llm.source.url: {port} is a free port for a server that"),
         ({"path": "a", "swap": "vllm"}, "system.yaml:8: models.llm.source.swap: expected url beside it: it is for "),
-        ({"url": "http://b", "swap": "vlm"}, "system.yaml:8: models.llm.source.swap: Invalid enum value 'vlm'"),
+        (
+            {"url": "http://b", "swap": "vlm"},
+            "system.yaml:8: models.llm.source.swap: expected llama-swap or none or ollama or transformers or triton",
+        ),
         ({"url": "http://b", "ready_s": 0}, "system.yaml:8: models.llm.source.ready_s: expected seconds, more than 0"),
         ({"emulated": {}, "hub": True}, "system.yaml:8: models.llm.source.hub: expected path beside it"),
         ({"emulated": {"speed": 0}}, "system.yaml:8: models.llm.source.emulated.speed: expected a positive number"),

@@ -54,6 +54,8 @@ class InputFlags:
 
         requests: Any = [] if no_requests and not self.requests.exists() else self.requests
         problem = load(self.config, requests, gpus=gpus, **self.how() | more)
+        if requests and problem.requests.total == 0:
+            print(f"warning: {self.requests}: there are no requests", file=sys.stderr)
         for note in problem.warnings():
             print(f"warning: {note}", file=sys.stderr)
         for text in problem.requests.skipped:

@@ -11,6 +11,7 @@ from dovetail.cli.common import Format, Pairs, atomic_write, interval, pairs, pr
 from dovetail.cli.workflow.flags import INPUTS, ONLINE, InputFlags, OnlineFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
+from dovetail.core.parallel import CellEngine
 from dovetail.workflow import DEFAULT_POLICY
 
 _COLUMNS = {
@@ -45,6 +46,8 @@ def compare(
     seed: Annotated[tuple[int, ...], Parameter(alias="--seeds", consume_multiple=True, negative=())] = (0,),
     inputs: InputFlags = INPUTS,
     jobs: int | None = None,
+    engine: CellEngine | None = None,
+    address: str | None = None,
     out: Path | None = None,
     format: Format = "table",
 ) -> int:
@@ -57,11 +60,15 @@ def compare(
     gpus
         One or more pools: 2 4 8, or a100:2,l4:4.
     policy
-        One or more policies, or all.
+        One or more policies, with options as dovetail,preload=true; or all.
     seed
         Seeds for noise and for what nodes add (then:); without both they make no difference.
     jobs
-        Processes; by default one per core.
+        How many runs at a time; by default one per core.
+    engine
+        local: processes of this machine; ray: the nodes of a cluster, which must see the files.
+    address
+        Of the Ray cluster, which is then the engine; without one --engine ray starts a private cluster here.
     out
         A folder for the journals of the first seed, compare.json and the page compare.html.
     format
@@ -76,8 +83,17 @@ def compare(
     if out is not None:
         refuse_overwrite([out / "compare.json", out / "compare.html"], inputs.files)
     with progress("comparing") as done:
-        policies = "all" if policy == ("all",) else policy
-        found = run_all(problem, policies, gpus=gpus, seeds=seed, journals=out, jobs=jobs, progress=done)
+        found = run_all(
+            problem,
+            "all" if policy == ("all",) else policy,
+            gpus=gpus,
+            seeds=seed,
+            journals=out,
+            jobs=jobs,
+            engine=engine,
+            address=address,
+            progress=done,
+        )
     rows = found.rows
     if out is not None:
         _page(out, found.journals, rows)
@@ -191,6 +207,10 @@ def plan(
         print_table(["GPUs", f"{target} s", "by", "meets it"], [[*row, row[1] <= limit] for row in sorted(sizes)])
         found = f"{answer.gpus} GPUs" if answer.gpus is not None else f"no pool of up to {max_gpus} GPUs"
         print(f"\n{target} <= {limit} s: {found} ({answer.reason})")
+        if answer.gpus is not None:
+            come = "by their timestamps" if inputs.mode == "online" else "all at once"
+            shown = f"workflow run --mode {inputs.mode} --gpus {answer.gpus} shows it"
+            print(f"Requests come {come} ({inputs.mode}); {shown}")
     return 0 if answer.gpus is not None else 1
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
-from dovetail.cli.common import Flag, Format, print_json
+from dovetail.cli.common import Flag, Format, live_table, print_json, show_live
 from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import within
 
@@ -33,24 +31,14 @@ def top(*, every: float = 1.0, once: Flag = False, format: Format = "table", pla
     if format == "json":
         print_json(client.overview())
         return
-    from rich.console import Console
+    now: Overview | None = None
 
-    if once or not sys.stdout.isatty():
-        with (console := Console(width=None if sys.stdout.isatty() else 200)).capture() as shown:
-            console.print(screen(client.overview()))
-        print("\n".join(line.rstrip() for line in shown.get().splitlines()))
-        return
-    from rich.live import Live
+    def look() -> Any:
+        nonlocal now
+        now = client.overview(now)
+        return screen(now)
 
-    with Live(screen=True, auto_refresh=False) as live:
-        now = None
-        try:
-            while True:
-                now = client.overview(now)
-                live.update(screen(now), refresh=True)
-                time.sleep(every)
-        except KeyboardInterrupt:
-            return
+    show_live(look, every, once)
 
 
 def screen(now: Overview) -> Any:
@@ -63,7 +51,9 @@ def screen(now: Overview) -> Any:
     columns = ("model", "resident", "waiting", "running", "calls", "loads", "calls_per_s", "tokens_per_s", "ttft_s")
     shown = tuple("on gpu" if column == "resident" else column for column in columns)
     models = [[getattr(model, column) for column in columns] for model in now.models]
-    return Group(head, _table(("gpu", "type", "host", "state", "models", "running"), gpus), _table(shown, models))
+    return Group(
+        head, live_table(("gpu", "type", "host", "state", "models", "running"), gpus), live_table(shown, models)
+    )
 
 
 def _few(running: list[str]) -> str:
@@ -75,23 +65,3 @@ def _few(running: list[str]) -> str:
     if len(running) <= 3:
         return ", ".join(running)
     return f"{', '.join(running[:2])} and {len(running) - 2} more"
-
-
-def _table(columns: tuple[str, ...], rows: list[list[Any]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(_cell, row))
-    return table
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, list):
-        value = ",".join(map(str, value))
-    return "-" if value in (None, "") else str(value)

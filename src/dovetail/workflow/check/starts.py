@@ -21,6 +21,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
+from dovetail.core.preloads import Preloads
 from dovetail.core.rates import PREFILL
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task
@@ -58,8 +59,7 @@ class StartRules:
         if facts.live:
             self.learning = learning(header.pool, facts.models, facts.costs, self._rates)
         self._sharing = SharingRules(header, facts, faults, self._rates, self.learning)
-        self._preparing: dict[int, PreloadUnderWay] = {}
-        self._ahead: dict[tuple[int, ...], PreloadUnderWay] = {}  # those on whose GPUs no node has started yet
+        self._ahead: Preloads[PreloadUnderWay] = Preloads()
         self._t = 0.0
         for graph in self._graphs.values():
             self._check_models(graph.name, graph.tasks)
@@ -116,9 +116,8 @@ class StartRules:
     def _ahead_of_need(self, t: float, event: Prepare | PrepareEnded) -> None:
         if isinstance(event, Prepare):
             self._prepare(t, event)
-        elif (load := self._preparing.pop(event.id, None)) is not None:
-            if self._ahead.get(load.window) is load:
-                del self._ahead[load.window]
+        elif (ended := self._ahead.end(event)) is not None:
+            load, _ = ended
             if self.learning is not None and not event.why:
                 self._learn(self.learning.prepared(load.model, load.window, t - load.began_s, load.case))
 
@@ -135,8 +134,7 @@ class StartRules:
         replaces = self.residents.replaced(gpus, event.kind) if whole_s else None
         self._check_price(event, who, whole_s, replaces)
         self._prefixes.evict(gpus, self.residents.held)
-        load = PreloadUnderWay(event.id, event.kind, gpus, t, event.setup_s, case)
-        self._preparing[event.id] = self._ahead[gpus] = load
+        self._ahead.begin(event, PreloadUnderWay(event.id, event.kind, gpus, t, event.setup_s, case))
 
     def _end(self, t: float, event: Finished | Failed) -> None:
         self._sharing.end(t, event)
@@ -278,9 +276,9 @@ class StartRules:
         expected = residents.visible(whole, start.run_s)
         if (beside := self._sharing.beside(self._t, start)) is not None:
             expected = beside[0]
-        ahead = self._ahead.pop(gpus, None)
-        if ahead is not None and ahead.model == start.kind and not whole:
-            expected = ahead.left_s(self._t, self.learning is not None)
+        ahead = self._ahead.find(start)
+        if ahead is not None and ahead.under_way and not whole:
+            expected = ahead.kept.left_s(self._t, self.learning is not None)
         self._check_price(start, who, expected, replaces)
 
     def _check_price(self, order: Start | Prepare, who: str, expected: float, replaces: str | None) -> None:

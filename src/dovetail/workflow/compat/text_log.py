@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Reject, Start
+from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Prepare, PrepareEnded, Reject, Start
 from dovetail.core.journal import Ended, Header
+from dovetail.core.preloads import Preloads
 
 _LINES = 4096  # of the text log, written at once
 
@@ -32,13 +33,16 @@ class TextLog:
         self._running: dict[tuple[str, str], str] = {}
         self._names: dict[tuple[int, ...], str] = {}
         self._live = False
+        self._ahead: Preloads[Prepare] = Preloads()
 
     def begin(self, header: Header, requests: int) -> None:
         """What runs, on what."""
         self.say(f"Starting {header.policy} scheduler with {requests} requests")
         self._live = live = bool(header.facts.get("live"))
         mode = header.facts.get("asked_mode", header.mode)  # live runs decide as they go, whatever came when
-        self.say(f"Mode: {mode}, Simulate: {live or bool(header.facts.get('simulate'))}")
+        called = live or bool(header.facts.get("simulate"))
+        plain = not called and not header.facts.get("compat")
+        self.say(f"Mode: {mode}, {'simulated: no model is called' if plain else f'Simulate: {called}'}")
         self.say(f"Available GPUs: {[device.id for device in header.pool.devices]}")
         self.say("Calling models..." if live else "Starting discrete event simulation...")
 
@@ -53,19 +57,8 @@ class TextLog:
         for event in events:
             kind = type(event)
             if kind is Start:
-                ids = self._ids(event.devices)
-                self._running[event.job, event.task] = ids
-                start = t + event.setup_s
-                if event.setup_s and (not event.batch or event.batch != batch):
-                    lines.append(
-                        f"[{t:.2f}s] Scheduling model switch on GPU(s) {ids} from {event.replaces} to {event.kind} "
-                        f"(switch time: {event.setup_s:.2f}s)"
-                    )
+                self._start(t, event, batch)
                 batch = event.batch
-                lines.append(
-                    f"[{t:.2f}s] Scheduled node {event.task} of request {event.job} on GPU(s) {ids} "
-                    f"(start: {start:.2f}s, end: {start + event.run_s:.2f}s)"
-                )
             elif kind is Finished:
                 ids = self._running.pop((event.job, event.task))
                 lines.append(f"[{t:.2f}s] Completed node {event.task} of request {event.job} on GPU(s) {ids}")
@@ -81,10 +74,41 @@ class TextLog:
             elif kind is Grew:
                 names = ", ".join(task.name for task in event.tasks)
                 lines.append(f"[{t:.2f}s] Node {event.task} of request {event.job} {event.why or 'goes on'}: {names}")
+            elif kind is Prepare or kind is PrepareEnded:
+                self._preload(t, event)
             elif kind is Ended:
                 lines.append(f"{'Run' if self._live else 'Simulation'} completed at time {t:.2f}s")
         if len(lines) >= _LINES:
             self.flush()
+
+    def _start(self, t: float, event: Start, batch: int) -> None:
+        """`batch` is that of the start before it: all of one switch together."""
+        ids = self._running[event.job, event.task] = self._ids(event.devices)
+        found = self._ahead.find(event) if self._ahead else None
+        if found is not None and found.under_way:
+            node = f"node {event.task} of request {event.job}"
+            self._lines.append(
+                f"[{t:.2f}s] Loading of {event.kind} on GPU(s) {ids} goes on for {node} ({event.setup_s:.2f}s left)"
+            )
+        elif event.setup_s and (not event.batch or event.batch != batch):
+            self._lines.append(
+                f"[{t:.2f}s] Scheduling model switch on GPU(s) {ids} from {event.replaces} to {event.kind} "
+                f"(switch time: {event.setup_s:.2f}s)"
+            )
+        start = t + event.setup_s
+        self._lines.append(
+            f"[{t:.2f}s] Scheduled node {event.task} of request {event.job} on GPU(s) {ids} "
+            f"(start: {start:.2f}s, end: {start + event.run_s:.2f}s)"
+        )
+
+    def _preload(self, t: float, event: Prepare | PrepareEnded) -> None:
+        if isinstance(event, Prepare):
+            self._ahead.begin(event, event)
+            where = self._ids(event.devices)
+            where += "" if event.replaces is None else f" in the place of {event.replaces}"
+            self._lines.append(f"[{t:.2f}s] Loading {event.kind} ahead of need on GPU(s) {where} ({event.why})")
+        elif (ended := self._ahead.end(event)) is not None and event.why:
+            self._lines.append(f"[{t:.2f}s] Loading of {ended[0].kind} ahead of need failed: {event.why}")
 
     def _ids(self, devices: tuple[int, ...]) -> str:
         found = self._names.get(devices)

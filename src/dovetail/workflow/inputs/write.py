@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path
+from dovetail.core.files import as_path, yaml_text
 from dovetail.core.output import atomic_write, written_whole
 from dovetail.workflow.choices import FileFormat
 
 _SUFFIXES: dict[str, FileFormat] = {".json": "json", ".jsonl": "jsonl", ".yaml": "yaml", ".yml": "yaml"}
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def file_format(path: Path) -> FileFormat:
@@ -41,7 +39,7 @@ def write_config(path: str | os.PathLike[str], config: Mapping[str, Any]) -> Non
     """Write a configuration, as YAML or JSON by the file's suffix."""
     path = as_path(path, "path")
     if file_format(path) == "yaml":
-        atomic_write(path, yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True))
+        atomic_write(path, yaml_text(msgspec.to_builtins(config)))
     else:
         atomic_write(path, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
 
@@ -85,5 +83,4 @@ def _body(format: FileFormat, row: Mapping[str, Any], before: int) -> bytes:
 
 
 def _yaml(data: Any) -> bytes:
-    text: bytes = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
-    return text
+    return yaml_text(data).encode()

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
-from os import PathLike
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import as_path
+from dovetail.core.errors import DovetailError
 from dovetail.core.run import Account
-from dovetail.core.service.access import URL_FILE, find, is_url
+from dovetail.core.service.access import AnyPath, find_service
 from dovetail.core.service.client import HttpClient, ServiceError
 from dovetail.workflow.live.overview import Overview
 from dovetail.workflow.live.runs import ENDED, RunEvent, RunResult, RunState, RunStatus
 from dovetail.workflow.live.values import from_json, to_json
 
 T = TypeVar("T")
-AnyPath = str | PathLike[str]
 _LONGEST_WAIT_S = 60.0  # of one request for a result; whoever waits longer asks again
 _PAGE = 200
 _NO_ANSWER = 503  # nobody is there, or not yet
-
-
-def service_folder(given: AnyPath | None) -> Path:
-    """Where a service keeps its state: as given, from the environment, or the user's own place for such things."""
-    if given is not None:
-        return as_path(given, "state").absolute()
-    if named := os.environ.get("DOVETAIL_WORKFLOW_STATE"):
-        return Path(named).absolute()
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "dovetail" / "workflow"
 
 
 def connect(place: AnyPath | None = None, token_file: AnyPath | None = None) -> WorkflowClient:
@@ -42,15 +28,7 @@ def connect(place: AnyPath | None = None, token_file: AnyPath | None = None) -> 
 
     Its token is read from `token_file`, else from that folder, else from the variable DOVETAIL_TOKEN.
     """
-    named = None if token_file is None else as_path(token_file, "token_file")
-    if isinstance(place, str) and is_url(place):  # OpenAI's clients want its /v1
-        return WorkflowClient(HttpClient(find(place.rstrip("/").removesuffix("/v1"), named)))
-    folder = service_folder(place)
-    if not (folder / URL_FILE).exists():
-        raise InputError(
-            f"no service answers in {folder}: `dovetail workflow serve` starts one, --state or --url names another"
-        )
-    return WorkflowClient(HttpClient(find(folder, named)))
+    return WorkflowClient(HttpClient(find_service("workflow", place, token_file)))
 
 
 class WorkflowClient:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from dovetail.core.service.refusals import BusyError
 from dovetail.workflow.inputs.tenants import NOBODY, Tenancy
-from dovetail.workflow.live.runs import BusyError
 from dovetail.workflow.live.settings import LiveSettings
 
 _MEASURED = 64  # departures from the queue that its speed is measured by
@@ -55,7 +56,8 @@ class Door:
     """
 
     def __init__(self, settings: LiveSettings, tenancy: Tenancy | None, gpus: int) -> None:
-        self._settings, self._tenancy, self._gpus = settings, tenancy or Tenancy(), gpus
+        self._settings, self._tenancy = settings, tenancy or Tenancy()
+        self._gpus = max(gpus, 1)  # a pool may be without any, and what needs none goes on
         shared = self._tenancy.sharing.max_queue
         self.limit = settings.max_queue if shared is None else min(settings.max_queue, shared)
         self._waiting: dict[str, _Waiting] = {}
@@ -97,9 +99,9 @@ class Door:
         if len(self._intervals) >= _ENOUGH:  # what models need to be loaded, and how far estimates are off, is in it
             measured = sum(self._started) / max(sum(self._intervals), _INSTANT_S)
             pace = min(float(self._gpus), max(measured, _INSTANT_S))
-        others = [*self._waiting.values()][1:]
-        left_s = sum(each.work_s for each in others) + work_s
-        busy_s = max(longest_s, *(each.longest_s for each in others), *(ends_s - now for ends_s in self._busy), 0.0)
+        left_s = sum(queue.work_s for queue in self._queues.values()) - first.work_s + work_s
+        longest = max((each.longest_s for each in islice(self._waiting.values(), 1, None)), default=0.0)
+        busy_s = max(longest_s, longest, *(ends_s - now for ends_s in self._busy), 0.0)
         return now - first.since_s + (busy_s * self._gpus + left_s) / pace
 
     def check(

@@ -25,12 +25,12 @@ from dovetail.core.files import Document, as_path, is_json_lines, open_bytes
 from dovetail.core.metrics import Spread
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.service.client import ServiceError
+from dovetail.core.service.interrupts import interrupts
 from dovetail.workflow.choices import TraceFormat, check_choice, check_count
 from dovetail.workflow.inputs.importers.calls import import_azure, import_burstgpt, import_mooncake
 from dovetail.workflow.inputs.importers.opentelemetry import import_otel
 from dovetail.workflow.inputs.request_entries import EntryFault, RequestEntry, time_us
 from dovetail.workflow.live.client import WorkflowClient, connect
-from dovetail.workflow.live.interrupts import interrupts
 from dovetail.workflow.live.run_data import call_options
 from dovetail.workflow.live.values import to_json
 

@@ -24,6 +24,7 @@ from dovetail.core.journal import Observer, Writer
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.plain import scalar
 from dovetail.core.run import JournalFile, JournalPath
+from dovetail.core.service.interrupts import interrupts
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, check_count
 from dovetail.workflow.live.engines.choice import DeviceKind, EngineName, engine_for
 from dovetail.workflow.live.estimates import TokenEstimator
@@ -31,7 +32,6 @@ from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.figures import LiveFigures
 from dovetail.workflow.live.file_requests import SHOWN, FileRequests
 from dovetail.workflow.live.guard import LiveGuard
-from dovetail.workflow.live.interrupts import interrupts
 from dovetail.workflow.live.loop import NumberedInbox
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall, Reference
 from dovetail.workflow.live.references import NOTHING, Brought, EngineReferences, found_in

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.errors import InputError
 from dovetail.core.events import Grew
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, ModelCall
 from dovetail.workflow.live.references import NOTHING, Brought
@@ -124,22 +124,6 @@ class WorkflowInfo(Struct, frozen=True, kw_only=True):
     answer: str
     implicit: bool = False
     grows: bool = False
-
-
-class BusyError(DovetailError):
-    """Too much waits already: try again after so many seconds."""
-
-    def __init__(self, why: str, retry_after_s: float) -> None:
-        super().__init__(why)
-        self.retry_after_s = retry_after_s
-
-
-class DrainingError(DovetailError):
-    """The service takes no requests: it is about to end, or cannot keep them now."""
-
-
-class ConflictError(InputError):
-    """That name, or idempotency key, is of a run with another content."""
 
 
 class UnknownWorkflowError(InputError):

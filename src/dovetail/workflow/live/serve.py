@@ -9,14 +9,15 @@ from msgspec.structs import asdict
 
 from dovetail.core.errors import InputError
 from dovetail.core.files import Source, as_path, checked
+from dovetail.core.service.access import AnyPath, state_folder
+from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.choices import DEFAULT_POLICY
-from dovetail.workflow.live.client import AnyPath, WorkflowClient, connect, service_folder
+from dovetail.workflow.live.client import WorkflowClient, connect
 from dovetail.workflow.live.engines.choice import ANY_GPUS, DeviceKind, EngineName, engine_for
 from dovetail.workflow.live.http.face import WorkflowServer
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.specs import live_policy, live_settings
-from dovetail.workflow.live.telemetry import LogLines
 from dovetail.workflow.problem import load
 
 _LAST_WORDS_S = 2.0  # for answers that are on their way when all runs have ended
@@ -98,7 +99,7 @@ def serve(
     if problem.gpus_over_time is not None:
         raise problem.system.error(("gpus_over_time",), "a service has the GPUs that are there; leave it out")
     settings = _settings(live_settings(problem.system), live)
-    folder = service_folder(state)
+    folder = state_folder("workflow", state)
     carrier, problem = engine_for(problem, engine, address, device, settings.limits.silence_s)
     try:
         service = WorkflowService.over(problem, carrier, folder, settings, policy, options, log)

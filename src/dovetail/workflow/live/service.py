@@ -25,6 +25,8 @@ from dovetail.core.events import Grew
 from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Reader
 from dovetail.core.run import Account
+from dovetail.core.service.log_lines import LogLines
+from dovetail.core.service.refusals import BusyError, ConflictError, DrainingError
 from dovetail.core.service.store import StoreError
 from dovetail.workflow.choices import DEFAULT_POLICY
 from dovetail.workflow.explain import account
@@ -36,9 +38,6 @@ from dovetail.workflow.live.progress import Follower, LiveRun
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, Engine, ModelCall
 from dovetail.workflow.live.references import NOTHING, Brought, EngineReferences
 from dovetail.workflow.live.runs import (
-    BusyError,
-    ConflictError,
-    DrainingError,
     RunRequest,
     RunResult,
     Runs,
@@ -51,7 +50,7 @@ from dovetail.workflow.live.runs import (
 from dovetail.workflow.live.service_loop import ServiceLoop
 from dovetail.workflow.live.settings import LiveSettings
 from dovetail.workflow.live.specs import model_specs
-from dovetail.workflow.live.telemetry import LogLines, Telemetry
+from dovetail.workflow.live.telemetry import Telemetry
 from dovetail.workflow.live.values import MIB
 from dovetail.workflow.live.wire import pack
 from dovetail.workflow.problem import WorkflowProblem

@@ -121,14 +121,14 @@ class ServiceLoop:
                 segment = self._begin(self.book.open(), restarted=True)
                 self._follow(segment)
             while not self.closing.is_set():
-                segment.end()
+                segment.finish()
                 segment.close()
                 self.segments.tidy(self.settings.journal_mib)
                 segment = self._begin([])
                 self._follow(segment)
             self._learned()
             if not self.progress.open and not self._running:
-                segment.end()
+                segment.finish()
             segment.close()
         except Exception as error:
             self.failed = True

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import Any, TextIO
-
-import msgspec
+from typing import Any
 
 from dovetail.core.events import Failed, Observed, Prepare, PrepareEnded, Settled, Start
+from dovetail.core.preloads import Preloads
+from dovetail.core.service.log_lines import LogLines
 from dovetail.core.service.prometheus import PrometheusText
 from dovetail.workflow.capacity import GONE, GONE_BEFORE
 from dovetail.workflow.live.progress import LiveRun
@@ -19,19 +15,6 @@ from dovetail.workflow.live.runs import ENDED
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 _DECISION = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2)
-
-
-class LogLines:
-    """Structured logs: one line of JSON each, to standard error or wherever they are to go."""
-
-    def __init__(self, to: TextIO | None = None) -> None:
-        self._to, self._lock = to, threading.Lock()
-
-    def write(self, what: str, **facts: Any) -> None:
-        known = {key: value for key, value in facts.items() if value not in (None, "", {})}
-        line = msgspec.json.encode({"time": round(time.time(), 3), "event": what} | known, enc_hook=str).decode()
-        with self._lock, suppress(OSError, ValueError):  # a log that cannot be written stops nothing
-            print(line, file=self._to or sys.stderr, flush=True)
 
 
 class Telemetry:
@@ -64,8 +47,7 @@ class Telemetry:
         for family in (self.switches, self.failures, self.lost, self.steps):
             family.add(0)  # there from the start: a rate sees the first one
         self._model_of: dict[tuple[str, str], str] = {}
-        self._preparing: dict[int, tuple[tuple[int, ...], str]] = {}
-        self._unused: set[tuple[tuple[int, ...], str]] = set()  # GPUs and models of preloads that nobody has used
+        self._ahead: Preloads[Prepare] = Preloads()
 
     def expect(self, models: Iterable[str], workflows: Iterable[str]) -> None:
         """What may be counted is there from the start, as 0."""
@@ -90,8 +72,8 @@ class Telemetry:
                 self._model_of[event.job, event.task] = event.kind
                 if event.replaces is not None:
                     self.switches.add()
-                if (event.devices, event.kind) in self._unused:
-                    self._use_preload(event)
+                if (found := self._ahead.find(event)) is not None:
+                    self.preloads_used.add(int(found.used), model=event.kind)
                 run = run_of(event.job)
                 if run is not None and run.started_s is None:
                     self.waited.observe(now - run.record.arrived_s)
@@ -105,27 +87,17 @@ class Telemetry:
             elif type(event) is Observed:
                 self._observe(event, now, run_of)
 
-    def _use_preload(self, start: Start) -> None:
-        """A start finds its model there, or goes on with the load, which is told to be over with the start's own."""
-        of = (start.devices, start.kind)
-        self._unused.remove(of)
-        under_way = [id for id, preparing in self._preparing.items() if preparing == of]
-        for id in under_way:
-            del self._preparing[id]
-        self.preloads_used.add(int(bool(under_way) or not start.setup_s), model=start.kind)
-
     def _preload(self, event: Prepare | PrepareEnded) -> None:
         if isinstance(event, Prepare):
             self.preloads.add(model=event.kind)
             self.switches.add(int(event.replaces is not None))
-            self._preparing[event.id] = (event.devices, event.kind)
-            self._unused.add((event.devices, event.kind))
-        elif (of := self._preparing.pop(event.id, None)) is not None:
+            self._ahead.begin(event, event)
+        elif (ended := self._ahead.end(event)) is not None and not ended[1]:  # else it is told with the start's own
+            order, _ = ended
             if event.why:
-                self._unused.discard(of)
-                self.log.write("preload failed", model=of[1], gpus=list(of[0]), why=event.why)
+                self.log.write("preload failed", model=order.kind, gpus=list(order.devices), why=event.why)
             else:
-                self.loads.add(model=of[1])
+                self.loads.add(model=order.kind)
 
     def _observe(self, event: Observed, now: float, run_of: Callable[[str], LiveRun | None]) -> None:
         facts = event.facts

@@ -35,6 +35,7 @@ class WorkflowPolicy:
     """State in, decision with a reason out. Keyword parameters of `__init__` are the policy's options."""
 
     plans_ahead = False  # whether it must see all requests at its first decision, and so belongs to offline mode
+    preloads = False  # whether it may load models ahead of need
     turn = 0  # when a planner tries it among the schedules that it starts from; 0: not at all
 
     def begin(self, view: View) -> None:

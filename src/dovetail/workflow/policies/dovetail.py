@@ -59,7 +59,7 @@ class Dovetail(WorkflowPolicy):
 
     def __init__(self, *, objective: Objective = "balanced", preload: bool = False) -> None:
         self.objective = objective
-        self._ahead = preload
+        self.preloads = preload
         self._reserved: tuple[ReadyNode, Window] | None = None
 
     def begin(self, view: View) -> None:
@@ -118,7 +118,7 @@ class Dovetail(WorkflowPolicy):
         return self._place(node, option.window, "worth the load" if option.setup_s else "warm", view)
 
     def preload(self, view: View) -> Preload | Wait | None:
-        if not self._ahead or view.ready_count:
+        if not self.preloads or view.ready_count:
             return None
         choice = PreloadAdvice(view, self._demand, self._reserved[1] if self._reserved else ()).next()
         if isinstance(choice, Preload):

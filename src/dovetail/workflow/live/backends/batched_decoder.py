@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from dovetail.core.errors import is_out_of_memory
-from dovetail.workflow.live.backends.key_value_cache import SequenceCache, lengths_mask
+from dovetail.core.service.key_value_cache import SequenceCache, lengths_mask
 from dovetail.workflow.live.backends.sampling import TokenChoice
 from dovetail.workflow.live.protocol import BackEndError, OutOfMemoryError
 

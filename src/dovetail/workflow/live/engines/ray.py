@@ -31,6 +31,7 @@ from dovetail.workflow.live.engines.line import WorkerLine
 from dovetail.workflow.live.engines.ray_gpus import NodeGpu, emulated_gpu, gpus_of
 from dovetail.workflow.live.engines.ray_worker import ActorErrand, ActorGreeting, no_delay
 from dovetail.workflow.live.protocol import (
+    Answer,
     BackEndError,
     GpuPlace,
     ModelCall,
@@ -41,6 +42,7 @@ from dovetail.workflow.live.protocol import (
     WorkerReady,
     WorkersJoined,
 )
+from dovetail.workflow.live.references import references_in
 from dovetail.workflow.live.wire import (
     CancelCall,
     Command,
@@ -81,7 +83,6 @@ class _Actor:
         self.name: str | None = None  # of the process, from its launch to its end
         self.line: WorkerLine | None = None
         self.waiting: list[Command] | None = []  # for its first start; None: its loss was told, or it has started
-        self.socket: socket.socket | None = None
         self.pid: int | None = None
         self.ready = False
         self.since_s, self.pause_s = 0.0, 0.0
@@ -116,6 +117,7 @@ class RayWorkers:
         self._workers: list[_Actor] = []
         self._due: list[tuple[float, int]] = []
         self._untold: list[Report] = []
+        self._kept_by: dict[str, set[str]] = {}  # by process: keys of values that it told of
         self.refused = ""  # a node that joined, and why it is not used
         self._report: Callable[[Report], None] | None = None
         self._served: dict[str, ServedModel] = {}
@@ -190,7 +192,11 @@ class RayWorkers:
         self._ray.fetch(reference.handle, found)
 
     def drop(self, references: Sequence[Reference]) -> None:
-        self._ray.drop(tuple(reference.handle for reference in references))
+        keys = tuple(reference.handle for reference in references)
+        with self._changed:
+            for told in self._kept_by.values():
+                told.difference_update(keys)
+        self._ray.drop(keys)
 
     def status(self) -> list[dict[str, Any]]:
         with self._changed:
@@ -214,7 +220,8 @@ class RayWorkers:
         with self._changed:
             self._closing = True
             for worker in self._workers:
-                self._cut(worker)  # a worker ends with its connection
+                if worker.line is not None:
+                    worker.line.cut()  # a worker ends with its connection
             self._changed.notify_all()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -225,7 +232,7 @@ class RayWorkers:
         self._ray.close()
         for worker in self._workers:
             if worker.line is not None:
-                _hang_up(worker.line, worker.socket)
+                worker.line.close()
 
     # --- nodes: what Ray tells --------------------------------------------------------------------------
 
@@ -301,7 +308,7 @@ class RayWorkers:
                 if worker.line is None:
                     self._later(i, worker)
                 else:
-                    self._cut(worker)
+                    worker.line.cut()
 
     # --- the keeper's thread ------------------------------------------------------------------------------
 
@@ -358,12 +365,7 @@ class RayWorkers:
         if worker.line is None:
             self._later(self._workers.index(worker), worker)
         else:
-            self._cut(worker)
-
-    def _cut(self, worker: _Actor) -> None:
-        if worker.socket is not None:
-            with suppress(OSError):
-                worker.socket.shutdown(socket.SHUT_RDWR)
+            worker.line.cut()
 
     def _later(self, i: int, worker: _Actor) -> None:
         """Its process is gone: it is started anew, at once if it lived long."""
@@ -396,16 +398,14 @@ class RayWorkers:
         except (OSError, EOFError, AuthenticationError, msgspec.MsgspecError):
             connection.close()
             return
-        own = no_delay(connection)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        no_delay(connection)
         with self._changed:
             i, _, _ = greeting.name.partition(".")
             worker = self._workers[int(i)] if i.isdecimal() and int(i) < len(self._workers) else None
             if worker is None or worker.name != greeting.name or worker.line is not None or self._closing:
-                own.close()
                 connection.close()
                 return
-            worker.socket, worker.pid = own, greeting.pid
+            worker.pid = greeting.pid
             if not worker.gpu.emulated and greeting.gpus:
                 worker.device = f"cuda:{greeting.gpus[0]}"
             heard, gone = partial(self._heard, int(i)), partial(self._gone, int(i))
@@ -415,8 +415,13 @@ class RayWorkers:
             worker.waiting = None
 
     def _heard(self, i: int, report: WorkerReport) -> None:
+        worker = self._workers[i]
         if isinstance(report, WorkerReady):
-            self._workers[i].ready = True
+            worker.ready = True
+        elif isinstance(report, Answer) and (kept := [each.handle for each in references_in(report.outputs)]):
+            with self._changed:
+                assert worker.name is not None
+                self._kept_by.setdefault(worker.name, set()).update(kept)
         assert self._report is not None
         self._report(report)  # type: ignore[arg-type]
 
@@ -429,16 +434,11 @@ class RayWorkers:
             self._changed.wait_for(lambda: worker.why or self._closing, _REASON_S)
             assert worker.name is not None
             self._ray.kill(worker.name)  # it may only be unreachable
+            self._ray.abandon(worker.name, tuple(self._kept_by.pop(worker.name, ())))
             why = worker.why or "its connection was closed"
         assert self._report is not None
         self._report(WorkerLost(i, why))
         with self._changed:  # until now the line was there, and nobody else started it anew
-            own, worker.socket, worker.line = worker.socket, None, None
+            worker.line = None
             self._later(i, worker)
-        _hang_up(line, own)
-
-
-def _hang_up(line: WorkerLine, own: socket.socket | None) -> None:
-    line.close()
-    if own is not None:
-        own.close()
+        line.close()

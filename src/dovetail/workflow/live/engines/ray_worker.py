@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client, Connection
 from threading import Event
@@ -62,14 +63,14 @@ def main(argument: bytes, store: RayStore) -> None:
     os.kill(os.getpid(), signal.SIGKILL)  # upon which Ray ends whatever it has started
 
 
-def no_delay(connection: Connection[Any, Any]) -> socket.socket:
-    """Send at once, and notice a machine that is gone. Gives the socket, which is the caller's to close."""
-    own = socket.socket(fileno=os.dup(connection.fileno()))
-    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
-        own.setsockopt(socket.IPPROTO_TCP, option, value)
-    return own
+def no_delay(connection: Connection[Any, Any]) -> None:
+    """Send at once, wait for an answer as long as it takes, and notice a machine that is gone."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as own:
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+            own.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Referring:

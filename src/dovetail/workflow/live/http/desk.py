@@ -10,18 +10,12 @@ from functools import partial
 from threading import Barrier
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from starlette.requests import Request
-
-from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.service.http import HttpError
-from dovetail.core.service.store import StoreError
+from dovetail.core.errors import DovetailError
+from dovetail.core.service.http import HttpError, told_as_http
 from dovetail.core.service.streams import Mailbox
 from dovetail.workflow.live.protocol import BackEndError
 from dovetail.workflow.live.runs import (
     ENDED,
-    BusyError,
-    ConflictError,
-    DrainingError,
     RunEvent,
     RunRequest,
     RunResult,
@@ -35,7 +29,6 @@ from dovetail.workflow.live.runs import (
 P = ParamSpec("P")
 T = TypeVar("T")
 _THREADS = 16
-_DRAINING_RETRY_S = 5.0
 _BUSY_RETRY_S = 1.0
 _MOST_BEHIND = 1 << 20  # characters that wait here for a client; more stay with the run until he comes for them
 _EVENT = 100  # what an event without text counts as
@@ -88,7 +81,7 @@ class Desk:
     async def do(self, work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """Do something in a thread: the service may have to wait for a disk or a lock."""
         loop = asyncio.get_running_loop()
-        with told_as_http():
+        with told_as_http(), run_errors():
             return await loop.run_in_executor(self._threads, partial(work, *args, **more))
 
     async def submit(self, request: RunRequest) -> Waiting:
@@ -210,24 +203,14 @@ class Waiting(Mailbox[RunEvent]):
 
 
 @contextmanager
-def told_as_http() -> Iterator[None]:
-    """Turn what the service refuses into an answer with the right status."""
+def run_errors() -> Iterator[None]:
+    """The same for what is said of workflows and runs."""
     try:
         yield
-    except BusyError as error:
-        raise HttpError(429, str(error), code="busy", retry_after_s=error.retry_after_s) from error
-    except DrainingError as error:
-        raise HttpError(503, str(error), code="draining", retry_after_s=_DRAINING_RETRY_S) from error
-    except StoreError as error:
-        raise HttpError(503, str(error), code="no_room", retry_after_s=_DRAINING_RETRY_S) from error
-    except ConflictError as error:
-        raise HttpError(409, str(error), code="conflict", final=True) from error
     except UnknownWorkflowError as error:
         raise HttpError(404, str(error), param="model", code="model_not_found") from error
     except UnknownRunError as error:
         raise HttpError(404, str(error), code="run_not_found") from error
-    except InputError as error:
-        raise HttpError(400, str(error)) from error
     except BackEndError as error:  # a large value that was kept elsewhere, and is there no more
         raise HttpError(410, str(error), code="value_lost", final=True) from error
 
@@ -247,17 +230,3 @@ def failure(result: RunResult) -> HttpError:
     if result.blame == "queue":  # it waited for longer than anybody may
         return HttpError(503, result.error, code="busy", retry_after_s=_BUSY_RETRY_S)
     return HttpError(500, result.error or "the run failed", code="run_failed", final=True)
-
-
-def number_in(request: Request, name: str, default: float | None, most: float) -> float | None:
-    """A number of the query, not below 0."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= most:
-        raise HttpError(400, f"{name}: expected a number from 0 to {most:g}, found {text!r}", param=name)
-    return value

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.core.errors import did_you_mean
-from dovetail.core.service.http import HttpError, Operation, body_of, encode, reply, unless_gone
+from dovetail.core.service.http import HttpError, Operation, body_of, encode, number_in, reply, unless_gone
 from dovetail.core.service.streams import HEARTBEAT, HEARTBEAT_S, EventStream, server_event
-from dovetail.workflow.live.http.desk import Desk, Waiting, number_in
+from dovetail.workflow.live.http.desk import Desk, Waiting
 from dovetail.workflow.live.runs import ENDED, RunEvent, RunRequest, RunResult, RunState, RunStatus
 from dovetail.workflow.live.values import ValueFaultError, from_json, to_json
 
